@@ -1,0 +1,1 @@
+"""pe-bench: train short, test long. A runner for length-extrapolation experiments."""

@@ -1,0 +1,155 @@
+"""The commands: they parse and delegate, nothing else. Heavy imports happen inside functions."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pe_bench.errors import RunError, UserError, first_line
+
+app = typer.Typer(
+    name="pe-bench",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train a transformer with a positional encoding on short sequences; score it at longer lengths.",
+)
+ResultsDir = Annotated[Path, typer.Option("--results-dir", help="Where runs and results.csv are.")]
+
+
+def _complete(incomplete: str) -> list[str]:
+    from pe_bench.completion import complete_word
+
+    return complete_word(incomplete)
+
+
+def _complete_runs(incomplete: str) -> list[str]:
+    from pe_bench.completion import complete_run
+
+    return complete_run(incomplete)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Examples: pe-bench train encoding=rope | pe-bench train -m encoding=rope,alibi seed=0,1,2 | "
+    "pe-bench train encoding=rope modifier=[logn] train.length=256 | pe-bench train --cfg job",
+)
+def train(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Hydra's words, in any order.", autocompletion=_complete),
+    ] = None,
+) -> None:
+    """Train, score at eval.lengths, print the table; what is done already is not done again.
+
+    All of Hydra's flags work: -m for a sweep, --cfg job to see every key, --info, --config-dir DIR.
+    """
+    from pe_bench.hydra_app import run_job
+
+    failures = run_job([*(words or []), *context.args], _train_job)
+    if failures:
+        raise RunError(f"{len(failures)} jobs of the sweep failed; repeat the command to do the rest")
+
+
+def _train_job(config: Any, search: Any) -> None:
+    from pe_bench.experiment import run_experiment
+    from pe_bench.report import print_run
+
+    print_run(run_experiment(config, search), Path(config.results_dir))
+
+
+@app.command(
+    epilog="Examples: pe-bench eval --lengths 512,2048 | pe-bench eval rope-s0-1a2b3c4d --protocol sliding"
+)
+def eval(  # noqa: A001  (the command's name)
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs by name or path; the newest finished one.", autocompletion=_complete_runs),
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="Context lengths in tokens, such as 512,2048.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="paired, nonoverlapping or sliding.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Context that every target has.")] = None,
+    targets: Annotated[int | None, typer.Option(help="Target blocks at each length (paired).")] = None,
+    stride: Annotated[int | None, typer.Option(help="Tokens between windows (sliding).")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of the processor.")] = None,
+    code: Annotated[list[Path] | None, typer.Option(help="The file of a run's own encoding, to trust it.")] = None,
+    results_dir: ResultsDir = Path("results"),
+) -> None:
+    """Score trained runs at other lengths, or under another protocol."""
+    from pe_bench.scoring import score_runs
+
+    changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
+    machine = {"device": device, "threads": threads}
+    score_runs(runs or [], lengths, changes, machine, code or [], results_dir)
+
+
+@app.command(epilog="Examples: pe-bench report | pe-bench report --markdown - | pe-bench report --plot curve.png")
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Only these runs.", autocompletion=_complete_runs)] = None,
+    protocol: Annotated[str | None, typer.Option(help="Only this protocol.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table's numbers to a file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown; - prints it.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curves to a PNG, SVG or PDF file.")] = None,
+    results_dir: ResultsDir = Path("results"),
+) -> None:
+    """A table over all runs: levels, changes against the training length, break points."""
+    from pe_bench.report import print_report
+
+    print_report(results_dir, runs, protocol, csv, markdown, plot)
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[str, typer.Argument(help="encodings, models, data or runs.", autocompletion=lambda: ["encodings", "models", "data", "runs"])],
+    results_dir: ResultsDir = Path("results"),
+) -> None:
+    """What there is to choose from, and what was run."""
+    from pe_bench.listing import print_list
+
+    print_list(what, results_dir)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        print(f"pe-bench {version('pe-bench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Train a transformer with a positional encoding on short sequences; score it at longer lengths."""
+
+
+def main() -> None:
+    """Run a command; exit with 0 done, 1 failed, 2 misused, 130 interrupted."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command; what went wrong is one line on standard error."""
+    try:
+        return typer.main.get_command(app).main(arguments, "pe-bench", standalone_mode=False) or 0
+    except UserError as error:
+        return _fail(str(error), 2)
+    except (RunError, OSError) as error:
+        return _fail(first_line(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted; the same command goes on from the last checkpoint", 130)
+    except Exception as error:
+        # Typer's own errors of usage; they carry their exit code.
+        code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
+        if code is None or message is None:
+            raise
+        return _fail(message(), code)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"pe-bench: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,34 @@
+"""Completion of words on the command line, from file names alone: it must answer at once."""
+
+import dataclasses
+from pathlib import Path
+
+from pe_bench.config import KEY_OF_FIELD, SECTIONS, Config, config_dir
+
+GROUPS = ("encoding", "modifier", "model", "data", "tokenizer", "experiment")
+
+
+def complete_word(incomplete: str) -> list[str]:
+    """`enc` gives `encoding=`, `encoding=ro` gives `encoding=rope`, `train.le` gives `train.length=`."""
+    key, equals, value = incomplete.partition("=")
+    if equals and key in GROUPS:
+        *before, last = value.split(",")
+        start = "".join(f"{word}," for word in before)
+        names = sorted(path.stem for path in (config_dir() / key).glob("*.yaml"))
+        return [f"{key}={start}{name}" for name in names if name.startswith(last.lstrip("["))]
+    return [f"{word}=" for word in _keys() if word.startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    folder = Path("results") / "runs"
+    return sorted(path.parent.name for path in folder.glob(f"{incomplete}*/config.yaml"))
+
+
+def _keys() -> list[str]:
+    plain = [field.name for field in dataclasses.fields(Config) if field.name not in SECTIONS]
+    inside = [
+        KEY_OF_FIELD.get(field.name, f"{section}.{field.name}")
+        for section, schema in SECTIONS.items()
+        for field in dataclasses.fields(schema)
+    ]
+    return sorted({*GROUPS, *plain, *inside})

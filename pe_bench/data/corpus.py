@@ -1,0 +1,23 @@
+"""Documents of the configured source; each source has its own file beside this one."""
+
+from pe_bench.config import DataConfig
+from pe_bench.data import hub, standard_library, text_files
+from pe_bench.data.documents import Document, within_budget
+
+
+def read_corpus(
+    config: DataConfig, byte_budget: int | None = None
+) -> tuple[list[Document], list[Document] | None]:
+    """Training documents, and the source's own validation documents (None: to be split off).
+
+    Each list stops at `byte_budget` bytes. Raises `UserError` for a source that cannot be read.
+    """
+    if config.source == "hub":
+        return hub.read(config, byte_budget)
+    if config.source == "stdlib":
+        return list(within_budget(standard_library.read(), byte_budget)), None
+    train = list(within_budget(text_files.read(config.path or ".", config.text_column), byte_budget))
+    if config.validation_path is None:
+        return train, None
+    validation = text_files.read(config.validation_path, config.text_column, "data.validation_path")
+    return train, list(within_budget(validation, byte_budget))

@@ -1,0 +1,132 @@
+"""Documents from the Hugging Face Hub, and what happens where there is no network."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from pe_bench.config import DataConfig
+from pe_bench.data.documents import Document, within_budget
+from pe_bench.data.text_files import row_text
+from pe_bench.errors import UserError
+
+PROBE_SECONDS = 1.0
+WITHOUT = "use data=stdlib, or data=files data.path=DIR"
+
+
+def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], list[Document] | None]:
+    """The `train` split and, where the dataset has one, the `validation` split.
+
+    With a budget the dataset is streamed, so that only what is used is fetched.
+    """
+    with connection() as online:
+        try:
+            splits = _load(config, streaming=byte_budget is not None)
+            if "train" not in splits:
+                names = ", ".join(splits)
+                raise UserError(f"data.path={config.path} has no split 'train' (it has {names}): {WITHOUT}")
+            train = _documents(splits["train"], "train", config)
+            validation = _documents(splits.get("validation", ()), "validation", config)
+            read_train = list(within_budget(train, byte_budget))
+            return read_train, list(within_budget(validation, byte_budget)) or None
+        except UserError:
+            raise
+        except Exception as error:  # datasets, httpx, pyarrow and fsspec each raise their own kinds
+            raise UserError(explain(error, online, f"data.path={config.path}", WITHOUT)) from error
+
+
+def explain(error: Exception, online: bool, what: str, instead: str) -> str:
+    """One line for a failure at the Hub."""
+    if not online:
+        return f"{what} is not in the local cache and the Hugging Face Hub cannot be reached: {instead}"
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return f"{what} cannot be loaded from the Hugging Face Hub ({reason}): check it, or {instead}"
+
+
+@contextmanager
+def connection() -> Iterator[bool]:
+    """Whether the Hub can be reached; if not, its libraries look in their caches and never retry.
+
+    Without this they would try for 24 seconds before they give up.
+    """
+    import huggingface_hub
+    from datasets import config as datasets_config
+
+    online = not huggingface_hub.constants.HF_HUB_OFFLINE and reachable(huggingface_hub.constants.ENDPOINT)
+    switches = [(huggingface_hub.constants, "HF_HUB_OFFLINE"), (datasets_config, "HF_HUB_OFFLINE")]
+    before = [getattr(module, name) for module, name in switches]
+    for module, name in switches:
+        setattr(module, name, not online)
+    try:
+        yield online
+    finally:
+        for (module, name), value in zip(switches, before, strict=True):
+            setattr(module, name, value)
+
+
+def reachable(endpoint: str) -> bool:
+    """Whether a connection to `endpoint`, or to the proxy in front of it, opens within a second."""
+    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
+    address = urlsplit(proxy or endpoint)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    opened = threading.Event()
+
+    def probe() -> None:
+        try:
+            socket.create_connection((address.hostname or "", port), timeout=PROBE_SECONDS).close()
+            opened.set()
+        except OSError:
+            pass
+
+    # In a thread, because looking up a name knows no timeout of its own.
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return opened.is_set()
+
+
+def _load(config: DataConfig, streaming: bool) -> dict[str, Iterable[dict[str, Any]]]:
+    import datasets
+
+    verbosity = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.ERROR)
+    try:
+        return cast(Any, datasets.load_dataset)(
+            config.path, config.subset, revision=config.revision, streaming=streaming
+        )
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+
+
+def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -> Iterator[Document]:
+    where = f"data.path={config.path}, split {split},"
+    texts = (row_text(row, config.text_column, where) for row in rows)
+    if str(config.path).rpartition("/")[2] == "wikitext":
+        yield from _articles(texts)
+    else:
+        yield from (Document(f"{split}:{row}", text) for row, text in enumerate(texts) if text)
+
+
+def _articles(lines: Iterable[bytes]) -> Iterator[Document]:
+    """WikiText has a line a row; a document is an article, from one ` = Title = ` to the next."""
+    title, article, after_blank = b"", [], True
+    for line in lines:
+        if after_blank and _is_title(line):
+            if article:
+                yield Document(title.decode(), b"".join(article))
+            title, article = line.strip(b" =\n"), []
+        after_blank = not line.strip()
+        if line:
+            article.append(line)
+    if article:
+        yield Document(title.decode(), b"".join(article))
+
+
+def _is_title(line: bytes) -> bool:
+    """` = Title = `, and not the ` = = Section = = ` of a deeper level."""
+    text = line.strip()
+    one_level = text.startswith(b"= ") and text.endswith(b" =")
+    return one_level and len(text) > 4 and not text.startswith(b"= =") and not text.endswith(b"= =")

@@ -1,0 +1,151 @@
+"""Token ids of all documents in one flat, memory-mapped array a side: packed once, then only opened."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pe_bench.config import DataConfig, TokenizerConfig, require
+from pe_bench.data import tokenizer as tokenizers
+from pe_bench.data.cache import cache_root, cached_folder, key_of, read_meta
+from pe_bench.data.corpus import read_corpus
+from pe_bench.data.documents import Document
+from pe_bench.data.split import split_corpus
+from pe_bench.data.tokenizer import Tokenizer
+
+FORMAT = 1  # of the files and of the data's hash: raise it when either changes its meaning
+BYTES_PER_TOKEN = 4  # of a subword tokenizer, for `data.max_tokens`; text is read before it is tokenised
+
+
+@dataclass(frozen=True)
+class Split:
+    """One side: document d is `tokens[starts[d]:starts[d + 1]]`; `byte_ends` lies alongside `tokens`.
+
+    `byte_ends` counts the bytes of the document up to and with each token; training has none.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    names: list[str]
+    byte_count: int
+    byte_ends: np.ndarray | None = None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, int64 [documents]."""
+        return np.diff(self.starts)
+
+    def document(self, index: int) -> np.ndarray:
+        """The token ids of one document, without a copy."""
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Both sides, tokenised. Two with equal `hash` give equal batches and equal targets."""
+
+    name: str
+    hash: str
+    tokenizer: str
+    vocab_size: int
+    end_of_text: int
+    train: Split
+    validation: Split
+
+
+def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | None = None) -> Data:
+    """The data, from the cache where it was packed before.
+
+    Raises `UserError` for a source, tokenizer or cache folder that is of no use, `RunError` for a full disk.
+    """
+    if data.source == "hub":  # known by its name, so that nothing is fetched again
+        identity, read = asdict(data) | {"name": None}, lambda: _read(data, tokenizer)
+    else:
+        corpus = _read(data, tokenizer)
+        identity, read = [*map(_signature, corpus), data.validation_fraction], lambda: corpus
+
+    def build(folder: Path) -> dict[str, Any]:
+        return _pack(folder, *split_corpus(*read(), data.validation_fraction), tokenizer)
+
+    key = key_of(FORMAT, identity, asdict(tokenizer))
+    return _open(cached_folder(cache_root(cache_dir), key, build), data)
+
+
+def _read(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[list[Document], list[Document] | None]:
+    limit = data.max_tokens
+    require(limit is None or limit > 0, f"data.max_tokens must be positive, not {limit}")
+    per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
+    return read_corpus(data, None if limit is None else limit * per_token)
+
+
+def _signature(documents: list[Document] | None) -> list[tuple[str, str]] | None:
+    return None if documents is None else [(document.name, document.sha256) for document in documents]
+
+
+def _pack(
+    folder: Path, train: list[Document], validation: list[Document], config: TokenizerConfig
+) -> dict[str, Any]:
+    """Write both sides into `folder`; return what else `_open` needs."""
+    tokenizer = _make_tokenizer(config, train, folder)
+    return {
+        "hash": _data_hash(train, validation, tokenizer),
+        "tokenizer": tokenizer.label,
+        "vocab_size": tokenizer.vocab_size,
+        "end_of_text": tokenizer.end_of_text,
+        "train": _pack_side(folder, "train", train, tokenizer, with_ends=False),
+        "validation": _pack_side(folder, "validation", validation, tokenizer, with_ends=True),
+    }
+
+
+def _make_tokenizer(config: TokenizerConfig, train: list[Document], folder: Path) -> Tokenizer:
+    if config.kind == "bytes":
+        return tokenizers.ByteTokenizer()
+    if config.kind == "hub":
+        return tokenizers.load_hub(config)
+    return tokenizers.train_bpe((document.text for document in train), config, folder / "tokenizer.json")
+
+
+def _data_hash(train: Iterable[Document], validation: Iterable[Document], tokenizer: Tokenizer) -> str:
+    sides = [[document.sha256 for document in side] for side in (train, validation)]
+    return hashlib.sha256(repr((FORMAT, sides, tokenizer.identity)).encode()).hexdigest()[:16]
+
+
+def _pack_side(
+    folder: Path, side: str, documents: list[Document], tokenizer: Tokenizer, with_ends: bool
+) -> dict[str, Any]:
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    ids, ends = [], []
+    for encoded in tokenizer.encode_documents((document.text for document in documents), with_ends):
+        ids.append(encoded.ids.astype(dtype))
+        ends.append(encoded.byte_ends)
+    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    np.save(folder / f"{side}-tokens.npy", np.concatenate(ids))
+    np.save(folder / f"{side}-starts.npy", starts)
+    if with_ends:
+        np.save(folder / f"{side}-byte_ends.npy", np.concatenate(ends).astype(np.uint32))
+    byte_count = sum(len(document.text) for document in documents)
+    return {"names": [document.name for document in documents], "byte_count": byte_count}
+
+
+def _open(folder: Path, data: DataConfig) -> Data:
+    meta = read_meta(folder)
+    return Data(
+        name=data.name,
+        hash=meta["hash"],
+        tokenizer=meta["tokenizer"],
+        vocab_size=meta["vocab_size"],
+        end_of_text=meta["end_of_text"],
+        train=_open_side(folder, "train", meta),
+        validation=_open_side(folder, "validation", meta),
+    )
+
+
+def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
+    def mapped(name: str) -> np.ndarray:
+        return np.load(folder / f"{side}-{name}.npy", mmap_mode="r", allow_pickle=False)
+
+    ends = mapped("byte_ends") if side == "validation" else None
+    return Split(mapped("tokens"), np.array(mapped("starts")), byte_ends=ends, **meta[side])

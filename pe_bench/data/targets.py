@@ -1,0 +1,119 @@
+"""Which tokens are scored: the same ones at every context length, a pure function of data and seed."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from pe_bench.data.packed import Data, Split
+from pe_bench.errors import UserError
+
+
+@dataclass(frozen=True)
+class TargetBlocks:
+    """Block b is the `target_tokens` tokens before `end[b]` in document `document[b]`, int64 [blocks].
+
+    `hash` stands for the text, the places and the longest context: equal hashes, equal targets.
+    """
+
+    document: np.ndarray
+    end: np.ndarray
+    max_length: int
+    target_tokens: int
+    hash: str
+
+
+def target_blocks(
+    split: Split, max_length: int, target_tokens: int, count: int, seed: int, data_hash: str
+) -> TargetBlocks:
+    """At most `count` blocks, each with `max_length` tokens that end with it in its own document.
+
+    They are dealt round-robin over the documents, evenly spaced in each, and never overlap. Raises
+    `UserError` when no document is long enough.
+    """
+    order = _eligible(split, max_length, seed, "eval.max_length")
+    room = split.lengths[order] - max_length
+    shares = _deal(room // target_tokens + 1, count)
+    ends = [
+        max_length + _evenly_spaced(int(space), int(share), target_tokens)
+        for space, share in zip(room, shares, strict=True)
+    ]
+    document, end = np.repeat(order, shares), np.concatenate(ends)
+    hasher = hashlib.sha256(repr((data_hash, max_length, target_tokens)).encode())
+    hasher.update(document.astype("<i8").tobytes() + end.astype("<i8").tobytes())
+    return TargetBlocks(document, end, max_length, target_tokens, hasher.hexdigest()[:16])
+
+
+def context_windows(split: Split, blocks: TargetBlocks, length: int) -> np.ndarray:
+    """int64 [blocks, length]: the `length` tokens that end with each block."""
+    ends = split.starts[blocks.document] + blocks.end
+    if len(blocks.end) and length > blocks.end.min():
+        raise ValueError(
+            f"a block of this set ends {blocks.end.min()} tokens into its document, not {length}"
+        )
+    return np.stack([split.tokens[end - length : end] for end in ends]).astype(np.int64)
+
+
+def scored_documents(split: Split, longest: int, token_budget: int, seed: int) -> np.ndarray:
+    """Indices of documents with more than `longest` tokens, as many as fit the budget, and at least one.
+
+    For the protocols that cut whole documents into windows. Raises `UserError` if there is none.
+    """
+    order = _eligible(split, longest + 1, seed, "eval.lengths")
+    fit = int(np.searchsorted(np.cumsum(split.lengths[order]), token_budget, side="right"))
+    return order[: max(1, fit)]
+
+
+def reach(split: Split, length: int) -> tuple[int, int]:
+    """(documents, bytes): how much of a validation split is in documents of at least `length` tokens."""
+    documents = np.flatnonzero(split.lengths >= max(1, length))
+    if split.byte_ends is None:
+        raise ValueError("only the validation split knows the bytes of each document")
+    return len(documents), int(split.byte_ends[split.starts[documents + 1] - 1].sum(dtype=np.int64))
+
+
+def summary(data: Data, max_length: int) -> str:
+    """One line: how much there is, and how much of the validation side reaches `max_length` tokens."""
+    documents, size = reach(data.validation, max_length)
+    train, validation = data.train, data.validation
+    return (
+        f"{data.name}: {len(train.names)} training documents ({train.byte_count / 1e6:.2f} MB), "
+        f"{len(validation.names)} for validation ({validation.byte_count / 1e6:.2f} MB), "
+        f"{documents} of them ({size / 1e6:.2f} MB) reach {max_length} tokens"
+    )
+
+
+def _eligible(split: Split, length: int, seed: int, key: str) -> np.ndarray:
+    """Documents of at least `length` tokens, in the order of a hash of the seed and their content."""
+    lengths = split.lengths
+    longest = int(lengths.max(initial=0))
+    if longest < length:
+        needed = f"{key}={length}" if key == "eval.max_length" else f"{key} up to {length - 1} (and one more)"
+        raise UserError(
+            f"no validation document is long enough for {needed} tokens: the longest has {longest}; "
+            "set a smaller one, or use data with longer documents"
+        )
+
+    def place(index: int) -> bytes:
+        content = split.document(index).astype("<u4").tobytes()
+        return hashlib.sha256(f"{seed}:".encode() + content).digest()
+
+    return np.array(sorted(np.flatnonzero(lengths >= length).tolist(), key=place), np.int64)
+
+
+def _deal(capacities: np.ndarray, count: int) -> np.ndarray:
+    """How many of `count` each gets, int64 [documents], when they are dealt one by one in rounds."""
+    shares = np.zeros_like(capacities)
+    left = count
+    while left and (shares < capacities).any():
+        served = np.flatnonzero(shares < capacities)[:left]
+        shares[served] += 1
+        left -= len(served)
+    return shares
+
+
+def _evenly_spaced(space: int, count: int, gap: int) -> np.ndarray:
+    """`count` whole numbers from 0 to `space`, at least `gap` apart, centred: int64 [count]."""
+    step = max(gap, space / max(1, count))
+    margin = (space - step * (count - 1)) / 2
+    return np.floor(margin + step * np.arange(count)).astype(np.int64)

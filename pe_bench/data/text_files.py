@@ -1,0 +1,110 @@
+"""Documents from files: a text file is one document, a row of a JSON lines or Parquet file is one."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pe_bench.data.documents import Document
+from pe_bench.errors import UserError
+
+TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".json": "json", ".parquet": "parquet"}
+
+
+def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Document]:
+    """Every document under `path`, a folder or one file, in the order of the names.
+
+    Hidden files and empty ones are passed over. Raises `UserError`, with `key` in its text, for a
+    path that is missing, a file that is not text, or no text at all.
+    """
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise UserError(f"{key}={path} does not exist: name a folder of text files, or one file")
+    files = _files_in(root) if root.is_dir() else [root]
+    if not files:
+        raise UserError(f"{key}={path} holds no files (hidden ones are passed over): put text files into it")
+    found = False
+    for file in files:
+        name = file.relative_to(root).as_posix() if root.is_dir() else file.name
+        for document in _read_file(file, name, text_column):
+            if document.text:
+                found = True
+                yield document
+    if not found:
+        what = f"only empty files ({len(files)})" if root.is_dir() else "no text"
+        raise UserError(f"{key}={path} holds {what}: choose files that have text in them")
+
+
+def _files_in(folder: Path) -> list[Path]:
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(
+        (path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).as_posix()
+    )
+
+
+def _read_file(path: Path, name: str, text_column: str) -> Iterator[Document]:
+    table = next((kind for ending, kind in TABLES.items() if path.name.endswith(ending)), None)
+    if path.stat().st_size == 0:
+        return
+    if table is not None:
+        yield from _read_table(path, name, table, text_column)
+    else:
+        yield Document(name, _read_text(path))
+
+
+def _read_text(path: Path) -> bytes:
+    try:
+        text = path.read_bytes()
+        text.decode()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text (byte {error.start}): convert it, or take it out of the folder"
+        ) from error
+    if b"\0" in text:
+        raise UserError(f"{path} is not text (byte {text.index(0)} is zero): take it out of the folder")
+    return text
+
+
+def _read_table(path: Path, name: str, kind: str, text_column: str) -> Iterator[Document]:
+    """The rows of a table, named `file:row`; read as a stream, so that nothing is copied to another cache."""
+    try:
+        for row, values in enumerate(_rows(path, kind)):
+            yield Document(f"{name}:{row}", row_text(values, text_column, f"{path}, row {row},"))
+    except UserError:
+        raise
+    except Exception as error:  # pyarrow, json, gzip and datasets each raise their own kinds
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{path} cannot be read as {kind}: {reason}") from error
+
+
+def _rows(path: Path, kind: str) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    verbosity = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our own line says it once
+    try:
+        yield from datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+
+
+def row_text(values: dict[str, Any], text_column: str, where: str) -> bytes:
+    """The bytes of one row's text; empty where the row has none."""
+    if text_column not in values:
+        columns = ", ".join(values)
+        raise UserError(f"{where} has no column '{text_column}': set data.text_column to one of {columns}")
+    text = values[text_column]
+    if text is not None and not isinstance(text, str):
+        kind = type(text).__name__
+        raise UserError(f"{where} holds {kind} in column '{text_column}', not text: set data.text_column")
+    try:
+        return (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where} holds a broken character in column '{text_column}': {error.reason}"
+        ) from error

@@ -1,0 +1,136 @@
+"""Text to token ids, and how many bytes of the text each token ends at."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from pe_bench.config import TokenizerConfig
+from pe_bench.data import hub
+from pe_bench.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]", "<|eot_id|>")
+DEFAULT_VOCABULARY = 4_096
+TOGETHER = 64  # documents that are encoded in parallel
+SMALLEST_VOCABULARY = 257  # 256 bytes and end-of-text
+
+
+class Encoded(NamedTuple):
+    """One document: `ids` [tokens], and, if asked for, the bytes of it up to each token's end, [tokens]."""
+
+    ids: np.ndarray
+    byte_ends: np.ndarray | None
+
+
+class Tokenizer(Protocol):
+    """`vocab_size` counts the end-of-text id, which never stands inside a document."""
+
+    label: str
+    identity: str
+    vocab_size: int
+    end_of_text: int
+
+    def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]: ...
+
+
+class ByteTokenizer:
+    """An id is a byte, so that a length means the same for everyone."""
+
+    label = identity = "bytes"
+    vocab_size = 257
+    end_of_text = 256
+
+    def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
+        for text in texts:
+            ends = np.arange(1, len(text) + 1) if with_ends else None
+            yield Encoded(np.frombuffer(text, np.uint8), ends)
+
+
+class SubwordTokenizer:
+    """A tokenizer of the `tokenizers` library, used so that it adds nothing to a document."""
+
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", label: str) -> None:
+        self.tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.post_processor = None  # it would add special tokens and trim spaces off the offsets
+        tokenizer.encode_special_tokens = True  # a special token that stands in the text is text
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        named = [vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary]
+        self.end_of_text = named[0] if named else self.vocab_size
+        self.vocab_size = max(self.vocab_size, self.end_of_text + 1)
+        self.label = label
+        entries = json.dumps(sorted(vocabulary.items())).encode()
+        self.identity = f"{label} {hashlib.sha256(entries).hexdigest()}"
+
+    def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
+        rest = iter(texts)
+        while some := list(islice(rest, TOGETHER)):
+            encodings = self.tokenizer.encode_batch(
+                [text.decode() for text in some], add_special_tokens=False
+            )
+            for text, encoding in zip(some, encodings, strict=True):
+                ends = byte_ends(text, np.array(encoding.offsets).reshape(-1, 2)[:, 1]) if with_ends else None
+                yield Encoded(np.array(encoding.ids, np.int64), ends)
+
+
+def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
+    """Ends counted in characters [tokens] as ends in bytes [tokens]: rising, the last one at the text's end.
+
+    Of a character that is spread over several tokens, the first of them has all its bytes.
+    """
+    starts = np.flatnonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80)
+    ends = np.append(starts, len(text))[character_ends]
+    ends[-1:] = len(text)
+    return np.maximum.accumulate(ends)
+
+
+def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> SubwordTokenizer:
+    """A byte-level BPE of the training documents, written to `path` as the library's own JSON."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    size = vocabulary_size(config)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
+    tokenizer.save(str(path))
+    return SubwordTokenizer(tokenizer, f"bpe-{size}")
+
+
+def vocabulary_size(config: TokenizerConfig) -> int:
+    """The size of a vocabulary that is to be trained."""
+    size = config.vocab_size or DEFAULT_VOCABULARY
+    if size < SMALLEST_VOCABULARY:
+        raise UserError(
+            f"tokenizer.vocab_size={size} is too small: byte-level BPE needs at least {SMALLEST_VOCABULARY} "
+            "(256 bytes and end-of-text)"
+        )
+    return size
+
+
+def load_hub(config: TokenizerConfig) -> SubwordTokenizer:
+    """The tokenizer `config.name` of the Hub. Raises `UserError` where it cannot be had."""
+    import tokenizers
+
+    with hub.connection() as online:
+        try:
+            tokenizer = tokenizers.Tokenizer.from_pretrained(str(config.name), config.revision or "main")
+        except Exception as error:  # huggingface_hub, httpx and tokenizers each raise their own kinds
+            instead = "use tokenizer=bytes or tokenizer=bpe"
+            raise UserError(hub.explain(error, online, f"tokenizer.name={config.name}", instead)) from error
+    return SubwordTokenizer(tokenizer, f"hub-{config.name}")

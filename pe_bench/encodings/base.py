@@ -1,0 +1,154 @@
+"""The interface that every encoding is written against: hooks with neutral defaults.
+
+An encoding overrides the hooks that its paper changes and nothing else. The decoder calls
+the hooks in a fixed order (`pe_bench.attention`):
+
+    transform -> scores * scale -> * logit_scale -> + bias -> adjust -> mask -> weights -> mix
+
+Letters of shapes: B batch, H query heads, T tokens, Q queries and N keys of one block of
+scores, K head width, D model width. A *position* is what an encoding reads, an *index* is a
+token's place in the sequence, which masks read; they differ where positions are redefined.
+"""
+
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+PastTraining = Literal["defined", "clamps", "undefined"]
+Claim = Literal[
+    "shift_invariant",  # scores do not change when every position moves by the same amount
+    "prefix_consistent",  # outputs for a prefix do not depend on what follows or on the length
+    "norm_preserving",  # transform keeps the norm of every query and key
+    "decaying",  # the bias falls, or stays, as distance grows
+]
+
+
+class LengthError(ValueError):
+    """An encoding has no meaning at the length it was given; the text says why."""
+
+
+class Side(NamedTuple):
+    """The queries, or the keys, of one block of scores."""
+
+    x: Tensor  # [B, H, n, *] after `transform`
+    raw: Tensor  # [B, H, n, K] before `transform`
+    position: Tensor  # [n] or [B, 1, n], integer or float32
+    index: Tensor  # [n] place in the sequence  # pyright: ignore[reportIncompatibleMethodOverride]
+    values: dict[str, Tensor]  # what `prepare` returned, cut to these tokens: [B, ..., n]
+
+
+class LayerEncoding(nn.Module):
+    """What an encoding does inside the attention of one layer."""
+
+    family: ClassVar[str] = "none"
+    paper: ClassVar[str] = ""
+    past_training: ClassVar[PastTraining] = "defined"
+    claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
+    may_follow: ClassVar[frozenset[str]] = frozenset()
+    per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
+
+    def prepare(self, x: Tensor) -> dict[str, Tensor]:
+        """Values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
+        return {}
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Rotate or widen the queries [B, H, Q, K] and *all* the keys [B, H, N, K]."""
+        return q, k
+
+    def logit_scale(self, queries: Side) -> Tensor | None:
+        """A factor for the scaled scores, broadcastable to [B, H, Q, 1]."""
+        return None
+
+    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        """Logits [B, H, Q, N]; `scale` is one over the root of the model's own head width."""
+        return scale * (queries.x @ keys.x.mT)
+
+    def distance_bias(self, distance: Tensor) -> Tensor | None:
+        """A bias [H, n] of the distance alone, for distances [n] (query minus key position)."""
+        return None
+
+    def bias(self, queries: Side, keys: Side) -> Tensor | None:
+        """A bias [H, Q, N] or [B, H, Q, N] added after the scale.
+
+        By default `distance_bias` of the positions' difference; what it holds for keys after
+        the query does not matter, for they are masked, but it must be finite.
+        """
+        if not self.overrides("distance_bias"):
+            return None
+        distance = (queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)).clamp(min=0)
+        flat = self.distance_bias(distance.flatten())
+        assert flat is not None
+        bias = flat.unflatten(-1, distance.shape)  # [H, Q, N] or [H, B, 1, Q, N]
+        return bias if distance.dim() == 2 else bias.squeeze(2).transpose(0, 1)
+
+    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor] | None:
+        """Columns for the queries [.., Q, c] and keys [.., N, c] whose product *is* the bias."""
+        return None
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        """Change the logits where that takes the whole row."""
+        return scores
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        """Which keys a query may see [Q, N]; it reads indices, never positions."""
+        return keys.index <= queries.index.unsqueeze(-1)
+
+    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Attention weights [B, H, Q, N] from logits."""
+        return scores.masked_fill(~visible, float("-inf")).softmax(-1)
+
+    def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
+        """The output [B, H, Q, K] from weights and all the values [B, H, N, K]."""
+        return weights @ v
+
+    def overrides(self, *hooks: str) -> bool:
+        """Whether this encoding changes any of the named hooks: how fast paths are chosen."""
+        return any(getattr(type(self), hook) is not getattr(LayerEncoding, hook) for hook in hooks)
+
+
+class PositionalEncoding(nn.Module):
+    """What an encoding does to a whole model: position ids, embeddings, and which layer gets what.
+
+    Only an encoding that changes one of these is a `PositionalEncoding`; the decoder wraps any
+    other in `Layers`.
+    """
+
+    family: ClassVar[str] = "none"
+    paper: ClassVar[str] = ""
+    past_training: ClassVar[PastTraining] = "defined"
+    claims: frozenset[Claim] = frozenset({"prefix_consistent"})  # an instance's, where options decide
+    may_follow: ClassVar[frozenset[str]] = frozenset()
+
+    def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
+        """Position ids [T] or [B, T] of the tokens [B, T]; integer or float32, zero-based."""
+        return torch.arange(tokens.shape[-1], device=tokens.device)
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        """Change the token embeddings [B, T, D] before the first layer."""
+        return x
+
+    def layer(self, number: int) -> LayerEncoding:
+        """What acts in the attention of layer `number`."""
+        return _NEUTRAL
+
+    def overrides(self, hook: str) -> bool:
+        return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)
+
+
+class Layers(PositionalEncoding):
+    """A `LayerEncoding` in every layer: one shared instance, or one a layer."""
+
+    def __init__(self, layers: list[LayerEncoding]):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def layer(self, number: int) -> LayerEncoding:
+        layer = self.layers[number % len(self.layers)]
+        assert isinstance(layer, LayerEncoding)
+        return layer
+
+
+_NEUTRAL = LayerEncoding()

@@ -1,0 +1,124 @@
+"""Several encodings as one: an encoding and the modifiers that act on top of it.
+
+Transforms chain, scales multiply, biases add, visibilities are ANDed, embeddings chain. What
+cannot be shared (position ids, scores, weights, mix) may be owned by one part only.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.errors import UserError
+
+LAYER_HOOKS_OF_ONE = ("scores", "weights", "mix")
+
+
+class Composition(PositionalEncoding):
+    """The encoding of a model.
+
+    The base keeps its place in the module tree whether there are modifiers or not, so that
+    weights load the same with and without them.
+    """
+
+    def __init__(self, base: PositionalEncoding, modifiers: dict[str, PositionalEncoding], n_layers: int):
+        super().__init__()
+        self.base = base
+        self.modifiers = nn.ModuleDict(modifiers)
+        parts = {"the encoding": base, **modifiers}
+        self._parts = list(parts.values())
+        _refuse_two_owners({name: part.overrides("ids") for name, part in parts.items()}, "ids")
+        for hook in LAYER_HOOKS_OF_ONE:
+            _refuse_two_owners({name: part.layer(0).overrides(hook) for name, part in parts.items()}, hook)
+        # Plain list: the parts are registered above, and once is enough.
+        self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
+
+    def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
+        owner = next((part for part in self._parts if part.overrides("ids")), self.base)
+        return owner.ids(tokens, train=train, generator=generator)
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        return reduce(lambda embedded, part: part.embed(embedded, ids, tokens), self._parts, x)
+
+    def layer(self, number: int) -> LayerEncoding:
+        return self._layers[number]
+
+
+def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
+    """One encoding that acts as all the parts that do something."""
+    acting = [part for part in parts if type(part) is not LayerEncoding]
+    if len(acting) > 1:
+        return Stack(acting)
+    return acting[0] if acting else LayerEncoding()
+
+
+class Stack(LayerEncoding):
+    """The layer encodings of one layer, hook by hook."""
+
+    def __init__(self, parts: Sequence[LayerEncoding]):
+        super().__init__()
+        self._parts = tuple(parts)
+
+    def prepare(self, x: Tensor) -> dict[str, Tensor]:
+        prepared = [part.prepare(x) for part in self._parts]
+        merged = {name: value for values in prepared for name, value in values.items()}
+        assert len(merged) == sum(map(len, prepared)), "two encodings prepare values under one name"
+        return merged
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        for part in self._parts:
+            q, k = part.transform(q, k, q_position, k_position)
+        return q, k
+
+    def logit_scale(self, queries: Side) -> Tensor | None:
+        factors = [factor for part in self._parts if (factor := part.logit_scale(queries)) is not None]
+        return reduce(torch.mul, factors) if factors else None
+
+    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        return self._owner("scores").scores(queries, keys, scale)
+
+    def distance_bias(self, distance: Tensor) -> Tensor | None:
+        biases = [bias for part in self._parts if (bias := part.distance_bias(distance)) is not None]
+        return reduce(torch.add, biases) if biases else None
+
+    def bias(self, queries: Side, keys: Side) -> Tensor | None:
+        biases = [bias for part in self._parts if (bias := part.bias(queries, keys)) is not None]
+        return reduce(torch.add, biases) if biases else None
+
+    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor] | None:
+        # A part with a bias but no columns would be left out of the sum.
+        biased = [part for part in self._parts if part.overrides("bias", "distance_bias", "columns")]
+        columns = [found for part in biased if (found := part.columns(queries, keys)) is not None]
+        if not columns or len(columns) < len(biased):
+            return None
+        return torch.cat([query for query, _ in columns], -1), torch.cat([key for _, key in columns], -1)
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        return reduce(lambda s, part: part.adjust(s, visible, queries, keys), self._parts, scores)
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        return reduce(torch.logical_and, [part.visible(queries, keys) for part in self._parts])
+
+    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+        return self._owner("weights").weights(scores, visible)
+
+    def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
+        return self._owner("mix").mix(weights, v, queries, keys)
+
+    def overrides(self, *hooks: str) -> bool:
+        return any(part.overrides(*hooks) for part in self._parts)
+
+    def _owner(self, hook: str) -> LayerEncoding:
+        return next((part for part in self._parts if part.overrides(hook)), self._parts[0])
+
+
+def _refuse_two_owners(owns: dict[str, bool], hook: str) -> None:
+    owners = [name for name, does in owns.items() if does]
+    if len(owners) > 1:
+        raise UserError(
+            f"{' and '.join(owners)} both replace {hook}, and only one can: leave one of them out"
+        )

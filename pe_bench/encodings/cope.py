@@ -1,0 +1,47 @@
+"""Contextual positions: z_ij = q_i . k_j / sqrt(K) + q_i . e(p_ij), p_ij = sum_{j <= l <= i} g_il.
+
+g_il = sigmoid(q_i . k_l / sqrt(K)) counts the keys that the query deems worth counting; e(p) lies
+linearly between the rows floor(p) and ceil(p) of a table [max_position, K] that is initially 0,
+shared by heads and not by layers. p is clamped to the last row.
+
+Past the training length: clamps; how many tokens a row spans depends on their content.
+
+Golovneva et al. 2024, "Contextual Position Encoding: Learning to Count What's Important",
+arXiv:2405.18719, section 4.
+
+The bias is not divided by sqrt(K), as in the paper's own listing; the authors' repository divides
+it by default. The gates read the logits after modifiers, such as logn.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.config import require
+from pe_bench.encodings.base import LayerEncoding, Side
+
+
+class CoPE(LayerEncoding):
+    family = "content"
+    paper = "arXiv:2405.18719"
+    past_training = "clamps"
+    per_layer = True
+
+    def __init__(self, d_head: int, max_position: int = 64):
+        super().__init__()
+        require(max_position > 0, f"encoding.max_position must be positive, not {max_position}")
+        self.table = nn.Parameter(torch.zeros(max_position, d_head))
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        position = contextual_position(scores, visible).clamp(max=len(self.table) - 1)
+        by_row = (queries.raw @ self.table.to(queries.raw.dtype).mT).to(scores.dtype)
+        below, above = position.floor(), position.ceil()
+        return scores + torch.lerp(
+            by_row.gather(-1, below.long()), by_row.gather(-1, above.long()), position - below
+        )
+
+
+def contextual_position(scores: Tensor, visible: Tensor) -> Tensor:
+    """How much of the row, from each key up to the query, the gates let through."""
+    # Masked before the sum: the gates of keys after the query would be counted otherwise.
+    gates = scores.sigmoid().masked_fill(~visible, 0)
+    return gates.flip(-1).cumsum(-1).flip(-1)

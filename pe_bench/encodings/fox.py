@@ -1,0 +1,50 @@
+"""Forgetting attention: z_ij = q_i . k_j / sqrt(K) + c_i - c_j, c_t = sum_{s <= t} ln f_s.
+
+f_t = sigmoid(w_h . x_t + b_h) is a forget gate of each head and layer, read from the layer's
+input; b_h is initially 0, so that half is forgotten at each token.
+
+Past the training length: defined; what is far away was forgotten by then, or was never to be.
+
+Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate", ICLR,
+arXiv:2503.02130, section 3.
+
+Only the gate, without the further blocks of the authors' "Pro" layer. Gate weights are N(0, 1/D),
+as those of all linear layers here.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding, Side
+
+FORGOTTEN = "fox_log_forget"
+
+
+class FoX(LayerEncoding):
+    family = "content"
+    paper = "arXiv:2503.02130"
+    per_layer = True
+
+    def __init__(self, d_model: int, n_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_heads, d_model) / math.sqrt(d_model))
+        self.intercept = nn.Parameter(torch.zeros(n_heads))
+
+    def prepare(self, x: Tensor) -> dict[str, Tensor]:
+        # A sum over thousands of tokens: never in half precision, not even where a model is autocast.
+        with torch.autocast(x.device.type, enabled=False):
+            gate = functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
+            return {FORGOTTEN: functional.logsigmoid(gate).mT.cumsum(-1)}
+
+    def bias(self, queries: Side, keys: Side) -> Tensor:
+        return queries.values[FORGOTTEN].unsqueeze(-1) - keys.values[FORGOTTEN].unsqueeze(-2)
+
+    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        of_query, of_key = queries.values[FORGOTTEN], keys.values[FORGOTTEN]
+        return (
+            torch.stack([of_query, torch.ones_like(of_query)], -1),
+            torch.stack([torch.ones_like(of_key), -of_key], -1),
+        )

@@ -1,0 +1,225 @@
+"""From a configuration's words to an encoding: `class: module:Class`, a file, or an entry point."""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from pe_bench.config import check_type, unknown
+from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
+from pe_bench.encodings.compose import Composition
+from pe_bench.errors import UserError
+
+BUILT_IN = "pe_bench.encodings."
+ENTRY_POINTS = "pe_bench.encodings"
+# `derived` names the options that followed from the rest of the configuration.
+NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "modifiers")
+EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
+
+
+def build_encoding(config: dict[str, Any], n_layers: int, search: Sequence[Path] = ()) -> Composition:
+    """The encoding of a model with its modifiers; parameters draw from torch's global generator.
+
+    `search` are folders in which a class in a file may lie. Raises `UserError`.
+    """
+    base = _build_part(config, n_layers, search, "encoding")
+    modifiers = {
+        name: _build_part(part, n_layers, search, f"encoding.modifiers.{name}")
+        for name, part in (config.get("modifiers") or {}).items()
+    }
+    return Composition(base, modifiers, n_layers)
+
+
+def encoding_label(config: dict[str, Any], search: Sequence[Path] = ()) -> str:
+    """What tables call it: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
+    modifiers = config.get("modifiers") or {}
+    words = ["+".join([config["name"], *modifiers])]
+    words += [f"{option}={value}" for option, value in chosen_options(config, search).items()]
+    for name, part in modifiers.items():
+        words += [f"{name}.{option}={value}" for option, value in chosen_options(part, search).items()]
+    return " ".join(words)
+
+
+def chosen_options(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
+    """The options that differ from the constructor's defaults and that nothing else decided."""
+    derived = part.get("derived") or []
+    return {name: value for name, value in changed_options(part, search).items() if name not in derived}
+
+
+def changed_options(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
+    """The options that differ from the constructor's defaults, or have none."""
+    parameters = _parameters(find_class(part["class"], search))
+    return {
+        name: value
+        for name, value in _options(part).items()
+        if name not in parameters or value != parameters[name].default
+    }
+
+
+def encoding_identity(config: dict[str, Any], search: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """What of the encoding makes a run what it is: classes, the hash of outside code, options."""
+    parts = [config, *(config.get("modifiers") or {}).values()]
+    return [
+        {
+            # Where a file lies does not matter: its hash says what is in it.
+            "class": part["class"] if is_built_in(part["class"]) else part["class"].rpartition(":")[2],
+            "code": part.get("code_sha256"),
+            "options": changed_options(part, search),
+        }
+        for part in parts
+    ]
+
+
+def with_code_hashes(config: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
+    """The configuration with the hash of every class's source that is not pe-bench's own."""
+
+    def hashed(part: dict[str, Any]) -> dict[str, Any]:
+        if is_built_in(part["class"]):
+            return part
+        return {**part, "code_sha256": source_hash(part["class"], search)}
+
+    return _map_parts(hashed, config)
+
+
+def with_trusted_code(config: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
+    """A run's configuration with its outside classes taken from `files`, which the user named.
+
+    Raises `UserError` where a class is not pe-bench's own and no file has its hash: nothing that a
+    run directory names is ever imported.
+    """
+    hashes = {hashlib.sha256(path.read_bytes()).hexdigest()[:16]: path for path in files}
+
+    def trusted(part: dict[str, Any]) -> dict[str, Any]:
+        specification, wanted = str(part["class"]), part.get("code_sha256")
+        if is_built_in(specification):
+            return part
+        if wanted not in hashes:
+            given = f"; of what was given, {', '.join(hashes)}" if hashes else ""
+            raise UserError(
+                f"this run's encoding is code from outside pe-bench, {specification} with hash {wanted}{given}: "
+                "name its file with --code FILE.py if you trust it"
+            )
+        return {**part, "class": f"{hashes[wanted]}:{specification.rpartition(':')[2]}"}
+
+    return _map_parts(trusted, config)
+
+
+def _map_parts(change: Callable[[dict[str, Any]], dict[str, Any]], config: dict[str, Any]) -> dict[str, Any]:
+    modifiers = {name: change(part) for name, part in (config.get("modifiers") or {}).items()}
+    return {**change(config), "modifiers": modifiers}
+
+
+def part_classes(config: dict[str, Any], search: Sequence[Path] = ()) -> list[EncodingClass]:
+    parts = [config, *(config.get("modifiers") or {}).values()]
+    return [find_class(part["class"], search) for part in parts]
+
+
+def find_class(specification: str, search: Sequence[Path] = ()) -> EncodingClass:
+    """The class that `module:Class`, `file.py:Class` or an entry point's name stands for."""
+    location, _, name = specification.rpartition(":")
+    if not location:
+        found = _entry_point(specification)
+    else:
+        module = _load_file(find_file(location, search)) if is_file(location) else _load_module(location)
+        found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, (LayerEncoding, PositionalEncoding))):
+        raise UserError(
+            f"'{specification}' names no encoding: {name or specification} must be a class there "
+            "that derives from LayerEncoding or PositionalEncoding"
+        )
+    return found
+
+
+def is_built_in(specification: str) -> bool:
+    return specification.startswith(BUILT_IN)
+
+
+def is_file(location: str) -> bool:
+    return location.endswith(".py")
+
+
+def source_file(specification: str, search: Sequence[Path] = ()) -> Path:
+    """Where the code of an encoding lies, for its hash."""
+    location = specification.rpartition(":")[0]
+    if is_file(location):
+        return find_file(location, search)
+    return Path(inspect.getfile(find_class(specification, search)))
+
+
+def source_hash(specification: str, search: Sequence[Path] = ()) -> str:
+    return hashlib.sha256(source_file(specification, search).read_bytes()).hexdigest()[:16]
+
+
+def find_file(location: str, search: Sequence[Path]) -> Path:
+    folders = [Path(), *(folder / inner for folder in search for inner in ("", "encoding"))]
+    for folder in folders:
+        if (folder / location).is_file():
+            return (folder / location).resolve()
+    looked = ", ".join(str(folder) for folder in folders)
+    raise UserError(f"the encoding's file {location} was not found in: {looked}")
+
+
+def _load_file(path: Path) -> ModuleType:
+    name = f"pe_bench_code_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"the encoding's module {name} could not be imported: {error}") from error
+
+
+def _entry_point(name: str) -> Any:
+    found = entry_points(group=ENTRY_POINTS)
+    if name not in found.names:
+        raise UserError(
+            f"class: {name} is no installed encoding; say module:Class, file.py:Class, or a name of: "
+            f"{', '.join(sorted(found.names)) or '(none is installed)'}"
+        )
+    return found[name].load()
+
+
+def _build_part(part: dict[str, Any], n_layers: int, search: Sequence[Path], key: str) -> PositionalEncoding:
+    encoding = find_class(part["class"], search)
+    options = _checked_options(encoding, _options(part), key)
+    if issubclass(encoding, PositionalEncoding):
+        return encoding(**options)
+    count = n_layers if encoding.per_layer else 1
+    return Layers([encoding(**options) for _ in range(count)])
+
+
+def _options(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in NOT_OPTIONS}
+
+
+def _parameters(encoding: EncodingClass) -> dict[str, inspect.Parameter]:
+    if encoding.__init__ is LayerEncoding.__init__ or encoding.__init__ is PositionalEncoding.__init__:
+        return {}
+    parameters = dict(inspect.signature(encoding.__init__).parameters)
+    return {name: parameter for name, parameter in parameters.items() if name != "self"}
+
+
+def _checked_options(encoding: EncodingClass, options: dict[str, Any], key: str) -> dict[str, Any]:
+    parameters = _parameters(encoding)
+    hints = get_type_hints(encoding.__init__) if parameters else {}
+    for name in options:
+        if name not in parameters:
+            raise UserError(unknown(f"{key}.{name}", "option", [f"{key}.{known}" for known in parameters]))
+    missing = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
+    if missing:
+        raise UserError(f"{key} needs a value for {', '.join(missing)}: give {key}.{missing[0]}=...")
+    return {name: check_type(value, hints.get(name, Any), f"{key}.{name}") for name, value in options.items()}

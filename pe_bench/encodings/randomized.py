@@ -1,0 +1,56 @@
+"""Randomized positions: T ids drawn without replacement from 0..max_position-1, in rising order.
+
+Any encoding reads them. One draw serves the whole batch. `scored_with` says which ids are used
+outside training: `random` as in training, `arange` (0, 1, 2, ..), or `even` (spread evenly over
+the whole range).
+
+Past the training length: defined up to max_position, whose distances training has shown.
+
+Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers",
+ACL, arXiv:2305.16843, section 3.
+
+One draw serves all layers; the authors' code draws anew in each layer for rotary positions. We
+have not verified the paper's max_position, and take 16 times the training length.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pe_bench.config import require
+from pe_bench.encodings.base import LengthError, PositionalEncoding
+
+ScoredWith = Literal["random", "arange", "even"]
+
+
+class Randomized(PositionalEncoding):
+    family = "ids"
+    paper = "arXiv:2305.16843"
+    claims = frozenset({"shift_invariant"})
+
+    def __init__(self, max_position: int, scored_with: ScoredWith = "random"):
+        super().__init__()
+        require(max_position > 0, f"max_position must be positive, not {max_position}")
+        self.max_position = max_position
+        self.scored_with: ScoredWith = scored_with
+        if scored_with == "arange":
+            self.claims = frozenset({"shift_invariant", "prefix_consistent"})
+
+    def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
+        count = tokens.shape[-1]
+        if count > self.max_position:
+            raise LengthError(
+                f"randomized positions below max_position={self.max_position} cannot number {count} tokens: "
+                f"train with a max_position of at least {count}"
+            )
+        return self._draw("random" if train else self.scored_with, count, generator).to(tokens.device)
+
+    def _draw(self, mode: ScoredWith, count: int, generator: torch.Generator | None) -> Tensor:
+        if mode == "arange":
+            return torch.arange(count)
+        if mode == "even":
+            return torch.linspace(0, self.max_position - 1, count, dtype=torch.float64).round().long()
+        device = torch.device("cpu") if generator is None else generator.device
+        drawn = torch.randperm(self.max_position, generator=generator, device=device)[:count]
+        return drawn.sort().values

@@ -1,0 +1,52 @@
+"""Sinusoidal positions: x_p + PE(p), PE(p)_2c = sin(p / base^(2c/D)), PE(p)_2c+1 = cos(the same).
+
+Layouts: `interleaved` is the paper's; `concatenated` has all sines, then all cosines, with the
+exponent c / (D/2 - 1); `neox` has them so with the paper's exponent c / (D/2).
+
+Past the training length: defined, out of distribution.
+
+Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, section 3.5.
+
+The authors' tensor2tensor has the `concatenated` layout, and not the formula of the paper. Token
+embeddings have variance 1 here before the sum, as after their factor sqrt(D).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pe_bench.config import require
+from pe_bench.encodings.base import PositionalEncoding
+
+Layout = Literal["interleaved", "concatenated", "neox"]
+
+
+def sinusoids(position: Tensor, width: int, base: float, layout: Layout) -> Tensor:
+    """PE [.., width] of positions [..], in float64."""
+    pairs = (width + 1) // 2
+    steps = max(pairs - 1, 1) if layout == "concatenated" else width / 2
+    exponent = torch.arange(pairs, dtype=torch.float64, device=position.device) / steps
+    angle = position.double().unsqueeze(-1) * base**-exponent
+    if layout == "interleaved":
+        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+class Sinusoidal(PositionalEncoding):
+    family = "input"
+    paper = "arXiv:1706.03762"
+
+    def __init__(self, d_model: int, base: float = 10_000.0, layout: Layout = "interleaved"):
+        super().__init__()
+        require(base > 0, f"encoding.base must be positive, not {base}")
+        require(
+            d_model % 2 == 0 or layout == "interleaved",
+            f"layout={layout} needs an even model.d_model, not {d_model}: say encoding.layout=interleaved",
+        )
+        self.d_model = d_model
+        self.base = base
+        self.layout: Layout = layout
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        return x + sinusoids(ids, self.d_model, self.base, self.layout).to(x.dtype)

@@ -1,0 +1,44 @@
+"""Stick-breaking attention: w_ij = s(z_ij) prod_{j < l < i} (1 - s(z_il)), s the sigmoid; no softmax.
+
+Each query breaks a stick at the keys strictly before it, the nearest first, so that of two equal
+scores the nearer wins. What is left, 1 - sum_j w_ij, goes to the token's own value (`remainder`).
+
+Past the training length: defined, nothing changes.
+
+Tan et al. 2025, "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth
+Study", ICLR, arXiv:2410.17980, section 3.
+
+The authors' kernel leaves the remainder to its caller. Without it the first token's output is 0.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding, Side
+
+
+class StickBreaking(LayerEncoding):
+    family = "content"
+    paper = "arXiv:2410.17980"
+
+    def __init__(self, remainder: bool = True):
+        super().__init__()
+        self.remainder = remainder
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        return keys.index < queries.index.unsqueeze(-1)
+
+    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+        passed = functional.logsigmoid(-scores).masked_fill(~visible, 0)
+        # Of the keys after j only: a sum from the right end, one place further.
+        nearer = functional.pad(passed[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))
+        broken = functional.logsigmoid(scores) + nearer
+        return broken.masked_fill(~visible, float("-inf")).exp()
+
+    def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
+        output = weights @ v
+        if not self.remainder:
+            return output
+        rest = 1 - weights.sum(-1, keepdim=True, dtype=torch.promote_types(weights.dtype, torch.float32))
+        return output + rest.to(v.dtype) * v[..., queries.index, :]

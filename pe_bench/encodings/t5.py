@@ -1,0 +1,49 @@
+"""T5's relative bias: b(r) = E[bucket(r), h], one learned number for each bucket of distances and head.
+
+With n buckets and the largest distance M: bucket(r) = r below n/2, then
+min(n - 1, n/2 + floor(ln(r / (n/2)) / ln(M / (n/2)) * n/2)), ever wider. All layers share E.
+
+Past the training length: clamps, for every distance in the last bucket has the same bias.
+
+Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+Transformer", arXiv:1910.10683, section 2.1; buckets and initial values as in the released code.
+
+The scores are divided by sqrt(K) here, as for every encoding; T5 leaves that to its initial values.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.config import require
+from pe_bench.encodings.base import LayerEncoding
+
+
+def t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+    """The causal bucket of each distance; logarithms in float64, so that edges fall right."""
+    exact = buckets // 2
+    ratio = (distance.double() / exact).clamp(min=1).log() / math.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact)).floor()
+    return torch.where(distance < exact, distance, far.clamp(max=buckets - 1)).long()
+
+
+class T5(LayerEncoding):
+    family = "bias"
+    paper = "arXiv:1910.10683"
+    past_training = "clamps"
+
+    def __init__(self, d_model: int, n_heads: int, buckets: int = 32, max_distance: int = 128):
+        super().__init__()
+        require(buckets >= 2, f"encoding.buckets must be at least 2, not {buckets}")
+        require(
+            max_distance > buckets // 2,
+            f"encoding.max_distance={max_distance} must exceed {buckets // 2}, the half of "
+            f"encoding.buckets={buckets} that holds one distance each",
+        )
+        self.buckets = buckets
+        self.max_distance = max_distance
+        self.table = nn.Parameter(torch.randn(n_heads, buckets) / math.sqrt(d_model))
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        return self.table[:, t5_buckets(distance, self.buckets, self.max_distance)]

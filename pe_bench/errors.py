@@ -1,0 +1,18 @@
+"""The one exception whose text is written for the person at the keyboard."""
+
+
+class UserError(ValueError):
+    """A mistake in the input: shown as one line, without a traceback, with exit code 2.
+
+    The text names the value that was given, the value that was needed, and the way out.
+    """
+
+
+class RunError(RuntimeError):
+    """Something failed while the input was right (a full disk, a lost run): one line, exit code 1."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, for a message of one line."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)

@@ -1,0 +1,220 @@
+"""Scoring: a run's directory and lengths in; eval.csv and the NLL of every target out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pe_bench.checkpoint import Checkpoint, latest_checkpoint, load_weights
+from pe_bench.config import Config, EvalConfig
+from pe_bench.data.packed import Data
+from pe_bench.data.targets import scored_documents, target_blocks
+from pe_bench.encodings import LengthError
+from pe_bench.errors import UserError, first_line
+from pe_bench.loss import token_nll
+from pe_bench.machine import (
+    device_name,
+    git_commit,
+    package_version,
+    peak_memory_mb,
+    reset_peak_memory,
+    today,
+)
+from pe_bench.model import Decoder
+from pe_bench.protocols import (
+    Plan,
+    batches,
+    inputs,
+    nonoverlapping_plan,
+    paired_plan,
+    sliding_plan,
+    target_bytes,
+    target_documents,
+    targets,
+)
+from pe_bench.results import Row, read_rows, write_rows
+from pe_bench.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_path
+from pe_bench.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model and what its rows say of it."""
+
+    run: Path
+    config: Config
+    model: Decoder
+    data: Data
+    device: torch.device
+    threads: int
+    train_dtype: str
+    setting: str
+    label: str
+    tokens_per_second: float
+
+
+# Told of each length: the protocol, the length, and the share of it that is done.
+Watcher = Callable[[str, int, float], None]
+
+
+def evaluate(subject: Subject, evaluation: EvalConfig, watch: Watcher) -> list[Row]:
+    """Score what is missing of the asked lengths, and return the rows of all that was asked.
+
+    After each length its scores and its row are on the disk. A length that the encoding cannot
+    reach is a row with its status and reason, and the others go on.
+    """
+    kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
+    asked = []
+    for length, plan in make_plans(subject.config, evaluation, subject.data):
+        row = _empty_row(subject, evaluation, length, plan)
+        if not _is_scored(subject.run, kept.get(row.key)):
+            kept[row.key] = _score(subject, evaluation, plan, row, watch)
+            write_rows(subject.run / "eval.csv", sorted(kept.values(), key=lambda one: one.order))
+        asked.append(kept[row.key])
+    return asked
+
+
+def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple[int, Plan]]:
+    """What to score at each length, in rising order of lengths. Raises `UserError`.
+
+    Lengths up to `max_length` share one set of targets. Longer ones make a set of their own, on
+    which the training length is scored too, so that there is something to compare with.
+    """
+    train_length = config.train.length
+    lengths = evaluation.resolved_lengths(train_length)
+    longest = evaluation.resolved_max_length(train_length)
+    within = [length for length in lengths if length <= longest]
+    beyond = [length for length in lengths if length > longest]
+    plans = list(_plans(config, evaluation, data, within, longest)) if within else []
+    if beyond:
+        plans += _plans(config, evaluation, data, sorted({train_length, *beyond}), max(beyond))
+    return plans
+
+
+def require_checkpoint(run: Path) -> Checkpoint:
+    """The run's newest whole checkpoint. Raises `UserError` when there is none."""
+    found = latest_checkpoint(run / "checkpoints")
+    if found is None:
+        raise UserError(f"{run / 'checkpoints'} has no whole checkpoint: delete the run and train it again")
+    return found
+
+
+def load_trained(model: Decoder, checkpoint: Checkpoint, device: torch.device) -> Decoder:
+    try:
+        load_weights(checkpoint, model)
+    except RuntimeError as error:
+        raise UserError(f"{checkpoint.path} does not fit the run's configuration: train the run again") from error
+    return model.to(device).eval()
+
+
+def _plans(
+    config: Config, evaluation: EvalConfig, data: Data, lengths: Sequence[int], longest: int
+) -> Iterator[tuple[int, Plan]]:
+    if evaluation.protocol == "paired":
+        size = evaluation.resolved_target_tokens(config.train.length)
+        blocks = target_blocks(data.validation, longest, size, evaluation.targets, evaluation.seed, data.hash)
+        return ((length, paired_plan(blocks, length)) for length in lengths)
+    documents = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed)
+    if evaluation.protocol == "nonoverlapping":
+        return ((length, nonoverlapping_plan(data, documents, length)) for length in lengths)
+    strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
+    return ((length, sliding_plan(data, documents, length, strides[length])) for length in lengths)
+
+
+def _is_scored(run: Path, row: Row | None) -> bool:
+    if row is None or row.status == "out_of_memory":
+        return False
+    return row.status != "ok" or score_path(run, row.protocol, row.length, row.control, row.target_hash).exists()
+
+
+def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch: Watcher) -> Row:
+    """The row with its numbers, or with the reason why it has none."""
+    reset_peak_memory(subject.device)
+    try:
+        nll = score_plan(subject, evaluation, plan, row.length, watch)
+    except LengthError as error:
+        return replace(row, status="undefined", reason=str(error))
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return replace(row, status="out_of_memory", reason=first_line(error))
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # how PyTorch says it on a CPU
+            raise
+        return replace(row, status="out_of_memory", reason=first_line(error))
+    split = subject.data.validation
+    scores = Scores(nll, target_documents(plan.windows), target_bytes(split, plan.windows))
+    save_scores(score_path(subject.run, row.protocol, row.length, row.control, row.target_hash), scores)
+    level = LEVEL_OF_PROTOCOL[row.protocol](scores)
+    return replace(
+        row,
+        nll=level.nll,
+        perplexity=level.perplexity,
+        bits_per_byte=level.bits_per_byte,
+        peak_memory_mb=round(peak_memory_mb(subject.device), 1),
+    )
+
+
+@torch.no_grad()
+def score_plan(
+    subject: Subject, evaluation: EvalConfig, plan: Plan, length: int, watch: Watcher
+) -> np.ndarray:
+    """The NLL of every target of a plan in nats, float32, in the order of its windows."""
+    model, split, device = subject.model, subject.data.validation, subject.device
+    found, done = [], 0
+    for batch in batches(plan.windows, evaluation.batch_tokens):
+        watch(evaluation.protocol, length, done / len(plan.windows))
+        tokens_BT = inputs(split, batch).to(device)
+        # One draw for each length, whatever the batches: a score must not depend on memory.
+        generator = torch.Generator().manual_seed(derive_seed(evaluation.seed, "ids", length))
+        ids = model.encoding.ids(tokens_BT, train=False, generator=generator)
+        hidden_BTD = model.hidden(tokens_BT, ids)
+        first, count = batch[0].first, batch[0].targets
+        scored = hidden_BTD[:, first : first + count].flatten(0, 1)
+        nll = token_nll(scored, model.output_weight, targets(split, batch).flatten().to(device))
+        found.append(nll.float().cpu().numpy())
+        done += len(batch)
+    watch(evaluation.protocol, length, 1.0)
+    return np.concatenate(found)
+
+
+def _empty_row(subject: Subject, evaluation: EvalConfig, length: int, plan: Plan) -> Row:
+    """A row with all that is known before anything is scored."""
+    config, data = subject.config, subject.data
+    return Row(
+        run=subject.run.name,
+        encoding=subject.label,
+        scored_with=subject.label,
+        seed=config.seed,
+        model=config.model.name,
+        setting=subject.setting,
+        train_length=config.train.length,
+        length=length,
+        protocol=evaluation.protocol,
+        control="none",
+        status="ok",
+        reason="",
+        nll=None,
+        perplexity=None,
+        bits_per_byte=None,
+        context_mean=plan.context_mean,
+        targets=sum(window.targets for window in plan.windows),
+        documents=plan.documents,
+        target_hash=plan.target_hash,
+        data=config.data.name,
+        data_hash=data.hash,
+        tokenizer=data.tokenizer,
+        parameters=subject.model.parameter_count,
+        steps=config.train.total_steps,
+        train_tokens=config.train.total_steps * config.train.batch_tokens,
+        tokens_per_second=round(subject.tokens_per_second, 1),
+        peak_memory_mb=None,
+        device=device_name(subject.device),
+        train_dtype=subject.train_dtype,
+        score_dtype="float32",
+        threads=subject.threads,
+        torch=torch.__version__,
+        pe_bench=package_version(),
+        git=git_commit(),
+        date=today(),
+    )

@@ -1,0 +1,39 @@
+"""Writing files so that a reader, or a crash, never sees half of one."""
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+TEMPORARY = ".partial-"
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` fill a file beside `path`, flush it to the disk, and rename it into place."""
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
+    try:
+        write(temporary)
+        flush_to_disk(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush_to_disk(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda temporary: _write(temporary, text))
+
+
+def flush_to_disk(path: Path) -> None:
+    """Flush a file's bytes, or a folder's list of names, so that a power cut keeps them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, text: str) -> None:
+    # newline="" keeps "\n" as it is on every system, so that hashes of the files agree.
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)

@@ -1,0 +1,34 @@
+"""The loss of next tokens, in chunks, so that logits are never tokens x vocabulary at once."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+# The largest block of logits, in elements; 2^24 float32 are 64 MB.
+LOGIT_ELEMENTS = 2**24
+
+
+def token_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """The negative log-likelihood of each target in nats, float32 [N].
+
+    Where gradients are wanted and the tokens need several chunks, each chunk's logits are
+    computed again in the backward pass instead of being kept.
+    """
+    rows = max(1, LOGIT_ELEMENTS // weight_VD.shape[0])
+    chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
+    if len(targets_N) <= rows or not torch.is_grad_enabled():
+        return torch.cat([_chunk_nll(hidden, weight_VD, targets) for hidden, targets in chunks])
+    return torch.cat(
+        [_recomputed(checkpoint(_chunk_nll, h, weight_VD, t, use_reentrant=False)) for h, t in chunks]
+    )
+
+
+def _chunk_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    logits_NV = functional.linear(hidden_ND, weight_VD)
+    return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
+
+
+def _recomputed(chunk: object) -> Tensor:
+    assert isinstance(chunk, Tensor)
+    return chunk

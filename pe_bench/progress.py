@@ -1,0 +1,93 @@
+"""What a person sees while a run works: a bar on a terminal, a line now and then elsewhere.
+
+All of it goes to standard error; standard output is for results.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pe_bench.train import Step
+
+LINES_PER_RUN = 5  # where there is no terminal to redraw
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def training_progress(name: str, total_steps: int, batch_tokens: int) -> Iterator["TrainingProgress"]:
+    with _bar(name, total_steps) as bar:
+        yield TrainingProgress(bar, total_steps, batch_tokens)
+
+
+@contextmanager
+def scoring_progress(name: str, total: int) -> Iterator["ScoringProgress"]:
+    """`total` is the number of lengths that may have to be scored."""
+    with _bar(name, total) as bar:
+        yield ScoringProgress(bar)
+
+
+class Bar:
+    """A progress bar, or lines where standard error is not a terminal."""
+
+    def __init__(self, name: str, total: int, progress: Progress | None):
+        self.name, self.total, self.progress = name, total, progress
+        self.task = progress.add_task(name, total=total, text="") if progress else None
+        self.lines = 0
+
+    def show(self, done: float, text: str, line: str | None = None) -> None:
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, completed=done, text=text)
+        elif line is not None and done * LINES_PER_RUN >= self.total * (self.lines + 1):
+            self.lines = int(done * LINES_PER_RUN // self.total)
+            say(f"{self.name}: {line}")
+
+
+class TrainingProgress:
+    """Shows loss, tokens per second and the time left after each step."""
+
+    def __init__(self, bar: Bar, total_steps: int, batch_tokens: int):
+        self.bar, self.total, self.batch_tokens = bar, total_steps, batch_tokens
+        self.started: tuple[int, float] | None = None
+
+    def __call__(self, step: Step) -> None:
+        now = time.perf_counter()
+        if self.started is None:
+            # The first step warms up, and a resumed run does not begin at zero.
+            self.started = (step.step, now)
+        first, since = self.started
+        speed = (step.step - first) * self.batch_tokens / max(now - since, 1e-9) if step.step > first else 0.0
+        left = (self.total - step.step) * self.batch_tokens / speed if speed else 0.0
+        text = f"loss {step.loss:.3f}  {speed:,.0f} tokens/s"
+        line = f"step {step.step} of {self.total}  {text}  {left:.0f} s left"
+        self.bar.show(step.step, text, line)
+
+
+class ScoringProgress:
+    """Counts finished lengths, and the share of the one that is being scored."""
+
+    def __init__(self, bar: Bar):
+        self.bar = bar
+        self.finished = 0
+
+    def __call__(self, protocol: str, length: int, share: float) -> None:
+        self.finished += share == 1.0
+        done = self.finished + (share if share < 1.0 else 0.0)
+        self.bar.show(done, f"{protocol}, length {length:,}", f"{protocol}, length {length:,} scored")
+
+
+@contextmanager
+def _bar(name: str, total: int) -> Iterator[Bar]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Bar(name, total, None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        yield Bar(name, total, progress)

@@ -1,0 +1,135 @@
+"""What is scored: the windows that each protocol feeds, and which of their targets count.
+
+- `paired`: every length scores the very same target blocks; the `length` tokens that end with a
+  block are fed, so that target k of T sees length - T + k tokens.
+- `nonoverlapping`: documents are cut into windows of `length`, and every next token is scored.
+- `sliding`: windows of `length` advance by a stride, and only their new tokens are scored.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pe_bench.data.packed import Data, Split
+from pe_bench.data.targets import TargetBlocks
+
+
+@dataclass(frozen=True)
+class Window:
+    """`size` tokens of a document from `start` are fed, and targets are scored from `first` on.
+
+    Target n is the token after input n; there are `targets` of them from `first`.
+    """
+
+    document: int
+    start: int
+    size: int
+    first: int
+    targets: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that one length scores."""
+
+    windows: list[Window]
+    target_hash: str
+
+    @property
+    def context_mean(self) -> float:
+        """The mean number of tokens that a scored target sees."""
+        contexts = sum(w.targets * (w.first + 1 + w.first + w.targets) / 2 for w in self.windows)
+        return contexts / sum(w.targets for w in self.windows)
+
+    @property
+    def documents(self) -> int:
+        return len({window.document for window in self.windows})
+
+
+def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
+    size = blocks.target_tokens
+    windows = [
+        Window(int(document), int(end) - length, length, length - size - 1, size)
+        for document, end in zip(blocks.document, blocks.end, strict=True)
+    ]
+    return Plan(windows, blocks.hash)
+
+
+def nonoverlapping_plan(data: Data, documents: np.ndarray, length: int) -> Plan:
+    windows = []
+    for document in documents:
+        last = int(data.validation.lengths[document]) - 1  # the last token is a target only
+        for start in range(0, last, length):
+            size = min(length, last - start)
+            windows.append(Window(int(document), start, size, 0, size))
+    return Plan(windows, documents_hash(data, documents))
+
+
+def sliding_plan(data: Data, documents: np.ndarray, length: int, stride: int) -> Plan:
+    windows = []
+    for document in documents:
+        last = int(data.validation.lengths[document]) - 1
+        windows.append(Window(int(document), 0, min(length, last), 0, min(length, last)))
+        for scored in range(length, last, stride):
+            stop = min(scored + stride, last)
+            start = stop - length
+            windows.append(Window(int(document), start, length, scored - start, stop - scored))
+    return Plan(windows, documents_hash(data, documents))
+
+
+def documents_hash(data: Data, documents: np.ndarray) -> str:
+    """Of the targets of both window protocols: every token of these documents but the first."""
+    text = f"{data.hash}/{','.join(map(str, documents))}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
+    """Neighbours of one size and one place of their targets, about `batch_tokens` tokens at once."""
+    batch: list[Window] = []
+    for window in windows:
+        fits = not batch or (_shape(window) == _shape(batch[0]) and (len(batch) + 1) * window.size <= batch_tokens)
+        if not fits:
+            yield batch
+            batch = []
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+def inputs(split: Split, batch: list[Window]) -> Tensor:
+    """Token ids [B, size]."""
+    rows = [split.document(w.document)[w.start : w.start + w.size] for w in batch]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def targets(split: Split, batch: list[Window]) -> Tensor:
+    """Token ids [B, targets]."""
+    rows = [split.document(w.document)[first : first + w.targets] for w, first in _first_targets(batch)]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def target_bytes(split: Split, windows: list[Window]) -> np.ndarray:
+    """How many bytes of the text each target stands for, in the windows' order: int64 [targets]."""
+    assert split.byte_ends is not None, "training documents are not scored"
+    counts = []
+    for window, first in _first_targets(windows):
+        place = int(split.starts[window.document]) + first
+        counts.append(np.diff(split.byte_ends[place - 1 : place + window.targets].astype(np.int64)))
+    return np.concatenate(counts)
+
+
+def target_documents(windows: list[Window]) -> np.ndarray:
+    return np.repeat([window.document for window in windows], [window.targets for window in windows])
+
+
+def _first_targets(windows: list[Window]) -> Iterator[tuple[Window, int]]:
+    """Each window with the place of its first target in the document."""
+    return ((window, window.start + window.first + 1) for window in windows)
+
+
+def _shape(window: Window) -> tuple[int, int, int]:
+    return (window.size, window.first, window.targets)

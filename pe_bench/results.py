@@ -1,0 +1,197 @@
+"""The rows of results: their columns, one file in each run, and all of them gathered.
+
+A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebuilt whole under
+a lock and never appended to, so that processes that finish together lose nothing.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from pe_bench.errors import RunError
+from pe_bench.files import write_text
+
+
+@dataclass(frozen=True)
+class Row:
+    """One score: a run, at a length, under a protocol. An empty number has its status and reason."""
+
+    run: str
+    encoding: str
+    scored_with: str
+    seed: int
+    model: str
+    setting: str  # hash of all of the run but its encoding and seed: rows that may be compared
+    train_length: int
+    length: int
+    protocol: str
+    control: str
+    status: str  # ok, undefined, out_of_memory, too_few_documents
+    reason: str
+    nll: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    context_mean: float | None
+    targets: int
+    documents: int
+    target_hash: str
+    data: str
+    data_hash: str
+    tokenizer: str
+    parameters: int
+    steps: int
+    train_tokens: int
+    tokens_per_second: float
+    peak_memory_mb: float | None
+    device: str
+    train_dtype: str
+    score_dtype: str
+    threads: int
+    torch: str
+    pe_bench: str
+    git: str
+    date: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What a row is of; a second score of the same thing replaces the first."""
+        return tuple(str(getattr(self, name)) for name in KEY)
+
+    @property
+    def order(self) -> tuple[str, str, str, int, str]:
+        return (self.protocol, self.scored_with, self.control, self.length, self.target_hash)
+
+
+KEY = ("run", "scored_with", "protocol", "control", "length", "target_hash")
+COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
+_TYPES = typing.get_type_hints(Row)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The rows of all readable runs in a fixed order, and a line for each run that is damaged."""
+
+    rows: list[Row]
+    problems: list[str]
+
+
+def runs_folder(results_dir: Path) -> Path:
+    return results_dir / "runs"
+
+
+def results_file(results_dir: Path) -> Path:
+    return results_dir / "results.csv"
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of one CSV file, none where there is no file.
+
+    Raises `RunError` when the file is damaged, or has other columns than this version's.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return _parse_all(csv.DictReader(file, strict=True), path)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, csv.Error) as error:
+        raise RunError(f"{path} is damaged ({error}): delete it and score the run again") from error
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Replace the file by these rows, later ones winning over earlier ones of the same key."""
+    latest = {row.key: row for row in rows}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([_spell(getattr(row, name)) for name in COLUMNS] for row in latest.values())
+    write_text(path, text.getvalue())
+
+
+def gather(results_dir: Path) -> Gathered:
+    """Rebuild `results.csv` from every finished run; what went into it, and what could not.
+
+    The runs are read under the lock: whoever writes last has seen what was finished before.
+    """
+    results_dir.mkdir(parents=True, exist_ok=True)
+    target = results_file(results_dir)
+    with FileLock(target.with_name(target.name + ".lock")):
+        found = read_all(results_dir)
+        write_rows(target, found.rows)
+    return found
+
+
+def read_all(results_dir: Path) -> Gathered:
+    """The rows of every finished run. A damaged run is named and hides no other."""
+    rows: list[Row] = []
+    problems = []
+    for path in sorted(runs_folder(results_dir).glob("*/result.json")):
+        try:
+            rows += sorted(read_rows(path.with_name("eval.csv")), key=lambda row: row.order)
+        except RunError as error:
+            problems.append(str(error))
+    return Gathered(rows, problems)
+
+
+def all_rows(results_dir: Path) -> list[Row]:
+    """The rows of every finished run that can be read."""
+    return read_all(results_dir).rows
+
+
+def read_result(run: Path) -> dict[str, object] | None:
+    """A run's closing summary, or None while it is not finished."""
+    path = run / "result.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
+    return found if isinstance(found, dict) else None
+
+
+def _spell(value: object) -> str:
+    """A cell's text. `repr` of a float reads back as the same float; numpy's would not be a number."""
+    if value is None:
+        return ""
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+def _parse_all(reader: "csv.DictReader[str]", path: Path) -> list[Row]:
+    found = reader.fieldnames
+    if found is None:
+        raise ValueError("it is empty")
+    if set(found) != set(COLUMNS):
+        odd = [f"no column {name}" for name in COLUMNS if name not in found]
+        odd += [f"an unknown column {name}" for name in found if name not in _TYPES]
+        raise RunError(
+            f"{path} is not of this version of pe-bench ({', '.join(odd)}): "
+            "delete it and score the run again, or use the version that wrote it"
+        )
+    return [_parse(record, reader.line_num) for record in reader]
+
+
+def _parse(record: dict[str, str], line: int) -> Row:
+    # DictReader keeps surplus cells under the key None, and fills missing ones with the value None.
+    if None in record or None in record.values():
+        raise ValueError(f"line {line} does not have {len(COLUMNS)} cells")
+    return Row(**{name: _value(record[name], name) for name in COLUMNS})
+
+
+def _value(text: str, name: str) -> Any:
+    kind = _TYPES[name]
+    if kind is str:
+        return text
+    if not text and type(None) in typing.get_args(kind):
+        return None
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is {text!r}, which is not a number") from error

@@ -1,0 +1,135 @@
+"""A run: its identity, its directory, its lock, and finding runs again.
+
+A run is named by its content, so that repeating a command finds what was done before:
+`<encoding>-s<seed>-<hash>`.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from pe_bench.config import Config, ModelConfig, TrainConfig, parse_config, to_plain
+from pe_bench.errors import RunError, UserError
+from pe_bench.files import write_text
+from pe_bench.results import read_result, runs_folder
+
+IDENTITY_VERSION = 1
+# Names are for people, and steps stand in place of what they were computed from. Neither how often
+# something is written nor the number of parts a step is cut into is what is being measured.
+NOT_IDENTITY = {"name", "steps", "tokens", "log_every", "validate_every", "validation_tokens", "checkpoint_every"}
+
+
+def identity(config: Config, data_hash: str, train_dtype: str, encoding_options: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run this run. Values that equal their defaults are left out.
+
+    The data stands here by the hash of what was tokenized, wherever it lay. `encoding_options`
+    are the parts of the encoding, without options that equal the constructors' defaults.
+    """
+    return {
+        "version": IDENTITY_VERSION,
+        "encoding": encoding_options,
+        "seed": config.seed,
+        "model": _changed(config.model, ModelConfig()),
+        "train": {**_changed(config.train, TrainConfig()), "steps": config.train.total_steps},
+        "data": data_hash,
+        "precision": train_dtype,
+    }
+
+
+def run_name(config: Config, identity: dict[str, Any]) -> str:
+    parts = [config.encoding["name"], *(config.encoding.get("modifiers") or {})]
+    return f"{'+'.join(parts)}-s{config.seed}-{_hash(identity)}"
+
+
+def setting(identity: dict[str, Any]) -> str:
+    """The hash of all but encoding and seed: runs with one setting may be compared."""
+    return _hash({key: value for key, value in identity.items() if key not in ("encoding", "seed")})
+
+
+def write_config(run: Path, config: Config) -> None:
+    write_text(run / "config.yaml", yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
+
+
+def read_config(run: Path) -> Config:
+    """The configuration of a run directory. Raises `UserError` when it is damaged."""
+    try:
+        values = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        return parse_config(values)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError, UserError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again") from error
+
+
+def finished_runs(results_dir: Path) -> list[Path]:
+    """The runs with a `result.json`, the one that finished last at the end."""
+    found = runs_folder(results_dir).glob("*/result.json")
+    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
+
+
+def find_run(word: str, results_dir: Path) -> Path:
+    """The finished run that a path, a name or the beginning of one name stands for."""
+    folder = runs_folder(results_dir)
+    if (Path(word) / "config.yaml").is_file():
+        return _finished(Path(word))
+    if (folder / word).is_dir():
+        return _finished(folder / word)
+    matching = sorted(path for path in folder.glob(f"{_literal(word)}*") if path.is_dir())
+    if len(matching) == 1:
+        return _finished(matching[0])
+    if matching:
+        raise UserError(f"'{word}' is the beginning of several runs: {', '.join(path.name for path in matching)}")
+    raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` names those there are")
+
+
+def newest_run(results_dir: Path) -> Path:
+    finished = finished_runs(results_dir)
+    if not finished:
+        raise UserError(
+            f"no finished run in {runs_folder(results_dir)}: make one with `pe-bench train encoding=rope`"
+        )
+    return finished[-1]
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Hold the run; `RunError` when another process does."""
+    lock = FileLock(run / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RunError(f"another process is working on {run}: wait for it, or stop it") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _finished(run: Path) -> Path:
+    try:
+        result = read_result(run)
+    except RunError as error:
+        raise UserError(str(error)) from error
+    if result is None:
+        raise UserError(f"{run} is not finished: repeat the command that trained it, and it goes on")
+    return run
+
+
+def _changed(section: Any, defaults: Any) -> dict[str, Any]:
+    values, usual = dataclasses.asdict(section), dataclasses.asdict(defaults)
+    return {key: value for key, value in values.items() if value != usual[key] and key not in NOT_IDENTITY}
+
+
+def _hash(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _literal(word: str) -> str:
+    """A word in which a pattern's characters stand for themselves."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in word)

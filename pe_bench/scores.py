@@ -1,0 +1,103 @@
+"""The NLLs of single targets: kept in a file, and summed to the numbers of a row."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from pe_bench.errors import RunError
+from pe_bench.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One entry for each scored token, in the fixed order of the target set.
+
+    nll: nats, float32 [targets]; document: int64 [targets]; bytes: what each token stands for in
+    the text, int64 [targets].
+    """
+
+    nll: np.ndarray
+    document: np.ndarray
+    bytes: np.ndarray
+
+    def by_document(self) -> tuple[np.ndarray, np.ndarray]:
+        """The documents in rising order, and the bits per byte of each, float64."""
+        documents, group = np.unique(self.document, return_inverse=True)
+        bits = np.bincount(group, weights=self.nll.astype(np.float64)) / math.log(2)
+        return documents, bits / np.bincount(group, weights=self.bytes)
+
+
+@dataclass(frozen=True)
+class Level:
+    """Nats per token, its exponential, and bits per byte of the text."""
+
+    nll: float
+    perplexity: float
+    bits_per_byte: float
+
+
+def mean_over_documents(scores: Scores) -> Level:
+    """Every document counts the same, however many targets it gave: the `paired` protocol."""
+    _, group = np.unique(scores.document, return_inverse=True)
+    nats = np.bincount(group, weights=scores.nll.astype(np.float64))
+    nll = float(np.mean(nats / np.bincount(group)))
+    _, bits_per_byte = scores.by_document()
+    return Level(nll, _exponential(nll), float(np.mean(bits_per_byte)))
+
+
+def mean_over_tokens(scores: Scores) -> Level:
+    """The papers' mean: all nats over all tokens, summed in float64 and divided once."""
+    nats = float(np.sum(scores.nll, dtype=np.float64))
+    nll = nats / len(scores.nll)
+    return Level(nll, _exponential(nll), nats / math.log(2) / int(scores.bytes.sum()))
+
+
+LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
+    "paired": mean_over_documents,
+    "nonoverlapping": mean_over_tokens,
+    "sliding": mean_over_tokens,
+}
+
+
+def score_path(
+    run: Path, protocol: str, length: int, control: str, target_hash: str, scored_with: str | None = None
+) -> Path:
+    """Where a run keeps the scores behind one row.
+
+    `scored_with` is given only where it is not the encoding that the run was trained with.
+    """
+    name = f"{protocol}-{length}-{control}-{target_hash}"
+    if scored_with is not None:
+        # It spells options, and so may be long or hold a slash.
+        name += f"-{hashlib.sha256(scored_with.encode()).hexdigest()[:8]}"
+    return run / "scores" / f"{name}.safetensors"
+
+
+def save_scores(path: Path, scores: Scores) -> None:
+    path.parent.mkdir(exist_ok=True)
+    tensors = {name: np.ascontiguousarray(value) for name, value in vars(scores).items()}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary))
+
+
+def load_scores(path: Path) -> Scores:
+    """The scores in a file. Raises `RunError` when it is missing or damaged."""
+    try:
+        scores = Scores(**load_file(path))
+    except (OSError, SafetensorError, TypeError) as error:
+        reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
+        raise RunError(f"{path} is {reason}") from error
+    shapes = {value.shape for value in vars(scores).values()}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        raise RunError(f"{path} is damaged (shapes {sorted(shapes)}, not three of [targets])")
+    return scores
+
+
+def _exponential(nll: float) -> float:
+    """Perplexity; infinite where it is beyond what a float can hold."""
+    return math.inf if nll >= 700 else math.exp(nll)

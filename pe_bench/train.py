@@ -1,0 +1,215 @@
+"""Training: a configuration and data in; checkpoints and train.csv in the run's directory out."""
+
+import csv
+import io
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+    save_checkpoint,
+)
+from pe_bench.config import Config, TrainConfig
+from pe_bench.data.batches import TrainingWindows
+from pe_bench.data.packed import Data
+from pe_bench.errors import RunError, UserError
+from pe_bench.files import write_text
+from pe_bench.loss import token_nll
+from pe_bench.model import Decoder
+from pe_bench.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known after one step; one in `train.log_every` is a row of train.csv."""
+
+    step: int
+    tokens: int
+    loss: float  # nats per token, of this step's batch
+    validation_loss: float | None
+    lr: float
+    gradient_norm: float
+    seconds: float  # spent in steps, since the start of the run
+
+
+Watcher = Callable[[Step], None]
+
+
+def train(
+    config: Config, model: Decoder, data: Data, run: Path, device: torch.device, dtype: torch.dtype, watch: Watcher
+) -> Checkpoint:
+    """Train `model` to `config.train.total_steps` and return the checkpoint of the last step.
+
+    Goes on from the newest whole checkpoint of the run, and ends in the same weights as a run
+    that was never stopped. Raises `RunError` when the loss is not finite.
+    """
+    model.to(device)
+    optimizer = make_optimizer(model, config.train, device)
+    folder = run / "checkpoints"
+    found = latest_checkpoint(folder)
+    if found is not None:
+        load_weights(found, model)
+        load_optimizer(found, model, optimizer)
+    log = _read_log(run / "train.csv", found.meta.step if found else 0)
+    trainer = Trainer(config, model, optimizer, data, device, dtype)
+    seconds = found.meta.train_seconds if found else 0.0
+    for step in range(found.meta.step if found else 0, config.train.total_steps):
+        state = trainer.step(step, seconds)
+        seconds = state.seconds
+        watch(state)
+        if _due(state.step, config.train.log_every, config.train.total_steps) or state.validation_loss is not None:
+            log.append(state)
+        if _due(state.step, config.train.checkpoint_every, config.train.total_steps):
+            _write_log(run / "train.csv", log)
+            save_checkpoint(folder, model, optimizer, state.step, seconds, state.loss)
+    final = latest_checkpoint(folder)
+    if final is None or final.meta.step != config.train.total_steps:
+        raise RunError(f"the last checkpoint in {folder} is missing or damaged: repeat the command")
+    return final
+
+
+class Trainer:
+    """One step at a time; each is a function of the weights, the optimizer and its number."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: Decoder,
+        optimizer: torch.optim.Optimizer,
+        data: Data,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.config, self.model, self.optimizer = config, model, optimizer
+        self.device, self.dtype = device, dtype
+        length = config.train.length
+        self.windows = TrainingWindows(data.train, length, data.end_of_text)
+        self.validation = TrainingWindows(data.validation, length, data.end_of_text)
+
+    def step(self, number: int, seconds: float) -> Step:
+        """Step `number` (from zero); `seconds` were spent before it."""
+        train = self.config.train
+        started = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(number, train)
+        # What an encoding may draw inside the model is a function of the step too.
+        torch.manual_seed(derive_seed(self.config.seed, "model", number))
+        windows = self.windows.batch(train.batch, self.config.seed, number)
+        loss = sum(self._backward(part, number) for part in windows.chunk(train.micro_batches))
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), train.clip))
+        self._refuse_non_finite(float(loss), norm, number)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        seconds += time.perf_counter() - started
+        done = number + 1
+        checked = self.validation_loss() if _due(done, train.validate_every, train.total_steps) else None
+        rate = learning_rate(number, train)
+        return Step(done, done * train.batch_tokens, float(loss), checked, rate, norm, seconds)
+
+    def _backward(self, windows: Tensor, number: int) -> float:
+        """Add the gradient of one part of the batch; its share of the batch's mean loss."""
+        ids = self._ids(windows[:, :-1], derive_seed(self.config.seed, "ids", number), train=True)
+        loss = self._nll(windows, ids).sum() / (self.config.train.batch * self.config.train.length)
+        loss.backward()
+        return loss.item()
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """Mean nats per token over windows of the validation documents, the same at every call."""
+        length = self.config.train.length
+        windows = self.validation.batch(max(1, self.config.train.validation_tokens // length), 0, 0)
+        nll = [
+            self._nll(part, self._ids(part[:, :-1], derive_seed(0, "ids"), train=False))
+            for part in windows.split(self.config.train.batch)
+        ]
+        return float(torch.cat(nll).double().mean())
+
+    def _ids(self, tokens_BT: Tensor, seed: int, *, train: bool) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return self.model.encoding.ids(tokens_BT.to(self.device), train=train, generator=generator)
+
+    def _nll(self, windows: Tensor, ids: Tensor) -> Tensor:
+        tokens_BT, targets_BT = windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            hidden_BTD = self.model.hidden(tokens_BT, ids)
+            return token_nll(hidden_BTD.flatten(0, 1), self.model.output_weight, targets_BT.flatten())
+
+    def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            every, lr = self.config.train.checkpoint_every, self.config.train.lr
+            kept = number // every * every
+            what = f"the loss ({loss})" if not math.isfinite(loss) else f"the gradient's norm ({norm})"
+            state = f"the checkpoint of step {kept} is kept" if kept else "no checkpoint was written yet"
+            raise RunError(f"{what} is not finite at step {number + 1}; {state}: lower train.lr={lr:g}")
+
+
+def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> torch.optim.AdamW:
+    """AdamW; only the decoder's matrices decay: no norm, embedding or parameter of an encoding."""
+    decaying, other = [], []
+    for name, parameter in model.named_parameters():
+        matrix = parameter.dim() == 2 and not name.startswith(("encoding.", "embedding."))
+        (decaying if matrix else other).append(parameter)
+    groups = [{"params": decaying, "weight_decay": train.weight_decay}, {"params": other, "weight_decay": 0.0}]
+    fused = device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, fused=fused)
+
+
+def learning_rate(step: int, train: TrainConfig) -> float:
+    """Linear warm-up, then a cosine that ends at `final_lr` times `lr` with the last step."""
+    if step < train.warmup_steps:
+        return train.lr * (step + 1) / train.warmup_steps
+    past = (step - train.warmup_steps) / max(1, train.total_steps - 1 - train.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, past)))
+    return train.lr * (train.final_lr + (1 - train.final_lr) * cosine)
+
+
+def start_from(model: Decoder, source: Path) -> None:
+    """Load the final weights of another run, which must fit exactly."""
+    checkpoint = latest_checkpoint(source / "checkpoints")
+    if checkpoint is None:
+        raise UserError(f"train.from: {source} has no whole checkpoint")
+    try:
+        load_weights(checkpoint, model)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"train.from: the weights of {source.name} do not fit this model: {reason}") from error
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    return step % every == 0 or step == last
+
+
+def _read_log(path: Path, last_step: int) -> list[Step]:
+    """The rows up to a step; later ones are done again."""
+    if not path.exists() or last_step == 0:
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [_parse_step(record) for record in csv.DictReader(file)]
+    return [row for row in rows if row.step <= last_step]
+
+
+def _parse_step(record: dict[str, str]) -> Step:
+    validation = record["validation_loss"]
+    return Step(
+        step=int(record["step"]),
+        tokens=int(record["tokens"]),
+        validation_loss=float(validation) if validation else None,
+        **{name: float(record[name]) for name in ("loss", "lr", "gradient_norm", "seconds")},
+    )
+
+
+def _write_log(path: Path, log: list[Step]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Step)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(step) for step in log)
+    write_text(path, text.getvalue())
