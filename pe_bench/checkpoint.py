@@ -43,7 +43,12 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, train_seconds: float, loss: float
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    train_seconds: float,
+    loss: float,
 ) -> None:
     """Write the checkpoint of `step` into `folder`, then drop all but the newest two."""
     folder.mkdir(exist_ok=True)

@@ -39,7 +39,9 @@ def train(
     context: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Hydra's words, in any order.", autocompletion=_complete),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Hydra's words, in any order.", autocompletion=_complete
+        ),
     ] = None,
 ) -> None:
     """Train, score at eval.lengths, print the table; what is done already is not done again.
@@ -55,7 +57,7 @@ def train(
 
 def _train_job(config: Any, search: Any) -> None:
     from pe_bench.experiment import run_experiment
-    from pe_bench.report import print_run
+    from pe_bench.reporting import print_run
 
     print_run(run_experiment(config, search), Path(config.results_dir))
 
@@ -66,7 +68,11 @@ def _train_job(config: Any, search: Any) -> None:
 def eval(  # noqa: A001  (the command's name)
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs by name or path; the newest finished one.", autocompletion=_complete_runs),
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Runs by name or path; the newest finished one.",
+            autocompletion=_complete_runs,
+        ),
     ] = None,
     lengths: Annotated[str | None, typer.Option(help="Context lengths in tokens, such as 512,2048.")] = None,
     protocol: Annotated[str | None, typer.Option(help="paired, nonoverlapping or sliding.")] = None,
@@ -75,7 +81,9 @@ def eval(  # noqa: A001  (the command's name)
     stride: Annotated[int | None, typer.Option(help="Tokens between windows (sliding).")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     threads: Annotated[int | None, typer.Option(help="Of the processor.")] = None,
-    code: Annotated[list[Path] | None, typer.Option(help="The file of a run's own encoding, to trust it.")] = None,
+    code: Annotated[
+        list[Path] | None, typer.Option(help="The file of a run's own encoding, to trust it.")
+    ] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """Score trained runs at other lengths, or under another protocol."""
@@ -86,9 +94,14 @@ def eval(  # noqa: A001  (the command's name)
     score_runs(runs or [], lengths, changes, machine, code or [], results_dir)
 
 
-@app.command(epilog="Examples: pe-bench report | pe-bench report --markdown - | pe-bench report --plot curve.png")
+@app.command(
+    epilog="Examples: pe-bench report | pe-bench report --markdown - | pe-bench report --plot curve.png"
+)
 def report(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Only these runs.", autocompletion=_complete_runs)] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Only these runs.", autocompletion=_complete_runs),
+    ] = None,
     protocol: Annotated[str | None, typer.Option(help="Only this protocol.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table's numbers to a file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown; - prints it.")] = None,
@@ -96,14 +109,20 @@ def report(
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """A table over all runs: levels, changes against the training length, break points."""
-    from pe_bench.report import print_report
+    from pe_bench.reporting import Outputs, print_report
 
-    print_report(results_dir, runs, protocol, csv, markdown, plot)
+    print_report(results_dir, runs or [], protocol, Outputs(csv, markdown, plot))
 
 
 @app.command(name="list")
 def list_(
-    what: Annotated[str, typer.Argument(help="encodings, models, data or runs.", autocompletion=lambda: ["encodings", "models", "data", "runs"])],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="encodings, models, data or runs.",
+            autocompletion=lambda: ["encodings", "models", "data", "runs"],
+        ),
+    ],
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """What there is to choose from, and what was run."""
@@ -122,7 +141,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Train a transformer with a positional encoding on short sequences; score it at longer lengths."""
 

@@ -297,7 +297,9 @@ def _check_train(train: TrainConfig) -> None:
     _positive(train, "train", "log_every", "validate_every", "validation_tokens", "checkpoint_every")
     require(train.warmup_steps >= 0, f"train.warmup_steps must not be negative, and is {train.warmup_steps}")
     require(train.weight_decay >= 0, f"train.weight_decay must not be negative, and is {train.weight_decay}")
-    require(0 <= train.final_lr <= 1, f"train.final_lr is a share of train.lr from 0 to 1, not {train.final_lr}")
+    require(
+        0 <= train.final_lr <= 1, f"train.final_lr is a share of train.lr from 0 to 1, not {train.final_lr}"
+    )
     require(all(0 <= beta < 1 for beta in train.betas), f"train.betas must lie in [0, 1), not {train.betas}")
     require(train.length >= 2, f"train.length must be at least 2 tokens, not {train.length}")
     require(
@@ -307,12 +309,14 @@ def _check_train(train: TrainConfig) -> None:
     )
     require(
         train.batch % train.micro_batches == 0,
-        f"a step's {train.batch} windows cannot be cut into train.micro_batches={train.micro_batches} equal parts",
+        f"train.micro_batches={train.micro_batches} does not divide the {train.batch} windows of a step",
     )
 
 
 def _check_eval(evaluation: EvalConfig, train_length: int) -> None:
-    _positive(evaluation, "eval", "max_length", "targets", "target_tokens", "stride", "tokens", "batch_tokens")
+    _positive(
+        evaluation, "eval", "max_length", "targets", "target_tokens", "stride", "tokens", "batch_tokens"
+    )
     for length in evaluation.lengths or []:
         require(length > 0, f"eval.lengths must be positive whole numbers, and {length} is not")
     if evaluation.protocol == "paired":
@@ -337,18 +341,25 @@ def _check_run(config: Config) -> None:
         f"device must be auto, cpu, cuda or cuda:N, not {config.device!r}",
     )
     files = config.data.source == "files"
-    require(not files or config.data.path is not None, "data=files needs a folder or a file: say data.path=DIR")
+    require(
+        not files or config.data.path is not None, "data=files needs a folder or a file: say data.path=DIR"
+    )
     fraction = config.data.validation_fraction
     require(0 < fraction < 1, f"data.validation_fraction must lie between 0 and 1, not {fraction}")
     hub = config.tokenizer.kind == "hub"
-    require(not hub or config.tokenizer.name is not None, "tokenizer=hub needs a name: say tokenizer.name=gpt2")
+    require(
+        not hub or config.tokenizer.name is not None, "tokenizer=hub needs a name: say tokenizer.name=gpt2"
+    )
 
 
 def parse_lengths(text: str) -> list[int]:
     """`512,2048` as numbers. Raises `UserError` for anything but positive whole ones."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
-        require(word.isdecimal() and int(word) > 0, f"--lengths takes positive whole numbers, and '{word}' is not one")
+        require(
+            word.isdecimal() and int(word) > 0,
+            f"--lengths takes positive whole numbers, and '{word}' is not one",
+        )
     return [int(word) for word in words]
 
 

@@ -105,7 +105,9 @@ def load_trained(model: Decoder, checkpoint: Checkpoint, device: torch.device) -
     try:
         load_weights(checkpoint, model)
     except RuntimeError as error:
-        raise UserError(f"{checkpoint.path} does not fit the run's configuration: train the run again") from error
+        raise UserError(
+            f"{checkpoint.path} does not fit the run's configuration: train the run again"
+        ) from error
     return model.to(device).eval()
 
 
@@ -126,7 +128,9 @@ def _plans(
 def _is_scored(run: Path, row: Row | None) -> bool:
     if row is None or row.status == "out_of_memory":
         return False
-    return row.status != "ok" or score_path(run, row.protocol, row.length, row.control, row.target_hash).exists()
+    return (
+        row.status != "ok" or score_path(run, row.protocol, row.length, row.control, row.target_hash).exists()
+    )
 
 
 def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch: Watcher) -> Row:

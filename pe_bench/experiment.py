@@ -13,14 +13,14 @@ from pe_bench.data.packed import Data, load_data
 from pe_bench.data.targets import summary
 from pe_bench.encodings import LengthError
 from pe_bench.encodings.load import encoding_identity, encoding_label, with_code_hashes, with_trusted_code
-from pe_bench.errors import RunError, UserError
+from pe_bench.errors import UserError
 from pe_bench.evaluate import Subject, evaluate, load_trained, make_plans, require_checkpoint
 from pe_bench.files import write_text
 from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
 from pe_bench.progress import say, scoring_progress, training_progress
 from pe_bench.results import Row, gather, read_result, runs_folder
-from pe_bench.runs import find_run, identity, locked, read_config, run_name, setting, write_config
+from pe_bench.runs import find_run, identity, locked, run_name, setting, write_config
 from pe_bench.train import start_from, train
 
 
@@ -175,10 +175,8 @@ def _warn_of_other_data(job: Job) -> None:
 
 
 def _gather(results_dir: Path) -> None:
-    try:
-        gather(results_dir)
-    except RunError as error:
-        say(f"warning: {error}")
+    for problem in gather(results_dir).problems:
+        say(f"warning: {problem}")
 
 
 def _write_json(path: Path, values: dict[str, object] | dict[str, str | int]) -> None:

@@ -12,8 +12,17 @@ from typing import Any
 from pe_bench.config import Config, config_dir, parse_config, unknown
 from pe_bench.errors import UserError, first_line
 
-# Hydra's flags that take a value, which must stay beside them.
-FLAGS_WITH_VALUE = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p")
+# Hydra's flags; those that take a value must stay beside it.
+FLAGS_WITH_VALUE = (
+    "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p",
+    "--experimental-rerun",
+)  # fmt: skip
+FLAGS = (
+    *FLAGS_WITH_VALUE, "--hydra-help", "--resolve", "--run", "-r", "--multirun", "-m", "--info", "-i",
+    "--shell-completion", "-sc",
+)  # fmt: skip
+INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+ONE_OF_EACH = ("encoding", "model", "data", "tokenizer", "experiment")
 # Words put before the user's own: how tests run the README's commands on shorter budgets.
 WORDS_VARIABLE = "PE_BENCH_WORDS"
 
@@ -27,7 +36,7 @@ def run_job(words: Sequence[str], job: Job) -> list[Exception]:
     Hydra cannot use, before any job runs.
     """
     words = order_words([*os.environ.get(WORDS_VARIABLE, "").split(), *words])
-    _refuse_two_budgets(words)
+    _check_words(words)
     sweep = any(word in ("-m", "--multirun") for word in words)
     failures: list[Exception] = []
 
@@ -59,7 +68,17 @@ def order_words(words: Sequence[str]) -> list[str]:
         flags.append(word)
         if word in FLAGS_WITH_VALUE:
             flags += [value for value in [next(waiting, None)] if value is not None]
+    flags = _with_info_value(overrides, flags)
     return overrides + flags
+
+
+def _with_info_value(overrides: list[str], flags: list[str]) -> list[str]:
+    """Hydra's `--info` may take a value, which looks like an override until it is known."""
+    found = [word for word in overrides if word in INFO_VALUES]
+    if not found or not {"--info", "-i"} & set(flags):
+        return flags
+    overrides.remove(found[0])
+    return [part for flag in flags for part in ([flag, found[0]] if flag in ("--info", "-i") else [flag])]
 
 
 def compose(overrides: Sequence[str], directories: Sequence[str] = ()) -> dict[str, Any]:
@@ -76,14 +95,17 @@ def compose(overrides: Sequence[str], directories: Sequence[str] = ()) -> dict[s
 def to_plain_values(composed: Any) -> dict[str, Any]:
     """Plain, resolved values; each part of the encoding names its options that were derived."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     try:
         raw = OmegaConf.to_container(composed, resolve=False)
         values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except Exception as error:
-        raise UserError(first_line(error)) from error
+    except OmegaConfBaseException as error:
+        raise UserError(_cause(error) or first_line(error)) from error
     assert isinstance(raw, dict) and isinstance(values, dict)
-    plain = {str(key): value for key, value in values.items() if key not in ("hydra", "modifier", "experiment")}
+    plain = {
+        str(key): value for key, value in values.items() if key not in ("hydra", "modifier", "experiment")
+    }
     if isinstance(plain.get("encoding"), dict):
         plain["encoding"] = _mark_derived(raw["encoding"], plain["encoding"])
     return plain
@@ -103,7 +125,9 @@ def _divide(d_model: int, n_heads: int) -> int:
         raise UserError(f"model.d_model={d_model} and model.n_heads={n_heads} must be positive whole numbers")
     if d_model % n_heads:
         near = max(n_heads, round(d_model / n_heads) * n_heads)
-        raise UserError(f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}: try model.d_model={near}")
+        raise UserError(
+            f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}: try model.d_model={near}"
+        )
     return d_model // n_heads
 
 
@@ -117,7 +141,8 @@ def _parse(composed: Any) -> tuple[Config, list[Path]]:
 
 def _mark_derived(raw: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     modifiers = {
-        name: _mark_derived(raw["modifiers"][name], part) for name, part in (values.get("modifiers") or {}).items()
+        name: _mark_derived(raw["modifiers"][name], part)
+        for name, part in (values.get("modifiers") or {}).items()
     }
     derived = [name for name, value in raw.items() if isinstance(value, str) and value.startswith("${")]
     return {**values, "derived": derived, **({"modifiers": modifiers} if modifiers else {})}
@@ -158,10 +183,14 @@ def _guarded(words: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, UserError):
-            cause = cause.__cause__ or cause.__context__
-        raise UserError(str(cause) if cause else _explain(error, words)) from error
+        raise UserError(_cause(error) or _explain(error, words)) from error
+
+
+def _cause(error: BaseException | None) -> str | None:
+    """The text of the `UserError` behind an error of Hydra's, where there is one."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return str(error) if error else None
 
 
 def _explain(error: Exception, words: Sequence[str]) -> str:
@@ -169,17 +198,25 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return unknown(name, group or "configuration", error.options or [])
+        folders = [config_dir(), *map(Path, _directories(words))]
+        known = {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
+        return unknown(name, group or "configuration", error.options or known)
     text = first_line(error)
     keys = [word.split("=", 1)[0].lstrip("+~") for word in words if "=" in word]
-    wrong = next((key for key in keys if f"'{key}'" in text or f"Key '{key.split('.')[-1]}'" in str(error)), None)
-    if wrong is not None and ("Could not override" in text or "Could not find" in text or "not in struct" in str(error)):
+    wrong = next(
+        (key for key in keys if f"'{key}'" in text or f"Key '{key.split('.')[-1]}'" in str(error)), None
+    )
+    if wrong is not None and (
+        "Could not override" in text or "Could not find" in text or "not in struct" in str(error)
+    ):
         return unknown(wrong, "key", _known_keys(words))
     ambiguous = re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if ambiguous:
         key, value = ambiguous.groups()
         return f"{key}={value} is several values: say '{key}=[{value}]' for a list, or add -m for a sweep over them"
-    return re.sub(r"\s+", " ", text)
+    if "parsing override" in text:
+        return f"{text}: say KEY=VALUE, with quotes around what the shell would change"
+    return text
 
 
 def _known_keys(words: Sequence[str]) -> list[str]:
@@ -189,7 +226,12 @@ def _known_keys(words: Sequence[str]) -> list[str]:
         values = compose(chosen, _directories(words))
     except UserError:
         values = compose([])
-    return [*_flatten(values), "modifier", "experiment", *(group for group in values if isinstance(values[group], dict))]
+    return [
+        *_flatten(values),
+        "modifier",
+        "experiment",
+        *(group for group in values if isinstance(values[group], dict)),
+    ]
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -212,7 +254,9 @@ def _check_every_value(words: Sequence[str]) -> None:
     overrides = [word for word in order_words(words) if "=" in word and not word.startswith("-")]
     with _guarded(words):
         parsed = OverridesParser.create().parse_overrides(overrides)
-    plain = [word for word, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
+    plain = [
+        word for word, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()
+    ]
     swept = [override for override in parsed if override.is_choice_sweep()]
     firsts = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept]
     for number, values in enumerate(firsts):
@@ -223,10 +267,28 @@ def _check_every_value(words: Sequence[str]) -> None:
         parse_config(compose(plain, _directories(words)))
 
 
-def _refuse_two_budgets(words: Sequence[str]) -> None:
-    keys = [word.split("=", 1)[0].lstrip("+") for word in words]
-    if "train.steps" in keys and "train.tokens" in keys:
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse what Hydra would take, or refuse at length."""
+    values = dict(
+        word.lstrip("+").split("=", 1) for word in words if "=" in word and not word.startswith("-")
+    )
+    if "train.steps" in values and "train.tokens" in values:
         raise UserError("train.steps and train.tokens both say how long to train: give one of them")
+    for group in ONE_OF_EACH:
+        if values.get(group, "").startswith("["):
+            raise UserError(
+                f"{group}={values[group]}: a run has one {group}; say -m {group}={values[group].strip('[]')} "
+                "for a run of each, or modifier=[NAME] for what acts on top of an encoding"
+            )
+    flags = {word.split("=")[0]: word for word in words if word.startswith("-")}
+    for flag in flags:
+        if flag not in FLAGS and not flag.removeprefix("-").isdecimal():
+            raise UserError(unknown(flag, "option", FLAGS))
+    for flag, value in zip(words, [*words[1:], ""], strict=True):
+        if flag in FLAGS_WITH_VALUE and not value:
+            raise UserError(f"{flag} needs a value after it")
+        if flag in ("--cfg", "-c") and value not in ("job", "hydra", "all"):
+            raise UserError(f"{flag} shows one of job, hydra, all, not '{value}'")
 
 
 def _job_words() -> str:

@@ -39,7 +39,9 @@ def _encodings(_: Path) -> Table:
         table.add_row(name, part.family, part.past_training, part.paper, "" if label == name else label)
     for name in choices("modifier"):
         part = part_classes({"class": _modifier_class(name)})[0]
-        table.add_row(f"modifier={name}", part.family, part.past_training, part.paper, "on top of any encoding")
+        table.add_row(
+            f"modifier={name}", part.family, part.past_training, part.paper, "on top of any encoding"
+        )
     return table
 
 
@@ -50,7 +52,9 @@ def _models(_: Path) -> Table:
         vocabulary = 50_257 if name == "gpt2" else 257
         model = config.model
         count = f"{_parameters(model, vocabulary) / 1e6:.1f}M"
-        table.add_row(name, count, str(model.n_layers), str(model.d_model), str(model.n_heads), f"{vocabulary:,}")
+        table.add_row(
+            name, count, str(model.n_layers), str(model.d_model), str(model.n_heads), f"{vocabulary:,}"
+        )
     return table
 
 

@@ -39,13 +39,11 @@ class Bar:
     def __init__(self, name: str, total: int, progress: Progress | None):
         self.name, self.total, self.progress = name, total, progress
         self.task = progress.add_task(name, total=total, text="") if progress else None
-        self.lines = 0
 
     def show(self, done: float, text: str, line: str | None = None) -> None:
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=done, text=text)
-        elif line is not None and done * LINES_PER_RUN >= self.total * (self.lines + 1):
-            self.lines = int(done * LINES_PER_RUN // self.total)
+        elif line is not None:
             say(f"{self.name}: {line}")
 
 
@@ -66,7 +64,8 @@ class TrainingProgress:
         left = (self.total - step.step) * self.batch_tokens / speed if speed else 0.0
         text = f"loss {step.loss:.3f}  {speed:,.0f} tokens/s"
         line = f"step {step.step} of {self.total}  {text}  {left:.0f} s left"
-        self.bar.show(step.step, text, line)
+        due = step.step * LINES_PER_RUN // self.total > (step.step - 1) * LINES_PER_RUN // self.total
+        self.bar.show(step.step, text, line if due else None)
 
 
 class ScoringProgress:
@@ -79,7 +78,8 @@ class ScoringProgress:
     def __call__(self, protocol: str, length: int, share: float) -> None:
         self.finished += share == 1.0
         done = self.finished + (share if share < 1.0 else 0.0)
-        self.bar.show(done, f"{protocol}, length {length:,}", f"{protocol}, length {length:,} scored")
+        text = f"{protocol}, length {length:,}"
+        self.bar.show(done, text, f"{text} scored" if share == 1.0 else None)
 
 
 @contextmanager
@@ -88,6 +88,11 @@ def _bar(name: str, total: int) -> Iterator[Bar]:
     if not console.is_terminal:
         yield Bar(name, total, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         yield Bar(name, total, progress)

@@ -91,7 +91,9 @@ def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
     """Neighbours of one size and one place of their targets, about `batch_tokens` tokens at once."""
     batch: list[Window] = []
     for window in windows:
-        fits = not batch or (_shape(window) == _shape(batch[0]) and (len(batch) + 1) * window.size <= batch_tokens)
+        fits = not batch or (
+            _shape(window) == _shape(batch[0]) and (len(batch) + 1) * window.size <= batch_tokens
+        )
         if not fits:
             yield batch
             batch = []

@@ -23,10 +23,20 @@ from pe_bench.results import read_result, runs_folder
 IDENTITY_VERSION = 1
 # Names are for people, and steps stand in place of what they were computed from. Neither how often
 # something is written nor the number of parts a step is cut into is what is being measured.
-NOT_IDENTITY = {"name", "steps", "tokens", "log_every", "validate_every", "validation_tokens", "checkpoint_every"}
+NOT_IDENTITY = {
+    "name",
+    "steps",
+    "tokens",
+    "log_every",
+    "validate_every",
+    "validation_tokens",
+    "checkpoint_every",
+}
 
 
-def identity(config: Config, data_hash: str, train_dtype: str, encoding_options: dict[str, Any]) -> dict[str, Any]:
+def identity(
+    config: Config, data_hash: str, train_dtype: str, encoding_options: list[dict[str, Any]]
+) -> dict[str, Any]:
     """What makes a run this run. Values that equal their defaults are left out.
 
     The data stands here by the hash of what was tokenized, wherever it lay. `encoding_options`
@@ -64,7 +74,9 @@ def read_config(run: Path) -> Config:
         return parse_config(values)
     except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError, UserError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again") from error
+        raise UserError(
+            f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"
+        ) from error
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
@@ -84,7 +96,9 @@ def find_run(word: str, results_dir: Path) -> Path:
     if len(matching) == 1:
         return _finished(matching[0])
     if matching:
-        raise UserError(f"'{word}' is the beginning of several runs: {', '.join(path.name for path in matching)}")
+        raise UserError(
+            f"'{word}' is the beginning of several runs: {', '.join(path.name for path in matching)}"
+        )
     raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` names those there are")
 
 

@@ -11,7 +11,7 @@ undercoverage, both of which only ever widen the interval:
 - a share of the variance that comes from S seeds is held to Student's t of S - 1 degrees of
   freedom, one that comes from D documents to that of D - 1, and the squares of the two critical
   values are averaged by those shares. Satterthwaite's single number of degrees of freedom, itself
-  estimated from three seeds, covers 92 % where seeds matter as much as documents; this 95 to 97 %.
+  estimated from three seeds, covers 92 % where seeds matter as much as documents; this 95 to 98 %.
 - skewed documents make a t interval too short. Their part grows by 1 + 6 skewness^2 / D, which
   leaves normal ones alone and takes exponential ones from 90 to 93 % with ten documents, and from
   93 to 95 % with thirty.

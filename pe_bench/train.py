@@ -45,7 +45,13 @@ Watcher = Callable[[Step], None]
 
 
 def train(
-    config: Config, model: Decoder, data: Data, run: Path, device: torch.device, dtype: torch.dtype, watch: Watcher
+    config: Config,
+    model: Decoder,
+    data: Data,
+    run: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    watch: Watcher,
 ) -> Checkpoint:
     """Train `model` to `config.train.total_steps` and return the checkpoint of the last step.
 
@@ -66,7 +72,10 @@ def train(
         state = trainer.step(step, seconds)
         seconds = state.seconds
         watch(state)
-        if _due(state.step, config.train.log_every, config.train.total_steps) or state.validation_loss is not None:
+        if (
+            _due(state.step, config.train.log_every, config.train.total_steps)
+            or state.validation_loss is not None
+        ):
             log.append(state)
         if _due(state.step, config.train.checkpoint_every, config.train.total_steps):
             _write_log(run / "train.csv", log)
@@ -158,7 +167,10 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
     for name, parameter in model.named_parameters():
         matrix = parameter.dim() == 2 and not name.startswith(("encoding.", "embedding."))
         (decaying if matrix else other).append(parameter)
-    groups = [{"params": decaying, "weight_decay": train.weight_decay}, {"params": other, "weight_decay": 0.0}]
+    groups = [
+        {"params": decaying, "weight_decay": train.weight_decay},
+        {"params": other, "weight_decay": 0.0},
+    ]
     fused = device.type in ("cpu", "cuda")
     return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, fused=fused)
 
@@ -181,7 +193,9 @@ def start_from(model: Decoder, source: Path) -> None:
         load_weights(checkpoint, model)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"train.from: the weights of {source.name} do not fit this model: {reason}") from error
+        raise UserError(
+            f"train.from: the weights of {source.name} do not fit this model: {reason}"
+        ) from error
 
 
 def _due(step: int, every: int, last: int) -> bool:

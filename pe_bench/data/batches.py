@@ -48,13 +48,6 @@ class TrainingWindows:
         return torch.from_numpy(windows)
 
 
-def training_windows(
-    split: Split, length: int, count: int, end_of_text: int, seed: int, step: int
-) -> torch.Tensor:
-    """One batch, int64 [count, length + 1]; for many, keep a `TrainingWindows`."""
-    return TrainingWindows(split, length, end_of_text).batch(count, seed, step)
-
-
 def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:
     """Indices of the documents under `size`, and of longer ones until all of them together reach it."""
     order = np.argsort(lengths, kind="stable")

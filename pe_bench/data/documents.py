@@ -26,7 +26,9 @@ def within_budget(documents: Iterable[Document], byte_budget: int | None) -> Ite
             yield document
             continue
         if len(document.text) >= left:
-            yield Document(document.name, document.text[: character_boundary(document.text, left)])
+            text = document.text[: character_boundary(document.text, left)]
+            if text:
+                yield Document(document.name, text)
             return
         left -= len(document.text)
         yield document

@@ -31,7 +31,7 @@ def target_blocks(
     They are dealt round-robin over the documents, evenly spaced in each, and never overlap. Raises
     `UserError` when no document is long enough.
     """
-    order = _eligible(split, max_length, seed, "eval.max_length")
+    order = _eligible(split, max_length, seed)
     room = split.lengths[order] - max_length
     shares = _deal(room // target_tokens + 1, count)
     ends = [
@@ -44,22 +44,12 @@ def target_blocks(
     return TargetBlocks(document, end, max_length, target_tokens, hasher.hexdigest()[:16])
 
 
-def context_windows(split: Split, blocks: TargetBlocks, length: int) -> np.ndarray:
-    """int64 [blocks, length]: the `length` tokens that end with each block."""
-    ends = split.starts[blocks.document] + blocks.end
-    if len(blocks.end) and length > blocks.end.min():
-        raise ValueError(
-            f"a block of this set ends {blocks.end.min()} tokens into its document, not {length}"
-        )
-    return np.stack([split.tokens[end - length : end] for end in ends]).astype(np.int64)
-
-
 def scored_documents(split: Split, longest: int, token_budget: int, seed: int) -> np.ndarray:
     """Indices of documents with more than `longest` tokens, as many as fit the budget, and at least one.
 
     For the protocols that cut whole documents into windows. Raises `UserError` if there is none.
     """
-    order = _eligible(split, longest + 1, seed, "eval.lengths")
+    order = _eligible(split, longest + 1, seed)
     fit = int(np.searchsorted(np.cumsum(split.lengths[order]), token_budget, side="right"))
     return order[: max(1, fit)]
 
@@ -83,15 +73,14 @@ def summary(data: Data, max_length: int) -> str:
     )
 
 
-def _eligible(split: Split, length: int, seed: int, key: str) -> np.ndarray:
+def _eligible(split: Split, length: int, seed: int) -> np.ndarray:
     """Documents of at least `length` tokens, in the order of a hash of the seed and their content."""
     lengths = split.lengths
     longest = int(lengths.max(initial=0))
     if longest < length:
-        needed = f"{key}={length}" if key == "eval.max_length" else f"{key} up to {length - 1} (and one more)"
         raise UserError(
-            f"no validation document is long enough for {needed} tokens: the longest has {longest}; "
-            "set a smaller one, or use data with longer documents"
+            f"no validation document has the {length} tokens that are needed: the longest has {longest}; "
+            "score shorter lengths (eval.lengths, eval.max_length), or use data with longer documents"
         )
 
     def place(index: int) -> bytes:

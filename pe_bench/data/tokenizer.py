@@ -96,11 +96,12 @@ def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
 
 def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> SubwordTokenizer:
     """A byte-level BPE of the training documents, written to `path` as the library's own JSON."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     size = vocabulary_size(config)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[END_OF_TEXT],

@@ -7,7 +7,7 @@ shared by heads and not by layers. p is clamped to the last row.
 Past the training length: clamps; how many tokens a row spans depends on their content.
 
 Golovneva et al. 2024, "Contextual Position Encoding: Learning to Count What's Important",
-arXiv:2405.18719, section 4.
+arXiv:2405.18719.
 
 The bias is not divided by sqrt(K), as in the paper's own listing; the authors' repository divides
 it by default. The gates read the logits after modifiers, such as logn.

@@ -1,12 +1,12 @@
 """Forgetting attention: z_ij = q_i . k_j / sqrt(K) + c_i - c_j, c_t = sum_{s <= t} ln f_s.
 
 f_t = sigmoid(w_h . x_t + b_h) is a forget gate of each head and layer, read from the layer's
-input; b_h is initially 0, so that half is forgotten at each token.
+input; b_h is initially 0, so that about half is forgotten at each token.
 
 Past the training length: defined; what is far away was forgotten by then, or was never to be.
 
 Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate", ICLR,
-arXiv:2503.02130, section 3.
+arXiv:2503.02130.
 
 Only the gate, without the further blocks of the authors' "Pro" layer. Gate weights are N(0, 1/D),
 as those of all linear layers here.

@@ -5,7 +5,7 @@ Initially p ~ U(0, 2) and a ~ U(0, 1). All layers share them.
 Past the training length: defined, the bias falls ever more slowly.
 
 Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
-NeurIPS, arXiv:2205.09921, equation 2.
+NeurIPS, arXiv:2205.09921.
 
 The authors' code writes the bound 0.01 into the parameters in each forward pass. Here it is in
 the formula, with the gradient that a value at the bound would have.

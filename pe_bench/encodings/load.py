@@ -101,8 +101,8 @@ def with_trusted_code(config: dict[str, Any], files: Sequence[Path]) -> dict[str
         if wanted not in hashes:
             given = f"; of what was given, {', '.join(hashes)}" if hashes else ""
             raise UserError(
-                f"this run's encoding is code from outside pe-bench, {specification} with hash {wanted}{given}: "
-                "name its file with --code FILE.py if you trust it"
+                f"this run's encoding is code from outside pe-bench, {specification} with hash "
+                f"{wanted}{given}: name its file with --code FILE.py if you trust it"
             )
         return {**part, "class": f"{hashes[wanted]}:{specification.rpartition(':')[2]}"}
 
@@ -167,7 +167,8 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
 def _load_file(path: Path) -> ModuleType:
     name = f"pe_bench_code_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None and specification.loader is not None
+    assert specification is not None
+    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     try:
         specification.loader.exec_module(module)

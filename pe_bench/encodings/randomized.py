@@ -7,7 +7,7 @@ the whole range).
 Past the training length: defined up to max_position, whose distances training has shown.
 
 Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers",
-ACL, arXiv:2305.16843, section 3.
+ACL, arXiv:2305.16843.
 
 One draw serves all layers; the authors' code draws anew in each layer for rotary positions. We
 have not verified the paper's max_position, and take 16 times the training length.

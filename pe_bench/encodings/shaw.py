@@ -7,7 +7,7 @@ layers do not.
 Past the training length: clamps at max_distance.
 
 Shaw, Uszkoreit, Vaswani 2018, "Self-Attention with Relative Position Representations", NAACL,
-arXiv:1803.02155, equations 3 to 5. We have not verified that the paper's best clip is 16.
+arXiv:1803.02155, section 3. We have not verified that the paper's best clip is 16.
 
 The authors' tables also have max_distance rows for keys after the query, which a decoder never
 reads. They add row vectors for each pair; here scores are gathered, and weights summed, by row.

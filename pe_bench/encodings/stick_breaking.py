@@ -6,7 +6,7 @@ scores the nearer wins. What is left, 1 - sum_j w_ij, goes to the token's own va
 Past the training length: defined, nothing changes.
 
 Tan et al. 2025, "Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth
-Study", ICLR, arXiv:2410.17980, section 3.
+Study", ICLR, arXiv:2410.17980.
 
 The authors' kernel leaves the remainder to its caller. Without it the first token's output is 0.
 """

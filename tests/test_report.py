@@ -1,0 +1,362 @@
+"""What may stand in one table, what its numbers are, and that they can be read."""
+
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from result_fixtures import add_run, edit_rows, file_of
+from rich.console import Console
+
+from pe_bench.errors import RunError, UserError
+from pe_bench.report import Line, Table, build_tables, render, run_table, show, to_frame, to_markdown
+from pe_bench.results import all_rows, read_rows
+from pe_bench.scores import load_scores
+from pe_bench.statistics import paired_interval
+
+FLAT = {64: 3.1, 128: 3.0, 256: 3.002, 512: 3.003}
+BREAKING = {64: 2.9, 128: 2.7, 256: 2.8, 512: 4.0}
+
+
+def only(results_dir: Path) -> Table:
+    [table] = build_tables(results_dir)
+    return table
+
+
+def line_of(table: Table, label: str) -> Line:
+    return next(line for line in table.lines if line.label == label)
+
+
+def printed(tables: list[Table], width: int | None = None) -> str:
+    """What a pipe gets, or a terminal of this width without colours."""
+    file = io.StringIO()
+    console = Console(file=file, width=width or 80, force_terminal=width is not None, color_system=None)
+    show(tables, console)
+    return file.getvalue()
+
+
+def test_seeds_are_averaged_and_perplexity_is_that_of_the_mean_nll(tmp_path: Path) -> None:
+    runs = [add_run(tmp_path, "rope", {128: 2.0 + seed, 256: 3.0 + seed}, seed=seed) for seed in range(3)]
+    line = line_of(only(tmp_path), "rope")
+    rows = [row for run in runs for row in read_rows(run / "eval.csv") if row.length == 256]
+    assert line.seeds == 3
+    assert line.cells[256].bits_per_byte == pytest.approx(np.mean([row.bits_per_byte or 0 for row in rows]))
+    assert line.cells[256].bits_per_byte == pytest.approx(4.0, abs=1e-6)
+    assert line.cells[256].perplexity == pytest.approx(math.exp(np.mean([row.nll or 0 for row in rows])))
+
+
+def test_the_change_is_paired_over_the_documents_of_the_score_files(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING)
+    row_of = {row.length: row for row in read_rows(run / "eval.csv")}
+    bits = {length: load_scores(file_of(run, row_of[length])).by_document()[1] for length in (128, 256)}
+    expected = paired_interval((bits[256] - bits[128])[None, :])
+    cell = line_of(only(tmp_path), "rope").cells[256]
+    assert cell.interval == expected
+    assert cell.change == pytest.approx(0.1, abs=1e-6)
+    # Documents differ by 0.2 bits; in pairs that cancels, and the interval is far shorter.
+    assert expected.high - expected.low < 0.02
+
+
+def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "alibi", FLAT, spread=0.001)
+    table = only(tmp_path)
+    rope, alibi = line_of(table, "rope"), line_of(table, "alibi")
+    assert {length: cell.verdict for length, cell in rope.cells.items()} == {
+        64: "degrades", 128: "", 256: "degrades", 512: "fails"
+    }  # fmt: skip
+    assert (rope.break_point, alibi.break_point) == ("256", "none up to 512")
+
+
+def test_holding_below_the_training_length_is_not_holding_past_it(tmp_path: Path) -> None:
+    add_run(tmp_path, "learned", {64: 3.0, 128: 3.0, 256: None}, spread=0.001)
+    line = line_of(only(tmp_path), "learned")
+    assert (line.cells[64].verdict, line.break_point) == ("holds", "unknown")
+
+
+def test_the_training_length_has_no_change_of_its_own(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    cell = line_of(only(tmp_path), "rope").cells[128]
+    assert (cell.change, cell.interval, cell.missing) == (None, None, "")
+
+
+def test_an_infinite_score_fails(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: math.inf})
+    line = line_of(only(tmp_path), "rope")
+    assert (line.cells[256].verdict, line.break_point) == ("fails", "256")
+    assert "inf" in printed([only(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"setting": "0f0f0f0f"}, "training settings"),
+        ({"data_hash": "0ther"}, "data hash"),
+        ({"tokenizer": "bpe"}, "tokenizer"),
+        ({"train_length": 64}, "train length"),
+        ({"protocol": "nonoverlapping"}, "protocol"),
+    ],
+)
+def test_rows_that_may_not_be_compared_are_in_tables_of_their_own(
+    tmp_path: Path, change: dict[str, object], named: str
+) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "alibi", FLAT, **change)
+    tables = build_tables(tmp_path)
+    assert [len(table.lines) for table in tables] == [1, 1]
+    assert all(named in table.why for table in tables)
+    assert "never averaged or ranked together" in printed(tables)
+
+
+def test_one_table_needs_no_word_about_others(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "alibi", FLAT)
+    assert only(tmp_path).why == ""
+
+
+def test_the_title_says_what_was_trained(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    assert only(tmp_path).title == (
+        "tiny model, data stdlib (da7a0123), tokenizer bytes, "
+        "trained at length 128 for 250 steps, paired protocol"
+    )
+
+
+def test_controls_are_no_lines_of_the_table(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "rope", {256: 9.0}, control="window")
+    assert line_of(only(tmp_path), "rope").cells[256].bits_per_byte == pytest.approx(2.8, abs=1e-6)
+
+
+def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {4096: 5.0}, target_hash="0ther")
+    table = only(tmp_path)
+    cell = line_of(table, "rope").cells[4096]
+    assert (cell.change, cell.verdict, cell.bits_per_byte) == (None, "", pytest.approx(5.0, abs=1e-6))
+    assert "no change: rope at 4096: scored on other targets than the training length" in table.notes
+
+
+def test_a_longer_length_is_compared_on_its_own_targets(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0}, target_hash="0ther")
+    line = line_of(only(tmp_path), "rope")
+    assert line.cells[4096].change == pytest.approx(1.5, abs=1e-6)
+    assert line.cells[256].change == pytest.approx(0.1, abs=1e-6)
+
+
+def test_of_two_sets_of_targets_a_column_takes_the_one_that_more_rows_share(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", FLAT)
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "rope", {128: 9.0, 4096: 5.0}, target_hash="zzz")
+    table = only(tmp_path)
+    assert line_of(table, "rope").cells[128].bits_per_byte == pytest.approx(2.7, abs=1e-6)
+    assert not any("not all rows" in note for note in table.notes)
+
+
+def test_levels_on_different_targets_are_said_to_be_that(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", FLAT)
+    add_run(tmp_path, "rope", BREAKING, target_hash="0ther")
+    assert any(
+        note.startswith("256: not all rows were scored on the same targets") for note in only(tmp_path).notes
+    )
+
+
+def test_a_length_out_of_reach_shows_its_status_and_its_reason_once(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "learned", {128: 3.0, 256: None, 512: None}, seed=seed)
+    table = only(tmp_path)
+    line = line_of(table, "learned")
+    assert (line.cells[512].verdict, line.cells[512].bits_per_byte, line.break_point) == (
+        "undefined",
+        None,
+        "unknown",
+    )
+    assert printed([table]).count("past the table of 128") == 1
+    assert "undefined: learned at 256, 512" in printed([table])
+
+
+def test_seeds_that_lack_a_length_are_not_counted_there(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=0)
+    add_run(tmp_path, "rope", {128: 3.2}, seed=1)
+    table = only(tmp_path)
+    cells = line_of(table, "rope").cells
+    assert cells[128].levels == pytest.approx((3.0, 3.2), abs=1e-6)
+    assert cells[256].levels == pytest.approx((3.1,), abs=1e-6)
+    assert "3.100 (n=1)" in printed([table])
+    assert "3.100 (n=2)" not in printed([table])
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged", "of another row"])
+def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path, damage: str) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1, 512: 4.0})
+    paths = {row.length: file_of(run, row) for row in read_rows(run / "eval.csv")}
+    if damage == "missing":
+        paths[256].unlink()
+    else:
+        paths[256].write_bytes(paths[512].read_bytes() if damage == "of another row" else b"junk")
+    table = only(tmp_path)
+    cells = line_of(table, "rope").cells
+    assert cells[256].change == pytest.approx(0.1, abs=1e-6)
+    assert (cells[256].interval, cells[256].verdict) == (None, "")
+    assert cells[512].verdict == "fails"
+    [note] = [note for note in table.notes if note.startswith("a change without an interval: rope at 256")]
+    assert str(paths[256]) in note
+
+
+def test_a_scaling_is_compared_with_the_unmodified_run_at_its_training_length(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.5})
+    add_run(tmp_path, "rope", {128: 3.2, 256: 3.3}, scored_with="yarn factor=4")
+    line = line_of(only(tmp_path), "rope -> yarn factor=4")
+    assert line.cells[256].change == pytest.approx(0.3, abs=1e-6)
+    assert line.cells[128].change == pytest.approx(0.2, abs=1e-6)
+
+
+def test_a_scaling_without_its_run_has_no_change(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.2, 256: 3.3}, scored_with="yarn")
+    assert any("the training length has no score" in note for note in only(tmp_path).notes)
+
+
+def test_encodings_rank_by_the_longest_length_that_all_have(tmp_path: Path) -> None:
+    add_run(tmp_path, "b", {128: 2.0, 256: 3.0, 512: 1.0})
+    add_run(tmp_path, "c", {128: 3.0, 256: 2.0})
+    add_run(tmp_path, "a", {128: 3.0, 256: 3.0, 512: None})
+    table = only(tmp_path)
+    assert (table.ranked_at, [line.label for line in table.lines]) == (256, ["c", "a", "b"])
+    assert any("ranked by bits/byte at 256" in note for note in table.notes)
+
+
+def test_without_a_common_length_the_order_is_that_of_names(tmp_path: Path) -> None:
+    add_run(tmp_path, "b", {128: 2.0})
+    add_run(tmp_path, "a", {256: 3.0})
+    table = only(tmp_path)
+    assert (table.ranked_at, [line.label for line in table.lines]) == (None, ["a", "b"])
+
+
+def test_one_seed_and_few_documents_are_said(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING, documents=7)
+    notes = " ".join(only(tmp_path).notes)
+    assert "one seed: this says something of these models only" in notes
+    assert "7 documents only" in notes
+
+
+def test_three_seeds_and_enough_documents_need_no_warning(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "rope", BREAKING, seed=seed)
+    assert only(tmp_path).notes == ()
+
+
+def test_runs_and_protocols_can_be_chosen(tmp_path: Path) -> None:
+    rope = add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "alibi", FLAT)
+    add_run(tmp_path, "alibi", FLAT, protocol="sliding")
+    assert [line.label for table in build_tables(tmp_path, [str(rope)]) for line in table.lines] == ["rope"]
+    [table] = build_tables(tmp_path, protocol="sliding")
+    assert table.group.protocol == "sliding"
+    with pytest.raises(UserError, match=r"unknown run 'ropr-s0-.*did you mean 'rope-s0-"):
+        build_tables(tmp_path, [rope.name.replace("rope", "ropr")])
+    with pytest.raises(UserError, match=r"'nonoverlapping'.*scored under paired, sliding"):
+        build_tables(tmp_path, protocol="nonoverlapping")
+
+
+def test_no_runs_are_an_error_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="pe-bench train encoding=rope"):
+        build_tables(tmp_path)
+
+
+def test_a_damaged_run_is_named_under_the_tables_of_the_others(tmp_path: Path) -> None:
+    bad = add_run(tmp_path, "rope", BREAKING)
+    (bad / "eval.csv").write_text("")
+    with pytest.raises(RunError, match="is damaged"):
+        build_tables(tmp_path)
+    add_run(tmp_path, "alibi", FLAT)
+    assert any(note.startswith("left out: ") and str(bad) in note for note in only(tmp_path).notes)
+
+
+def test_a_row_that_claims_a_number_it_lacks_is_undefined(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING)
+    edit_rows(run, lambda row: replace(row, bits_per_byte=None) if row.length == 512 else row)
+    assert line_of(only(tmp_path), "rope").cells[512].verdict == "undefined"
+
+
+def test_the_table_of_one_run_is_the_reports_own(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    assert run_table(all_rows(tmp_path), tmp_path) == only(tmp_path)
+
+
+def test_a_pipe_gets_whole_lines(tmp_path: Path) -> None:
+    label = "yarn factor=4 beta_fast=16 beta_slow=2"
+    lengths = (32, 64, 128, 192, 256, 512, 1024, 2048)
+    add_run(tmp_path, "rope", dict.fromkeys(lengths, 3.0))
+    add_run(tmp_path, "rope", {length: 3 + length / 1000 for length in lengths}, scored_with=label)
+    text = printed(build_tables(tmp_path))
+    [row] = [line for line in text.splitlines() if line.startswith(f"rope -> {label}")]
+    assert [f"{3 + length / 1000:.3f}" in row for length in lengths] == [True] * len(lengths)
+    assert "820,000" in row
+    assert "…" not in text
+    assert only(tmp_path).title in text.splitlines()
+
+
+@pytest.mark.parametrize("width", [44, 60, 80])
+def test_a_narrow_terminal_gets_every_number_in_blocks_that_fit(tmp_path: Path, width: int) -> None:
+    add_run(tmp_path, "rope", {32 * 2**index: 3 + index / 100 for index in range(8)})
+    text = printed(build_tables(tmp_path), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for index in range(8):
+        assert f" {3 + index / 100:.3f}" in text
+    for word in ("820,000", "perplexity", "trained", "seeds"):
+        assert word in text
+    assert text.count("encoding") >= 2
+
+
+def test_a_wide_terminal_gets_one_block(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {32 * 2**index: 3.0 for index in range(8)})
+    assert printed(build_tables(tmp_path), 200).count("encoding") == 1
+
+
+def test_verdicts_are_readable_without_colour_and_explained(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    text = printed(build_tables(tmp_path))
+    assert "+0.100 >" in text
+    assert "+1.300 !" in text
+    assert "+0.200" in text
+    assert "+0.200 >" not in text  # below the training length less context costs by nature
+    assert "! fails" in text
+    assert "= holds" not in text
+
+
+def test_colour_repeats_the_verdict(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    file = io.StringIO()
+    console = Console(file=file, width=120, force_terminal=True, color_system="standard", no_color=False)
+    console.print(render(only(tmp_path), 120))
+    assert "\x1b[1;31m+1.300 !" in file.getvalue()
+
+
+def test_the_frame_is_long_and_keeps_what_is_unknown_empty(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "learned", {128: 3.0, 256: None})
+    frame = to_frame(build_tables(tmp_path)).set_index(["encoding", "length"])
+    assert len(frame) == 6
+    fails = frame.loc[("rope", 512)]
+    assert (fails["verdict"], fails["break_point"], fails["seeds"]) == ("fails", "256", 1)
+    assert fails["change_low"] < fails["change"] < fails["change_high"]
+    undefined = frame.loc[("learned", 256)]
+    assert undefined["verdict"] == "undefined"
+    assert undefined[["bits_per_byte", "perplexity", "change", "change_low"]].isna().all()
+
+
+def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "a|b", {128: 3.0, 256: None, 512: 3.0}, spread=0.001)
+    lines = to_markdown(build_tables(tmp_path)).splitlines()
+    assert "| encoding | 64 | 128 (trained) | 256 | 512 | break point | seeds | parameters |" in lines
+    assert (
+        "| rope | 2.900 (+0.200) | 2.700 | 2.800 (+0.100 >) | 4.000 (+1.300 !) | 256 | 1 | 820,000 |" in lines
+    )
+    [escaped] = [line for line in lines if line.startswith(r"| a\|b |")]
+    assert "|  | 3.000 | undefined | 3.000 (" in escaped
+    assert lines[0].startswith("**tiny model")

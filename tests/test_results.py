@@ -1,0 +1,186 @@
+"""Rows in files, and files gathered."""
+
+import dataclasses
+import math
+import multiprocessing
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from result_fixtures import ROW, add_run
+
+from pe_bench.errors import RunError
+from pe_bench.results import (
+    COLUMNS,
+    all_rows,
+    gather,
+    read_all,
+    read_result,
+    read_rows,
+    results_file,
+    write_rows,
+)
+
+
+def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
+    rows = [
+        replace(ROW, nll=0.1 + 0.2, perplexity=math.inf, bits_per_byte=1e-300, peak_memory_mb=123.4),
+        replace(ROW, length=64, nll=None, perplexity=None, bits_per_byte=None, status="undefined"),
+        replace(ROW, length=32, reason='a "quoted", word\r\nand a second line', encoding="Ünicode"),
+    ]
+    write_rows(tmp_path / "eval.csv", rows)
+    assert read_rows(tmp_path / "eval.csv") == rows
+
+
+def test_a_number_of_numpy_is_written_as_a_number(tmp_path: Path) -> None:
+    write_rows(tmp_path / "eval.csv", [replace(ROW, nll=np.float64(0.1), targets=np.int64(7))])  # pyright: ignore[reportArgumentType]
+    assert read_rows(tmp_path / "eval.csv") == [replace(ROW, nll=0.1, targets=7)]
+
+
+def test_not_a_number_survives_the_file(tmp_path: Path) -> None:
+    write_rows(tmp_path / "eval.csv", [replace(ROW, nll=math.nan)])
+    [row] = read_rows(tmp_path / "eval.csv")
+    assert row.nll is not None
+    assert math.isnan(row.nll)
+
+
+def test_a_second_score_of_the_same_thing_replaces_the_first(tmp_path: Path) -> None:
+    other = replace(ROW, length=256)
+    write_rows(tmp_path / "eval.csv", [ROW, other, replace(ROW, nll=9.0)])
+    assert read_rows(tmp_path / "eval.csv") == [replace(ROW, nll=9.0), other]
+
+
+def test_no_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "eval.csv") == []
+
+
+@pytest.mark.parametrize("change", ["cut", "word", "empty", "binary", "folder"])
+def test_a_damaged_file_is_named(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "eval.csv"
+    write_rows(path, [ROW])
+    text = path.read_text(encoding="utf-8")
+    path.unlink()
+    if change == "folder":
+        path.mkdir()
+    else:
+        damaged = {"cut": text[:-40], "word": text.replace(",250,", ",many,"), "empty": "", "binary": "\xff"}[
+            change
+        ]
+        path.write_bytes(damaged.encode("latin-1"))
+    with pytest.raises(RunError, match=r"eval\.csv is damaged"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [((*COLUMNS, "colour"), "an unknown column colour"), (COLUMNS[:-1], "no column date")],
+)
+def test_the_columns_of_another_version_are_named(
+    tmp_path: Path, columns: tuple[str, ...], named: str
+) -> None:
+    path = tmp_path / "eval.csv"
+    values = {**{name: str(value) for name, value in vars(ROW).items()}, "colour": "red"}
+    path.write_text(",".join(columns) + "\n" + ",".join(values[name] for name in columns) + "\n")
+    with pytest.raises(RunError, match=named):
+        read_rows(path)
+
+
+def test_an_edited_results_file_is_rebuilt_from_the_runs(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0, 256: 3.0})
+    gather(tmp_path)
+    first = results_file(tmp_path).read_bytes()
+    for damage in (b"not,a\ntable", b"", b"\x00\xff"):
+        results_file(tmp_path).write_bytes(damage)
+        gather(tmp_path)
+        assert results_file(tmp_path).read_bytes() == first
+
+
+def test_gathering_orders_rows_by_run_and_length(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {1024: 4.0, 128: 2.0})
+    add_run(tmp_path, "alibi", {128: 3.0})
+    gather(tmp_path)
+    found = [(row.encoding, row.length) for row in read_rows(results_file(tmp_path))]
+    assert found == [("alibi", 128), ("rope", 128), ("rope", 1024)]
+
+
+def test_a_run_that_is_not_finished_is_left_out(tmp_path: Path) -> None:
+    (add_run(tmp_path, "rope", {128: 2.0}) / "result.json").unlink()
+    assert all_rows(tmp_path) == []
+
+
+def test_one_damaged_run_is_named_and_hides_no_other(tmp_path: Path) -> None:
+    bad = add_run(tmp_path, "rope", {128: 2.0})
+    add_run(tmp_path, "alibi", {128: 3.0})
+    (bad / "eval.csv").write_text("run,encoding\n")
+    found = gather(tmp_path)
+    assert [row.encoding for row in found.rows] == ["alibi"]
+    assert len(found.problems) == 1
+    assert str(bad) in found.problems[0]
+    assert read_rows(results_file(tmp_path)) == found.rows
+
+
+def test_gathering_without_any_run_leaves_an_empty_table(tmp_path: Path) -> None:
+    assert gather(tmp_path / "new").rows == []
+    assert read_rows(results_file(tmp_path / "new")) == []
+
+
+def _add_and_gather(results_dir: Path, process: int, count: int) -> None:
+    for index in range(count):
+        add_run(results_dir, f"encoding{process}{index}", {128: 2.0, 256: 3.0})
+        gather(results_dir)
+
+
+def test_processes_that_gather_at_once_lose_no_row(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_add_and_gather, args=(tmp_path, index, 5)) for index in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    rows = read_rows(results_file(tmp_path))
+    assert len(rows) == 3 * 5 * 2
+    assert rows == all_rows(tmp_path)
+    assert not list(tmp_path.rglob(".partial-*"))
+
+
+def test_gathering_waits_for_its_turn_and_reads_only_then(tmp_path: Path) -> None:
+    with FileLock(tmp_path / "results.csv.lock"):
+        thread = threading.Thread(target=gather, args=(tmp_path,))
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        add_run(tmp_path, "rope", {128: 2.0})
+    thread.join(10)
+    assert len(read_rows(results_file(tmp_path))) == 1
+
+
+def test_a_thousand_runs_are_read_in_seconds(tmp_path: Path) -> None:
+    for index in range(1000):
+        run = tmp_path / "runs" / f"rope-s{index}"
+        run.mkdir(parents=True)
+        (run / "result.json").write_text("{}")
+    write_rows(tmp_path / "eval.csv", [replace(ROW, length=length) for length in range(8)])
+    text = (tmp_path / "eval.csv").read_text(encoding="utf-8")
+    for run in (tmp_path / "runs").iterdir():
+        (run / "eval.csv").write_text(text.replace(ROW.run, run.name), encoding="utf-8")
+    start = time.process_time()
+    assert len(read_all(tmp_path).rows) == 8000
+    assert time.process_time() - start < 5
+
+
+def test_every_column_is_of_a_type_that_can_be_read_back() -> None:
+    assert {str(field.type) for field in dataclasses.fields(ROW)} == {
+        *("<class 'str'>", "<class 'int'>", "<class 'float'>", "float | None")
+    }
+
+
+def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
+    assert read_result(tmp_path) is None
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(RunError, match=r"result\.json is damaged"):
+        read_result(tmp_path)
