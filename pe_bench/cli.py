@@ -15,6 +15,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a transformer with a positional encoding on short sequences; score it at longer lengths.",
 )
+INTERRUPTED = 130
+
+
+def _whole_number(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise typer.BadParameter(f"'{text}' is not a positive whole number")
+    return int(text)
+
+
+Count = {"parser": _whole_number, "metavar": "NUMBER"}
 ResultsDir = Annotated[Path, typer.Option("--results-dir", help="Where runs and results.csv are.")]
 
 
@@ -76,11 +86,13 @@ def eval(  # noqa: A001  (the command's name)
     ] = None,
     lengths: Annotated[str | None, typer.Option(help="Context lengths in tokens, such as 512,2048.")] = None,
     protocol: Annotated[str | None, typer.Option(help="paired, nonoverlapping or sliding.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Context that every target has.")] = None,
-    targets: Annotated[int | None, typer.Option(help="Target blocks at each length (paired).")] = None,
-    stride: Annotated[int | None, typer.Option(help="Tokens between windows (sliding).")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Context that every target has.", **Count)] = None,
+    targets: Annotated[
+        int | None, typer.Option(help="Target blocks at each length (paired).", **Count)
+    ] = None,
+    stride: Annotated[int | None, typer.Option(help="Tokens between windows (sliding).", **Count)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of the processor.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of the processor.", **Count)] = None,
     code: Annotated[
         list[Path] | None, typer.Option(help="The file of a run's own encoding, to trust it.")
     ] = None,
@@ -156,19 +168,22 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of a command; what went wrong is one line on standard error."""
     try:
-        return typer.main.get_command(app).main(arguments, "pe-bench", standalone_mode=False) or 0
+        code = typer.main.get_command(app).main(arguments, "pe-bench", standalone_mode=False) or 0
     except UserError as error:
         return _fail(str(error), 2)
     except (RunError, OSError) as error:
         return _fail(first_line(error), 1)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted; the same command goes on from the last checkpoint", 130)
+        code = INTERRUPTED
     except Exception as error:
         # Typer's own errors of usage; they carry their exit code.
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise
         return _fail(message(), code)
+    if code == INTERRUPTED:
+        return _fail("interrupted; the same command goes on from where it was", code)
+    return code
 
 
 def _fail(message: str, code: int) -> int:

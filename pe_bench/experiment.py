@@ -170,7 +170,7 @@ def _warn_of_other_data(job: Job) -> None:
     if result.get("data_hash") != job.data.hash:
         say(
             f"warning: data={job.config.data.name} is not what {job.run.name} was trained on "
-            f"(hash {job.data.hash}, then {result.get('data_hash')}): these rows stand in a table of their own"
+            f"(hash {job.data.hash}, then {result.get('data_hash')}): these rows get a table of their own"
         )
 
 

@@ -102,7 +102,8 @@ def to_plain_values(composed: Any) -> dict[str, Any]:
         values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise UserError(_cause(error) or first_line(error)) from error
-    assert isinstance(raw, dict) and isinstance(values, dict)
+    assert isinstance(raw, dict)
+    assert isinstance(values, dict)
     plain = {
         str(key): value for key, value in values.items() if key not in ("hydra", "modifier", "experiment")
     }
@@ -213,7 +214,7 @@ def _explain(error: Exception, words: Sequence[str]) -> str:
     ambiguous = re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if ambiguous:
         key, value = ambiguous.groups()
-        return f"{key}={value} is several values: say '{key}=[{value}]' for a list, or add -m for a sweep over them"
+        return f"{key}={value} is several values: '{key}=[{value}]' is a list, and -m sweeps over them"
     if "parsing override" in text:
         return f"{text}: say KEY=VALUE, with quotes around what the shell would change"
     return text

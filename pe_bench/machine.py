@@ -5,6 +5,7 @@ import platform
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -22,10 +23,14 @@ _STATUS = Path("/proc/self/status")
 def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or (number and not number.isdecimal()) or name.endswith(":"):
+        raise UserError(f"device must be auto, cpu, cuda or cuda:N, not {name!r}")
+    if int(number or 0) >= torch.cuda.device_count():
         raise UserError(f"device={name} is not here ({torch.cuda.device_count()} GPUs are): say device=cpu")
-    return device
+    return torch.device(name)
 
 
 def resolve_precision(config: Config) -> torch.dtype:
@@ -51,7 +56,8 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif os.access(_CLEAR_PEAK, os.W_OK):
-        _CLEAR_PEAK.write_text("5")
+        with suppress(OSError):  # not every kernel that has the file takes the word
+            _CLEAR_PEAK.write_text("5")
 
 
 def peak_memory_mb(device: torch.device) -> float:
@@ -61,9 +67,10 @@ def peak_memory_mb(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    if _STATUS.exists():
-        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 2**10
+    status = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    for line in status:  # some sandboxes leave the line out
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 

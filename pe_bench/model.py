@@ -125,5 +125,5 @@ def build_decoder(config: Config, vocab_size: int, search: Sequence[Path] = ()) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "encoding"))
         encoding = build_encoding(config.encoding, config.model.n_layers, search)
-    generator = torch.Generator().manual_seed(derive_seed(config.seed, "decoder"))
-    return Decoder(config.model, vocab_size, encoding, generator)
+        generator = torch.Generator().manual_seed(derive_seed(config.seed, "decoder"))
+        return Decoder(config.model, vocab_size, encoding, generator)

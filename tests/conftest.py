@@ -1,0 +1,97 @@
+"""A tiny corpus and tiny runs, so that whole commands take a fraction of a second."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pe_bench import cli
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "away", "from", "them", "all")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command gave: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def line(self) -> str:
+        """The one line on standard error that begins with the program's name."""
+        lines = [line for line in self.err.splitlines() if line.startswith("pe-bench:")]
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
+def write_corpus(folder: Path, documents: int = 12, words: int = 120) -> Path:
+    """Documents of some 450 bytes, drawn anew but the same at every call."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = random.Random(0)
+    for number in range(documents):
+        text = " ".join(drawn.choice(WORDS) for _ in range(words))
+        (folder / f"{number:02}.txt").write_text(f"document {number}: {text}\n", encoding="utf-8")
+    return folder
+
+
+def tiny_words(folder: Path) -> list[str]:
+    """The words of a run of eight steps on the corpus in `folder`/corpus, in about 0.2 s."""
+    return [
+        "data=files",
+        f"data.path={folder / 'corpus'}",
+        f"cache_dir={folder / 'cache'}",
+        f"results_dir={folder / 'results'}",
+        "threads=1",
+        *("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24"),
+        *("train.length=16", "train.batch_tokens=64", "train.steps=8", "train.warmup_steps=2"),
+        *("train.checkpoint_every=2", "train.validate_every=4", "train.validation_tokens=64"),
+        "train.log_every=2",
+        *("eval.lengths=[16,32]", "eval.max_length=64", "eval.targets=6"),
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with a corpus beside."""
+    write_corpus(tmp_path / "corpus")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return tmp_path
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a pe-bench command in this process."""
+
+    def run(*words: str) -> Outcome:
+        capsys.readouterr()
+        code = cli.run(list(words))
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def train(command: Command, folder: Path) -> Command:
+    """Run `pe-bench train` on the tiny corpus, with more words behind the usual ones."""
+    return lambda *words: command("train", *tiny_words(folder), *words)
+
+
+def only_run(folder: Path) -> Path:
+    runs = list((folder / "results" / "runs").iterdir())
+    assert len(runs) == 1, runs
+    return runs[0]
+
+
+def files_in(folder: Path) -> list[str]:
+    """Every file below a folder, by its path from there."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

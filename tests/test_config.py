@@ -1,0 +1,166 @@
+"""Types, defaults and checks of a configuration."""
+
+import dataclasses
+from typing import Literal
+
+import pytest
+
+from pe_bench.config import (
+    SECTIONS,
+    Config,
+    check_type,
+    config_dir,
+    parse_config,
+    parse_lengths,
+    to_plain,
+    unknown,
+)
+from pe_bench.errors import UserError
+from pe_bench.hydra_app import compose
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def test_the_yaml_files_say_the_defaults_of_the_schemas():
+    composed = parse_config(compose(["encoding=nope"]))
+    assert dataclasses.replace(composed, encoding={}) == Config(encoding={})
+
+
+def test_every_key_of_the_schemas_stands_in_the_yaml_files():
+    values = compose([])
+    plain = to_plain(Config(encoding={}))
+    for section in SECTIONS:
+        assert values[section].keys() == plain[section].keys()
+    assert values.keys() - {"encoding"} == plain.keys() - {"encoding"}
+
+
+@pytest.mark.parametrize("group", ["model", "data", "tokenizer", "encoding", "experiment"])
+def test_every_shipped_file_composes_and_parses(group):
+    for name in choices(group):
+        needed = {"files": ["data.path=x"], "hub": ["tokenizer.name=x"]}.get(name, [])
+        parse_config(compose([f"{group}={name}", *needed]))
+
+
+def test_every_modifier_composes_on_every_encoding():
+    for modifier in choices("modifier"):
+        for encoding in choices("encoding"):
+            config = parse_config(compose([f"encoding={encoding}", f"modifier=[{modifier}]"]))
+            assert modifier in config.encoding["modifiers"]
+
+
+def test_parsing_what_was_written_gives_the_same_configuration():
+    config = parse_config(compose(["encoding=logn", "train.steps=7", "eval.lengths=[64,128]"]))
+    assert parse_config(to_plain(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "result"),
+    [
+        (3, int, 3),
+        (1e6, int, 1_000_000),
+        (3, float, 3.0),
+        ("x", str, "x"),
+        (123, str, "123"),
+        (None, int | None, None),
+        (4, int | None, 4),
+        (5, str | int, 5),
+        ("auto", str | int, "auto"),
+        ([1, 2], list[int], [1, 2]),
+        ([0.9, 1], tuple[float, float], (0.9, 1.0)),
+        ("a", Literal["a", "b"], "a"),
+        (True, bool, True),
+    ],
+)
+def test_values_that_fit_their_type(value, wanted, result):
+    converted = check_type(value, wanted, "key")
+    assert converted == result
+    assert type(converted) is type(result)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "words"),
+    [
+        ("x", int, "a whole number"),
+        (1.5, int, "a whole number"),
+        (True, int, "a whole number"),
+        (float("nan"), int, "a whole number"),
+        (float("inf"), float, "a number"),
+        ("1", float, "a number"),
+        (1, bool, "true or false"),
+        ([1, "x"], list[int], "a list, each a whole number"),
+        ([1.0], tuple[float, float], "a list of a number and a number"),
+        ("c", Literal["a", "b"], "one of a, b"),
+        ({}, int | None, "a whole number or null"),
+    ],
+)
+def test_values_that_do_not_fit_are_named_with_the_type_they_need(value, wanted, words):
+    with pytest.raises(UserError, match="key must be .*not ") as error:
+        check_type(value, wanted, "key")
+    assert words in str(error.value)
+    assert repr(value) in str(error.value)
+
+
+def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
+    assert unknown("ropee", "encoding", ["rope", "alibi"]) == "unknown encoding 'ropee': did you mean 'rope'?"
+    assert unknown("xyz", "encoding", ["rope", "alibi"]) == "unknown encoding 'xyz': there are: alibi, rope"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model.n_kv_heads=3", "n_heads=4 is not divisible by model.n_kv_heads=3"),
+        ("model.d_model=130", "d_model=130 is not divisible by model.n_heads=4: try model.d_model=128"),
+        ("model.n_layers=0", "model.n_layers must be positive, not 0"),
+        ("train.length=1", "at least 2 tokens, not 1"),
+        ("train.batch_tokens=4000", "train.batch_tokens=4000 is not a multiple of train.length=128"),
+        ("train.micro_batches=5", "train.micro_batches=5 does not divide the 32 windows"),
+        ("train.final_lr=2", "from 0 to 1, not 2"),
+        ("train.betas=[0.9,1]", "train.betas must lie in"),
+        ("train.warmup_steps=-1", "must not be negative, and is -1"),
+        ("train.weight_decay=-1", "must not be negative, and is -1"),
+        ("eval.lengths=[0]", "positive whole numbers, and 0 is not"),
+        ("eval.lengths=[20]", "length 20 is too short for target blocks of 16 tokens"),
+        ("eval.targets=0", "eval.targets must be positive, not 0"),
+        ("seed=-1", "seed must not be negative"),
+        ("threads=zero", "threads must be auto or a positive whole number"),
+        ("device=tpu", "device must be auto, cpu, cuda"),
+        ("data.validation_fraction=1", "between 0 and 1"),
+        ("data=files", "say data.path=DIR"),
+        ("tokenizer=hub", "say tokenizer.name=gpt2"),
+        ("precision=fp8", "precision must be one of auto, float32, bfloat16, not 'fp8'"),
+    ],
+)
+def test_what_cannot_work_is_told_with_its_value_and_the_way_out(word, message):
+    with pytest.raises(UserError) as error:
+        parse_config(compose([word]))
+    assert message in str(error.value)
+
+
+def test_default_lengths_are_multiples_of_the_training_length():
+    config = parse_config(compose(["train.length=64", "train.batch_tokens=1024"]))
+    assert config.eval.resolved_lengths(64) == [16, 32, 64, 96, 128, 256, 512, 1024]
+    assert config.eval.resolved_max_length(64) == 1024
+    assert config.eval.resolved_target_tokens(64) == 8
+
+
+def test_the_training_length_is_always_scored():
+    config = parse_config(compose(["eval.lengths=[256,64]"]))
+    assert config.eval.resolved_lengths(128) == [64, 128, 256]
+
+
+def test_steps_win_over_tokens_and_else_follow_from_them():
+    assert parse_config(compose([])).train.total_steps == 250
+    assert parse_config(compose(["train.tokens=10000"])).train.total_steps == 3
+    assert parse_config(compose(["train.steps=7"])).train.total_steps == 7
+
+
+@pytest.mark.parametrize("text", ["x", "1.5", "-3", "0", "512,,1024", "", "1e3"])
+def test_lengths_that_are_not_positive_whole_numbers_are_refused(text):
+    with pytest.raises(UserError, match="positive whole numbers"):
+        parse_lengths(text)
+
+
+def test_lengths_are_read_with_spaces():
+    assert parse_lengths("512, 2048") == [512, 2048]
