@@ -52,8 +52,6 @@ def save_checkpoint(
 ) -> None:
     """Write the checkpoint of `step` into `folder`, then drop all but the newest two."""
     folder.mkdir(exist_ok=True)
-    for leftover in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(leftover)
     temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
     temporary.mkdir()
     save_file(_contiguous(model.state_dict()), temporary / WEIGHTS)
@@ -68,6 +66,10 @@ def save_checkpoint(
         shutil.rmtree(target)
     os.replace(temporary, target)
     flush_to_disk(folder)
+    drop_old_checkpoints(folder)
+
+
+def drop_old_checkpoints(folder: Path) -> None:
     for old in _newest_first(folder)[KEPT:]:
         shutil.rmtree(old)
 
@@ -91,9 +93,10 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.op
     for name, parameter in model.named_parameters():
         keys = [key for key in tensors if key.startswith(f"{name}/")]
         state = {key.rpartition("/")[2]: tensors[key] for key in keys}
-        # AdamW keeps its count of steps on the CPU and its moments beside the parameter.
+        # AdamW keeps its moments beside the parameter, and its count of steps there only when fused.
         optimizer.state[parameter] = {
-            key: value if value.dim() == 0 and not _fused(optimizer) else value.to(parameter.device)
+            # A copy, for what was loaded is a view of the file.
+            key: value.to(parameter.device if value.dim() or _fused(optimizer) else "cpu", copy=True)
             for key, value in state.items()
         }
 

@@ -1,6 +1,7 @@
 """Completion of words on the command line, from file names alone: it must answer at once."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 from pe_bench.config import KEY_OF_FIELD, SECTIONS, Config, config_dir
@@ -12,10 +13,10 @@ def complete_word(incomplete: str) -> list[str]:
     """`enc` gives `encoding=`, `encoding=ro` gives `encoding=rope`, `train.le` gives `train.length=`."""
     key, equals, value = incomplete.partition("=")
     if equals and key in GROUPS:
-        *before, last = value.split(",")
-        start = "".join(f"{word}," for word in before)
+        begun = re.split(r"[,\[]", value)[-1]
+        start = incomplete.removesuffix(begun)
         names = sorted(path.stem for path in (config_dir() / key).glob("*.yaml"))
-        return [f"{key}={start}{name}" for name in names if name.startswith(last.lstrip("["))]
+        return [f"{start}{name}" for name in names if name.startswith(begun)]
     return [f"{word}=" for word in _keys() if word.startswith(incomplete)]
 
 

@@ -69,7 +69,7 @@ def evaluate(subject: Subject, evaluation: EvalConfig, watch: Watcher) -> list[R
     asked = []
     for length, plan in make_plans(subject.config, evaluation, subject.data):
         row = _empty_row(subject, evaluation, length, plan)
-        if not _is_scored(subject.run, kept.get(row.key)):
+        if not _is_scored(subject.run, kept.get(row.key), row):
             kept[row.key] = _score(subject, evaluation, plan, row, watch)
             write_rows(subject.run / "eval.csv", sorted(kept.values(), key=lambda one: one.order))
         asked.append(kept[row.key])
@@ -84,7 +84,7 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple
     """
     train_length = config.train.length
     lengths = evaluation.resolved_lengths(train_length)
-    longest = evaluation.resolved_max_length(train_length)
+    longest = max(train_length, evaluation.resolved_max_length(train_length))
     within = [length for length in lengths if length <= longest]
     beyond = [length for length in lengths if length > longest]
     plans = list(_plans(config, evaluation, data, within, longest)) if within else []
@@ -125,12 +125,13 @@ def _plans(
     return ((length, sliding_plan(data, documents, length, strides[length])) for length in lengths)
 
 
-def _is_scored(run: Path, row: Row | None) -> bool:
+def _is_scored(run: Path, row: Row | None, asked: Row) -> bool:
     if row is None or row.status == "out_of_memory":
         return False
-    return (
-        row.status != "ok" or score_path(run, row.protocol, row.length, row.control, row.target_hash).exists()
-    )
+    if row.context_mean != asked.context_mean:  # the same targets, scored with another stride
+        return False
+    path = score_path(run, row.protocol, row.length, row.control, row.target_hash)
+    return row.status != "ok" or path.exists()
 
 
 def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch: Watcher) -> Row:

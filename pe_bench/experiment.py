@@ -15,7 +15,7 @@ from pe_bench.encodings import LengthError
 from pe_bench.encodings.load import encoding_identity, encoding_label, with_code_hashes, with_trusted_code
 from pe_bench.errors import UserError
 from pe_bench.evaluate import Subject, evaluate, load_trained, make_plans, require_checkpoint
-from pe_bench.files import write_text
+from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
 from pe_bench.progress import say, scoring_progress, training_progress
@@ -48,8 +48,11 @@ def run_experiment(config: Config, search: Sequence[Path] = ()) -> list[Row]:
     config = _resolve_source(config)
     job = prepare(config, search)
     make_plans(config, config.eval, job.data)
+    if config.train.from_run is not None:
+        start_from(job.model, find_run(config.train.from_run, Path(config.results_dir)))
     job.run.mkdir(parents=True, exist_ok=True)
     with locked(job.run):
+        remove_leftovers(job.run)
         finished = read_result(job.run) is not None
         trained = require_checkpoint(job.run) if finished else _train(job)
         if finished:
@@ -72,6 +75,7 @@ def score_run(run: Path, config: Config, evaluation: EvalConfig, code: Sequence[
     trained = require_checkpoint(run)
     _warn_of_other_data(job)
     with locked(run):
+        remove_leftovers(run)
         rows = _score(job, trained, evaluation)
     _gather(run.parent.parent)
     return rows
@@ -122,8 +126,6 @@ def _train(job: Job) -> Checkpoint:
     # Written again on every call: they say what the last process to work here was.
     write_config(job.run, config)
     _write_json(job.run / "environment.json", environment(job.device, job.threads))
-    if config.train.from_run is not None:
-        start_from(job.model, find_run(config.train.from_run, Path(config.results_dir)))
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     say(f"{job.run.name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,15 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: _write(temporary, text))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half written, anywhere below; only its owner may call this."""
+    for leftover in sorted(folder.rglob(f"{TEMPORARY}*")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock
 
 from pe_bench.errors import RunError
-from pe_bench.files import write_text
+from pe_bench.files import TEMPORARY, write_text
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,8 @@ def gather(results_dir: Path) -> Gathered:
     results_dir.mkdir(parents=True, exist_ok=True)
     target = results_file(results_dir)
     with FileLock(target.with_name(target.name + ".lock")):
+        for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}"):  # of a killed process
+            leftover.unlink()
         found = read_all(results_dir)
         write_rows(target, found.rows)
     return found

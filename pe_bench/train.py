@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pe_bench.checkpoint import (
     Checkpoint,
+    drop_old_checkpoints,
     latest_checkpoint,
     load_optimizer,
     load_weights,
@@ -61,6 +62,7 @@ def train(
     model.to(device)
     optimizer = make_optimizer(model, config.train, device)
     folder = run / "checkpoints"
+    drop_old_checkpoints(folder)  # a killed process may have written one and not dropped another
     found = latest_checkpoint(folder)
     if found is not None:
         load_weights(found, model)

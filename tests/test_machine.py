@@ -102,12 +102,13 @@ def test_threads_are_what_was_asked_for_or_every_core_there_is() -> None:
 
 @needs_reset
 def test_the_peak_grows_with_what_is_allocated_and_stays_when_it_is_freed() -> None:
+    torch.ones(2**18)  # what the first call loads is not counted below
     reset_peak_memory(CPU)
     before = peak_memory_mb(CPU)
-    block = torch.ones(128 * 2**18)  # 128 megabytes of float32
-    assert peak_memory_mb(CPU) == pytest.approx(before + 128, abs=16)
+    block = torch.ones(128 * 2**18)  # 128 times 2^20 bytes
+    assert peak_memory_mb(CPU) - before == pytest.approx(128, abs=2)
     del block
-    assert peak_memory_mb(CPU) == pytest.approx(before + 128, abs=16)
+    assert peak_memory_mb(CPU) - before == pytest.approx(128, abs=2)
     reset_peak_memory(CPU)
     assert peak_memory_mb(CPU) < before + 64
 
@@ -165,7 +166,7 @@ def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "first")
-    git("tag", "v1")
+    git("tag", "-a", "v1", "-m", "a release")
     head = git("rev-parse", "HEAD").strip()
     assert commit() == head[:12]
     (package / "machine.py").write_text("changed")

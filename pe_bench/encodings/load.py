@@ -79,9 +79,13 @@ def with_code_hashes(config: dict[str, Any], search: Sequence[Path] = ()) -> dic
     """The configuration with the hash of every class's source that is not pe-bench's own."""
 
     def hashed(part: dict[str, Any]) -> dict[str, Any]:
-        if is_built_in(part["class"]):
+        specification = part["class"]
+        if is_built_in(specification):
             return part
-        return {**part, "code_sha256": source_hash(part["class"], search)}
+        if ":" not in specification:  # an entry point: keep what it stands for
+            found = find_class(specification)
+            specification = f"{found.__module__}:{found.__qualname__}"
+        return {**part, "class": specification, "code_sha256": source_hash(specification, search)}
 
     return _map_parts(hashed, config)
 

@@ -1,0 +1,86 @@
+"""Runs a command many times in children that die, and prints what each series came to, as JSON.
+
+Usage: crashing.py FOLDER renames|kills COUNT -- WORDS. The parent imports everything and computes
+nothing, so that a child is a fork: it costs milliseconds, and shares no thread pool.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import pe_bench.experiment
+import pe_bench.plot
+import pe_bench.reporting
+from pe_bench import cli
+
+DIED = 9
+
+
+def run_child(words: list[str], die_at: int | None = None, kill_after: float | None = None) -> int:
+    """The exit status of one run: it may die at a rename (odd: before it, even: after), or be killed."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        if die_at is not None:
+            die_at_rename(die_at)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os._exit(cli.run(words))
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def die_at_rename(number: int) -> None:
+    rename, seen = os.replace, 0
+
+    def dying(source, target):
+        nonlocal seen
+        seen += 1
+        if number == 2 * seen - 1:
+            os._exit(DIED)
+        rename(source, target)
+        if number == 2 * seen:
+            os._exit(DIED)
+
+    os.replace = dying
+
+
+def at(words: list[str], folder: Path) -> list[str]:
+    return [*words, f"results_dir={folder / 'results'}", f"cache_dir={folder / 'cache'}"]
+
+
+def crash_at_every_rename(folder: Path, words: list[str], count: int) -> list[int]:
+    """Series n dies at point n and then runs to its end; stops where no point n is left."""
+    ends = []
+    for number in range(1, count + 1):
+        series = at(words, folder / f"{number:03}")
+        if run_child(series, die_at=number) != DIED:
+            break
+        ends.append(run_child(series))
+    return ends
+
+
+def kill_at_random_moments(folder: Path, words: list[str], count: int) -> list[int]:
+    """Each series is killed again and again, each time later, until it has come to its end."""
+    drawn, ends = random.Random(0), []
+    for number in range(1, count + 1):
+        series, patience = at(words, folder / f"{number:03}"), 0.2
+        while (status := run_child(series, kill_after=drawn.uniform(0, patience))) == -signal.SIGKILL:
+            patience *= 1.5
+        ends.append(status)
+    return ends
+
+
+if __name__ == "__main__":
+    folder, kind, count, _, *words = sys.argv[1:]
+    series = {"renames": crash_at_every_rename, "kills": kill_at_random_moments}[kind]
+    print(json.dumps(series(Path(folder), words, int(count))))

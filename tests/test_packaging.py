@@ -1,0 +1,32 @@
+"""What is installed from a wheel works away from the checkout."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.full
+def test_a_wheel_holds_the_configurations_and_runs_from_anywhere(tmp_path):
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "site")
+    shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
+    assert {name.removeprefix("pe_bench/") for name in names if name.endswith(".yaml")} == shipped
+
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
+        "import pe_bench.config; from pe_bench.cli import run; print(pe_bench.config.config_dir()); "
+        "sys.exit(run(['train', '--cfg', 'job', 'encoding=t5']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "site" / "pe_bench" / "configs") in done.stdout
+    assert "name: t5" in done.stdout
