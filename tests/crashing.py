@@ -1,7 +1,7 @@
 """Runs a command many times in children that die, and prints what each series came to, as JSON.
 
-Usage: crashing.py FOLDER renames|kills COUNT -- WORDS. The parent imports everything and computes
-nothing, so that a child is a fork: it costs milliseconds, and shares no thread pool.
+Usage: crashing.py FOLDER renames|kills COUNT -- WORDS. A child is a fork of a process that has run
+the command once, so that it starts in milliseconds; with one thread there is no pool to break.
 """
 
 import json
@@ -14,9 +14,6 @@ from pathlib import Path
 
 import torch
 
-import pe_bench.experiment
-import pe_bench.plot
-import pe_bench.reporting
 from pe_bench import cli
 
 DIED = 9
@@ -26,12 +23,8 @@ def run_child(words: list[str], die_at: int | None = None, kill_after: float | N
     """The exit status of one run: it may die at a rename (odd: before it, even: after), or be killed."""
     child = os.fork()
     if child == 0:
-        torch.set_num_threads(1)
         if die_at is not None:
             die_at_rename(die_at)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
         os._exit(cli.run(words))
     if kill_after is not None:
         time.sleep(kill_after)
@@ -82,5 +75,11 @@ def kill_at_random_moments(folder: Path, words: list[str], count: int) -> list[i
 
 if __name__ == "__main__":
     folder, kind, count, _, *words = sys.argv[1:]
+    torch.set_num_threads(1)
+    answer = os.dup(1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    cli.run(at(words, Path(folder).with_name("warm")))
     series = {"renames": crash_at_every_rename, "kills": kill_at_random_moments}[kind]
-    print(json.dumps(series(Path(folder), words, int(count))))
+    os.write(answer, json.dumps(series(Path(folder), words, int(count))).encode())
