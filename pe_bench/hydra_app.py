@@ -22,6 +22,7 @@ FLAGS = (
     "--shell-completion", "-sc",
 )  # fmt: skip
 INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers."}
 ONE_OF_EACH = ("encoding", "model", "data", "tokenizer", "experiment")
 # Words put before the user's own: how tests run the README's commands on shorter budgets.
 WORDS_VARIABLE = "PE_BENCH_WORDS"
@@ -50,6 +51,7 @@ def run_job(words: Sequence[str], job: Job) -> list[Exception]:
                 print(f"error: {_job_words()}: {first_line(error)}", file=sys.stderr, flush=True)
 
     if sweep:
+        words = _with_swept_options(words)
         _check_every_value(words)
     _call_hydra(words, task)
     if failures and not sweep:
@@ -266,6 +268,25 @@ def _check_every_value(words: Sequence[str]) -> None:
             parse_config(compose([*plain, *others, value], _directories(words)))
     if not firsts:
         parse_config(compose(plain, _directories(words)))
+
+
+def _with_swept_options(words: Sequence[str]) -> list[str]:
+    """Options of a group that is swept, as sweeps of one value.
+
+    Hydra composes a sweep without what it sweeps over before it composes the jobs, and would
+    refuse `encoding.n_buckets=8` of `encoding=t5,t5_wide` for not being an option of the default.
+    """
+    swept = [
+        word.split("=")[0] for word in words if re.match(r"(encoding|modifier)=(?!\[[^]]*\]$).*[,(]", word)
+    ]
+    options = tuple(OPTIONS_OF_GROUP[group] for group in swept)
+
+    def adapt(word: str) -> str:
+        key, equals, value = word.partition("=")
+        choice = equals and key.lstrip("+").startswith(options) and not re.search(r"[,(]", value)
+        return f"{key}=choice({value})" if choice else word
+
+    return [adapt(word) for word in words] if options else list(words)
 
 
 def _check_words(words: Sequence[str]) -> None:

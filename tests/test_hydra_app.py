@@ -48,6 +48,13 @@ def test_a_sweep_gives_every_combination(folder):
     assert [name.split("/")[-1] for name in files_in(folder / "r")] == ["multirun.yaml"]
 
 
+def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
+    words = ["-m", "encoding=alibi,t5", "encoding.n_heads=2", f"results_dir={folder / 'r'}"]
+    assert [config.encoding["n_heads"] for config, _ in seen_by(words)] == [2, 2]
+    words = ["-m", "encoding=t5", "encoding.buckets=8,16", f"results_dir={folder / 'r'}"]
+    assert [config.encoding["buckets"] for config, _ in seen_by(words)] == [8, 16]
+
+
 def test_all_jobs_of_a_sweep_run_though_the_first_fails(folder, capsys):
     seen = []
 
