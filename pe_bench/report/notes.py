@@ -46,10 +46,7 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
     fewest = min(counts, default=FEW_DOCUMENTS)
     if fewest < FEW_DOCUMENTS:
         documents = "1 document" if fewest == 1 else f"{fewest} documents"
-        yield (
-            f"{documents} only: what is counted are long stretches of few documents, "
-            "and the intervals say little of others"
-        )
+        yield f"{documents} only: intervals over so few say little of others"
 
 
 def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
