@@ -62,8 +62,8 @@ class TrainingProgress:
         first, since = self.started
         speed = (step.step - first) * self.batch_tokens / max(now - since, 1e-9) if step.step > first else 0.0
         left = (self.total - step.step) * self.batch_tokens / speed if speed else 0.0
-        text = f"loss {step.loss:.3f}  {speed:,.0f} tokens/s"
-        line = f"step {step.step} of {self.total}  {text}  {left:.0f} s left"
+        text = f"loss {step.loss:.3f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
+        line = f"step {step.step} of {self.total}  {text}" + (f"  {left:.0f} s left" if left else "")
         due = step.step * LINES_PER_RUN // self.total > (step.step - 1) * LINES_PER_RUN // self.total
         self.bar.show(step.step, text, line if due else None)
 

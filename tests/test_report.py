@@ -4,6 +4,7 @@ import io
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.report import Line, Table, build_tables, render, run_table, show, to_frame, to_markdown
+from pe_bench.report.tables import _describe_break
 from pe_bench.results import all_rows, read_rows
 from pe_bench.scores import load_scores
 from pe_bench.statistics import paired_interval
@@ -360,3 +362,23 @@ def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:
     [escaped] = [line for line in lines if line.startswith(r"| a\|b |")]
     assert "|  | 3.000 | undefined | 3.000 (" in escaped
     assert lines[0].startswith("**tiny model")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        ({256: "holds", 512: "improves"}, "none up to 512"),
+        ({256: "holds", 512: "unclear"}, "none, ? from 512"),
+        ({256: "unclear", 512: "holds"}, "none, ? from 256"),
+        ({256: "holds", 512: ""}, "none up to 256"),
+        ({256: "", 512: ""}, "unknown"),
+        ({256: "degrades", 512: "holds"}, "256"),
+        ({256: "holds", 512: "fails"}, "512"),
+        ({256: "unclear", 512: "fails"}, "by 512"),
+    ],
+)
+def test_the_break_point_is_told_with_what_is_unclear(verdicts: dict[int, str], words: str) -> None:
+    cells = {
+        length: SimpleNamespace(verdict=verdict) for length, verdict in {64: "holds", **verdicts}.items()
+    }
+    assert _describe_break(cells, 128) == words  # pyright: ignore[reportArgumentType]

@@ -204,19 +204,20 @@ def _line(rows: Sequence[Row], references: Sequence[Row], common: Counter[str], 
 
 
 def _describe_break(cells: dict[int, Cell], train_length: int) -> str:
-    """`none up to` names a length that was seen to hold: what is unclear or undefined shows nothing.
+    """The break point in words.
 
-    `by` a length where the verdict on a shorter one was unclear.
+    `by` a length where the verdict on a shorter one was unclear; `none up to` the last length that
+    was seen to hold when all before it were; `none, ? from` where it becomes unclear.
     """
-    found = break_point({length: cell.verdict for length, cell in cells.items()}, train_length)
+    beyond = {length: cell.verdict for length, cell in sorted(cells.items()) if length > train_length}
+    found = break_point(beyond, train_length)
     if found is not None:
-        before = [cell.verdict for length, cell in cells.items() if train_length < length < found]
-        return f"by {found}" if "unclear" in before else str(found)
-    held = [
-        length
-        for length, cell in cells.items()
-        if length > train_length and cell.verdict in ("holds", "improves")
-    ]
+        unclear_before = "unclear" in [verdict for length, verdict in beyond.items() if length < found]
+        return f"by {found}" if unclear_before else str(found)
+    open_lengths = [length for length, verdict in beyond.items() if verdict not in ("holds", "improves")]
+    held = [length for length in beyond if not open_lengths or length < open_lengths[0]]
+    if open_lengths and beyond[open_lengths[0]] == "unclear":
+        return f"none, ? from {open_lengths[0]}"
     return f"none up to {max(held)}" if held else "unknown"
 
 
