@@ -69,7 +69,7 @@ class TrainConfig:
     clip: float = 1.0
     log_every: int = 10
     validate_every: int = 50
-    validation_tokens: int = 65_536
+    validation_tokens: int = 32_768
     checkpoint_every: int = 50
     from_run: str | None = None
 
