@@ -67,7 +67,7 @@ def train(
 
 def _train_job(config: Any, search: Any) -> None:
     from pe_bench.experiment import run_experiment
-    from pe_bench.reporting import print_run
+    from pe_bench.report_command import print_run
 
     print_run(run_experiment(config, search), Path(config.results_dir))
 
@@ -99,7 +99,7 @@ def eval(  # noqa: A001  (the command's name)
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """Score trained runs at other lengths, or under another protocol."""
-    from pe_bench.scoring import score_runs
+    from pe_bench.eval_command import score_runs
 
     changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
     machine = {"device": device, "threads": threads}
@@ -121,7 +121,7 @@ def report(
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """A table over all runs: levels, changes against the training length, break points."""
-    from pe_bench.reporting import Outputs, print_report
+    from pe_bench.report_command import Outputs, print_report
 
     print_report(results_dir, runs or [], protocol, Outputs(csv, markdown, plot))
 
@@ -138,7 +138,7 @@ def list_(
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """What there is to choose from, and what was run."""
-    from pe_bench.listing import print_list
+    from pe_bench.list_command import print_list
 
     print_list(what, results_dir)
 

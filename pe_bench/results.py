@@ -34,6 +34,7 @@ class Row:
     length: int
     protocol: str
     control: str
+    stride: int | None  # of the sliding protocol
     status: str  # ok, undefined, out_of_memory, too_few_documents
     reason: str
     nll: float | None
@@ -70,7 +71,7 @@ class Row:
         return (self.protocol, self.scored_with, self.control, self.length, self.target_hash)
 
 
-KEY = ("run", "scored_with", "protocol", "control", "length", "target_hash")
+KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash")
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 _TYPES = typing.get_type_hints(Row)
 

@@ -66,13 +66,19 @@ LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
 
 
 def score_path(
-    run: Path, protocol: str, length: int, control: str, target_hash: str, scored_with: str | None = None
+    run: Path,
+    protocol: str,
+    length: int,
+    control: str,
+    target_hash: str,
+    scored_with: str | None = None,
+    stride: int | None = None,
 ) -> Path:
     """Where a run keeps the scores behind one row.
 
     `scored_with` is given only where it is not the encoding that the run was trained with.
     """
-    name = f"{protocol}-{length}-{control}-{target_hash}"
+    name = f"{protocol}-{length}-{control}-{target_hash}" + (f"-stride{stride}" if stride else "")
     if scored_with is not None:
         # It spells options, and so may be long or hold a slash.
         name += f"-{hashlib.sha256(scored_with.encode()).hexdigest()[:8]}"

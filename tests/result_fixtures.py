@@ -27,6 +27,7 @@ ROW = Row(
     nll=2.0,
     perplexity=7.38905609893065,
     bits_per_byte=2.8853900817779268,
+    stride=None,
     context_mean=120.5,
     targets=96,
     documents=24,
@@ -84,7 +85,7 @@ def edit_rows(run: Path, edit: Callable[[Row], Row]) -> None:
 
 def file_of(run: Path, row: Row) -> Path:
     other = row.scored_with if row.scored_with != row.encoding else None
-    return score_path(run, row.protocol, row.length, row.control, row.target_hash, other)
+    return score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
 
 
 def _row(run: Path, row: Row, level: float | None, spread: float) -> Row:

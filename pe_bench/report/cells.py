@@ -61,7 +61,7 @@ class ScoreFiles:
         """Document ids int64 [D] and bits per byte float64 [D]. Raises `RunError`."""
         other = row.scored_with if row.scored_with != row.encoding else None
         run = self._runs / row.run
-        path = score_path(run, row.protocol, row.length, row.control, row.target_hash, other)
+        path = score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
         if path not in self._known:
             self._known[path] = _read(path, row)
         return self._known[path]

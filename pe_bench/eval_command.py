@@ -9,7 +9,7 @@ from typing import Any
 from pe_bench.config import parse_config, parse_lengths, to_plain, without_none
 from pe_bench.errors import UserError
 from pe_bench.experiment import score_run
-from pe_bench.reporting import print_run
+from pe_bench.report_command import print_run
 from pe_bench.runs import find_run, newest_run, read_config
 
 
