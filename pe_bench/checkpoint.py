@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pe_bench.errors import UserError
-from pe_bench.files import TEMPORARY, flush_to_disk, write_text
+from pe_bench.files import TEMPORARY, failures_named, flush_to_disk, write_text
 
 FORMAT = 1
 KEPT = 2
@@ -52,21 +52,30 @@ def save_checkpoint(
 ) -> None:
     """Write the checkpoint of `step` into `folder`, then drop all but the newest two."""
     folder.mkdir(exist_ok=True)
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
-    temporary.mkdir()
-    save_file(_contiguous(model.state_dict()), temporary / WEIGHTS)
-    save_file(_contiguous(_optimizer_tensors(model, optimizer)), temporary / OPTIMIZER)
-    checksums = {name: _checksum(temporary / name) for name in (WEIGHTS, OPTIMIZER)}
-    meta = Meta(FORMAT, step, train_seconds, loss, checksums)
-    for name in (WEIGHTS, OPTIMIZER):
-        flush_to_disk(temporary / name)
-    write_text(temporary / META, json.dumps(asdict(meta), indent=1) + "\n")
     target = folder / f"step-{step:08d}"
-    if target.exists():  # left by an earlier try, and found damaged
-        shutil.rmtree(target)
-    os.replace(temporary, target)
-    flush_to_disk(folder)
+    temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
+    tensors = {WEIGHTS: model.state_dict(), OPTIMIZER: _optimizer_tensors(model, optimizer)}
+    try:
+        with failures_named(target):
+            temporary.mkdir()
+            for name, named in tensors.items():
+                save_file(_copies(named), temporary / name)
+                flush_to_disk(temporary / name)
+            checksums = {name: _checksum(temporary / name) for name in tensors}
+            meta = Meta(FORMAT, step, train_seconds, loss, checksums)
+            write_text(temporary / META, json.dumps(asdict(meta), indent=1) + "\n")
+            os.replace(temporary, target)
+            flush_to_disk(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     drop_old_checkpoints(folder)
+
+
+def drop_damaged_checkpoints(folder: Path) -> None:
+    """So that those that are kept, the newest two, are whole."""
+    for path in _newest_first(folder):
+        if _read_meta(path) is None:
+            shutil.rmtree(path)
 
 
 def drop_old_checkpoints(folder: Path) -> None:
@@ -83,8 +92,31 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
+def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
+    """The whole checkpoint of a run's last step."""
+    found = latest_checkpoint(run / "checkpoints")
+    return found if found is not None and found.meta.step == steps else None
+
+
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    model.load_state_dict(load_file(checkpoint.path / WEIGHTS), strict=True)
+    """Raises `UserError` where the weights are not those of such a model, naming what differs."""
+    tensors = load_file(checkpoint.path / WEIGHTS)
+    misfit = _misfit({name: tensor.shape for name, tensor in tensors.items()}, model)
+    if misfit is not None:
+        raise UserError(f"the weights in {checkpoint.path} do not fit this model: {misfit}")
+    model.load_state_dict(tensors, strict=True)
+
+
+def _misfit(saved: dict[str, torch.Size], model: nn.Module) -> str | None:
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name in sorted(saved.keys() | wanted.keys()):
+        if name not in saved:
+            return f"{name} is missing there"
+        if name not in wanted:
+            return f"{name} is missing here"
+        if saved[name] != wanted[name]:
+            return f"{name} is {list(saved[name])} there and {list(wanted[name])} here"
+    return None
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -113,8 +145,12 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU: a parameter that two modules share is written under both names."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -69,7 +69,8 @@ def _train_job(config: Any, search: Any) -> None:
     from pe_bench.experiment import run_experiment
     from pe_bench.report_command import print_run
 
-    print_run(run_experiment(config, search), Path(config.results_dir))
+    run, rows = run_experiment(config, search)
+    print_run(rows, run)
 
 
 @app.command(

@@ -1,19 +1,20 @@
-"""What a configuration may hold: the types, the defaults, and the checks that need no data.
+"""What a configuration may hold: the types and the defaults, from plain values and back.
 
 The YAML files under `configs/` say the same defaults with comments for people; a test holds
 the two together. Nothing heavy is imported here: a mistake must be told at once.
 """
 
 import dataclasses
-import difflib
 import math
-import types
+import os
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pe_bench.errors import UserError
+from pe_bench.checking import check_type, unknown
+from pe_bench.config_checks import check_config
+from pe_bench.errors import UserError, require
 
 T = TypeVar("T")
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -97,8 +98,13 @@ class EvalConfig:
     seed: int = 0
 
     def resolved_lengths(self, train_length: int) -> list[int]:
-        """The lengths to score, in order; the training length is always among them."""
-        chosen = self.lengths or [round(times * train_length) for times in DEFAULT_LENGTHS]
+        """The lengths to score, in order; the training length is always among them.
+
+        Of the default ones those that are too short to score are left out.
+        """
+        shortest = 2 * self.resolved_target_tokens(train_length) if self.protocol == "paired" else 1
+        usual = [round(times * train_length) for times in DEFAULT_LENGTHS]
+        chosen = self.lengths or [length for length in usual if length >= shortest]
         return sorted({*chosen, train_length})
 
     def resolved_max_length(self, train_length: int) -> int:
@@ -156,16 +162,13 @@ def parse_config(values: dict[str, Any]) -> Config:
         if key in SECTIONS:
             parsed[key] = _parse_section(SECTIONS[key], value, key)
         elif key in hints:
-            parsed[key] = check_type(value, hints[key], key)
+            parsed[key] = _parse_value(value, hints[key], key)
         else:
             raise UserError(unknown(key, "key", hints))
     if "encoding" not in parsed:
         raise UserError("no encoding is named: say encoding=rope, or `pe-bench list encodings`")
-    config = Config(**parsed)
-    _check_model(config.model)
-    _check_train(config.train)
-    _check_eval(config.eval, config.train.length)
-    _check_run(config)
+    config = _with_home(Config(**parsed))
+    check_config(config)
     return config
 
 
@@ -179,7 +182,10 @@ def to_plain(config: Config) -> dict[str, Any]:
     return values
 
 
-def _parse_section(section: type[T], values: dict[str, Any], name: str) -> T:
+def _parse_section(section: type[T], values: Any, name: str) -> T:
+    if not isinstance(values, dict):
+        first = next(iter(to_plain(Config(encoding={}))[name]))
+        raise UserError(f"{name} is a group of keys and cannot be {values!r}: say {name}.{first}=VALUE")
     hints = typing.get_type_hints(section)
     known = {KEY_OF_FIELD.get(field_name, f"{name}.{field_name}") for field_name in hints}
     parsed = {}
@@ -188,168 +194,27 @@ def _parse_section(section: type[T], values: dict[str, Any], name: str) -> T:
         if full not in known:
             raise UserError(unknown(full, "key", known))
         field_name = FIELD_OF_KEY.get(full, key)
-        parsed[field_name] = check_type(value, hints[field_name], full)
+        parsed[field_name] = _parse_value(value, hints[field_name], full)
     return section(**parsed)
 
 
-def unknown(word: str, kind: str, known: typing.Iterable[str]) -> str:
-    """`unknown key 'x': did you mean 'y'?`, or the words there are when none is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}"
-    return f"unknown {kind} '{word}': {hint}"
+def _parse_value(value: Any, wanted: Any, key: str) -> Any:
+    require(value != "", f"{key} is empty: give it a value, or leave it out")
+    return check_type(value, wanted, key)
 
 
-def check_type(value: Any, wanted: Any, key: str) -> Any:
-    """`value` as the type `wanted`, or a `UserError` that names the key, the value and the type.
+def _with_home(config: Config) -> Config:
+    """`~` in paths stands for the user's folder; a shell leaves it as it is inside KEY=VALUE."""
 
-    Whole floats pass for integers (YAML reads `1e6` as a float) and integers for floats.
-    """
-    converted = _convert(value, wanted)
-    if converted is _WRONG:
-        raise UserError(f"{key} must be {_describe(wanted)}, not {value!r}")
-    return converted
+    def expanded(path: str | None) -> str | None:
+        return None if path is None else os.path.expanduser(path)
 
-
-_WRONG = object()
-
-
-def _convert(value: Any, wanted: Any) -> Any:
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin in (typing.Union, types.UnionType):
-        return _first(_convert(value, one) for one in sorted(arguments, key=_strictness))
-    if origin is Literal:
-        return value if value in arguments else _WRONG
-    if origin in (list, tuple):
-        return _convert_sequence(value, origin, arguments)
-    if origin is dict or wanted is dict:
-        return dict(value) if isinstance(value, dict) else _WRONG
-    if wanted is Any:
-        return value
-    if wanted is type(None):
-        return None if value is None else _WRONG
-    if wanted is bool:
-        return value if isinstance(value, bool) else _WRONG
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return _WRONG
-    if wanted is int:
-        return int(value) if not isinstance(value, str) and value == value // 1 else _WRONG
-    if wanted is float:
-        return float(value) if not isinstance(value, str) and math.isfinite(value) else _WRONG
-    return str(value) if wanted is str else _WRONG
-
-
-def _convert_sequence(value: Any, origin: type, arguments: tuple[Any, ...]) -> Any:
-    if not isinstance(value, (list, tuple)):
-        return _WRONG
-    wanted = arguments if origin is tuple else arguments * len(value)
-    if len(wanted) != len(value):
-        return _WRONG
-    converted = [_convert(one, kind) for one, kind in zip(value, wanted, strict=True)]
-    return _WRONG if any(one is _WRONG for one in converted) else origin(converted)
-
-
-def _first(candidates: typing.Iterable[Any]) -> Any:
-    return next((one for one in candidates if one is not _WRONG), _WRONG)
-
-
-def _strictness(wanted: Any) -> int:
-    """`str` last: it accepts numbers too, so that `tokenizer.name=123` is a name."""
-    return 1 if wanted is str else 0
-
-
-def _describe(wanted: Any) -> str:
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(one) for one in arguments)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple:
-        return "a list of " + " and ".join(_describe(one) for one in arguments)
-    if origin is list:
-        return f"a list, each {_describe(arguments[0])}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(wanted, "null" if wanted is type(None) else getattr(wanted, "__name__", str(wanted)))
-
-
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(message)
-
-
-def _positive(section: Any, prefix: str, *names: str) -> None:
-    for name in names:
-        value = getattr(section, name)
-        require(value is None or value > 0, f"{prefix}.{name} must be positive, not {value}")
-
-
-def _check_model(model: ModelConfig) -> None:
-    _positive(model, "model", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
-    require(
-        model.n_heads % model.n_kv_heads == 0,
-        f"model.n_heads={model.n_heads} is not divisible by model.n_kv_heads={model.n_kv_heads}: "
-        "each key head serves the same number of query heads",
-    )
-
-
-def _check_train(train: TrainConfig) -> None:
-    _positive(train, "train", "length", "steps", "tokens", "batch_tokens", "micro_batches", "lr", "clip")
-    _positive(train, "train", "log_every", "validate_every", "validation_tokens", "checkpoint_every")
-    require(train.warmup_steps >= 0, f"train.warmup_steps must not be negative, and is {train.warmup_steps}")
-    require(train.weight_decay >= 0, f"train.weight_decay must not be negative, and is {train.weight_decay}")
-    require(
-        0 <= train.final_lr <= 1, f"train.final_lr is a share of train.lr from 0 to 1, not {train.final_lr}"
-    )
-    require(all(0 <= beta < 1 for beta in train.betas), f"train.betas must lie in [0, 1), not {train.betas}")
-    require(train.length >= 2, f"train.length must be at least 2 tokens, not {train.length}")
-    require(
-        train.batch_tokens % train.length == 0,
-        f"train.batch_tokens={train.batch_tokens} is not a multiple of train.length={train.length}: "
-        f"try train.batch_tokens={train.length * max(1, round(train.batch_tokens / train.length))}",
-    )
-    require(
-        train.batch % train.micro_batches == 0,
-        f"train.micro_batches={train.micro_batches} does not divide the {train.batch} windows of a step",
-    )
-
-
-def _check_eval(evaluation: EvalConfig, train_length: int) -> None:
-    _positive(
-        evaluation, "eval", "max_length", "targets", "target_tokens", "stride", "tokens", "batch_tokens"
-    )
-    for length in evaluation.lengths or []:
-        require(length > 0, f"eval.lengths must be positive whole numbers, and {length} is not")
-    if evaluation.protocol == "paired":
-        shortest = min(evaluation.resolved_lengths(train_length))
-        block = evaluation.resolved_target_tokens(train_length)
-        require(
-            shortest >= 2 * block,
-            f"length {shortest} is too short for target blocks of {block} tokens (at least {2 * block}): "
-            f"score longer lengths, or set eval.target_tokens={max(1, shortest // 2)}",
-        )
-
-
-def _check_run(config: Config) -> None:
-    require(config.seed >= 0, f"seed must not be negative, and is {config.seed}")
-    if config.threads != "auto":
-        require(
-            isinstance(config.threads, int) and config.threads > 0,
-            f"threads must be auto or a positive whole number, not {config.threads!r}",
-        )
-    require(
-        config.device in ("auto", "cpu") or config.device.split(":")[0] == "cuda",
-        f"device must be auto, cpu, cuda or cuda:N, not {config.device!r}",
-    )
-    files = config.data.source == "files"
-    require(
-        not files or config.data.path is not None, "data=files needs a folder or a file: say data.path=DIR"
-    )
-    fraction = config.data.validation_fraction
-    require(0 < fraction < 1, f"data.validation_fraction must lie between 0 and 1, not {fraction}")
-    hub = config.tokenizer.kind == "hub"
-    require(
-        not hub or config.tokenizer.name is not None, "tokenizer=hub needs a name: say tokenizer.name=gpt2"
-    )
+    data = config.data
+    if data.source == "files":
+        paths = {"path": expanded(data.path), "validation_path": expanded(data.validation_path)}
+        data = dataclasses.replace(data, **paths)
+    folders = {"results_dir": expanded(config.results_dir), "cache_dir": expanded(config.cache_dir)}
+    return dataclasses.replace(config, data=data, **folders)
 
 
 def parse_lengths(text: str) -> list[int]:

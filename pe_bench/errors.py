@@ -1,4 +1,4 @@
-"""The one exception whose text is written for the person at the keyboard."""
+"""The exceptions whose text is written for the person at the keyboard, and what words them."""
 
 
 class UserError(ValueError):
@@ -10,6 +10,12 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """Something failed while the input was right (a full disk, a lost run): one line, exit code 1."""
+
+
+def require(condition: bool, message: str) -> None:
+    """`UserError` with `message` unless `condition` holds."""
+    if not condition:
+        raise UserError(message)
 
 
 def first_line(error: BaseException) -> str:

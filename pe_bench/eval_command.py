@@ -1,16 +1,15 @@
 """The `eval` command: which runs, with which options, and the table of each."""
 
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config import parse_config, parse_lengths, to_plain, without_none
+from pe_bench.config import Config, parse_config, parse_lengths, to_plain, without_none
 from pe_bench.errors import UserError
 from pe_bench.experiment import score_run
 from pe_bench.report_command import print_run
 from pe_bench.runs import find_run, newest_run, read_config
+from pe_bench.terminal import say
 
 
 def score_runs(
@@ -20,10 +19,12 @@ def score_runs(
     machine: dict[str, Any],
     code: Sequence[Path],
     results_dir: Path,
+    data_path: Path | None = None,
 ) -> None:
     """Score each named run, or the one that finished last; `None` in a dict leaves the run's own.
 
-    Raises `UserError` for a run that is missing or damaged and for options that cannot work.
+    `data_path` is where a run's data lies now. Raises `UserError` for a run that is missing or
+    damaged and for options that cannot work.
     """
     changes = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
     for path in code:
@@ -31,10 +32,19 @@ def score_runs(
             raise UserError(f"--code {path} is not a file")
     runs = [find_run(word, results_dir) for word in words] or [newest_run(results_dir)]
     if not words:
-        print(f"the newest finished run: {runs[0]}", file=sys.stderr)
+        say(f"the newest finished run: {runs[0]}")
     for run in runs:
-        trained = read_config(run)
-        values = to_plain(replace(trained, **without_none(machine)))
-        values["eval"].update(without_none(changes))
-        config = parse_config(values)
-        print_run(score_run(run, config, config.eval, code), results_dir)
+        config = _changed(read_config(run), changes, machine, data_path)
+        print_run(score_run(run, config, config.eval, code, results_dir), run)
+
+
+def _changed(
+    trained: Config, changes: dict[str, Any], machine: dict[str, Any], data_path: Path | None
+) -> Config:
+    """The run's configuration with what the user asked for, checked like any other."""
+    # A run may come from a stranger: where tokens are cached is for its reader to say.
+    values = {**to_plain(trained), "cache_dir": None, **without_none(machine)}
+    values["eval"].update(without_none(changes))
+    if data_path is not None:
+        values["data"]["path"] = str(data_path)
+    return parse_config(values)

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pe_bench.checkpoint import Checkpoint, latest_checkpoint, load_weights
 from pe_bench.config import Config, EvalConfig
 from pe_bench.data.packed import Data
 from pe_bench.data.targets import scored_documents, target_blocks
 from pe_bench.encodings import LengthError
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import RunError, first_line
 from pe_bench.loss import token_nll
 from pe_bench.machine import (
     device_name,
@@ -35,7 +34,7 @@ from pe_bench.protocols import (
     targets,
 )
 from pe_bench.results import Row, read_rows, write_rows
-from pe_bench.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_path
+from pe_bench.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_path
 from pe_bench.seeds import derive_seed
 
 
@@ -69,7 +68,7 @@ def evaluate(subject: Subject, evaluation: EvalConfig, watch: Watcher) -> list[R
     asked = []
     for length, plan in make_plans(subject.config, evaluation, subject.data):
         row = _empty_row(subject, evaluation, length, plan)
-        if not _is_scored(subject.run, kept.get(row.key), row):
+        if not _is_scored(subject.run, kept.get(row.key)):
             kept[row.key] = _score(subject, evaluation, plan, row, watch)
             write_rows(subject.run / "eval.csv", sorted(kept.values(), key=lambda one: one.order))
         asked.append(kept[row.key])
@@ -93,24 +92,6 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple
     return plans
 
 
-def require_checkpoint(run: Path) -> Checkpoint:
-    """The run's newest whole checkpoint. Raises `UserError` when there is none."""
-    found = latest_checkpoint(run / "checkpoints")
-    if found is None:
-        raise UserError(f"{run / 'checkpoints'} has no whole checkpoint: delete the run and train it again")
-    return found
-
-
-def load_trained(model: Decoder, checkpoint: Checkpoint, device: torch.device) -> Decoder:
-    try:
-        load_weights(checkpoint, model)
-    except RuntimeError as error:
-        raise UserError(
-            f"{checkpoint.path} does not fit the run's configuration: train the run again"
-        ) from error
-    return model.to(device).eval()
-
-
 def _plans(
     config: Config, evaluation: EvalConfig, data: Data, lengths: Sequence[int], longest: int
 ) -> Iterator[tuple[int, Plan]]:
@@ -125,13 +106,21 @@ def _plans(
     return ((length, sliding_plan(data, documents, length, strides[length])) for length in lengths)
 
 
-def _is_scored(run: Path, row: Row | None, asked: Row) -> bool:
+def _is_scored(run: Path, row: Row | None) -> bool:
+    """Whether there is a row to keep: a lost or damaged file of scores is made again."""
     if row is None or row.status == "out_of_memory":
         return False
-    if row.context_mean != asked.context_mean:  # the same targets, scored with another stride
+    if row.status != "ok":
+        return True
+    try:
+        load_scores(_path(run, row))
+    except RunError:
         return False
-    path = score_path(run, row.protocol, row.length, row.control, row.target_hash)
-    return row.status != "ok" or path.exists()
+    return True
+
+
+def _path(run: Path, row: Row) -> Path:
+    return score_path(run, row.protocol, row.length, row.control, row.target_hash, stride=row.stride)
 
 
 def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch: Watcher) -> Row:
@@ -149,7 +138,7 @@ def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch
         return replace(row, status="out_of_memory", reason=first_line(error))
     split = subject.data.validation
     scores = Scores(nll, target_documents(plan.windows), target_bytes(split, plan.windows))
-    save_scores(score_path(subject.run, row.protocol, row.length, row.control, row.target_hash), scores)
+    save_scores(_path(subject.run, row), scores)
     level = LEVEL_OF_PROTOCOL[row.protocol](scores)
     return replace(
         row,
@@ -197,6 +186,7 @@ def _empty_row(subject: Subject, evaluation: EvalConfig, length: int, plan: Plan
         length=length,
         protocol=evaluation.protocol,
         control="none",
+        stride=plan.stride,
         status="ok",
         reason="",
         nll=None,

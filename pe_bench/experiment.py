@@ -1,27 +1,29 @@
 """One job: train, then score, then gather. What every launcher calls; repeating it does the rest."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from pe_bench.checkpoint import Checkpoint
-from pe_bench.config import Config, EvalConfig
+from pe_bench.checkpoint import Checkpoint, final_checkpoint, latest_checkpoint, load_weights
+from pe_bench.config import Config, DataConfig, EvalConfig
 from pe_bench.data.packed import Data, load_data
 from pe_bench.data.targets import summary
 from pe_bench.encodings import LengthError
 from pe_bench.encodings.load import encoding_identity, encoding_label, with_code_hashes, with_trusted_code
 from pe_bench.errors import UserError
-from pe_bench.evaluate import Subject, evaluate, load_trained, make_plans, require_checkpoint
+from pe_bench.evaluate import Subject, evaluate, make_plans
 from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
-from pe_bench.progress import say, scoring_progress, training_progress
+from pe_bench.progress import scoring_progress, training_progress
 from pe_bench.results import Row, gather, read_result, runs_folder
-from pe_bench.runs import find_run, identity, locked, run_name, setting, write_config
-from pe_bench.train import start_from, train
+from pe_bench.runs import find_run, identity, locked, read_config, run_name, setting, write_config
+from pe_bench.terminal import say
+from pe_bench.train import check_windows, train
 
 
 @dataclass(frozen=True)
@@ -36,48 +38,69 @@ class Job:
     model: Decoder
     device: torch.device
     dtype: torch.dtype
+    train_dtype: str
     threads: int
 
 
-def run_experiment(config: Config, search: Sequence[Path] = ()) -> list[Row]:
-    """Train what is not trained, score what is not scored, gather all results; the run's rows.
+def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, list[Row]]:
+    """Train what is not trained, score what is not scored, gather all results; the run and its rows.
 
     `search` are folders in which an encoding's file may lie. Raises `UserError` before anything
     is written, `RunError` after.
     """
-    config = _resolve_source(config)
-    job = prepare(config, search)
-    make_plans(config, config.eval, job.data)
-    if config.train.from_run is not None:
-        start_from(job.model, find_run(config.train.from_run, Path(config.results_dir)))
+    job = check(config, search)
     job.run.mkdir(parents=True, exist_ok=True)
     with locked(job.run):
         remove_leftovers(job.run)
-        finished = read_result(job.run) is not None
-        trained = require_checkpoint(job.run) if finished else _train(job)
-        if finished:
+        trained = _finished(job)
+        if trained is not None:
             say(f"{job.run} is trained already; scoring what is missing")
-        rows = _score(job, trained, config.eval)
-        if not finished:
+            rows = _score(job, trained, config.eval)
+        else:
+            trained = _train(job)
+            rows = _score(job, trained, config.eval)
             _write_result(job, trained)
     _gather(Path(config.results_dir))
-    return rows
+    return job.run, rows
 
 
-def score_run(run: Path, config: Config, evaluation: EvalConfig, code: Sequence[Path] = ()) -> list[Row]:
+def check(config: Config, search: Sequence[Path] = ()) -> Job:
+    """A job that is ready to run: all that can be found wrong is, and nothing is written.
+
+    Raises `UserError`.
+    """
+    word = config.train.from_run
+    job = prepare(_name_source(config), search)
+    if word is not None and latest_checkpoint(job.run / "checkpoints") is None:
+        load_weights(_source(word, Path(config.results_dir)), job.model)
+    return job
+
+
+def score_run(
+    run: Path, config: Config, evaluation: EvalConfig, code: Sequence[Path], results_dir: Path
+) -> list[Row]:
     """Score a finished run with the options of `evaluation`; `config` is the run's own.
 
-    `code` are files that the user named, for a run whose encoding is not pe-bench's own.
+    `code` are files that the user named, for a run whose encoding is not pe-bench's own. The rows
+    are gathered when the run is one of `results_dir`.
     """
-    config = replace(config, encoding=with_trusted_code(config.encoding, code))
+    config = replace(config, encoding=with_trusted_code(config.encoding, code), eval=evaluation)
+    result = read_result(run) or {}
     job = replace(prepare(config), run=run)
-    make_plans(config, evaluation, job.data)
-    trained = require_checkpoint(run)
-    _warn_of_other_data(job)
+    if "setting" in result:  # of the training, wherever it is scored
+        job = replace(job, setting=str(result["setting"]), train_dtype=str(result["train_dtype"]))
+    trained = final_checkpoint(run, config.train.total_steps)
+    if trained is None:
+        raise UserError(
+            f"{run / 'checkpoints'} has no whole checkpoint of step {config.train.total_steps}: "
+            "repeat the command that trained the run"
+        )
+    _warn_of_other_data(job, result)
     with locked(run):
         remove_leftovers(run)
         rows = _score(job, trained, evaluation)
-    _gather(run.parent.parent)
+    if run.resolve().parent == runs_folder(results_dir).resolve():
+        _gather(results_dir)
     return rows
 
 
@@ -88,6 +111,8 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
     config = replace(config, encoding=with_code_hashes(config.encoding, search))
     model = build_decoder(config, data.vocab_size, search)
     _try_one_window(model, config.train.length)
+    make_plans(config, config.eval, data)
+    check_windows(data, config.train.length)
     dtype = resolve_precision(config)
     known = identity(config, data.hash, _name(dtype), encoding_identity(config.encoding, search))
     return Job(
@@ -99,16 +124,37 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
         model=model,
         device=device,
         dtype=dtype,
+        train_dtype=_name(dtype),
         threads=threads,
     )
 
 
-def _resolve_source(config: Config) -> Config:
-    """`train.from` by the name of the run, which holds the hash of what it is."""
-    if config.train.from_run is None:
+def _name_source(config: Config) -> Config:
+    """`train.from` as the name of the run, which holds the hash of what it is, wherever it lies."""
+    word = config.train.from_run
+    if word is None:
         return config
-    source = find_run(config.train.from_run, Path(config.results_dir))
-    return replace(config, train=replace(config.train, from_run=source.name))
+    try:
+        name = find_run(word, Path(config.results_dir)).name
+    except UserError:
+        name = Path(word).name  # it may be gone: only a run that has not begun needs it
+    return replace(config, train=replace(config.train, from_run=name))
+
+
+def _source(word: str, results_dir: Path) -> Checkpoint:
+    """The final checkpoint of the run that `train.from` names."""
+    run = find_run(word, results_dir)
+    found = final_checkpoint(run, read_config(run).train.total_steps)
+    if found is None:
+        raise UserError(f"train.from={word}: {run} has no whole checkpoint of its last step")
+    return found
+
+
+def _finished(job: Job) -> Checkpoint | None:
+    """The checkpoint of a finished run; None for one to train, or to train again from what is whole."""
+    if read_result(job.run) is None:
+        return None
+    return final_checkpoint(job.run, job.config.train.total_steps)
 
 
 @torch.no_grad()
@@ -123,8 +169,11 @@ def _try_one_window(model: Decoder, length: int) -> None:
 
 def _train(job: Job) -> Checkpoint:
     config = job.config
+    found = latest_checkpoint(job.run / "checkpoints")
+    if found is None or found.meta.step < config.train.total_steps:
+        _drop_scores(job.run)
     # Written again on every call: they say what the last process to work here was.
-    write_config(job.run, config)
+    write_config(job.run, replace(config, data=_from_anywhere(config.data)))
     _write_json(job.run / "environment.json", environment(job.device, job.threads))
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     steps, tokens = config.train.total_steps, config.train.batch_tokens
@@ -135,14 +184,15 @@ def _train(job: Job) -> Checkpoint:
 
 def _score(job: Job, trained: Checkpoint, evaluation: EvalConfig) -> list[Row]:
     config = job.config
+    load_weights(trained, job.model)
     subject = Subject(
         run=job.run,
         config=config,
-        model=load_trained(job.model, trained, job.device),
+        model=job.model.to(job.device).eval(),
         data=job.data,
         device=job.device,
         threads=job.threads,
-        train_dtype=_name(job.dtype),
+        train_dtype=job.train_dtype,
         setting=job.setting,
         label=job.label,
         tokens_per_second=trained.meta.step * config.train.batch_tokens / trained.meta.train_seconds,
@@ -162,13 +212,28 @@ def _write_result(job: Job, trained: Checkpoint) -> None:
         "parameters": job.model.parameter_count,
         "train_seconds": trained.meta.train_seconds,
         "data_hash": job.data.hash,
+        "setting": job.setting,
+        "train_dtype": job.train_dtype,
         "finished": today(),
     }
     _write_json(job.run / "result.json", result)
 
 
-def _warn_of_other_data(job: Job) -> None:
-    result = read_result(job.run) or {}
+def _from_anywhere(data: DataConfig) -> DataConfig:
+    """Local paths as they are from any folder, so that the run can be scored from another one."""
+    if data.source != "files":
+        return data
+    paths = {name: getattr(data, name) for name in ("path", "validation_path")}
+    return replace(data, **{name: str(Path(path).resolve()) for name, path in paths.items() if path})
+
+
+def _drop_scores(run: Path) -> None:
+    """Scores of weights that are about to be replaced."""
+    (run / "eval.csv").unlink(missing_ok=True)
+    shutil.rmtree(run / "scores", ignore_errors=True)
+
+
+def _warn_of_other_data(job: Job, result: dict[str, object]) -> None:
     if result.get("data_hash") != job.data.hash:
         say(
             f"warning: data={job.config.data.name} is not what {job.run.name} was trained on "

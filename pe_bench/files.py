@@ -3,8 +3,13 @@
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+from pe_bench.errors import RunError
 
 TEMPORARY = ".partial-"
 
@@ -13,12 +18,25 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Have `write` fill a file beside `path`, flush it to the disk, and rename it into place."""
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
     try:
-        write(temporary)
-        flush_to_disk(temporary)
-        os.replace(temporary, path)
+        with failures_named(path):
+            write(temporary)
+            flush_to_disk(temporary)
+            os.replace(temporary, path)
+            flush_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
-    flush_to_disk(path.parent)
+
+
+@contextmanager
+def failures_named(path: Path) -> Iterator[None]:
+    """Turn a full disk, and whatever else stops a write, into a `RunError` that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror or error}") from error
+    except SafetensorError as error:
+        reason = str(error).rpartition("I/O error: ")[2].split(" (os error")[0]
+        raise RunError(f"{path} could not be written: {reason}") from error
 
 
 def write_text(path: Path, text: str) -> None:

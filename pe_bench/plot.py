@@ -1,7 +1,7 @@
 """Bits per byte against context length, one panel for each table, as PNG, SVG or PDF."""
 
 from collections.abc import Sequence
-from itertools import cycle, islice
+from itertools import cycle, groupby, islice
 from pathlib import Path
 
 import matplotlib
@@ -37,9 +37,7 @@ def plot_tables(tables: Sequence[Table], path: Path) -> None:
 
     Raises `UserError` for another suffix than .png, .svg or .pdf and for a missing folder.
     """
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in UNDATED:
-        raise UserError(f"cannot draw {path.name}: the name must end with .png, .svg or .pdf")
+    kind = picture_format(path)
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
     # The salt names an SVG's parts, and would be random; 42 embeds a PDF's letters as text.
@@ -51,6 +49,14 @@ def plot_tables(tables: Sequence[Table], path: Path) -> None:
                 temporary, format=kind, dpi=150, bbox_inches="tight", metadata=UNDATED[kind]
             ),
         )
+
+
+def picture_format(path: Path) -> str:
+    """What the suffix of a picture's name stands for. Raises `UserError` for an unknown one."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in UNDATED:
+        raise UserError(f"cannot draw {path}: the name must end with .png, .svg or .pdf")
+    return kind
 
 
 def draw(tables: Sequence[Table]) -> Figure:
@@ -112,11 +118,18 @@ def _draw_panel(axes: Axes, table: Table, styles: dict[str, Style]) -> None:
 
 
 def _draw_line(axes: Axes, line: Line, style: Style) -> None:
-    lengths, levels = _points(line)
+    """The line breaks where the targets change: levels on either side are of different text."""
+    points = zip(*_points(line), strict=True)
+    for _, segment in groupby(points, key=lambda point: line.cells[point[0]].target_hash):
+        _draw_segment(axes, line, list(segment), style)
+
+
+def _draw_segment(axes: Axes, line: Line, points: Sequence[tuple[int, float]], style: Style) -> None:
+    lengths, levels = [length for length, _ in points], [level for _, level in points]
     colour, marker, stroke = style
     axes.plot(lengths, levels, color=colour, marker=marker, linestyle=stroke, linewidth=1.6, markersize=5)
     bands = [student_interval(np.array(line.cells[length].levels)) for length in lengths]
-    low, high = np.array(bands).reshape(-1, 2).T
+    low, high = np.array(bands).T
     axes.fill_between(
         lengths, low, high, where=np.isfinite(low).tolist(), color=colour, alpha=0.15, linewidth=0
     )

@@ -1,9 +1,5 @@
-"""What a person sees while a run works: a bar on a terminal, a line now and then elsewhere.
+"""What a person sees while a run works: a bar on a terminal, a line now and then elsewhere."""
 
-All of it goes to standard error; standard output is for results.
-"""
-
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +7,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pe_bench.terminal import say
 from pe_bench.train import Step
 
 LINES_PER_RUN = 5  # where there is no terminal to redraw
-
-
-def say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class Plan:
 
     windows: list[Window]
     target_hash: str
+    stride: int | None = None
 
     @property
     def context_mean(self) -> float:
@@ -78,7 +79,7 @@ def sliding_plan(data: Data, documents: np.ndarray, length: int, stride: int) ->
             stop = min(scored + stride, last)
             start = stop - length
             windows.append(Window(int(document), start, length, scored - start, stop - scored))
-    return Plan(windows, documents_hash(data, documents))
+    return Plan(windows, documents_hash(data, documents), stride)
 
 
 def documents_hash(data: Data, documents: np.ndarray) -> str:

@@ -1,55 +1,103 @@
 """The `report` command, and the table that follows a run: to the terminal, and to files."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pe_bench.config import Protocol, check_type
+from pe_bench.checking import check_type
+from pe_bench.config import Protocol
+from pe_bench.errors import UserError
 from pe_bench.files import write_text
-from pe_bench.progress import say
 from pe_bench.report import Table, build_tables, run_table, show, to_frame, to_markdown
-from pe_bench.results import Row, results_file, runs_folder
+from pe_bench.results import Row, require_results_folder, results_file
 from pe_bench.runs import find_run
+from pe_bench.terminal import say, write_out
+
+STANDARD_OUTPUT = Path("-")
+USUAL_FOLDER = Path("results")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files to write beside the table that is printed; `-` prints Markdown in its place."""
+    """Files to write beside the table that is printed; `-` prints CSV or Markdown in its place."""
 
     csv: Path | None = None
     markdown: Path | None = None
     plot: Path | None = None
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files by the option that names them."""
+        given = {"--plot": self.plot, "--csv": self.csv, "--markdown": self.markdown}
+        return {
+            option: path for option, path in given.items() if path is not None and path != STANDARD_OUTPUT
+        }
 
-def print_run(rows: list[Row], results_dir: Path) -> None:
-    """The table of one run, and where its parts are."""
-    show([run_table(rows, results_dir)])
-    run = runs_folder(results_dir) / rows[0].run
-    say(f"the run: {run}   all rows: {results_file(results_dir)}   all runs: pe-bench report")
+
+def print_run(rows: list[Row], run: Path) -> None:
+    """The table of one run, and where its parts are; `run` is its directory, wherever that is."""
+    show([run_table(rows, run)])
+    place = run if run.parent.name == "runs" else Path(os.path.abspath(run))
+    results_dir = place.parent.parent
+    if place.parent.name != "runs":
+        say(f"the run: {run}")
+    else:
+        option = "" if results_dir == USUAL_FOLDER else f" --results-dir {results_dir}"
+        say(f"the run: {run}   all rows: {results_file(results_dir)}   all runs: pe-bench report{option}")
 
 
 def print_report(results_dir: Path, words: Sequence[str], protocol: str | None, outputs: Outputs) -> None:
-    """All runs, or the named ones. Raises `UserError` when there is none."""
+    """All runs, or the named ones. Raises `UserError` when there is none, before anything is printed."""
     if protocol is not None:
         protocol = check_type(protocol, Protocol, "--protocol")
+    require_results_folder(results_dir)
+    check_outputs(outputs)
     runs = [find_run(word, results_dir).name for word in words] or None
     tables = build_tables(results_dir, runs, protocol)
-    if outputs.markdown == Path("-"):
-        print(to_markdown(tables))
+    if outputs.csv == STANDARD_OUTPUT:
+        write_out(_csv(tables))
+    elif outputs.markdown == STANDARD_OUTPUT:
+        write_out(to_markdown(tables))
     else:
         show(tables)
     write_files(tables, outputs)
 
 
-def write_files(tables: Sequence[Table], outputs: Outputs) -> None:
+def check_outputs(outputs: Outputs) -> None:
+    """Raises `UserError` for a target that cannot be written, with the way out."""
+    if outputs.csv == outputs.markdown == STANDARD_OUTPUT:
+        raise UserError("--csv - and --markdown - both print in place of the table: choose one of them")
+    for option, path in outputs.files.items():
+        _require_writable(option, path)
     if outputs.plot is not None:
-        from pe_bench.plot import plot_tables
+        from pe_bench.plot import picture_format
 
-        plot_tables(tables, outputs.plot)
-    if outputs.csv is not None:
-        write_text(outputs.csv, to_frame(tables).to_csv(index=False, lineterminator="\n"))
-    if outputs.markdown not in (None, Path("-")):
-        write_text(outputs.markdown, to_markdown(tables) + "\n")
-    for path in (outputs.plot, outputs.csv, outputs.markdown):
-        if path not in (None, Path("-")):
-            say(f"wrote {path}")
+        picture_format(outputs.plot)
+
+
+def write_files(tables: Sequence[Table], outputs: Outputs) -> None:
+    for option, path in outputs.files.items():
+        if option == "--plot":
+            from pe_bench.plot import plot_tables
+
+            plot_tables(tables, path)
+        else:
+            write_text(path, _csv(tables) if option == "--csv" else to_markdown(tables))
+        say(f"wrote {path}")
+
+
+def _csv(tables: Sequence[Table]) -> str:
+    return to_frame(tables).to_csv(index=False, lineterminator="\n")
+
+
+def _require_writable(option: str, path: Path) -> None:
+    folder = path.parent
+    if not folder.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {folder}; make it, or name a file elsewhere")
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder: name a file in it")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{option} {path} is no plain file: name one that may be replaced")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise UserError(f"{option} {path} cannot be written (no permission): name a file elsewhere")

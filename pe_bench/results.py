@@ -10,13 +10,13 @@ import io
 import json
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from pe_bench.errors import RunError
+from pe_bench.errors import RunError, UserError
 from pe_bench.files import TEMPORARY, write_text
 
 
@@ -34,7 +34,7 @@ class Row:
     length: int
     protocol: str
     control: str
-    stride: int | None  # of the sliding protocol
+    stride: int | None  # of the sliding protocol, at this length
     status: str  # ok, undefined, out_of_memory, too_few_documents
     reason: str
     nll: float | None
@@ -137,15 +137,16 @@ def read_all(results_dir: Path) -> Gathered:
     problems = []
     for path in sorted(runs_folder(results_dir).glob("*/result.json")):
         try:
-            rows += sorted(read_rows(path.with_name("eval.csv")), key=lambda row: row.order)
+            rows += sorted(_rows_of(path.parent), key=lambda row: row.order)
         except RunError as error:
             problems.append(str(error))
     return Gathered(rows, problems)
 
 
-def all_rows(results_dir: Path) -> list[Row]:
-    """The rows of every finished run that can be read."""
-    return read_all(results_dir).rows
+def require_results_folder(results_dir: Path) -> None:
+    """Raises `UserError` where something else than a folder has that name."""
+    if results_dir.exists() and not results_dir.is_dir():
+        raise UserError(f"--results-dir {results_dir} is not a folder: name the folder that holds runs/")
 
 
 def read_result(run: Path) -> dict[str, object] | None:
@@ -155,9 +156,17 @@ def read_result(run: Path) -> dict[str, object] | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
-    return found if isinstance(found, dict) else None
+    return found
+
+
+def _rows_of(run: Path) -> Iterable[Row]:
+    """A run's rows under the name that its folder has now: a copy is another run than its original."""
+    rows = [replace(row, run=run.name) for row in read_rows(run / "eval.csv")]
+    return {row.key: row for row in rows}.values()
 
 
 def _spell(value: object) -> str:
@@ -195,6 +204,6 @@ def _value(text: str, name: str) -> Any:
     if not text and type(None) in typing.get_args(kind):
         return None
     try:
-        return int(text) if kind is int else float(text)
+        return int(text) if int in (kind, *typing.get_args(kind)) else float(text)
     except ValueError as error:
         raise ValueError(f"{name} is {text!r}, which is not a number") from error

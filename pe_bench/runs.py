@@ -21,8 +21,8 @@ from pe_bench.files import write_text
 from pe_bench.results import read_result, runs_folder
 
 IDENTITY_VERSION = 1
-# Names are for people, and steps stand in place of what they were computed from. Neither how often
-# something is written nor the number of parts a step is cut into is what is being measured.
+# Names are for people, and how often something is written changes no weights. Steps stand in place of
+# what they were computed from.
 NOT_IDENTITY = {
     "name",
     "steps",
@@ -89,7 +89,7 @@ def find_run(word: str, results_dir: Path) -> Path:
     """The finished run that a path, a name or the beginning of one name stands for."""
     folder = runs_folder(results_dir)
     if (Path(word) / "config.yaml").is_file():
-        return _finished(Path(word))
+        return _finished(Path(word).resolve())
     if (folder / word).is_dir():
         return _finished(folder / word)
     matching = sorted(path for path in folder.glob(f"{_literal(word)}*") if path.is_dir())

@@ -27,15 +27,20 @@ class Scores:
     bytes: np.ndarray
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray]:
-        """The documents in rising order, and the bits per byte of each, float64."""
+        """The documents in rising order, and the bits per byte of each, float64.
+
+        A document whose targets stand for no byte has no bits per byte, and is left out.
+        """
         documents, group = np.unique(self.document, return_inverse=True)
         bits = np.bincount(group, weights=self.nll.astype(np.float64)) / math.log(2)
-        return documents, bits / np.bincount(group, weights=self.bytes)
+        sizes = np.bincount(group, weights=self.bytes)
+        some = sizes > 0
+        return documents[some], bits[some] / sizes[some]
 
 
 @dataclass(frozen=True)
 class Level:
-    """Nats per token, its exponential, and bits per byte of the text."""
+    """Nats per token, its exponential, and bits per byte of the text (NaN where it has no byte)."""
 
     nll: float
     perplexity: float
@@ -48,14 +53,15 @@ def mean_over_documents(scores: Scores) -> Level:
     nats = np.bincount(group, weights=scores.nll.astype(np.float64))
     nll = float(np.mean(nats / np.bincount(group)))
     _, bits_per_byte = scores.by_document()
-    return Level(nll, _exponential(nll), float(np.mean(bits_per_byte)))
+    return Level(nll, perplexity_of(nll), float(np.mean(bits_per_byte)) if bits_per_byte.size else math.nan)
 
 
 def mean_over_tokens(scores: Scores) -> Level:
     """The papers' mean: all nats over all tokens, summed in float64 and divided once."""
     nats = float(np.sum(scores.nll, dtype=np.float64))
     nll = nats / len(scores.nll)
-    return Level(nll, _exponential(nll), nats / math.log(2) / int(scores.bytes.sum()))
+    size = int(scores.bytes.sum())
+    return Level(nll, perplexity_of(nll), nats / math.log(2) / size if size else math.nan)
 
 
 LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
@@ -104,6 +110,6 @@ def load_scores(path: Path) -> Scores:
     return scores
 
 
-def _exponential(nll: float) -> float:
-    """Perplexity; infinite where it is beyond what a float can hold."""
+def perplexity_of(nll: float) -> float:
+    """The exponential; infinite where it is beyond what a float can hold."""
     return math.inf if nll >= 700 else math.exp(nll)

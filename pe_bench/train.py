@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pe_bench.checkpoint import (
     Checkpoint,
+    drop_damaged_checkpoints,
     drop_old_checkpoints,
     latest_checkpoint,
     load_optimizer,
@@ -22,7 +23,7 @@ from pe_bench.checkpoint import (
 from pe_bench.config import Config, TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
-from pe_bench.errors import RunError, UserError
+from pe_bench.errors import RunError
 from pe_bench.files import write_text
 from pe_bench.loss import token_nll
 from pe_bench.model import Decoder
@@ -62,6 +63,7 @@ def train(
     model.to(device)
     optimizer = make_optimizer(model, config.train, device)
     folder = run / "checkpoints"
+    drop_damaged_checkpoints(folder)
     drop_old_checkpoints(folder)  # a killed process may have written one and not dropped another
     found = latest_checkpoint(folder)
     if found is not None:
@@ -71,7 +73,10 @@ def train(
     trainer = Trainer(config, model, optimizer, data, device, dtype)
     seconds = found.meta.train_seconds if found else 0.0
     for step in range(found.meta.step if found else 0, config.train.total_steps):
-        state = trainer.step(step, seconds)
+        try:
+            state = trainer.step(step, seconds)
+        except NonFiniteError as error:
+            raise RunError(f"{error}; {_what_is_kept(folder)}: lower train.lr={config.train.lr:g}") from error
         seconds = state.seconds
         watch(state)
         if (
@@ -86,6 +91,10 @@ def train(
     if final is None or final.meta.step != config.train.total_steps:
         raise RunError(f"the last checkpoint in {folder} is missing or damaged: repeat the command")
     return final
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or the gradient is infinite or not a number; the weights are as before the step."""
 
 
 class Trainer:
@@ -104,7 +113,7 @@ class Trainer:
         self.device, self.dtype = device, dtype
         length = config.train.length
         self.windows = TrainingWindows(data.train, length, data.end_of_text)
-        self.validation = TrainingWindows(data.validation, length, data.end_of_text)
+        self.validation = TrainingWindows(data.validation, length, data.end_of_text, side="validation")
 
     def step(self, number: int, seconds: float) -> Step:
         """Step `number` (from zero); `seconds` were spent before it."""
@@ -115,7 +124,11 @@ class Trainer:
         # What an encoding may draw inside the model is a function of the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
         windows = self.windows.batch(train.batch, self.config.seed, number)
-        loss = sum(self._backward(part, number) for part in windows.chunk(train.micro_batches))
+        ids = self._ids(windows[:, :-1], derive_seed(self.config.seed, "ids", number), train=True)
+        # Drawn for the whole batch: the parts must give what the whole would.
+        ids_of_parts = ids.chunk(train.micro_batches) if ids.dim() == 2 else [ids] * train.micro_batches
+        parts = zip(windows.chunk(train.micro_batches), ids_of_parts, strict=True)
+        loss = sum(self._backward(part, part_ids) for part, part_ids in parts)
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), train.clip))
         self._refuse_non_finite(float(loss), norm, number)
         self.optimizer.step()
@@ -126,9 +139,8 @@ class Trainer:
         rate = learning_rate(number, train)
         return Step(done, done * train.batch_tokens, float(loss), checked, rate, norm, seconds)
 
-    def _backward(self, windows: Tensor, number: int) -> float:
+    def _backward(self, windows: Tensor, ids: Tensor) -> float:
         """Add the gradient of one part of the batch; its share of the batch's mean loss."""
-        ids = self._ids(windows[:, :-1], derive_seed(self.config.seed, "ids", number), train=True)
         loss = self._nll(windows, ids).sum() / (self.config.train.batch * self.config.train.length)
         loss.backward()
         return loss.item()
@@ -156,11 +168,14 @@ class Trainer:
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
         if not math.isfinite(loss) or not math.isfinite(norm):
-            every, lr = self.config.train.checkpoint_every, self.config.train.lr
-            kept = number // every * every
             what = f"the loss ({loss})" if not math.isfinite(loss) else f"the gradient's norm ({norm})"
-            state = f"the checkpoint of step {kept} is kept" if kept else "no checkpoint was written yet"
-            raise RunError(f"{what} is not finite at step {number + 1}; {state}: lower train.lr={lr:g}")
+            raise NonFiniteError(f"{what} is not finite at step {number + 1}")
+
+
+def check_windows(data: Data, length: int) -> None:
+    """Raises `UserError` when one side of the data is shorter than a window."""
+    TrainingWindows(data.train, length, data.end_of_text)
+    TrainingWindows(data.validation, length, data.end_of_text, side="validation")
 
 
 def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> torch.optim.AdamW:
@@ -186,18 +201,9 @@ def learning_rate(step: int, train: TrainConfig) -> float:
     return train.lr * (train.final_lr + (1 - train.final_lr) * cosine)
 
 
-def start_from(model: Decoder, source: Path) -> None:
-    """Load the final weights of another run, which must fit exactly."""
-    checkpoint = latest_checkpoint(source / "checkpoints")
-    if checkpoint is None:
-        raise UserError(f"train.from: {source} has no whole checkpoint")
-    try:
-        load_weights(checkpoint, model)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"train.from: the weights of {source.name} do not fit this model: {reason}"
-        ) from error
+def _what_is_kept(folder: Path) -> str:
+    found = latest_checkpoint(folder)
+    return f"the checkpoint of step {found.meta.step} is kept" if found else "no checkpoint was written yet"
 
 
 def _due(step: int, every: int, last: int) -> bool:

@@ -23,7 +23,7 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.randomized import Randomized, ScoredWith
 from pe_bench.encodings.rope import RoPE
 from pe_bench.errors import UserError
-from pe_bench.evaluate import Subject, evaluate, load_trained, make_plans, require_checkpoint
+from pe_bench.evaluate import Subject, evaluate, make_plans
 from pe_bench.model import Decoder
 from pe_bench.results import Row, read_rows
 from pe_bench.scores import load_scores, score_path
@@ -597,36 +597,3 @@ def test_scoring_leaves_no_trace_in_the_model(subject: Subject) -> None:
     scored(subject)
     assert all(torch.equal(value, before[name]) for name, value in subject.model.state_dict().items())
     assert all(weight.grad is None for weight in subject.model.parameters())
-
-
-def saved_checkpoint(subject: Subject) -> None:
-    optimizer = torch.optim.AdamW(subject.model.parameters())
-    save_checkpoint(subject.run / "checkpoints", subject.model, optimizer, 3, 1.0, 2.0)
-
-
-def test_the_weights_that_are_scored_are_those_of_the_checkpoint(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
-    wanted = scored(subject)
-    saved_checkpoint(subject)
-    with torch.no_grad():
-        for weight in subject.model.parameters():
-            weight.zero_()
-    checkpoint = require_checkpoint(subject.run)
-    model = load_trained(subject.model.train(), checkpoint, subject.device)
-    assert not model.training
-    (subject.run / "eval.csv").unlink()
-    assert [row.nll for row in scored(subject)] == [row.nll for row in wanted]
-
-
-def test_a_run_without_a_checkpoint_names_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no whole checkpoint: delete the run and train it again"):
-        require_checkpoint(tmp_path)
-
-
-def test_a_checkpoint_of_another_model_is_told_in_one_line(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
-    saved_checkpoint(subject)
-    other = Decoder(replace(SIZE, n_layers=3), VOCABULARY, Composition(Layers([NoPE()]), {}, 3))
-    with pytest.raises(UserError, match="does not fit the run's configuration") as caught:
-        load_trained(other, require_checkpoint(subject.run), subject.device)
-    assert "\n" not in str(caught.value)

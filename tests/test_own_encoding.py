@@ -1,5 +1,7 @@
 """A person's own encoding: one file and one YAML, outside the package."""
 
+import re
+
 import pytest
 import yaml
 from conftest import only_run
@@ -44,7 +46,7 @@ def test_it_trains_and_is_scored_like_any_other(train, folder, own):
 
 def test_its_options_are_checked_and_show_in_the_table(train, own):
     outcome = train("--config-dir", str(own), "encoding=mine", "encoding.strength=0.25")
-    assert "mine strength=0.25" in outcome.out
+    assert re.search(r"^mine@[0-9a-f]{4} strength=0.25 ", outcome.out, re.MULTILINE)
     outcome = train("--config-dir", str(own), "encoding=mine", "encoding.strength=strong")
     assert outcome.code == 2 and "encoding.strength must be a number, not 'strong'" in outcome.line
     outcome = train("--config-dir", str(own), "encoding=mine", "encoding.strenght=1")
@@ -123,3 +125,57 @@ def test_an_installed_encoding_is_found_by_its_entry_point(train, monkeypatch, o
     monkeypatch.setattr(load, "entry_points", lambda group: points)
     (own / "encoding" / "mine.yaml").write_text("name: mine\nclass: root_bias\nn_heads: ${model.n_heads}\n")
     assert train("--config-dir", str(own), "encoding=mine").code == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pe_bench.encodings.evil.py:RoPE", "pe_bench.encodings./evil.py:RoPE", "pe_bench.encodings.evil:x.py"],
+)
+def test_no_spelling_of_a_class_makes_a_runs_directory_run_its_code(
+    train, command, folder, monkeypatch, name
+):
+    train("encoding=rope")
+    run = only_run(folder)
+    evil = "import pathlib\npathlib.Path('RAN').touch()\nclass RoPE: pass\n"
+    (run / "pe_bench.encodings.evil.py").write_text(evil)
+    (run / "pe_bench.encodings.").mkdir()
+    (run / "pe_bench.encodings." / "evil.py").write_text(evil)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["encoding"]["class"] = name
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.chdir(run)
+    outcome = command("eval", ".", "--lengths", "64")
+    assert outcome.code == 2 and "from outside pe-bench" in outcome.line
+    assert not (run / "RAN").exists()
+
+
+def test_two_versions_of_a_file_are_two_encodings_in_the_table(train, command, folder, own):
+    train("--config-dir", str(own), "encoding=mine")
+    (own / "encoding" / "mine.py").write_text(CODE.replace("sqrt()", "mul(0.1)"))
+    train("--config-dir", str(own), "encoding=mine", "seed=1")
+    out = command("report", "--results-dir", str(folder / "results")).out
+    assert len({line.split()[0] for line in out.splitlines() if line.startswith("mine@")}) == 2
+
+
+def test_a_misspelt_hook_is_refused(train, own):
+    (own / "encoding" / "mine.py").write_text(CODE.replace("def distance_bias", "def distance_bais"))
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and "RootBias overrides no hook" in outcome.line
+    assert "distance_bias" in outcome.line
+
+
+def test_a_file_runs_once_in_a_process_and_its_module_is_found(train, folder, own):
+    code = "from __future__ import annotations\nfrom dataclasses import dataclass\nprint('LOADED')\n"
+    code += "@dataclass\nclass Options:\n    a: int = 1\n"
+    (own / "encoding" / "mine.py").write_text(code + CODE)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("LOADED") == 1
+
+
+def test_the_code_of_a_run_may_have_any_name(train, command, folder, own):
+    train("--config-dir", str(own), "encoding=mine")
+    copy = folder / "copy.txt"
+    copy.write_text(CODE)
+    words = ["eval", "--lengths", "64", "--results-dir", str(folder / "results"), "--code", str(copy)]
+    assert command(*words).code == 0

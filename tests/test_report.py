@@ -14,7 +14,7 @@ from rich.console import Console
 from pe_bench.errors import RunError, UserError
 from pe_bench.report import Line, Table, build_tables, render, run_table, show, to_frame, to_markdown
 from pe_bench.report.tables import _describe_break
-from pe_bench.results import all_rows, read_rows
+from pe_bench.results import read_all, read_rows
 from pe_bench.scores import load_scores
 from pe_bench.statistics import paired_interval
 

@@ -16,7 +16,6 @@ from result_fixtures import ROW, add_run
 from pe_bench.errors import RunError
 from pe_bench.results import (
     COLUMNS,
-    all_rows,
     gather,
     read_all,
     read_result,
@@ -109,7 +108,7 @@ def test_gathering_orders_rows_by_run_and_length(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_finished_is_left_out(tmp_path: Path) -> None:
     (add_run(tmp_path, "rope", {128: 2.0}) / "result.json").unlink()
-    assert all_rows(tmp_path) == []
+    assert read_all(tmp_path).rows == []
 
 
 def test_one_damaged_run_is_named_and_hides_no_other(tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_processes_that_gather_at_once_lose_no_row(tmp_path: Path) -> None:
         assert process.exitcode == 0
     rows = read_rows(results_file(tmp_path))
     assert len(rows) == 3 * 5 * 2
-    assert rows == all_rows(tmp_path)
+    assert rows == read_all(tmp_path).rows
     assert not list(tmp_path.rglob(".partial-*"))
 
 
@@ -175,7 +174,7 @@ def test_a_thousand_runs_are_read_in_seconds(tmp_path: Path) -> None:
 
 def test_every_column_is_of_a_type_that_can_be_read_back() -> None:
     assert {str(field.type) for field in dataclasses.fields(ROW)} == {
-        *("<class 'str'>", "<class 'int'>", "<class 'float'>", "float | None")
+        *("<class 'str'>", "<class 'int'>", "<class 'float'>", "float | None", "int | None")
     }
 
 

@@ -79,10 +79,6 @@ def test_every_encoding_starts_from_the_same_decoder_and_sees_the_same_batches(f
 
 def test_another_seed_changes_weights_encoding_parameters_and_batches(folder):
     one, two = (trainer_of(folder, "encoding=shaw", f"seed={seed}") for seed in (0, 1))
-    for name in ("embedding.weight", "encoding.base.layers.0.key_table"):
-        pair = [dict(t.model.named_parameters()).get(name) for t in (one, two)]
-        if pair[0] is not None and pair[1] is not None:
-            assert not torch.equal(pair[0], pair[1])
     differ = [
         name
         for (name, a), (_, b) in zip(one.model.named_parameters(), two.model.named_parameters(), strict=True)

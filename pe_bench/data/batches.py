@@ -13,17 +13,17 @@ class TrainingWindows:
     """Every crop of `length + 1` tokens of a split, drawn with equal chance.
 
     Documents shorter than a crop are joined by the end-of-text id, so that nothing is lost. The split
-    itself is kept; only the joined documents are copied. Raises `UserError` when the whole split is
-    shorter than one crop.
+    itself is kept; only the joined documents are copied. Raises `UserError`, which names the `side`,
+    when the whole split is shorter than one crop.
     """
 
-    def __init__(self, split: Split, length: int, end_of_text: int) -> None:
+    def __init__(self, split: Split, length: int, end_of_text: int, side: str = "training") -> None:
         self.size = length + 1
         joined = _documents_to_join(split.lengths, self.size)
         self.joint = _join(split, joined, end_of_text)
         if len(self.joint) < self.size and len(joined) == len(split.lengths):
             raise UserError(
-                f"the training documents have {len(self.joint)} tokens together, and one window of "
+                f"the {side} documents have {len(self.joint)} tokens together, and one window of "
                 f"train.length={length} needs {self.size}: use more text, or a shorter train.length"
             )
         self.tokens = split.tokens

@@ -63,7 +63,10 @@ class LayerEncoding(nn.Module):
         return None
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        """Logits [B, H, Q, N]; `scale` is one over the root of the model's own head width."""
+        """Logits [B, H, Q, N]; `scale` is one over the root of the model's own head width.
+
+        The keys, here and in every hook below, are those up to the last query of the block.
+        """
         return scale * (queries.x @ keys.x.mT)
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
@@ -101,7 +104,7 @@ class LayerEncoding(nn.Module):
         return scores.masked_fill(~visible, float("-inf")).softmax(-1)
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
-        """The output [B, H, Q, K] from weights and all the values [B, H, N, K]."""
+        """The output [B, H, Q, K] from weights and the keys' values [B, H, N, K]."""
         return weights @ v
 
     def overrides(self, *hooks: str) -> bool:

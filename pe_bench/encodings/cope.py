@@ -16,8 +16,8 @@ it by default. The gates read the logits after modifiers, such as logn.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.config import require
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.errors import require
 
 
 class CoPE(LayerEncoding):

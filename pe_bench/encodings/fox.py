@@ -37,10 +37,11 @@ class FoX(LayerEncoding):
         # A sum over thousands of tokens: never in half precision, not even where a model is autocast.
         with torch.autocast(x.device.type, enabled=False):
             gate = functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
-            return {FORGOTTEN: functional.logsigmoid(gate).mT.cumsum(-1)}
+            return {FORGOTTEN: functional.logsigmoid(gate).mT.double().cumsum(-1)}
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
-        return queries.values[FORGOTTEN].unsqueeze(-1) - keys.values[FORGOTTEN].unsqueeze(-2)
+        bias = queries.values[FORGOTTEN].unsqueeze(-1) - keys.values[FORGOTTEN].unsqueeze(-2)
+        return bias.to(torch.promote_types(queries.x.dtype, torch.float32))
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         of_query, of_key = queries.values[FORGOTTEN], keys.values[FORGOTTEN]

@@ -2,9 +2,12 @@
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
+import os
+import re
+import sys
 from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +18,8 @@ from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import UserError
 
-BUILT_IN = "pe_bench.encodings."
+# Nothing else is imported because a run's directory names it: no path, no other package.
+BUILT_IN = re.compile(r"pe_bench\.encodings\.[a-z0-9_]+:[A-Za-z_]\w*")
 ENTRY_POINTS = "pe_bench.encodings"
 # `derived` names the options that followed from the rest of the configuration.
 NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "modifiers")
@@ -38,11 +42,17 @@ def build_encoding(config: dict[str, Any], n_layers: int, search: Sequence[Path]
 def encoding_label(config: dict[str, Any], search: Sequence[Path] = ()) -> str:
     """What tables call it: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
     modifiers = config.get("modifiers") or {}
-    words = ["+".join([config["name"], *modifiers])]
+    words = ["+".join([_name(config["name"], config), *(_name(*pair) for pair in modifiers.items())])]
     words += [f"{option}={value}" for option, value in chosen_options(config, search).items()]
     for name, part in modifiers.items():
         words += [f"{name}.{option}={value}" for option, value in chosen_options(part, search).items()]
     return " ".join(words)
+
+
+def _name(name: str, part: dict[str, Any]) -> str:
+    """A name, and for outside code four letters of its hash: another version is another encoding."""
+    code = part.get("code_sha256")
+    return f"{name}@{code[:4]}" if code else name
 
 
 def chosen_options(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
@@ -53,12 +63,11 @@ def chosen_options(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[st
 
 def changed_options(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
     """The options that differ from the constructor's defaults, or have none."""
-    parameters = _parameters(find_class(part["class"], search))
-    return {
-        name: value
-        for name, value in _options(part).items()
-        if name not in parameters or value != parameters[name].default
-    }
+    encoding = find_class(part["class"], search)
+    parameters = _parameters(encoding)
+    # As the constructor gets them, so that 500000 and 500000.0 are one base.
+    options = _checked_options(encoding, _options(part), "encoding")
+    return {name: value for name, value in options.items() if value != parameters[name].default}
 
 
 def encoding_identity(config: dict[str, Any], search: Sequence[Path] = ()) -> list[dict[str, Any]]:
@@ -140,11 +149,11 @@ def find_class(specification: str, search: Sequence[Path] = ()) -> EncodingClass
 
 
 def is_built_in(specification: str) -> bool:
-    return specification.startswith(BUILT_IN)
+    return BUILT_IN.fullmatch(specification) is not None
 
 
 def is_file(location: str) -> bool:
-    return location.endswith(".py")
+    return location.endswith(".py") or "/" in location or os.sep in location
 
 
 def source_file(specification: str, search: Sequence[Path] = ()) -> Path:
@@ -169,14 +178,17 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
 
 
 def _load_file(path: Path) -> ModuleType:
-    name = f"pe_bench_code_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
+    # By content, so that a file runs once in a process, and what it defines is found by its name.
+    name = f"pe_bench_code_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
     try:
-        specification.loader.exec_module(module)
+        SourceFileLoader(name, str(path)).exec_module(module)
     except Exception as error:
+        del sys.modules[name]
         raise UserError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
     return module
 
@@ -200,11 +212,24 @@ def _entry_point(name: str) -> Any:
 
 def _build_part(part: dict[str, Any], n_layers: int, search: Sequence[Path], key: str) -> PositionalEncoding:
     encoding = find_class(part["class"], search)
+    if not is_built_in(part["class"]):
+        _refuse_no_hook(encoding)
     options = _checked_options(encoding, _options(part), key)
     if issubclass(encoding, PositionalEncoding):
         return encoding(**options)
     count = n_layers if encoding.per_layer else 1
     return Layers([encoding(**options) for _ in range(count)])
+
+
+def _refuse_no_hook(encoding: EncodingClass) -> None:
+    """A misspelt hook would train a model without any encoding, and nothing would say so."""
+    base = LayerEncoding if issubclass(encoding, LayerEncoding) else PositionalEncoding
+    hooks = [name for name, value in vars(base).items() if inspect.isfunction(value) and name[0] != "_"]
+    hooks.remove("overrides")
+    if not any(getattr(encoding, hook) is not getattr(base, hook) for hook in hooks):
+        raise UserError(
+            f"{encoding.__name__} overrides no hook, and would do nothing: define one of {', '.join(hooks)}"
+        )
 
 
 def _options(part: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import math
 
 from torch import Tensor
 
-from pe_bench.config import require
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.errors import require
 
 
 class LogN(LayerEncoding):

@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pe_bench.config import require
 from pe_bench.encodings.base import LengthError, PositionalEncoding
+from pe_bench.errors import require
 
 ScoredWith = Literal["random", "arange", "even"]
 

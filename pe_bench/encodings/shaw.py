@@ -16,8 +16,8 @@ reads. They add row vectors for each pair; here scores are gathered, and weights
 import torch
 from torch import Tensor, nn
 
-from pe_bench.config import require
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.errors import require
 
 
 class Shaw(LayerEncoding):

@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pe_bench.config import require
 from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.errors import require
 
 Layout = Literal["interleaved", "concatenated", "neox"]
 

@@ -9,8 +9,8 @@ Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
 
 from torch import Tensor
 
-from pe_bench.config import require
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.errors import require
 
 
 class SlidingWindow(LayerEncoding):

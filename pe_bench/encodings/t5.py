@@ -16,8 +16,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.config import require
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.errors import require
 
 
 def t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:

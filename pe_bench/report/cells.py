@@ -1,17 +1,16 @@
 """One encoding at one length: its seeds averaged, and its change against the training length."""
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from pe_bench.errors import RunError
-from pe_bench.results import Row, runs_folder
-from pe_bench.scores import LEVEL_OF_PROTOCOL, load_scores, score_path
+from pe_bench.results import Row
+from pe_bench.scores import LEVEL_OF_PROTOCOL, load_scores, perplexity_of, score_path
 from pe_bench.statistics import Interval, paired_interval, verdict
 
 
@@ -33,7 +32,9 @@ class Cell:
     verdict: str  # undefined without a number, empty without an interval
     missing: str
     target_hash: str
+    targets: int
     documents: int
+    stride: int | None
     peak_memory_mb: float | None
 
     @property
@@ -51,16 +52,19 @@ class Scored(Protocol):
 
 
 class ScoreFiles:
-    """The bits per byte of single documents, read from each score file once."""
+    """The bits per byte of single documents, read from each score file once.
 
-    def __init__(self, results_dir: Path) -> None:
-        self._runs = runs_folder(results_dir)
+    `folder_of` says where the run of a row lies.
+    """
+
+    def __init__(self, folder_of: Callable[[Row], Path]) -> None:
+        self._folder_of = folder_of
         self._known: dict[Path, tuple[np.ndarray, np.ndarray]] = {}
 
     def by_document(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
         """Document ids int64 [D] and bits per byte float64 [D]. Raises `RunError`."""
         other = row.scored_with if row.scored_with != row.encoding else None
-        run = self._runs / row.run
+        run = self._folder_of(row)
         path = score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
         if path not in self._known:
             self._known[path] = _read(path, row)
@@ -68,33 +72,36 @@ class ScoreFiles:
 
 
 def make_cell(
-    rows: Sequence[Row], references: Sequence[Row], common: Counter[str], files: ScoreFiles
+    rows: Sequence[Row], references: Sequence[Row], ranks: Mapping[str, Any], files: ScoreFiles
 ) -> Cell:
     """The cell of `rows`, the seeds of one encoding at one length.
 
-    references: the same runs, unmodified, at their training length. common: how many rows of the
-    table were scored on each set of targets; of two sets the one that more share is taken.
+    references: the same runs, unmodified, at their training length. ranks: of the table's sets of
+    targets; of several the one that most seeds were scored on is taken, then the one ranked highest.
     """
     scored = [row for row in rows if has_number(row)]
     if not scored:
         return _empty(rows)
     seeds = Counter(row.target_hash for row in scored)
-    chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], common[target_hash], target_hash))
+    chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
     scored = sorted((row for row in scored if row.target_hash == chosen), key=lambda row: row.run)
     change, interval, missing = _change(scored, [row for row in references if has_number(row)], files)
+    nll = _mean([row.nll for row in scored if row.nll is not None])
     memory = [row.peak_memory_mb for row in scored if row.peak_memory_mb is not None]
     return Cell(
         length=rows[0].length,
         status="ok",
         reason="",
         levels=tuple(row.bits_per_byte for row in scored if row.bits_per_byte is not None),
-        perplexity=_exponential(_mean([row.nll for row in scored if row.nll is not None])),
+        perplexity=perplexity_of(nll) if nll is not None else None,
         change=change,
         interval=interval,
         verdict=verdict(interval) if interval else "",
         missing=missing,
         target_hash=chosen,
+        targets=min(row.targets for row in scored),
         documents=min(row.documents for row in scored),
+        stride=scored[0].stride,
         peak_memory_mb=max(memory, default=None),
     )
 
@@ -113,7 +120,20 @@ def _empty(rows: Sequence[Row]) -> Cell:
     first = rows[0]
     status = "undefined" if first.status == "ok" else first.status
     return Cell(
-        first.length, status, first.reason, (), None, None, None, "undefined", "", first.target_hash, 0, None
+        length=first.length,
+        status=status,
+        reason=first.reason,
+        levels=(),
+        perplexity=None,
+        change=None,
+        interval=None,
+        verdict="undefined",
+        missing="",
+        target_hash=first.target_hash,
+        targets=0,
+        documents=0,
+        stride=first.stride,
+        peak_memory_mb=None,
     )
 
 
@@ -144,6 +164,8 @@ def _difference(row: Row, reference: Row, files: ScoreFiles) -> np.ndarray:
         raise RunError(
             f"the scores of {row.run} at {row.length} and {reference.length} are of other documents"
         )
+    if not documents.size:
+        raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
     with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
         return bits - reference_bits
 
@@ -167,9 +189,3 @@ def _read(path: Path, row: Row) -> tuple[np.ndarray, np.ndarray]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
-
-
-def _exponential(nll: float | None) -> float | None:
-    if nll is None:
-        return None
-    return math.inf if nll >= 700 else math.exp(nll)

@@ -14,14 +14,18 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
-    *("encoding", "scored_with", "length", "status", "reason", "seeds", "documents"),
+    *("stride_rule", "encoding", "scored_with", "run", "length", "stride", "status", "reason", "seeds"),
+    *("documents", "targets"),
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict", "break_point"),
     *("parameters", "tokens_per_second", "peak_memory_mb", "target_hash"),
 )
 
 
 def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
-    """One row for each encoding and length of each table, in the tables' order."""
+    """One row for each line and length of each table, in the tables' order.
+
+    `run` is empty where seeds are averaged; `stride` is the number of tokens at that length.
+    """
     import pandas
 
     records = [
@@ -30,7 +34,8 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
         for line in table.lines
         for _, cell in sorted(line.cells.items())
     ]
-    return pandas.DataFrame.from_records(records, columns=list(COLUMNS))
+    # Whole numbers that may be missing: plain pandas would write 32.0.
+    return pandas.DataFrame.from_records(records, columns=list(COLUMNS)).astype({"stride": "Int64"})
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
@@ -39,13 +44,14 @@ def to_markdown(tables: Sequence[Table]) -> str:
 
 
 def _line_record(line: Line) -> dict[str, Any]:
-    names = ("encoding", "scored_with", "break_point", "parameters", "tokens_per_second")
+    names = ("encoding", "scored_with", "run", "break_point", "parameters", "tokens_per_second")
     return {name: getattr(line, name) for name in names}
 
 
 def _cell_record(cell: Cell) -> dict[str, Any]:
-    names = ("length", "status", "reason", "documents", "bits_per_byte", "perplexity", "change", "verdict")
-    record = {name: getattr(cell, name) for name in (*names, "peak_memory_mb", "target_hash")}
+    names = ("length", "stride", "status", "reason", "documents", "targets", "target_hash")
+    numbers = ("bits_per_byte", "perplexity", "change", "verdict", "peak_memory_mb")
+    record = {name: getattr(cell, name) for name in (*names, *numbers)}
     low, high = (cell.interval.low, cell.interval.high) if cell.interval else (None, None)
     return {**record, "seeds": len(cell.levels), "change_low": low, "change_high": high}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pe_bench.report.cells import has_number, label_of
+from pe_bench.report.target_sets import lengths_on_other_sets
 from pe_bench.results import Row
 
 if TYPE_CHECKING:
@@ -18,9 +19,11 @@ def make_notes(lines: Sequence[Line], rows: Sequence[Row], ranked_at: int | None
     """Whole sentences, each once, the most important first."""
     notes = [
         *_ranking(lines, ranked_at),
+        *_runs_apart(lines),
         *_one_seed(lines),
         *_few_documents(lines),
         *_unequal_targets(lines),
+        *_other_sets(lines, rows[0].train_length),
         *_statuses(rows),
         *_missing(lines),
     ]
@@ -32,6 +35,14 @@ def _ranking(lines: Sequence[Line], ranked_at: int | None) -> Iterator[str]:
         yield "no length has a number for all: the order is that of the names"
     elif len(lines) > 1:
         yield f"ranked by bits/byte at {ranked_at}, the longest length that all have a number at"
+
+
+def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
+    for label in dict.fromkeys(label_of(line) for line in lines if line.run):
+        yield (
+            f"{label}: several runs have the same seed and differ in what the name does not show "
+            "(such as another version of its code), so each is a line of its own and none are averaged"
+        )
 
 
 def _one_seed(lines: Sequence[Line]) -> Iterator[str]:
@@ -57,6 +68,21 @@ def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
                 hashes.setdefault(length, set()).add(cell.target_hash)
     for length in sorted(length for length, found in hashes.items() if len(found) > 1):
         yield f"{length}: not all rows were scored on the same targets, so their levels differ by those too"
+
+
+def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
+    """The lengths at which a row's levels are of other targets than its other levels."""
+    places: dict[tuple[int, ...], list[str]] = {}
+    for line in lines:
+        found = lengths_on_other_sets(line.cells, train_length)
+        if found:
+            places.setdefault(found, []).append(line.label)
+    for lengths, labels in places.items():
+        which = "" if len(labels) == len(lines) else f" ({', '.join(labels)})"
+        yield (
+            f"{_numbers(lengths)}{which}: scored on another set of targets than the other lengths, so levels "
+            "are not comparable along the row; a change is always within one set"
+        )
 
 
 def _statuses(rows: Sequence[Row]) -> Iterator[str]:

@@ -1,18 +1,20 @@
 """Which rows may stand together, and the tables of them.
 
-Rows of another setting (the model and how it was trained), data, tokenizer, training length or
-protocol are another table: they are never averaged or ranked together.
+Rows of another setting (the model and how it was trained), data, tokenizer, training length,
+protocol or stride are another table: they are never averaged or ranked together.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pe_bench.config import unknown
+from pe_bench.checking import unknown
 from pe_bench.errors import RunError, UserError
 from pe_bench.report.cells import Cell, ScoreFiles, label_of, make_cell
 from pe_bench.report.notes import make_notes
+from pe_bench.report.strides import by_stride_rule, describe_rule, order_of_rule
+from pe_bench.report.target_sets import Rank, rank_sets
 from pe_bench.results import Row, read_all, runs_folder
 from pe_bench.statistics import break_point
 
@@ -21,10 +23,14 @@ PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of the
 
 @dataclass(frozen=True)
 class Line:
-    """One encoding, its seeds together; one cell for each length that it was scored at."""
+    """One encoding, its seeds together; one cell for each length that it was scored at.
+
+    run: empty, or the name of the only run, where several of one name have the same seed.
+    """
 
     encoding: str
     scored_with: str
+    run: str
     seeds: int
     parameters: int
     tokens_per_second: float
@@ -33,7 +39,7 @@ class Line:
 
     @property
     def label(self) -> str:
-        return label_of(self)
+        return label_of(self) + (f" ({_suffix(self.run)})" if self.run else "")
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,14 @@ class Group:
     steps: int
     setting: str
     protocol: str
+    stride_rule: str  # half or a number, of the sliding protocol
 
     @property
     def order(self) -> tuple[object, ...]:
-        return tuple(
-            PROTOCOLS.get(value, 3) if name == "protocol" else value for name, value in vars(self).items()
-        )
+        values = {
+            name: value for name, value in vars(self).items() if name not in ("protocol", "stride_rule")
+        }
+        return (*values.values(), PROTOCOLS.get(self.protocol, 3), order_of_rule(self.stride_rule))
 
 
 @dataclass(frozen=True)
@@ -74,9 +82,10 @@ class Table:
     @property
     def title(self) -> str:
         of = self.group
+        stride = f", stride {describe_rule(of.stride_rule)}" if of.stride_rule else ""
         return (
             f"{of.model} model, data {of.data} ({of.data_hash[:8]}), tokenizer {of.tokenizer}, "
-            f"trained at length {of.train_length} for {of.steps} steps, {of.protocol} protocol"
+            f"trained at length {of.train_length} for {of.steps} steps, {of.protocol} protocol{stride}"
         )
 
 
@@ -95,19 +104,19 @@ def build_tables(
         folder = runs_folder(results_dir)
         raise UserError(f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
     rows = _of_protocol(_of_runs(rows, runs), protocol)
-    tables = _tables(rows, ScoreFiles(results_dir))
+    tables = _tables(rows, ScoreFiles(lambda row: runs_folder(results_dir) / row.run))
     left_out = tuple(f"left out: {problem}" for problem in found.problems)
     return [*tables[:-1], replace(tables[-1], notes=(*tables[-1].notes, *left_out))]
 
 
-def run_table(rows: Iterable[Row], results_dir: Path) -> Table:
-    """The table of one run's rows under one protocol."""
-    tables = _tables(_uncontrolled(rows), ScoreFiles(results_dir))
-    assert len(tables) == 1, "rows of one run and one protocol"
+def run_table(rows: Iterable[Row], run: Path) -> Table:
+    """The table of one run's rows under one protocol and stride; `run` is its directory."""
+    tables = _tables(_uncontrolled(rows), ScoreFiles(lambda row: run))
+    assert len(tables) == 1, "rows of one run, one protocol and one stride"
     return tables[0]
 
 
-def group_of(row: Row) -> Group:
+def group_of(row: Row, stride_rule: str = "") -> Group:
     return Group(
         row.model,
         row.data,
@@ -117,6 +126,7 @@ def group_of(row: Row) -> Group:
         row.steps,
         row.setting,
         row.protocol,
+        stride_rule,
     )
 
 
@@ -148,9 +158,13 @@ def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
 
 
 def _tables(rows: Sequence[Row], files: ScoreFiles) -> list[Table]:
-    groups: dict[Group, list[Row]] = {}
+    alike: dict[Group, list[Row]] = {}
     for row in rows:
-        groups.setdefault(group_of(row), []).append(row)
+        alike.setdefault(group_of(row), []).append(row)
+    groups: dict[Group, list[Row]] = {}
+    for some in alike.values():
+        for rule, row in by_stride_rule(some):
+            groups.setdefault(group_of(row, rule), []).append(row)
     ordered = sorted(groups, key=lambda group: group.order)
     return [_table(group, groups[group], _why(index, ordered), files) for index, group in enumerate(ordered)]
 
@@ -159,10 +173,9 @@ def _why(index: int, groups: Sequence[Group]) -> str:
     """Which of the groups' values differ; the setting only where nothing else tells them apart."""
     if len(groups) == 1:
         return ""
-    names = ("model", "data", "data_hash", "tokenizer", "train_length", "steps", "protocol")
-    differing = [
-        name.replace("_", " ") for name in names if len({getattr(group, name) for group in groups}) > 1
-    ]
+    names = ("model", "data", "data_hash", "tokenizer", "train_length", "steps", "protocol", "stride_rule")
+    values = {name: {getattr(group, name) for group in groups} - {""} for name in names}
+    differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
     visible = {tuple(getattr(group, name) for name in names) for group in groups}
     if len(visible) < len(groups):
         differing.append(f"training settings (here {groups[index].setting[:8]}; see the runs' config.yaml)")
@@ -173,29 +186,53 @@ def _why(index: int, groups: Sequence[Group]) -> str:
 
 
 def _table(group: Group, rows: Sequence[Row], why: str, files: ScoreFiles) -> Table:
-    common = Counter(row.target_hash for row in rows)
-    members: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        members.setdefault((row.encoding, row.scored_with), []).append(row)
+    ranks = rank_sets(rows)
     references = [row for row in rows if row.scored_with == row.encoding and row.length == group.train_length]
-    lines = [_line(own, references, common, files) for own in members.values()]
+    lines = [_line(own, run, references, ranks, files) for run, own in _members(rows)]
     ranked_at = _longest_common(lines)
     lines.sort(key=lambda line: (_level(line, ranked_at), line.label))
     lengths = tuple(sorted({row.length for row in rows}))
     return Table(group, lengths, tuple(lines), ranked_at, why, make_notes(lines, rows, ranked_at))
 
 
-def _line(rows: Sequence[Row], references: Sequence[Row], common: Counter[str], files: ScoreFiles) -> Line:
+def _members(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The rows of each line, after the name of its run where it holds only one of several.
+
+    Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something its
+    name does not show: which of them belong together is not known, and so each is a line.
+    """
+    labels: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in rows:
+        labels.setdefault((row.encoding, row.scored_with), {}).setdefault(row.run, []).append(row)
+    members = []
+    for runs in labels.values():
+        if len({own[0].seed for own in runs.values()}) == len(runs):
+            members.append(("", [row for own in runs.values() for row in own]))
+        else:
+            members += runs.items()
+    return members
+
+
+def _suffix(run: str) -> str:
+    """Seed and hash, which end a run's name."""
+    found = re.fullmatch(r".*-(s\d+-.+)", run)
+    return found[1] if found else run
+
+
+def _line(
+    rows: Sequence[Row], run: str, references: Sequence[Row], ranks: Mapping[str, Rank], files: ScoreFiles
+) -> Line:
     lengths = sorted({row.length for row in rows})
     cells = {
-        length: make_cell([row for row in rows if row.length == length], references, common, files)
+        length: make_cell([row for row in rows if row.length == length], references, ranks, files)
         for length in lengths
     }
     runs = {row.run: row for row in rows}
     return Line(
         encoding=rows[0].encoding,
         scored_with=rows[0].scored_with,
-        seeds=len(runs),
+        run=run,
+        seeds=len({row.seed for row in rows}),
         parameters=rows[0].parameters,
         tokens_per_second=sum(row.tokens_per_second for row in runs.values()) / len(runs),
         break_point=_describe_break(cells, rows[0].train_length),

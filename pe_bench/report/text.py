@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pe_bench.report.cells import Cell
 from pe_bench.report.tables import Line, Table
+from pe_bench.terminal import write_out
 
 MARKS = {"improves": "<", "holds": "=", "degrades": ">", "fails": "!", "unclear": "?"}
 MEANINGS = {
@@ -50,10 +51,12 @@ def show(tables: Sequence[Table], console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = UNLIMITED
-    for index, table in enumerate(tables):
-        if index:
-            console.print()
-        console.print(render(table, console.width), highlight=False)
+    with console.capture() as captured:
+        for index, table in enumerate(tables):
+            if index:
+                console.print()
+            console.print(render(table, console.width), highlight=False)
+    write_out(captured.get(), console.file)
 
 
 def render(table: Table, width: int = UNLIMITED) -> Group:

@@ -1,0 +1,110 @@
+"""Values from outside as the types that the code needs, and words that are not known."""
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pe_bench.errors import UserError
+
+LARGEST = 2**63 - 1  # what PyTorch and numpy take for a whole number
+SHOWN = 60  # characters of a wrong value
+
+
+def unknown(word: str, kind: str, known: Iterable[str]) -> str:
+    """`unknown key 'x': did you mean 'y'?`, or the words there are when none is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}"
+    return f"unknown {kind} '{word}': {hint}"
+
+
+def check_type(value: Any, wanted: Any, key: str) -> Any:
+    """`value` as the type `wanted`, or a `UserError` that names the key, the value and the type.
+
+    Whole floats pass for integers (YAML reads `1e6` as a float) and integers for floats.
+    """
+    converted = _convert(value, wanted)
+    if converted is _WRONG:
+        raise UserError(f"{key} must be {_describe(wanted)}, not {_shown(value)}")
+    return converted
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+_WRONG = object()
+
+
+def _convert(value: Any, wanted: Any) -> Any:
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        return _first(_convert(value, one) for one in sorted(arguments, key=_strictness))
+    if origin is Literal:
+        return value if value in arguments else _WRONG
+    if origin in (list, tuple):
+        return _convert_sequence(value, origin, arguments)
+    if origin is dict or wanted is dict:
+        return dict(value) if isinstance(value, dict) else _WRONG
+    if wanted is Any:
+        return value
+    if wanted is type(None):
+        return None if value is None else _WRONG
+    if wanted is bool:
+        return value if isinstance(value, bool) else _WRONG
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return _WRONG
+    if wanted is int:
+        return _whole(value)
+    if wanted is float:
+        return _finite(value)
+    return str(value) if wanted is str else _WRONG
+
+
+def _whole(value: int | float | str) -> Any:
+    is_whole = not isinstance(value, str) and value == value // 1 and abs(value) <= LARGEST
+    return int(value) if is_whole else _WRONG
+
+
+def _finite(value: int | float | str) -> Any:
+    try:
+        return float(value) if not isinstance(value, str) and math.isfinite(value) else _WRONG
+    except OverflowError:  # a whole number beyond any float
+        return _WRONG
+
+
+def _convert_sequence(value: Any, origin: type, arguments: tuple[Any, ...]) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return _WRONG
+    wanted = arguments if origin is tuple else arguments * len(value)
+    if len(wanted) != len(value):
+        return _WRONG
+    converted = [_convert(one, kind) for one, kind in zip(value, wanted, strict=True)]
+    return _WRONG if any(one is _WRONG for one in converted) else origin(converted)
+
+
+def _first(candidates: Iterable[Any]) -> Any:
+    return next((one for one in candidates if one is not _WRONG), _WRONG)
+
+
+def _strictness(wanted: Any) -> int:
+    """`str` last: it accepts numbers too, so that `tokenizer.name=123` is a name."""
+    return 1 if wanted is str else 0
+
+
+def _describe(wanted: Any) -> str:
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(one) for one in arguments)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is tuple:
+        return "a list of " + " and ".join(_describe(one) for one in arguments)
+    if origin is list:
+        return f"a list, each {_describe(arguments[0])}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(wanted, "null" if wanted is type(None) else getattr(wanted, "__name__", str(wanted)))
