@@ -97,14 +97,16 @@ def eval(  # noqa: A001  (the command's name)
     code: Annotated[
         list[Path] | None, typer.Option(help="The file of a run's own encoding, to trust it.")
     ] = None,
+    data_path: Annotated[Path | None, typer.Option(help="Where a run's data lies now.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Of tokenized data.")] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """Score trained runs at other lengths, or under another protocol."""
     from pe_bench.eval_command import score_runs
 
     changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
-    machine = {"device": device, "threads": threads}
-    score_runs(runs or [], lengths, changes, machine, code or [], results_dir)
+    machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
+    score_runs(runs or [], lengths, changes, machine, code or [], results_dir, data_path)
 
 
 @app.command(

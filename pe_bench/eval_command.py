@@ -45,6 +45,8 @@ def _changed(
     # A run may come from a stranger: where tokens are cached is for its reader to say.
     values = {**to_plain(trained), "cache_dir": None, **without_none(machine)}
     values["eval"].update(without_none(changes))
+    if changes.get("stride") and values["eval"]["protocol"] != "sliding":
+        raise UserError(f"--stride is for --protocol sliding, and this is {values['eval']['protocol']}")
     if data_path is not None:
         values["data"]["path"] = str(data_path)
     return parse_config(values)

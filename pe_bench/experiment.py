@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +15,14 @@ from pe_bench.config import Config, DataConfig, EvalConfig
 from pe_bench.data.packed import Data, load_data
 from pe_bench.data.targets import summary
 from pe_bench.encodings import LengthError
-from pe_bench.encodings.load import encoding_identity, encoding_label, with_code_hashes, with_trusted_code
-from pe_bench.errors import UserError
+from pe_bench.encodings.load import (
+    OUTSIDE_MODULE,
+    encoding_identity,
+    encoding_label,
+    with_code_hashes,
+    with_trusted_code,
+)
+from pe_bench.errors import UserError, first_line
 from pe_bench.evaluate import Subject, evaluate, make_plans
 from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
@@ -54,7 +62,7 @@ def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, l
         remove_leftovers(job.run)
         trained = _finished(job)
         if trained is not None:
-            say(f"{job.run} is trained already; scoring what is missing")
+            say(f"{job.run} is trained already")
             rows = _score(job, trained, config.eval)
         else:
             trained = _train(job)
@@ -165,6 +173,19 @@ def _try_one_window(model: Decoder, length: int) -> None:
         model.hidden(tokens, ids)
     except LengthError as error:
         raise UserError(f"train.length={length}: {error}") from error
+    except Exception as error:
+        where = _outside_line(error)
+        if where is None:
+            raise
+        raise UserError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _outside_line(error: Exception) -> str | None:
+    """The innermost line of a person's own code that an error passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    names = {module.__file__ for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)}
+    outside = [frame for frame in frames if frame.filename in names]
+    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else None
 
 
 def _train(job: Job) -> Checkpoint:
@@ -179,7 +200,9 @@ def _train(job: Job) -> Checkpoint:
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     say(f"{job.run.name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     with training_progress(job.label, steps, tokens) as watch:
-        return train(config, job.model, job.data, job.run, job.device, job.dtype, watch)
+        trained = train(config, job.model, job.data, job.run, job.device, job.dtype, watch)
+    say(f"{job.run.name}: trained in {trained.meta.train_seconds:.0f} s, loss {trained.meta.loss:.3f}")
+    return trained
 
 
 def _score(job: Job, trained: Checkpoint, evaluation: EvalConfig) -> list[Row]:

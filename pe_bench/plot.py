@@ -114,6 +114,8 @@ def _draw_panel(axes: Axes, table: Table, styles: dict[str, Style]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9")
     axes.margins(x=0.03)
+    if not any(_points(line)[0] for line in table.lines):
+        axes.set_xlim(table.group.train_length / 2, table.group.train_length * 2)
     _mark_training_length(axes, table.group.train_length)
 
 

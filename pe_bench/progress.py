@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from pe_bench.terminal import say
 from pe_bench.train import Step
@@ -55,10 +55,11 @@ class TrainingProgress:
         first, since = self.started
         speed = (step.step - first) * self.batch_tokens / max(now - since, 1e-9) if step.step > first else 0.0
         left = (self.total - step.step) * self.batch_tokens / speed if speed else 0.0
-        text = f"loss {step.loss:.3f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
-        line = f"step {step.step} of {self.total}  {text}" + (f"  {left:.0f} s left" if left else "")
+        text = f"step {step.step} of {self.total}  loss {step.loss:.3f}"
+        if speed:
+            text += f"  {speed:,.0f} tokens/s  {_duration(left)} left"
         due = step.step * LINES_PER_RUN // self.total > (step.step - 1) * LINES_PER_RUN // self.total
-        self.bar.show(step.step, text, line if due else None)
+        self.bar.show(step.step, text, text if due else None)
 
 
 class ScoringProgress:
@@ -71,8 +72,13 @@ class ScoringProgress:
     def __call__(self, protocol: str, length: int, share: float) -> None:
         self.finished += share == 1.0
         done = self.finished + (share if share < 1.0 else 0.0)
-        text = f"{protocol}, length {length:,}"
-        self.bar.show(done, text, f"{text} scored" if share == 1.0 else None)
+        text = f"scoring, {protocol}, length {length:,}"
+        self.bar.show(done, text, f"{protocol}, length {length:,} scored" if share == 1.0 else None)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 @contextmanager
@@ -81,11 +87,6 @@ def _bar(name: str, total: int) -> Iterator[Bar]:
     if not console.is_terminal:
         yield Bar(name, total, None)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[text]}"))
+    with Progress(*columns, console=console, transient=True) as progress:
         yield Bar(name, total, progress)

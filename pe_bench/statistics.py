@@ -11,10 +11,21 @@ undercoverage, both of which only ever widen the interval:
 - a share of the variance that comes from S seeds is held to Student's t of S - 1 degrees of
   freedom, one that comes from D documents to that of D - 1, and the squares of the two critical
   values are averaged by those shares. Satterthwaite's single number of degrees of freedom, itself
-  estimated from three seeds, covers 92 % where seeds matter as much as documents; this 95 to 98 %.
-- skewed documents make a t interval too short. Their part grows by 1 + 6 skewness^2 / D, which
-  leaves normal ones alone and takes exponential ones from 90 to 93 % with ten documents, and from
-  93 to 95 % with thirty.
+  estimated from three seeds, covers 92 % where seeds matter as much as documents.
+- skewed documents make a t interval too short. Their part grows by 1 + 6 skewness^2 / D.
+
+That is a remedy and no cure. Simulated were document effects of standard deviation 1 and these shapes,
+and normal seed and rest effects of 0.1 each; 10,000 intervals for each number, which is the percentage
+that held the true mean:
+
+    seeds x documents   1 x 10   1 x 30   3 x 10   3 x 30   5 x 10   5 x 30
+    normal                96.4     95.3     96.9     97.1     96.0     95.9
+    exponential           92.6     95.3     95.0     97.5     93.4     95.5
+    lognormal             88.8     92.2     93.3     96.6     90.1     94.2
+
+So a nominal 95 % is less where documents are skewed and few: down to 89 % for one seed, and 90 % for
+five, over ten lognormal documents; thirty bring it to 92 and 94 %. It is 95 % or more with normal
+documents, and wherever seed effects are as large as the documents'.
 """
 
 import math

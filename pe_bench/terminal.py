@@ -15,12 +15,12 @@ def write_out(text: str, file: IO[str] | None = None) -> None:
 
     Where its reader is gone, as in `pe-bench report | head -3`, the rest goes nowhere, without a word.
     """
-    file = sys.stdout if file is None else file
+    stream: IO[str] = file or sys.stdout
     try:
-        file.write(text)
-        file.flush()
+        stream.write(text)
+        stream.flush()
     except BrokenPipeError:
         # What is still buffered is flushed once more when Python ends, and that must not fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, file.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -65,15 +65,22 @@ def scores_of(level: float, documents: int, seed: int, spread: float = 0.01) -> 
 def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None], **changes: object) -> Path:
     """A finished run with these bits per byte at these lengths; None is a length out of reach.
 
-    `changes` are other values for columns of its rows; `spread` is that of documents.
+    `changes` are other values for columns of its rows; `spread` is that of documents, `code` stands
+    for the hash of an encoding's code, and `sliding` is a number of tokens, or "half" the length.
     """
-    spread = float(str(changes.pop("spread", 0.01)))
+    spread, code = float(str(changes.pop("spread", 0.01))), changes.pop("code", "")
+    sliding = changes.pop("sliding", None)
+    if sliding is not None:
+        changes["protocol"] = "sliding"
     first = replace(ROW, encoding=encoding, scored_with=encoding)
     first = replace(first, **changes)  # pyright: ignore[reportArgumentType]
-    first = replace(first, run=f"{encoding}-s{first.seed}-{first.setting[:4]}{first.data_hash[:4]}")
+    first = replace(first, run=f"{encoding}-s{first.seed}-{first.setting[:4]}{first.data_hash[:4]}{code}")
     run = runs_folder(results_dir) / first.run
     run.mkdir(parents=True, exist_ok=True)
-    rows = [_row(run, replace(first, length=length), level, spread) for length, level in levels.items()]
+    rows = [
+        _row(run, replace(first, length=length, stride=_stride(sliding, length)), level, spread)
+        for length, level in levels.items()
+    ]
     write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), *rows])
     write_text(run / "result.json", "{}\n")
     return run
@@ -86,6 +93,12 @@ def edit_rows(run: Path, edit: Callable[[Row], Row]) -> None:
 def file_of(run: Path, row: Row) -> Path:
     other = row.scored_with if row.scored_with != row.encoding else None
     return score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
+
+
+def _stride(sliding: object, length: int) -> int | None:
+    if sliding is None:
+        return None
+    return max(1, length // 2) if sliding == "half" else min(length, int(str(sliding)))
 
 
 def _row(run: Path, row: Row, level: float | None, spread: float) -> Row:

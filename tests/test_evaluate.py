@@ -163,7 +163,9 @@ def test_scores_equal_a_separate_forward_pass_for_each_target(
     assert [row.length for row in rows] == [8, 12, 24]
     for row in rows:
         nll, mean, bits_per_byte = naive(subject, evaluation, row.length)
-        scores = load_scores(score_path(subject.run, row.protocol, row.length, "none", row.target_hash))
+        scores = load_scores(
+            score_path(subject.run, row.protocol, row.length, "none", row.target_hash, stride=row.stride)
+        )
         assert np.allclose(scores.nll, nll, rtol=0, atol=2e-5)
         assert row.targets == len(nll)
         assert row.nll == pytest.approx(mean, abs=1e-5)

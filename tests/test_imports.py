@@ -113,7 +113,7 @@ def test_training_does_not_know_how_results_are_shown() -> None:
 
 
 def test_encodings_stand_on_their_own() -> None:
-    allowed = ("pe_bench.encodings", "pe_bench.config", "pe_bench.errors")
+    allowed = ("pe_bench.encodings", "pe_bench.checking", "pe_bench.errors")
     for module in members("pe_bench.encodings"):
         assert [name for name in own_imports(module) if not inside(name, *allowed)] == [], module
 

@@ -117,6 +117,16 @@ def test_a_line_that_ends_early_says_so_and_infinite_levels_are_left_out(tmp_pat
     assert sorted(found) == ["encoding0 (to 128)", "encoding1 (to 128)", "encoding2"]
 
 
+def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0, 8192: 5.1}, target_hash="0ther", seed=0)
+    add_run(tmp_path, "rope", {1024: 3.2}, seed=0)
+    [axes] = draw(build_tables(tmp_path)).axes
+    segments = [line for line in axes.lines if line.get_marker() != "None"]
+    assert [list(np.asarray(line.get_xdata())) for line in segments] == [[64, 128, 256, 1024], [4096, 8192]]
+    assert len({line.get_color() for line in segments}) == 1
+
+
 def test_a_table_without_a_number_is_an_empty_panel(tmp_path: Path) -> None:
     add_run(tmp_path, "learned", {256: None})
     plot_tables(build_tables(tmp_path), tmp_path / "plot.png")

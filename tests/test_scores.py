@@ -44,6 +44,23 @@ def test_bits_of_documents_come_in_rising_order_of_documents() -> None:
     assert bits == pytest.approx([8.0, 1.0])
 
 
+def test_documents_without_bytes_are_left_out_of_the_bits_per_byte() -> None:
+    scores = Scores(
+        np.array([1, 2, 8], np.float32) * np.float32(LOG2), np.array([0, 1, 2]), np.array([1, 0, 2])
+    )
+    assert scores.by_document()[0].tolist() == [0, 2]
+    level = mean_over_documents(scores)
+    assert level.bits_per_byte == pytest.approx((1 / 1 + 8 / 2) / 2)
+    assert level.nll == pytest.approx((1 + 2 + 8) / 3 * LOG2)
+
+
+@pytest.mark.parametrize("mean", [mean_over_tokens, mean_over_documents])
+def test_without_any_byte_there_are_no_bits_per_byte(mean) -> None:
+    level = mean(Scores(np.array([1, 2], np.float32), np.array([0, 1]), np.array([0, 0])))
+    assert math.isnan(level.bits_per_byte)
+    assert level.nll == pytest.approx(1.5)
+
+
 def test_sums_do_not_lose_what_float32_would() -> None:
     count = 1_000_000
     nll = np.full(count, 1 / 3, np.float32)
@@ -82,9 +99,10 @@ def test_each_row_has_a_file_of_its_own(tmp_path: Path) -> None:
         score_path(tmp_path, "paired", 128, "swap", "abc"),
         score_path(tmp_path, "paired", 128, "none", "abd"),
     }
+    paths |= {score_path(tmp_path, "sliding", 128, "none", "abc", stride=stride) for stride in (32, 64)}
     for name in ("yarn", "yarn factor=4", "my/own.py:Yarn"):
         paths.add(score_path(tmp_path, "paired", 128, "none", "abc", scored_with=name))
-    assert len(paths) == 8
+    assert len(paths) == 10
     assert {path.parent for path in paths} == {tmp_path / "scores"}
 
 

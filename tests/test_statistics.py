@@ -1,11 +1,14 @@
 """The interval, the verdict and the break point."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from pe_bench import statistics
 from pe_bench.statistics import Interval, break_point, paired_interval, student_interval, verdict
 
 
@@ -113,6 +116,30 @@ def test_the_interval_covers_the_mean_as_often_as_it_says(
         found = paired_interval(by_seed + by_document + generator.normal(scale=0.3, size=(seeds, documents)))
         hits += found.low <= 0 <= found.high
     assert 0.93 <= hits / 400 <= 0.99
+
+
+@pytest.mark.parametrize(("seeds", "documents", "said"), [(1, 10, 88.8), (5, 10, 90.1), (5, 30, 94.2)])
+def test_the_coverage_over_skewed_documents_is_what_the_docstring_admits(
+    seeds: int, documents: int, said: float
+) -> None:
+    assert str(said) in (statistics.__doc__ or "")
+    generator = np.random.default_rng(0)
+    spread = math.sqrt((math.e - 1) * math.e)
+    hits = 0
+    for _ in range(1500):
+        effects = generator.normal(scale=0.1, size=(seeds, 1)) + generator.normal(
+            scale=0.1, size=(seeds, documents)
+        )
+        skewed = (generator.lognormal(size=documents) - math.sqrt(math.e)) / spread
+        found = paired_interval(effects + skewed[None, :])
+        hits += found.low <= 0 <= found.high
+    assert abs(100 * hits / 1500 - said) < 3
+
+
+def test_a_quantile_needs_no_import_of_all_statistics() -> None:
+    program = "import sys, pe_bench.statistics; print('scipy.stats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(

@@ -190,8 +190,11 @@ def test_checkpoints_are_written_when_they_are_due_and_two_are_kept(train, folde
 def test_a_non_finite_loss_stops_with_its_step_and_keeps_the_last_good_checkpoint(train, folder, monkeypatch):
     backward = Trainer._backward
 
-    def poisoned(self, windows, number):
-        return float("nan") if number == 5 else backward(self, windows, number)
+    calls = []
+
+    def poisoned(self, windows, ids):
+        calls.append(windows)
+        return float("nan") if len(calls) == 6 else backward(self, windows, ids)
 
     monkeypatch.setattr(Trainer, "_backward", poisoned)
     outcome = train("encoding=rope")

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from pe_bench.config import check_type, unknown
+from pe_bench.checking import check_type, unknown
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import UserError
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
 BUILT_IN = re.compile(r"pe_bench\.encodings\.[a-z0-9_]+:[A-Za-z_]\w*")
+OUTSIDE_MODULE = "pe_bench_code_"
 ENTRY_POINTS = "pe_bench.encodings"
 # `derived` names the options that followed from the rest of the configuration.
 NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "modifiers")
@@ -179,7 +180,7 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
 
 def _load_file(path: Path) -> ModuleType:
     # By content, so that a file runs once in a process, and what it defines is found by its name.
-    name = f"pe_bench_code_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+    name = f"{OUTSIDE_MODULE}{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)
