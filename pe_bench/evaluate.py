@@ -99,11 +99,11 @@ def _plans(
         size = evaluation.resolved_target_tokens(config.train.length)
         blocks = target_blocks(data.validation, longest, size, evaluation.targets, evaluation.seed, data.hash)
         return ((length, paired_plan(blocks, length)) for length in lengths)
-    documents = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed)
+    text = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed)
     if evaluation.protocol == "nonoverlapping":
-        return ((length, nonoverlapping_plan(data, documents, length)) for length in lengths)
+        return ((length, nonoverlapping_plan(data, text, length)) for length in lengths)
     strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
-    return ((length, sliding_plan(data, documents, length, strides[length])) for length in lengths)
+    return ((length, sliding_plan(data, text, length, strides[length])) for length in lengths)
 
 
 def _is_scored(run: Path, row: Row | None) -> bool:

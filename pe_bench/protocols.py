@@ -2,7 +2,7 @@
 
 - `paired`: every length scores the very same target blocks; the `length` tokens that end with a
   block are fed, so that target k of T sees length - T + k tokens.
-- `nonoverlapping`: documents are cut into windows of `length`, and every next token is scored.
+- `nonoverlapping`: the beginnings of documents are cut into windows of `length`, and every next token is scored.
 - `sliding`: windows of `length` advance by a stride, and only their new tokens are scored.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.data.targets import TargetBlocks
+from pe_bench.data.targets import ScoredText, TargetBlocks
 
 
 @dataclass(frozen=True)
@@ -60,32 +60,36 @@ def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
     return Plan(windows, blocks.hash)
 
 
-def nonoverlapping_plan(data: Data, documents: np.ndarray, length: int) -> Plan:
+def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
     windows = []
-    for document in documents:
-        last = int(data.validation.lengths[document]) - 1  # the last token is a target only
+    for document, tokens in _pieces(text):
+        last = tokens - 1  # the last token is a target only
         for start in range(0, last, length):
             size = min(length, last - start)
-            windows.append(Window(int(document), start, size, 0, size))
-    return Plan(windows, documents_hash(data, documents))
+            windows.append(Window(document, start, size, 0, size))
+    return Plan(windows, text_hash(data, text))
 
 
-def sliding_plan(data: Data, documents: np.ndarray, length: int, stride: int) -> Plan:
+def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan:
     windows = []
-    for document in documents:
-        last = int(data.validation.lengths[document]) - 1
-        windows.append(Window(int(document), 0, min(length, last), 0, min(length, last)))
+    for document, tokens in _pieces(text):
+        last = tokens - 1
+        windows.append(Window(document, 0, min(length, last), 0, min(length, last)))
         for scored in range(length, last, stride):
             stop = min(scored + stride, last)
             start = stop - length
-            windows.append(Window(int(document), start, length, scored - start, stop - scored))
-    return Plan(windows, documents_hash(data, documents), stride)
+            windows.append(Window(document, start, length, scored - start, stop - scored))
+    return Plan(windows, text_hash(data, text), stride)
 
 
-def documents_hash(data: Data, documents: np.ndarray) -> str:
-    """Of the targets of both window protocols: every token of these documents but the first."""
-    text = f"{data.hash}/{','.join(map(str, documents))}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def text_hash(data: Data, text: ScoredText) -> str:
+    """Of the targets of both window protocols: every token of this text but the first of each document."""
+    words = f"{data.hash}/{','.join(f'{document}:{tokens}' for document, tokens in _pieces(text))}"
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def _pieces(text: ScoredText) -> Iterator[tuple[int, int]]:
+    return zip(text.document.tolist(), text.tokens.tolist(), strict=True)
 
 
 def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:

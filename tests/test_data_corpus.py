@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 import sys
 import sysconfig
 from dataclasses import fields
@@ -126,6 +127,28 @@ def test_a_missing_column_is_told_with_those_there_are(tmp_path):
     message = one_line(files(tmp_path / "a.jsonl"))
     assert "no column 'text'" in message and "body, id" in message
     assert "holds int" in one_line(files(tmp_path / "a.jsonl", text_column="id"))
+
+
+def test_no_thread_outlives_a_parquet_file_that_is_not_read_to_its_end(tmp_path):
+    """A reader's thread that is still at work when Python ends aborts it, with exit code 134."""
+    program = """
+import sys, pyarrow, pyarrow.parquet
+from pe_bench.config import DataConfig
+from pe_bench.data.corpus import read_corpus
+from pe_bench.errors import UserError
+rows = [f"{number} " * 3_000 for number in range(400)]
+pyarrow.parquet.write_table(pyarrow.table({"body": rows}), sys.argv[1], row_group_size=5)
+for column in ("text", "body", "text"):
+    try:
+        read_corpus(DataConfig(source="files", path=sys.argv[1], text_column=column), 500)
+    except UserError as error:
+        print(error)
+"""
+    words = [sys.executable, "-c", program, str(tmp_path / "many.parquet")]
+    for _ in range(2):  # each by chance; before it was three in four
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("has no column 'text': set data.text_column to one of body") == 2
 
 
 def test_a_broken_table_is_told_in_one_line(tmp_path, capfd):

@@ -96,6 +96,18 @@ def test_a_dataset_without_a_training_split_is_told(served):
         read_corpus(shipped("pg19"))
 
 
+def test_a_missing_column_is_told_before_a_stream_is_opened(served):
+    class Rows:
+        column_names = ["body", "id"]
+
+        def __iter__(self):
+            raise AssertionError("opened")
+
+    served[0]["train"] = Rows()
+    with pytest.raises(UserError, match="no column 'text': set data.text_column to one of body, id"):
+        read_corpus(shipped("pg19"), byte_budget=100)
+
+
 def test_a_failure_at_the_hub_is_one_line(monkeypatch):
     def fail(*arguments, **options):
         raise ValueError("BuilderConfig 'x' not found.\nAvailable: ['y']")

@@ -106,14 +106,34 @@ def test_no_document_long_enough_is_told_with_both_numbers():
         scored_documents(SPLIT, longest=400, token_budget=1_000, seed=0)
 
 
-def test_scored_documents_are_long_enough_and_fit_the_budget():
-    chosen = scored_documents(SPLIT, longest=100, token_budget=10_000, seed=0)
-    assert sorted(chosen.tolist()) == [0, 3, 4], "100 tokens are not more than 100"
-    some = scored_documents(SPLIT, longest=100, token_budget=700, seed=0)
-    assert some.tolist() == chosen[: len(some)].tolist() and SPLIT.lengths[some].sum() <= 700
-    assert len(scored_documents(SPLIT, longest=100, token_budget=1, seed=0)) == 1
-    orders = {tuple(scored_documents(SPLIT, 100, 10_000, seed).tolist()) for seed in range(20)}
-    assert len(orders) > 2
+def scored(token_budget: int, seed: int = 0, longest: int = 100) -> dict[int, int]:
+    """Document to how many of its first tokens are scored, in the order of the choice."""
+    text = scored_documents(SPLIT, longest, token_budget, seed)
+    return dict(zip(text.document.tolist(), text.tokens.tolist(), strict=True))
+
+
+def test_a_budget_for_everything_scores_every_long_document_whole():
+    assert scored(10_000) == {0: 400, 3: 250, 4: 103}, "100 tokens are not more than 100"
+
+
+def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
+    assert scored(303) == {0: 101, 3: 101, 4: 101}
+    assert scored(403) == {0: 150, 3: 150, 4: 103}, "what one has no room for goes to the others"
+    assert len(scored(302)) == 2 and list(scored(302)) == list(scored(303))[:2]
+    for budget in range(101, 900, 7):
+        chosen = scored(budget)
+        assert budget - 2 <= sum(chosen.values()) <= budget or sum(chosen.values()) == 753 < budget or (
+            len(chosen) < 3 and sum(chosen.values()) == sum(SPLIT.lengths[list(chosen)]) < budget
+        )
+        assert all(101 <= tokens <= SPLIT.lengths[document] for document, tokens in chosen.items())
+
+
+def test_one_document_is_scored_though_the_budget_is_less():
+    assert list(scored(1).values()) == [101]
+
+
+def test_the_seed_chooses_whose_beginning_is_scored():
+    assert len({tuple(scored(10_000, seed)) for seed in range(20)}) > 2
 
 
 def test_the_summary_says_what_reaches_the_longest_length():

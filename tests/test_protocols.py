@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.data.targets import TargetBlocks, target_blocks
+from pe_bench.data.targets import ScoredText, TargetBlocks, target_blocks
 from pe_bench.protocols import (
     Plan,
     Window,
@@ -40,6 +40,8 @@ def split_of(*lengths: int) -> Split:
 SPLIT = split_of(*LENGTHS)
 DATA = Data("files", "da7a", "bytes", 5_000, 4_999, SPLIT, SPLIT)
 DOCUMENTS = np.array([2, 0, 3])
+CUTS = {2: 83, 0: 50, 3: 57}  # of these, document 0 is not scored to its end
+TEXT = ScoredText(DOCUMENTS, np.array([CUTS[document] for document in DOCUMENTS.tolist()]))
 
 
 def blocks_of(max_length: int = 32, target_tokens: int = 4, count: int = 9) -> TargetBlocks:
@@ -62,7 +64,7 @@ def contexts(plan: Plan, batch_tokens: int = 64) -> list[tuple[int, int]]:
 
 
 def every_target_but_the_first() -> list[int]:
-    return [1_000 * int(d) + place for d in DOCUMENTS for place in range(1, LENGTHS[d])]
+    return [1_000 * int(d) + place for d in DOCUMENTS for place in range(1, CUTS[int(d)])]
 
 
 # paired
@@ -100,7 +102,7 @@ def test_paired_targets_of_one_token_see_all_but_it() -> None:
 
 @pytest.mark.parametrize("length", [1, 5, 8, 39, 56, 200])
 def test_nonoverlapping_scores_every_token_but_the_first_once(length: int) -> None:
-    found = contexts(nonoverlapping_plan(DATA, DOCUMENTS, length))
+    found = contexts(nonoverlapping_plan(DATA, TEXT, length))
     assert [target for target, _ in found] == every_target_but_the_first()
     # Windows begin at multiples of the length: the context grows to it and begins again.
     assert all(seen == (target % 1_000 - 1) % length + 1 for target, seen in found)
@@ -113,7 +115,7 @@ def test_nonoverlapping_scores_every_token_but_the_first_once(length: int) -> No
 @pytest.mark.parametrize("stride", [1, 3, 8, 13])
 def test_sliding_scores_every_token_but_the_first_once(length: int, stride: int) -> None:
     stride = min(stride, length)
-    found = contexts(sliding_plan(DATA, DOCUMENTS, length, stride))
+    found = contexts(sliding_plan(DATA, TEXT, length, stride))
     assert [target for target, _ in found] == every_target_but_the_first()
     for target, seen in found:
         place = target % 1_000
@@ -125,19 +127,19 @@ def test_sliding_scores_every_token_but_the_first_once(length: int, stride: int)
 
 @pytest.mark.parametrize(("length", "stride"), [(8, 3), (13, 13), (39, 10)])
 def test_sliding_windows_end_a_stride_apart(length: int, stride: int) -> None:
-    plan = sliding_plan(DATA, DOCUMENTS, length, stride)
+    plan = sliding_plan(DATA, TEXT, length, stride)
     for document in DOCUMENTS:
         ends = [w.start + w.size for w in plan.windows if w.document == document]
         assert ends[0] == length
-        assert ends[-1] == LENGTHS[document] - 1, "the last token is never fed"
+        assert ends[-1] == CUTS[int(document)] - 1, "the last token is never fed"
         assert set(np.diff(ends)[:-1].tolist()) <= {stride}
         assert 0 < ends[-1] - ends[-2] <= stride
 
 
 def test_sliding_by_the_whole_length_cuts_where_nonoverlapping_does() -> None:
-    cut = dict(contexts(nonoverlapping_plan(DATA, DOCUMENTS, 8)))
-    slid = dict(contexts(sliding_plan(DATA, DOCUMENTS, 8, 8)))
-    whole = [target for target in cut if (target % 1_000 - 1) // 8 < (LENGTHS[target // 1_000] - 1) // 8]
+    cut = dict(contexts(nonoverlapping_plan(DATA, TEXT, 8)))
+    slid = dict(contexts(sliding_plan(DATA, TEXT, 8, 8)))
+    whole = [target for target in cut if (target % 1_000 - 1) // 8 < (CUTS[target // 1_000] - 1) // 8]
     assert len(whole) > 100
     assert all(cut[target] == slid[target] for target in whole)
     assert all(cut[target] <= slid[target] for target in cut), "the last window reaches back"
@@ -148,8 +150,8 @@ def test_sliding_by_the_whole_length_cuts_where_nonoverlapping_does() -> None:
 
 PLANS: dict[str, Callable[[int], Plan]] = {
     "paired": lambda length: paired_plan(blocks_of(), length),
-    "nonoverlapping": lambda length: nonoverlapping_plan(DATA, DOCUMENTS, length),
-    "sliding": lambda length: sliding_plan(DATA, DOCUMENTS, length, length // 2),
+    "nonoverlapping": lambda length: nonoverlapping_plan(DATA, TEXT, length),
+    "sliding": lambda length: sliding_plan(DATA, TEXT, length, length // 2),
 }
 every_protocol = pytest.mark.parametrize("plan_of", PLANS.values(), ids=PLANS.keys())
 
@@ -169,14 +171,16 @@ def test_equal_hashes_stand_for_equal_targets(plan_of: Callable[[int], Plan]) ->
 
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
-def test_other_documents_or_other_data_have_another_hash(protocol: str) -> None:
-    def hash_of(data_hash: str, documents: list[int]) -> str:
-        data, chosen = Data("files", data_hash, "bytes", 5_000, 4_999, SPLIT, SPLIT), np.array(documents)
+def test_other_documents_other_cuts_or_other_data_have_another_hash(protocol: str) -> None:
+    def hash_of(data_hash: str, cuts: dict[int, int]) -> str:
+        data = Data("files", data_hash, "bytes", 5_000, 4_999, SPLIT, SPLIT)
+        text = ScoredText(np.array([*cuts]), np.array([*cuts.values()]))
         if protocol == "sliding":
-            return sliding_plan(data, chosen, 8, 4).target_hash
-        return nonoverlapping_plan(data, chosen, 8).target_hash
+            return sliding_plan(data, text, 8, 4).target_hash
+        return nonoverlapping_plan(data, text, 8).target_hash
 
-    assert len({hash_of("a", [0, 1]), hash_of("b", [0, 1]), hash_of("a", [0]), hash_of("a", [0, 2])}) == 4
+    texts = [("a", {0: 30, 1: 30}), ("b", {0: 30, 1: 30}), ("a", {0: 30}), ("a", {0: 30, 2: 30})]
+    assert len({hash_of(*text) for text in [*texts, ("a", {0: 30, 1: 31})]}) == 5
 
 
 @every_protocol

@@ -103,6 +103,9 @@ def _load(config: DataConfig, streaming: bool) -> dict[str, Iterable[dict[str, A
 
 def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -> Iterator[Document]:
     where = f"data.path={config.path}, split {split},"
+    names = getattr(rows, "column_names", None)
+    if names and config.text_column not in names:  # before a stream is opened, which would leave threads
+        row_text(dict.fromkeys(names), config.text_column, where)
     texts = (row_text(row, config.text_column, where) for row in rows)
     if str(config.path).rpartition("/")[2] == "wikitext":
         yield from _articles(texts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pe_bench.config import DataConfig, TokenizerConfig, require
+from pe_bench.config import DataConfig, TokenizerConfig
 from pe_bench.data import tokenizer as tokenizers
 from pe_bench.data.cache import cache_root, cached_folder, key_of, read_meta
 from pe_bench.data.corpus import read_corpus
@@ -76,7 +76,6 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
 
 def _read(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[list[Document], list[Document] | None]:
     limit = data.max_tokens
-    require(limit is None or limit > 0, f"data.max_tokens must be positive, not {limit}")
     per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
     return read_corpus(data, None if limit is None else limit * per_token)
 

@@ -44,14 +44,24 @@ def target_blocks(
     return TargetBlocks(document, end, max_length, target_tokens, hasher.hexdigest()[:16])
 
 
-def scored_documents(split: Split, longest: int, token_budget: int, seed: int) -> np.ndarray:
-    """Indices of documents with more than `longest` tokens, as many as fit the budget, and at least one.
+@dataclass(frozen=True)
+class ScoredText:
+    """Of document `document[d]` the first `tokens[d]` tokens, int64 [documents]."""
 
-    For the protocols that cut whole documents into windows. Raises `UserError` if there is none.
+    document: np.ndarray
+    tokens: np.ndarray
+
+
+def scored_documents(split: Split, longest: int, token_budget: int, seed: int) -> ScoredText:
+    """The beginnings of documents, each of more than `longest` tokens, for the protocols that cut windows.
+
+    As many documents as the budget lets take part, at least one, and it is dealt evenly over them.
+    Raises `UserError` when no document is long enough.
     """
-    order = _eligible(split, longest + 1, seed)
-    fit = int(np.searchsorted(np.cumsum(split.lengths[order]), token_budget, side="right"))
-    return order[: max(1, fit)]
+    least = longest + 1
+    order = _eligible(split, least, seed)[: max(1, token_budget // least)]
+    spare = max(0, token_budget - least * len(order))
+    return ScoredText(order, least + _pour(split.lengths[order] - least, spare))
 
 
 def reach(split: Split, length: int) -> tuple[int, int]:
@@ -98,6 +108,15 @@ def _deal(capacities: np.ndarray, count: int) -> np.ndarray:
         served = np.flatnonzero(shares < capacities)[:left]
         shares[served] += 1
         left -= len(served)
+    return shares
+
+
+def _pour(room: np.ndarray, amount: int) -> np.ndarray:
+    """How much of `amount` each gets, int64 [documents]: the same for all, or all that it has room for."""
+    shares = np.zeros(len(room), np.int64)
+    for served, place in enumerate(np.argsort(room, kind="stable")):
+        shares[place] = min(int(room[place]), amount // (len(room) - served))
+        amount -= int(shares[place])
     return shares
 
 

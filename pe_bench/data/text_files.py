@@ -9,6 +9,7 @@ from pe_bench.data.documents import Document
 from pe_bench.errors import UserError
 
 TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".json": "json", ".parquet": "parquet"}
+ROWS = 256  # of Parquet that are in memory at once
 
 
 def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Document]:
@@ -73,7 +74,8 @@ def _read_text(path: Path) -> bytes:
 def _read_table(path: Path, name: str, kind: str, text_column: str) -> Iterator[Document]:
     """The rows of a table, named `file:row`; read as a stream, so that nothing is copied to another cache."""
     try:
-        for row, values in enumerate(_rows(path, kind)):
+        rows = _parquet_rows(path, text_column) if kind == "parquet" else _json_rows(path)
+        for row, values in enumerate(rows):
             yield Document(f"{name}:{row}", row_text(values, text_column, f"{path}, row {row},"))
     except UserError:
         raise
@@ -82,13 +84,26 @@ def _read_table(path: Path, name: str, kind: str, text_column: str) -> Iterator[
         raise UserError(f"{path} cannot be read as {kind}: {reason}") from error
 
 
-def _rows(path: Path, kind: str) -> Iterator[dict[str, Any]]:
+def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
+    """In this thread alone: `datasets` would leave threads behind, and Python ends with SIGABRT then."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if text_column not in names:
+            yield dict.fromkeys(names)  # which is refused, with the names that there are
+            return
+        for batch in file.iter_batches(ROWS, columns=[text_column], use_threads=False):
+            yield from batch.to_pylist()
+
+
+def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
     import datasets
 
     verbosity = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our own line says it once
     try:
-        yield from datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
+        yield from datasets.load_dataset("json", data_files=str(path), split="train", streaming=True)
     finally:
         datasets.logging.set_verbosity(verbosity)
 
