@@ -10,7 +10,7 @@ from pe_bench.errors import RunError, UserError, first_line
 
 app = typer.Typer(
     name="pe-bench",
-    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Train a transformer with a positional encoding on short sequences; score it at longer lengths.",
@@ -60,17 +60,29 @@ def train(
     """
     from pe_bench.hydra_app import run_job
 
-    failures = run_job([*(words or []), *context.args], _train_job)
+    done: list[Any] = []
+    failures = run_job([*(words or []), *context.args], lambda *job: done.append(_run_experiment(*job)))
+    if done:
+        _print_experiments(done)
     if failures:
-        raise RunError(f"{len(failures)} jobs of the sweep failed; repeat the command to do the rest")
+        jobs = "1 job" if len(failures) == 1 else f"{len(failures)} jobs"
+        raise RunError(f"{jobs} of the sweep failed; repeat the command to do the rest")
 
 
-def _train_job(config: Any, search: Any) -> None:
+def _run_experiment(config: Any, search: Any) -> Any:
     from pe_bench.experiment import run_experiment
-    from pe_bench.report_command import print_run
 
-    run, rows = run_experiment(config, search)
-    print_run(rows, run)
+    return run_experiment(config, search)
+
+
+def _print_experiments(done: list[Any]) -> None:
+    from pe_bench.report_command import print_run, print_runs
+
+    if len(done) == 1:
+        run, rows = done[0]
+        print_run(rows, run)
+    else:
+        print_runs([run for run, _ in done])
 
 
 @app.command(
@@ -171,7 +183,9 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of a command; what went wrong is one line on standard error."""
     try:
-        code = typer.main.get_command(app).main(arguments, "pe-bench", standalone_mode=False) or 0
+        code = (
+            typer.main.get_command(app).main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0
+        )
     except UserError as error:
         return _fail(str(error), 2)
     except (RunError, OSError) as error:

@@ -193,7 +193,7 @@ def _parse_section(section: type[T], values: Any, name: str) -> T:
         full = f"{name}.{key}"
         if full not in known:
             raise UserError(unknown(full, "key", known))
-        field_name = FIELD_OF_KEY.get(full, key)
+        field_name = str(FIELD_OF_KEY.get(full, key))
         parsed[field_name] = _parse_value(value, hints[field_name], full)
     return section(**parsed)
 

@@ -2,7 +2,8 @@
 
 - `paired`: every length scores the very same target blocks; the `length` tokens that end with a
   block are fed, so that target k of T sees length - T + k tokens.
-- `nonoverlapping`: the beginnings of documents are cut into windows of `length`, and every next token is scored.
+- `nonoverlapping`: the beginnings of documents are cut into windows of `length`, and every next token is
+  scored.
 - `sliding`: windows of `length` advance by a stride, and only their new tokens are scored.
 """
 

@@ -10,8 +10,8 @@ from pe_bench.config import Protocol
 from pe_bench.errors import UserError
 from pe_bench.files import write_text
 from pe_bench.report import Table, build_tables, run_table, show, to_frame, to_markdown
-from pe_bench.results import Row, require_results_folder, results_file
-from pe_bench.runs import find_run
+from pe_bench.results import Row, require_results_folder, results_file, runs_folder
+from pe_bench.runs import matching_runs
 from pe_bench.terminal import say, write_out
 
 STANDARD_OUTPUT = Path("-")
@@ -47,13 +47,22 @@ def print_run(rows: list[Row], run: Path) -> None:
         say(f"the run: {run}   all rows: {results_file(results_dir)}   all runs: pe-bench report{option}")
 
 
+def print_runs(runs: Sequence[Path]) -> None:
+    """One table over the runs of a sweep, each of them in one results folder."""
+    folders = {run.parent.parent: None for run in runs}
+    for results_dir in folders:
+        names = [run.name for run in runs if run.parent.parent == results_dir]
+        show(build_tables(results_dir, names))
+        say(f"the runs: {runs_folder(results_dir)}   all rows: {results_file(results_dir)}")
+
+
 def print_report(results_dir: Path, words: Sequence[str], protocol: str | None, outputs: Outputs) -> None:
     """All runs, or the named ones. Raises `UserError` when there is none, before anything is printed."""
     if protocol is not None:
         protocol = check_type(protocol, Protocol, "--protocol")
     require_results_folder(results_dir)
     check_outputs(outputs)
-    runs = [find_run(word, results_dir).name for word in words] or None
+    runs = [run.name for word in words for run in matching_runs(word, results_dir)] or None
     tables = build_tables(results_dir, runs, protocol)
     if outputs.csv == STANDARD_OUTPUT:
         write_out(_csv(tables))

@@ -5,6 +5,7 @@ A run is named by its content, so that repeating a command finds what was done b
 """
 
 import dataclasses
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterator
@@ -100,6 +101,20 @@ def find_run(word: str, results_dir: Path) -> Path:
             f"'{word}' is the beginning of several runs: {', '.join(path.name for path in matching)}"
         )
     raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` names those there are")
+
+
+def matching_runs(word: str, results_dir: Path) -> list[Path]:
+    """The finished runs that a word selects: by their encoding, their name, its beginning or a pattern."""
+    names = {run.name: run for run in finished_runs(results_dir)}
+    for selected in (
+        [name for name in names if name == word],
+        [name for name in names if name.rpartition("-s")[0] == word],
+        [name for name in names if name.startswith(word)],
+        fnmatch.filter(names, word),
+    ):
+        if word and selected:
+            return [names[name] for name in selected]
+    raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: see `pe-bench list runs`")
 
 
 def newest_run(results_dir: Path) -> Path:

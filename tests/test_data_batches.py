@@ -78,7 +78,10 @@ def test_ids_over_16_bits_are_kept():
 
 
 def test_a_split_shorter_than_one_window_is_told_with_both_numbers():
-    with pytest.raises(UserError, match="the training documents have 8 tokens together, and one window of train.length=8 needs 9"):
+    with pytest.raises(
+        UserError,
+        match="the training documents have 8 tokens together, and one window of train.length=8 needs 9",
+    ):
         TrainingWindows(split_of(4, 3), length=8, end_of_text=END)
     with pytest.raises(UserError, match="the validation documents have 8 tokens together"):
         TrainingWindows(split_of(4, 3), length=8, end_of_text=END, side="validation")

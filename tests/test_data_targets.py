@@ -122,8 +122,10 @@ def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
     assert len(scored(302)) == 2 and list(scored(302)) == list(scored(303))[:2]
     for budget in range(101, 900, 7):
         chosen = scored(budget)
-        assert budget - 2 <= sum(chosen.values()) <= budget or sum(chosen.values()) == 753 < budget or (
-            len(chosen) < 3 and sum(chosen.values()) == sum(SPLIT.lengths[list(chosen)]) < budget
+        assert (
+            budget - 2 <= sum(chosen.values()) <= budget
+            or sum(chosen.values()) == 753 < budget
+            or (len(chosen) < 3 and sum(chosen.values()) == sum(SPLIT.lengths[list(chosen)]) < budget)
         )
         assert all(101 <= tokens <= SPLIT.lengths[document] for document, tokens in chosen.items())
 

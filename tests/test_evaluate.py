@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_bench.checkpoint import save_checkpoint
 from pe_bench.config import Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig, TrainConfig
 from pe_bench.data.packed import Data, Split, load_data
 from pe_bench.encodings import LayerEncoding

@@ -10,7 +10,7 @@ from pe_bench.config import Config, parse_config
 from pe_bench.encodings.load import encoding_identity, encoding_label
 from pe_bench.errors import UserError
 from pe_bench.hydra_app import compose
-from pe_bench.runs import find_run, identity, newest_run, run_name, setting
+from pe_bench.runs import find_run, identity, matching_runs, newest_run, run_name, setting
 
 
 def config_of(*words: str) -> Config:
@@ -136,6 +136,23 @@ def test_a_run_is_found_by_path_by_name_and_by_the_beginning_of_its_name(train, 
         find_run("rope", results)
     with pytest.raises(UserError, match="no run 'r\\*'"):
         find_run("r*", results)
+
+
+def test_a_word_selects_all_the_runs_that_it_describes(train, folder):
+    train("-m", "encoding=rope,nope", "seed=0,1")
+    train("encoding=rope", "modifier=[logn]")
+    results = folder / "results"
+
+    def selected(word: str) -> list[str]:
+        return sorted(run.name.rsplit("-", 1)[0] for run in matching_runs(word, results))
+
+    assert selected("rope") == ["rope-s0", "rope-s1"]
+    assert selected("rope+logn") == ["rope+logn-s0"]
+    assert selected("rope-s1") == ["rope-s1"]
+    assert selected("*-s0-*") == ["nope-s0", "rope+logn-s0", "rope-s0"]
+    for word in ("x", "", "r*x"):
+        with pytest.raises(UserError, match="no finished run"):
+            matching_runs(word, results)
 
 
 def test_the_newest_run_is_the_one_that_finished_last(train, folder):

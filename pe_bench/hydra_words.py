@@ -1,0 +1,136 @@
+"""The words of a `train` command, put in order and checked before Hydra sees them."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from pe_bench.checking import unknown
+from pe_bench.errors import UserError, require
+
+CFG, INFO, PACKAGE = ("--cfg", "-c"), ("--info", "-i"), ("--package", "-p")
+RUN, SWEEP = ("--run", "-r"), ("--multirun", "-m")
+CONFIG_DIR, CONFIG_NAME = ("--config-dir", "-cd"), ("--config-name", "-cn")
+MODES = (RUN, SWEEP, CFG, INFO)
+# Flags that take a value must stay beside it.
+FLAGS_WITH_VALUE = (*CONFIG_DIR, *CONFIG_NAME, *CFG, *PACKAGE)
+FLAGS = (*FLAGS_WITH_VALUE, *INFO, *RUN, *SWEEP, "--resolve", "--hydra-help")
+CFG_VALUES = ("job", "hydra", "all")
+INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+ONE_OF_EACH = ("encoding", "model", "data", "tokenizer", "experiment")
+OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers."}
+KEY = re.compile(r"[+~]*[A-Za-z_][\w$/@.:-]*", re.ASCII)
+
+
+def order_words(words: Sequence[str]) -> list[str]:
+    """Overrides first, then flags: Hydra refuses overrides on both sides of a flag."""
+    overrides, flags = [], []
+    waiting = iter(_apart(words))
+    for word in waiting:
+        if not word.startswith("-"):
+            overrides.append(word)
+            continue
+        flags.append(word)
+        if word in FLAGS_WITH_VALUE:
+            flags += [value for value in [next(waiting, None)] if value is not None]
+    flags = _with_info_value(overrides, flags)
+    return overrides + flags
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse what Hydra would take, or refuse at length. `words` are in order."""
+    overrides = overrides_in(words)
+    for word in overrides:
+        _check_override(word)
+    _check_flags(words, words[len(overrides) :])
+    values = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
+    if "train.steps" in values and "train.tokens" in values:
+        raise UserError("train.steps and train.tokens both say how long to train: give one of them")
+    for group in ONE_OF_EACH:
+        if values.get(group, "").startswith("["):
+            raise UserError(
+                f"{group}={values[group]}: a run has one {group}; say -m {group}={values[group].strip('[]')} "
+                "for a run of each, or modifier=[NAME] for what acts on top of an encoding"
+            )
+
+
+def is_sweep(words: Sequence[str]) -> bool:
+    return any(word in SWEEP for word in words)
+
+
+def overrides_in(words: Sequence[str]) -> list[str]:
+    """Those of words in order: they are before the first flag."""
+    flags = [place for place, word in enumerate(words) if word.startswith("-")]
+    return list(words[: flags[0]] if flags else words)
+
+
+def values_of(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """What stands behind one of `flags`, such as the folders behind `--config-dir`."""
+    return [value for flag, value in _pairs(words) if flag in flags]
+
+
+def with_swept_options(words: Sequence[str]) -> list[str]:
+    """Options of a group that is swept, as sweeps of one value.
+
+    Hydra composes a sweep without what it sweeps over before it composes the jobs, and would
+    refuse `encoding.n_buckets=8` of `encoding=t5,t5_wide` for not being an option of the default.
+    """
+    swept = [
+        word.split("=")[0] for word in words if re.match(r"(encoding|modifier)=(?!\[[^]]*\]$).*[,(]", word)
+    ]
+    options = tuple(OPTIONS_OF_GROUP[group] for group in swept)
+
+    def adapt(word: str) -> str:
+        key, equals, value = word.partition("=")
+        choice = equals and key.lstrip("+").startswith(options) and not re.search(r"[,(]", value)
+        return f"{key}=choice({value})" if choice else word
+
+    return [adapt(word) for word in words] if options else list(words)
+
+
+def _apart(words: Sequence[str]) -> Iterator[str]:
+    """`--cfg=job` as two words."""
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if equals and flag in (*FLAGS_WITH_VALUE, *INFO):
+            yield from (flag, value)
+        else:
+            yield word
+
+
+def _with_info_value(overrides: list[str], flags: list[str]) -> list[str]:
+    """Hydra's `--info` may take a value, which looks like an override until it is known."""
+    found = [word for word in overrides if word in INFO_VALUES]
+    if not found or not set(INFO) & set(flags):
+        return flags
+    overrides.remove(found[0])
+    return [part for flag in flags for part in ([flag, found[0]] if flag in INFO else [flag])]
+
+
+def _check_override(word: str) -> None:
+    key, equals, _ = word.partition("=")
+    is_readable = KEY.fullmatch(key) is not None and (equals or key.startswith("~"))
+    require(bool(is_readable), f"'{word}' cannot be read: say KEY=VALUE, such as train.lr=0.001")
+
+
+def _check_flags(words: Sequence[str], flags: Sequence[str]) -> None:
+    values = {id(value) for flag, value in _pairs(flags) if flag in FLAGS_WITH_VALUE}
+    for word in flags:
+        flag, equals, _ = word.partition("=")
+        if id(word) in values or not word.startswith("-"):
+            continue
+        if flag not in FLAGS:
+            raise UserError(unknown(flag, "option", FLAGS))
+        require(not equals, f"{flag} takes no value, and '{word}' gives it one")
+    for flag, value in _pairs(flags):
+        if flag in FLAGS_WITH_VALUE and not value:
+            raise UserError(f"{flag} needs a value after it")
+        if flag in CFG and value not in CFG_VALUES:
+            raise UserError(f"{flag} shows one of {', '.join(CFG_VALUES)}, not '{value}'")
+    chosen = [flag for flag in flags if any(flag in mode for mode in MODES)]
+    modes = {mode for mode in MODES if set(mode) & set(chosen)}
+    require(len(modes) <= 1, f"{' and '.join(chosen)} exclude each other: give one of them")
+    for flag in ("--resolve", *PACKAGE):
+        require(flag not in flags or CFG in modes, f"{flag} goes with --cfg job, and with nothing else")
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return zip(words, [*words[1:], ""], strict=True)
