@@ -1,5 +1,6 @@
 """The commands: they parse and delegate, nothing else. Heavy imports happen inside functions."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,13 +26,23 @@ def _whole_number(text: str) -> int:
 
 
 Count = {"parser": _whole_number, "metavar": "NUMBER"}
-ResultsDir = Annotated[Path, typer.Option("--results-dir", help="Where runs and results.csv are.")]
+
+
+def _folder(path: Path) -> Path:
+    from pe_bench.config_checks import check_folder
+
+    return check_folder(path, "--results-dir")
+
+
+ResultsDir = Annotated[
+    Path, typer.Option("--results-dir", callback=_folder, help="Where runs and results.csv are.")
+]
 
 
 def _complete(incomplete: str) -> list[str]:
-    from pe_bench.completion import complete_word
+    from pe_bench.completion import complete_typed
 
-    return complete_word(incomplete)
+    return complete_typed(incomplete)
 
 
 def _complete_runs(incomplete: str) -> list[str]:
@@ -56,12 +67,13 @@ def train(
 ) -> None:
     """Train, score at eval.lengths, print the table; what is done already is not done again.
 
-    All of Hydra's flags work: -m for a sweep, --cfg job to see every key, --info, --config-dir DIR.
+    Hydra's flags: -m for a sweep, --cfg job to see every key, --info, --config-dir DIR.
     """
     from pe_bench.hydra_app import run_job
 
     done: list[Any] = []
-    failures = run_job([*(words or []), *context.args], lambda *job: done.append(_run_experiment(*job)))
+    job_words = [*(words or []), *context.args]
+    failures = run_job(job_words, lambda *job: done.append(_run_experiment(*job)), _check_experiment)
     if done:
         _print_experiments(done)
     if failures:
@@ -69,9 +81,19 @@ def train(
         raise RunError(f"{jobs} of the sweep failed; repeat the command to do the rest")
 
 
+def _check_experiment(config: Any, search: Any) -> None:
+    from pe_bench.config_checks import check_folder
+    from pe_bench.experiment import check
+
+    check_folder(config.results_dir, "results_dir")
+    check(config, search)
+
+
 def _run_experiment(config: Any, search: Any) -> Any:
+    from pe_bench.config_checks import check_folder
     from pe_bench.experiment import run_experiment
 
+    check_folder(config.results_dir, "results_dir")
     return run_experiment(config, search)
 
 
@@ -186,6 +208,9 @@ def run(arguments: list[str]) -> int:
         code = (
             typer.main.get_command(app).main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0
         )
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `pe-bench report | head -3`
+        return _leave_quietly()
     except UserError as error:
         return _fail(str(error), 2)
     except (RunError, OSError) as error:
@@ -201,6 +226,14 @@ def run(arguments: list[str]) -> int:
     if code == INTERRUPTED:
         return _fail("interrupted; the same command goes on from where it was", code)
     return code
+
+
+def _leave_quietly() -> int:
+    """Exit code 1; what is still buffered goes nowhere, for Python writes it once more when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return 1
 
 
 def _fail(message: str, code: int) -> int:

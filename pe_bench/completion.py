@@ -1,12 +1,32 @@
 """Completion of words on the command line, from file names alone: it must answer at once."""
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 
 from pe_bench.config import KEY_OF_FIELD, SECTIONS, Config, config_dir
+from pe_bench.hydra_words import GROUPS
 
-GROUPS = ("encoding", "modifier", "model", "data", "tokenizer", "experiment")
+
+def complete_typed(incomplete: str) -> list[str]:
+    """What may stand in place of what the shell calls the current word."""
+    if os.environ.get("_PE_BENCH_COMPLETE") == "complete_bash":
+        typed = os.environ.get("COMP_WORDS", "")
+        words = typed.split("\n" if "\n" in typed else None)  # as typer's script joins them
+        return complete_in_bash(words, int(os.environ.get("COMP_CWORD", 0)))
+    return complete_word(incomplete)
+
+
+def complete_in_bash(words: list[str], current: int) -> list[str]:
+    """Bash breaks `encoding=ro` into three words, and replaces the last of them alone."""
+    value = words[current] if current < len(words) else ""
+    key = ""
+    if value == "=":
+        key, value = f"{words[current - 1]}=", ""
+    elif value and words[current - 1] == "=":
+        key = f"{words[current - 2]}="
+    return [word.removeprefix(key) for word in complete_word(key + value)]
 
 
 def complete_word(incomplete: str) -> list[str]:

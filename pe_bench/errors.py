@@ -19,6 +19,12 @@ def require(condition: bool, message: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something, for a message of one line."""
+    """The first line of an error's text that says something, for a message of one line.
+
+    Of the system's errors in plain words: `folder/file: not a directory`.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        reason, name = error.strerror, error.filename
+        return f"{name}: {reason[0].lower()}{reason[1:]}" if name is not None else reason
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)

@@ -16,6 +16,7 @@ FLAGS = (*FLAGS_WITH_VALUE, *INFO, *RUN, *SWEEP, "--resolve", "--hydra-help")
 CFG_VALUES = ("job", "hydra", "all")
 INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 ONE_OF_EACH = ("encoding", "model", "data", "tokenizer", "experiment")
+GROUPS = (*ONE_OF_EACH, "modifier")
 OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers."}
 KEY = re.compile(r"[+~]*[A-Za-z_][\w$/@.:-]*", re.ASCII)
 
@@ -38,12 +39,15 @@ def order_words(words: Sequence[str]) -> list[str]:
 def check_words(words: Sequence[str]) -> None:
     """Refuse what Hydra would take, or refuse at length. `words` are in order."""
     overrides = overrides_in(words)
+    _check_flags(words[len(overrides) :])
     for word in overrides:
         _check_override(word)
-    _check_flags(words, words[len(overrides) :])
     values = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
     if "train.steps" in values and "train.tokens" in values:
         raise UserError("train.steps and train.tokens both say how long to train: give one of them")
+    for group in GROUPS:
+        if values.get(group, "").startswith("{"):
+            raise UserError(f"{group}={values[group]} is no name: say {group}=NAME, and {group}.KEY=VALUE")
     for group in ONE_OF_EACH:
         if values.get(group, "").startswith("["):
             raise UserError(
@@ -53,7 +57,7 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def is_sweep(words: Sequence[str]) -> bool:
-    return any(word in SWEEP for word in words)
+    return any(word in SWEEP or word.lstrip("+").upper() == "HYDRA.MODE=MULTIRUN" for word in words)
 
 
 def overrides_in(words: Sequence[str]) -> list[str]:
@@ -111,25 +115,31 @@ def _check_override(word: str) -> None:
     require(bool(is_readable), f"'{word}' cannot be read: say KEY=VALUE, such as train.lr=0.001")
 
 
-def _check_flags(words: Sequence[str], flags: Sequence[str]) -> None:
-    values = {id(value) for flag, value in _pairs(flags) if flag in FLAGS_WITH_VALUE}
-    for word in flags:
+def _check_flags(words: Sequence[str]) -> None:
+    waiting = iter(words)
+    given = []
+    for word in waiting:
         flag, equals, _ = word.partition("=")
-        if id(word) in values or not word.startswith("-"):
-            continue
         if flag not in FLAGS:
+            if given and given[-1] in INFO and flag in INFO_VALUES:
+                continue
             raise UserError(unknown(flag, "option", FLAGS))
         require(not equals, f"{flag} takes no value, and '{word}' gives it one")
-    for flag, value in _pairs(flags):
-        if flag in FLAGS_WITH_VALUE and not value:
-            raise UserError(f"{flag} needs a value after it")
-        if flag in CFG and value not in CFG_VALUES:
-            raise UserError(f"{flag} shows one of {', '.join(CFG_VALUES)}, not '{value}'")
+        given.append(flag)
+        if flag in FLAGS_WITH_VALUE:
+            value = next(waiting, "")
+            require(value != "" and not value.startswith("-"), f"{flag} needs a value after it")
+            shown = ", ".join(CFG_VALUES)
+            require(flag not in CFG or value in CFG_VALUES, f"{flag} shows one of {shown}, not '{value}'")
+    _check_modes(given)
+
+
+def _check_modes(flags: Sequence[str]) -> None:
     chosen = [flag for flag in flags if any(flag in mode for mode in MODES)]
     modes = {mode for mode in MODES if set(mode) & set(chosen)}
     require(len(modes) <= 1, f"{' and '.join(chosen)} exclude each other: give one of them")
     for flag in ("--resolve", *PACKAGE):
-        require(flag not in flags or CFG in modes, f"{flag} goes with --cfg job, and with nothing else")
+        require(flag not in flags or CFG in modes, f"{flag} goes with --cfg job")
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:

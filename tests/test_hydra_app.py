@@ -17,7 +17,7 @@ from pe_bench.hydra_app import WORDS_VARIABLE, compose, order_words, run_job
         (["a=1", "-m", "b=2"], ["a=1", "b=2", "-m"]),
         (["--cfg", "job", "a=1"], ["a=1", "--cfg", "job"]),
         (["--config-dir", "d", "a=1", "-m", "b=2"], ["a=1", "b=2", "--config-dir", "d", "-m"]),
-        (["--config-dir=d", "a=1"], ["a=1", "--config-dir=d"]),
+        (["--config-dir=d", "a=1"], ["a=1", "--config-dir", "d"]),
         (["~a", "+b=1", "-m"], ["~a", "+b=1", "-m"]),
         (["--info", "searchpath", "a=1"], ["a=1", "--info", "searchpath"]),
         (["--info", "a=1"], ["a=1", "--info"]),
