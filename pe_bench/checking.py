@@ -16,7 +16,8 @@ SHOWN = 60  # characters of a wrong value
 def unknown(word: str, kind: str, known: Iterable[str]) -> str:
     """`unknown key 'x': did you mean 'y'?`, or the words there are when none is close."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    ends = [name for name in known if name.endswith(f".{word}")]  # `lr` for `train.lr`
+    close = ends or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}"
     return f"unknown {kind} '{word}': {hint}"
 

@@ -104,6 +104,7 @@ def test_values_that_do_not_fit_are_named_with_the_type_they_need(value, wanted,
 
 def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
     assert unknown("ropee", "encoding", ["rope", "alibi"]) == "unknown encoding 'ropee': did you mean 'rope'?"
+    assert unknown("lr", "key", ["train.lr", "seed"]).endswith("did you mean 'train.lr'?")
     assert unknown("xyz", "encoding", ["rope", "alibi"]) == "unknown encoding 'xyz': there are: alibi, rope"
 
 
