@@ -29,11 +29,14 @@ def check_type(value: Any, wanted: Any, key: str) -> Any:
     """
     converted = _convert(value, wanted)
     if converted is _WRONG:
-        raise UserError(f"{key} must be {_describe(wanted)}, not {_shown(value)}")
+        raise UserError(f"{key} must be {_describe(wanted)}, not {shown(value)}")
     return converted
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A wrong value in a message: as it was given, and not at length."""
+    if value is None:
+        return "null"
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 

@@ -28,14 +28,15 @@ def _whole_number(text: str) -> int:
 Count = {"parser": _whole_number, "metavar": "NUMBER"}
 
 
-def _folder(path: Path) -> Path:
+def _folder(path: str) -> Path:
     from pe_bench.config_checks import check_folder
 
     return check_folder(path, "--results-dir")
 
 
 ResultsDir = Annotated[
-    Path, typer.Option("--results-dir", callback=_folder, help="Where runs and results.csv are.")
+    Path,
+    typer.Option("--results-dir", parser=_folder, metavar="PATH", help="Where runs and results.csv are."),
 ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pe_bench.checking import check_type, unknown
+from pe_bench.checking import check_type, shown, unknown
 from pe_bench.config_checks import check_config
 from pe_bench.errors import UserError, require
 
@@ -185,7 +185,7 @@ def to_plain(config: Config) -> dict[str, Any]:
 def _parse_section(section: type[T], values: Any, name: str) -> T:
     if not isinstance(values, dict):
         first = next(iter(to_plain(Config(encoding={}))[name]))
-        raise UserError(f"{name} is a group of keys and cannot be {values!r}: say {name}.{first}=VALUE")
+        raise UserError(f"{name} is a group of keys and cannot be {shown(values)}: say {name}.{first}=VALUE")
     hints = typing.get_type_hints(section)
     known = {KEY_OF_FIELD.get(field_name, f"{name}.{field_name}") for field_name in hints}
     parsed = {}

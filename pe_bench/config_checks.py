@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pe_bench.checking import shown
 from pe_bench.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ def check_folder(folder: str | Path, key: str) -> Path:
 def _check_encoding(encoding: dict[str, Any]) -> None:
     _check_part(encoding, "encoding")
     modifiers = encoding.get("modifiers") or {}
-    require(isinstance(modifiers, dict), f"encoding.modifiers must name modifiers, not {modifiers!r}")
+    require(isinstance(modifiers, dict), f"encoding.modifiers must name modifiers, not {shown(modifiers)}")
     for name, part in modifiers.items():
         _check_name(name, "a modifier's name")
-        require(isinstance(part, dict), f"encoding.modifiers.{name} must hold a class, not {part!r}")
+        require(isinstance(part, dict), f"encoding.modifiers.{name} must hold a class, not {shown(part)}")
         _check_part(part, f"encoding.modifiers.{name}")
     _check_name(encoding.get("name"), "encoding.name")
 
@@ -52,7 +53,7 @@ def _check_part(part: dict[str, Any], key: str) -> None:
     specification = part.get("class")
     require(
         isinstance(specification, str) and specification != "",
-        f"{key}.class must be text such as module:Class or file.py:Class, not {specification!r}: "
+        f"{key}.class must be text such as module:Class or file.py:Class, not {shown(specification)}: "
         f"name it in the YAML file of the {key.split('.')[0]}",
     )
 
@@ -60,7 +61,7 @@ def _check_part(part: dict[str, Any], key: str) -> None:
 def _check_name(name: Any, key: str) -> None:
     require(
         isinstance(name, str) and NAME.fullmatch(name) is not None,
-        f"{key} must be letters, digits and the signs . + - _, not {name!r}: it names the run's folder",
+        f"{key} must be letters, digits and the signs . + - _, not {shown(name)}: it names the run's folder",
     )
 
 
@@ -117,7 +118,7 @@ def _refuse_unused(section: Any, prefix: str, chosen: str, used: dict[str, tuple
         require(
             is_used or value is None,
             f"{prefix}.{name}={value} would be ignored with {chosen}: it is for {by}; "
-            f"leave it out, or choose one",
+            "leave it out, or choose that",
         )
 
 

@@ -82,7 +82,10 @@ def _unknown_key(error: Exception, text: str, words: Sequence[str], known_keys: 
     keys = [word.split("=", 1)[0].lstrip("+~") for word in words if "=" in word]
     wrong = [key for key in keys if f"'{key}'" in text or f"Key '{key.split('.')[-1]}'" in str(error)]
     known = set(known_keys()) if wrong else set()
-    return next((unknown(key, "key", known) for key in wrong if key not in known), None)
+    dotted = [key for key in known if "." in key]
+    return next(
+        (unknown(key, "key", dotted if "." in key else known) for key in wrong if key not in known), None
+    )
 
 
 def _several_values(error: Exception, text: str, words: Sequence[str], known_keys: Known) -> str | None:

@@ -80,7 +80,8 @@ def test_a_failing_job_does_not_stop_a_sweep_and_is_told_in_one_line(train, fold
     outcome = train("-m", "encoding=rope", "train.lr=1e30,3e-3")
     assert outcome.code == 1
     assert "not finite" in outcome.err
-    assert "1 job of the sweep failed" in outcome.line
+    assert "pe-bench: 1 job of the sweep failed" in outcome.line
+    assert "error: train.lr=1e+30: " in outcome.err, "a job is named by what is swept over alone"
     assert len(list((folder / "results" / "runs").glob("*/result.json"))) == 1
 
 
@@ -141,7 +142,10 @@ def test_report_shows_all_runs_and_writes_every_format(train, command, folder):
     assert outcome.code == 0, outcome.err
     assert "rope" in outcome.out and "nope" in outcome.out
     work = folder / "work"
-    assert (work / "a.csv").read_text().startswith("encoding,") or "encoding" in (work / "a.csv").read_text()
+    header, *lines = (work / "a.csv").read_text().splitlines()
+    assert "encoding" in header.split(",") and {"rope", "nope"} <= {
+        w for line in lines for w in line.split(",")
+    }
     assert (work / "a.md").read_text().count("|") > 10
     assert (work / "a.png").read_bytes().startswith(b"\x89PNG")
     assert command("report", "--markdown", "-", *results).out.count("|") > 10
@@ -186,7 +190,49 @@ def test_the_version_is_the_packages(command):
         (["train", "eval.lengths=[100000000]"], "has the 100000000 tokens that are needed: the longest has"),
         (["train", "train.steps=3", "train.tokens=9"], "give one of them"),
         (["train", "encoding=[rope,alibi]"], "a run has one encoding"),
+        (["train", "encoding=rope,alibi"], "is several values: -m encoding=rope,alibi makes a run of each"),
+        (["train", "encoding=null"], "unknown encoding 'null': there are: alibi"),
+        (["train", "-m", "encoding=rope,3"], "unknown encoding '3': there are: alibi"),
+        (["train", "modifier=null"], "modifier=[] is none"),
+        (["train", "data={a:b}"], "data={a:b} is no name: say data=NAME"),
+        (
+            ["train", "encoding.name=null"],
+            "encoding.name must be letters, digits and the signs . + - _, not null",
+        ),
+        (["train", "encoding.name=../../../esc"], "and the signs . + - _, not '../../../esc'"),
+        (["train", "encoding.class=null"], "encoding.class must be text such as module:Class"),
+        (["train", "train=3"], "train is a group of keys and cannot be 3: say train.length=VALUE"),
+        (["train", "=3"], "'=3' cannot be read: say KEY=VALUE"),
+        (["train", "é=3"], "'é=3' cannot be read: say KEY=VALUE"),
+        (["train", " "], "' ' cannot be read: say KEY=VALUE"),
+        (
+            ["train", "seed=٣"],
+            """'seed=٣' cannot be read: say KEY=VALUE with quotes around the value, such as 'seed="٣"'""",
+        ),
+        (["train", "results_dir=~/x"], """such as 'results_dir="~/x"'"""),
+        (["train", "results_dir="], "results_dir is empty"),
+        (["train", "data=files", "data.path=x", "data.validation_path="], "data.validation_path is empty"),
+        (["train", "train.lr=1" + "0" * 400], "train.lr must be a number, not 1000"),
+        (["train", "threads=100000000000"], "up to 1024, not 100000000000"),
         (["train", "encoding"], "say KEY=VALUE"),
+        (["train", "-sc"], "unknown option '-sc'"),
+        (["train", "--experimental-rerun", "x"], "unknown option '--experimental-rerun'"),
+        (["train", "--cfg=jobb"], "--cfg shows one of job, hydra, all, not 'jobb'"),
+        (["train", "--run=3"], "--run takes no value, and '--run=3' gives it one"),
+        (["train", "-m", "-r", "seed=1,2"], "-m and -r exclude each other"),
+        (["train", "--cfg", "job", "-m"], "--cfg and -m exclude each other"),
+        (["train", "--package", "a"], "--package goes with --cfg job"),
+        (["train", "--resolve"], "--resolve goes with --cfg job"),
+        (["train", "-m", "encoding=glob(z*)"], "encoding=glob(z*) stands for no value at all"),
+        (["train", "-m", "seed=0,1", "encoding.foo=3"], "unknown key 'encoding.foo'"),
+        (
+            ["train", "-m", "encoding=rope,alibi", "data=files", "data.path=/nowhere"],
+            "data.path=/nowhere does not exist",
+        ),
+        (["train", "-m", "seed=0,1", "results_dir=/dev/null/x"], "/dev/null is not a folder"),
+        (["train", "results_dir=/dev/null"], "results_dir=/dev/null: /dev/null is not a folder"),
+        (["report", "--results-dir", "/dev/null/x"], "--results-dir=/dev/null/x: /dev/null is not a folder"),
+        (["report", "--results-dir", ""], "--results-dir is empty: name a folder"),
         (["train", "--cfg", "jobb"], "--cfg shows one of job, hydra, all, not 'jobb'"),
         (["train", "--config-dir"], "--config-dir needs a value"),
         (["train", "--config-dir", "/nowhere"], "'/nowhere' not found"),
@@ -291,6 +337,27 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(train, folder, monkeypatch):
     assert outcome.code == 130 and "goes on from" in outcome.line
     monkeypatch.undo()
     assert train("encoding=rope").code == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list", "models"], ["train", "--cfg", "job"]])
+def test_a_reader_that_is_gone_ends_a_command_without_a_word(words):
+    done = subprocess.Popen(
+        [sys.executable, "-m", "pe_bench", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert done.stdout is not None and done.stderr is not None
+    done.stdout.close()
+    assert done.stderr.read() == ""
+    done.stderr.close()
+    assert done.wait() in (0, 1)
+
+
+def test_an_error_of_the_system_is_said_in_plain_words(train, folder, monkeypatch):
+    def not_there(*arguments):
+        raise NotADirectoryError(20, "Not a directory", "afile/runs")
+
+    monkeypatch.setattr("pe_bench.experiment.run_experiment", not_there)
+    outcome = train("encoding=rope")
+    assert (outcome.code, outcome.line) == (1, "pe-bench: afile/runs: not a directory")
 
 
 def test_help_imports_nothing_heavy():

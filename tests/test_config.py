@@ -5,17 +5,9 @@ from typing import Literal
 
 import pytest
 
-from pe_bench.config import (
-    SECTIONS,
-    Config,
-    check_type,
-    config_dir,
-    parse_config,
-    parse_lengths,
-    to_plain,
-    unknown,
-)
-from pe_bench.errors import UserError
+from pe_bench.checking import check_type, unknown
+from pe_bench.config import SECTIONS, Config, config_dir, parse_config, parse_lengths, to_plain
+from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.hydra_app import compose
 
 
@@ -87,6 +79,7 @@ def test_values_that_fit_their_type(value, wanted, result):
         (True, int, "a whole number"),
         (float("nan"), int, "a whole number"),
         (float("inf"), float, "a number"),
+        (2**63, int, "a whole number"),
         ("1", float, "a number"),
         (1, bool, "true or false"),
         ([1, "x"], list[int], "a list, each a whole number"),
@@ -100,6 +93,13 @@ def test_values_that_do_not_fit_are_named_with_the_type_they_need(value, wanted,
         check_type(value, wanted, "key")
     assert words in str(error.value)
     assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("wanted", [int, float])
+def test_a_number_beyond_all_bounds_is_refused_and_not_shown_at_length(wanted):
+    with pytest.raises(UserError, match="key must be") as error:
+        check_type(10**400, wanted, "key")
+    assert len(str(error.value)) < 120
 
 
 def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
@@ -121,6 +121,8 @@ def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
         ("train.betas=[0.9,1]", "train.betas must lie in"),
         ("train.warmup_steps=-1", "must not be negative, and is -1"),
         ("train.weight_decay=-1", "must not be negative, and is -1"),
+        ("eval.lengths=[]", "eval.lengths is empty"),
+        ("eval.max_length=12", "eval.max_length=12 is less than the 16 tokens of a target block"),
         ("eval.lengths=[0]", "positive whole numbers, and 0 is not"),
         ("eval.lengths=[20]", "length 20 is too short for target blocks of 16 tokens"),
         ("eval.targets=0", "eval.targets must be positive, not 0"),
@@ -129,6 +131,10 @@ def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
         ("device=tpu", "device must be auto, cpu, cuda"),
         ("data.validation_fraction=1", "between 0 and 1"),
         ("data=files", "say data.path=DIR"),
+        ("data.max_tokens=0", "data.max_tokens must be positive, not 0"),
+        ("threads=1025", "up to 1024, not 1025"),
+        ("train.from=", "train.from is empty"),
+        ("data.name=", "data.name is empty"),
         ("tokenizer=hub", "say tokenizer.name=gpt2"),
         ("precision=fp8", "precision must be one of auto, float32, bfloat16, not 'fp8'"),
     ],
@@ -137,6 +143,111 @@ def test_what_cannot_work_is_told_with_its_value_and_the_way_out(word, message):
     with pytest.raises(UserError) as error:
         parse_config(compose([word]))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "used_by"),
+    [
+        (["data.path=x"], "data=files and data sets of the Hub"),
+        (["data.validation_path=x"], "data=files"),
+        (["data.subset=x"], "data sets of the Hub"),
+        (["data.revision=x"], "data sets of the Hub"),
+        (["data.subset=x", "data=files", "data.path=y"], "data sets of the Hub"),
+        (["data.validation_path=x", "data=pg19"], "data=files"),
+        (["tokenizer.vocab_size=300"], "tokenizer=bpe"),
+        (["tokenizer.vocab_size=300", "tokenizer=hub", "tokenizer.name=y"], "tokenizer=bpe"),
+        (["tokenizer.name=x"], "tokenizer=hub"),
+        (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer=hub"),
+    ],
+)
+def test_a_key_that_nothing_would_use_is_refused_with_what_uses_it(words, used_by):
+    with pytest.raises(UserError) as error:
+        parse_config(compose(words))
+    assert f"{words[0]} would be ignored with " in str(error.value)
+    assert f"it is for {used_by};" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data=files", "data.path=x", "data.validation_path=y"],
+        ["data=pg19", "data.revision=v1", "data.subset=x"],
+        ["tokenizer=bpe", "tokenizer.vocab_size=300"],
+        ["tokenizer=hub", "tokenizer.name=gpt2", "tokenizer.revision=v1"],
+    ],
+)
+def test_a_key_is_taken_where_it_is_used(words):
+    parse_config(compose(words))
+
+
+def test_a_tilde_in_a_path_is_the_users_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    values = compose(["data=files", 'data.path="~/a"', 'data.validation_path="~/b"', 'cache_dir="~/c"'])
+    config = parse_config({**values, "results_dir": "~"})
+    assert (config.data.path, config.data.validation_path) == ("/home/someone/a", "/home/someone/b")
+    assert (config.cache_dir, config.results_dir) == ("/home/someone/c", "/home/someone")
+
+
+NOPE = {"name": "nope", "class": "pe_bench.encodings.nope:NoPE"}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ({"name": "x"}, "encoding.class must be text .* not null"),
+        ({"name": "x", "class": 3}, "encoding.class must be text .* not 3"),
+        ({"class": "a:B"}, "encoding.name must be letters"),
+        ({**NOPE, "name": "a/b"}, "encoding.name must be letters, .*not 'a/b'"),
+        ({**NOPE, "name": ""}, "encoding.name must be letters, .*not ''"),
+        ({**NOPE, "modifiers": 3}, "encoding.modifiers must name modifiers, not 3"),
+        ({**NOPE, "modifiers": {"../x": NOPE}}, "a modifier's name must be letters, .*not '../x'"),
+        ({**NOPE, "modifiers": {"x": 3}}, "encoding.modifiers.x must hold a class, not 3"),
+        ({**NOPE, "modifiers": {"x": {}}}, "encoding.modifiers.x.class must be text .* not null"),
+    ],
+)
+def test_an_encoding_needs_a_name_that_fits_a_folder_and_a_class(encoding, message):
+    parse_config({"encoding": {**NOPE, "modifiers": {"logn+2.b_c-d": NOPE}}})
+    with pytest.raises(UserError, match=message):
+        parse_config({"encoding": encoding})
+
+
+@pytest.mark.parametrize("protocol", ["paired", "nonoverlapping", "sliding"])
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 16, 64])
+def test_default_lengths_can_all_be_scored_however_short_training_is(length, protocol):
+    words = [f"train.length={length}", f"train.batch_tokens={64 * length}", f"eval.protocol={protocol}"]
+    evaluation = parse_config(compose(words)).eval
+    lengths = evaluation.resolved_lengths(length)
+    shortest = 2 * evaluation.resolved_target_tokens(length) if protocol == "paired" else 1
+    assert length in lengths and 16 * length in lengths
+    assert lengths == sorted(set(lengths)) and lengths[0] >= shortest
+
+
+def test_a_length_too_short_for_any_block_is_told_without_a_way_out_that_is_none():
+    with pytest.raises(UserError, match="length 1 is too short .*: score longer lengths$"):
+        parse_config(compose(["eval.lengths=[1]"]))
+    with pytest.raises(UserError, match="or set eval.target_tokens=2$"):
+        parse_config(compose(["eval.lengths=[4]"]))
+    parse_config(compose(["eval.lengths=[4]", "eval.target_tokens=2"]))
+
+
+def test_what_is_required_is_a_user_error():
+    require(True, "fine")
+    with pytest.raises(UserError, match="broken"):
+        require(False, "broken")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (NotADirectoryError(20, "Not a directory", "afile/runs"), "afile/runs: not a directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("told by a library"), "told by a library"),
+        (RunError("\n first \n second"), "first"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_an_error_is_one_line_in_plain_words(error, line):
+    assert first_line(error) == line
 
 
 def test_default_lengths_are_multiples_of_the_training_length():

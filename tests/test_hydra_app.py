@@ -1,12 +1,14 @@
 """Hydra's words as they are: order, flags, sweeps, and completion of what is typed."""
 
 import os
+import subprocess
 import sys
 
 import pytest
 from conftest import files_in
 
 from pe_bench.completion import complete_run, complete_word
+from pe_bench.config import Config, config_dir
 from pe_bench.errors import UserError
 from pe_bench.hydra_app import WORDS_VARIABLE, compose, order_words, run_job
 
@@ -18,6 +20,7 @@ from pe_bench.hydra_app import WORDS_VARIABLE, compose, order_words, run_job
         (["--cfg", "job", "a=1"], ["a=1", "--cfg", "job"]),
         (["--config-dir", "d", "a=1", "-m", "b=2"], ["a=1", "b=2", "--config-dir", "d", "-m"]),
         (["--config-dir=d", "a=1"], ["a=1", "--config-dir", "d"]),
+        (["--cfg=job", "a=1"], ["a=1", "--cfg", "job"]),
         (["~a", "+b=1", "-m"], ["~a", "+b=1", "-m"]),
         (["--info", "searchpath", "a=1"], ["a=1", "--info", "searchpath"]),
         (["--info", "a=1"], ["a=1", "--info"]),
@@ -78,6 +81,78 @@ def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs(fo
     assert seen == []
 
 
+def test_a_sweep_takes_names_by_a_pattern_and_numbers_by_a_range(folder):
+    words = ["-m", "encoding=glob(*a*,exclude=*d*)", "seed=range(3,5)", f"results_dir={folder / 'r'}"]
+    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(words)]
+    names = [path.stem for path in config_dir().glob("encoding/*.yaml")]
+    wanted = sorted(name for name in names if "a" in name and "d" not in name)
+    assert len(wanted) > 1
+    assert seen == [
+        (compose([f"encoding={name}"])["encoding"]["name"], seed) for name in wanted for seed in (3, 4)
+    ]
+
+
+@pytest.mark.parametrize("name", ["d[x]", "dir,é", 'it\'s "so"', "a b"])
+def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep(folder, name):
+    (folder / name / "encoding").mkdir(parents=True)
+    (folder / name / "encoding" / "mine.yaml").write_text("defaults: [rope]\nname: mine\n")
+    words = ["--config-dir", str(folder / name), f"results_dir={folder / 'r'}", "encoding=mine"]
+    for given in (words, ["-m", *words]):
+        ((config, search),) = seen_by(given)
+        assert config.encoding["name"] == "mine" and search == [folder / name]
+
+
+def checked_by(words: list[str], folder, check) -> list[Config]:
+    seen: list[Config] = []
+    run_job([*words, f"results_dir={folder / 'r'}"], lambda config, search: seen.append(config), check)
+    return seen
+
+
+def test_what_the_check_of_a_sweep_refuses_runs_no_job_and_writes_nothing(folder):
+    def check(config, search):
+        if config.encoding["name"] == "alibi":
+            raise UserError("no alibi")
+
+    with pytest.raises(UserError, match="no alibi"):
+        checked_by(["-m", "encoding=rope,alibi"], folder, check)
+    assert files_in(folder / "work") == [] and not (folder / "r").exists()
+
+
+def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once(folder):
+    checked = []
+    seen = checked_by(
+        ["-m", "encoding=rope,alibi,nope", "seed=0,1"], folder, lambda *job: checked.append(job[0])
+    )
+    assert len(seen) == 6
+    found = [(config.encoding["name"], config.seed) for config in checked]
+    assert found == [("rope", 0), ("alibi", 0), ("nope", 0), ("rope", 1)]
+    checked.clear()
+    assert len(checked_by(["-m", "seed=range(0,30)"], folder, lambda *job: checked.append(job[0]))) == 30
+    assert len(checked) == 20, "a big sweep starts quickly"
+
+
+def test_a_single_job_is_not_checked_twice(folder):
+    seen = checked_by(["seed=3"], folder, lambda *job: pytest.fail("checked"))
+    assert [config.seed for config in seen] == [3]
+
+
+def test_a_failed_job_of_a_sweep_is_named_by_what_is_swept_over(folder, capsys):
+    def job(config, search):
+        raise RuntimeError("no")
+
+    words = ["-m", "encoding=alibi,t5", "encoding.n_heads=2", "seed=4", f"results_dir={folder / 'r'}"]
+    run_job(words, job)
+    assert capsys.readouterr().err == "error: encoding=alibi: no\nerror: encoding=t5: no\n"
+
+
+def test_a_folder_of_results_below_the_users_own_is_found(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    words = ["-m", "seed=0,1", 'results_dir="~/r"']
+    assert {config.results_dir for config, _ in seen_by(words)} == {str(folder / "r")}
+    assert [name.split("/")[0] for name in files_in(folder / "r")] == ["sweeps"]
+    assert files_in(folder / "work") == []
+
+
 def test_options_derived_from_the_rest_of_the_configuration_are_marked():
     encoding = compose(["encoding=sliding_window", "encoding.base=5"])["encoding"]
     assert encoding["derived"] == ["d_head"]
@@ -118,6 +193,44 @@ def test_words_from_the_environment_come_before_the_users_own(monkeypatch):
 )
 def test_completion_offers_keys_and_names(typed, offered):
     assert complete_word(typed) == offered
+
+
+def completed(shell: str, **environment: str) -> list[str]:
+    """What a shell gets, asked as it asks."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from pe_bench.cli import app; app(prog_name='pe-bench')"],
+        env={**os.environ, "_PE_BENCH_COMPLETE": f"complete_{shell}", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["enc"], ["encoding="]),
+        (["encoding", "=", "ro"], ["rope"]),
+        (["-m", "encoding", "=", "rope,al"], ["rope,alibi"]),
+        (["seed", "=", "3", "modifier", "=", "[lo"], ["[logn"]),
+        (["tokenizer", "="], ["bpe", "bytes", "hub"]),
+        (["encoding=ro"], ["encoding=rope"]),  # where COMP_WORDBREAKS has no `=`
+    ],
+)
+def test_bash_gets_the_part_behind_its_word_breaks(words, offered):
+    typed = ["pe-bench", "train", *words]
+    for separator in ("\n", " "):
+        found = completed("bash", COMP_WORDS=separator.join(typed), COMP_CWORD=str(len(typed) - 1))
+        assert found == offered
+
+
+def test_zsh_and_fish_get_the_whole_word():
+    typed = "pe-bench train seed=3 encoding=ro"
+    assert '"encoding=rope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=typed))
+    fish = {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert completed("fish", **fish) == ["encoding=rope"]
 
 
 def test_completion_of_a_modifier_list():
