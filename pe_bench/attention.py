@@ -76,10 +76,7 @@ def fused_attention(
 ) -> Tensor:
     """PyTorch's fused causal attention, for encodings that only transform or scale."""
     queries, keys = sides(encoding, x, q, k, position)
-    scaled = _scale_queries(encoding, queries)
-    return functional.scaled_dot_product_attention(
-        scaled, keys.x, v, is_causal=True, scale=1 / math.sqrt(q.shape[-1])
-    )
+    return _fused_causal(_scale_queries(encoding, queries), keys.x, v, 1 / math.sqrt(q.shape[-1]))
 
 
 def fused_column_attention(
@@ -96,10 +93,7 @@ def fused_column_attention(
     dtype = precise(q.dtype)
     wide_q = torch.cat([scaled.to(dtype), _like(columns[0] / scale, scaled, dtype)], -1)
     wide_k = torch.cat([keys.x.to(dtype), _like(columns[1], keys.x, dtype)], -1)
-    # The fused kernels want one width for all three.
-    wide_v = functional.pad(v, (0, wide_q.shape[-1] - v.shape[-1])).to(dtype)
-    output = functional.scaled_dot_product_attention(wide_q, wide_k, wide_v, is_causal=True, scale=scale)
-    return output[..., : v.shape[-1]].to(v.dtype)
+    return _fused_causal(wide_q, wide_k, v.to(dtype), scale).to(v.dtype)
 
 
 def fused_distance_attention(
@@ -169,9 +163,10 @@ def cut(side: Side, start: int, stop: int) -> Side:
     )
 
 
-def _attend(
-    encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, scale: float, window: int | None
-) -> Tensor:
+def logits(
+    encoding: LayerEncoding, queries: Side, keys: Side, scale: float, window: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The logits of a block [B, H, Q, N] before the mask, and which keys are visible [Q, N]."""
     scores = encoding.scores(queries, keys, scale)
     # Everything up to the weights is float32 or better, whatever the model runs in.
     scores = scores.to(precise(scores.dtype))
@@ -182,9 +177,21 @@ def _attend(
     visible = encoding.visible(queries, keys)
     if window is not None:
         visible = visible & (queries.index.unsqueeze(-1) - keys.index < window)
-    scores = encoding.adjust(scores, visible, queries, keys)
-    weights = encoding.weights(scores, visible)
+    return encoding.adjust(scores, visible, queries, keys), visible
+
+
+def _attend(
+    encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, scale: float, window: int | None
+) -> Tensor:
+    weights = encoding.weights(*logits(encoding, queries, keys, scale, window))
     return encoding.mix(weights.to(v.dtype), v, queries, keys)
+
+
+def _fused_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The fused kernels want one width for all three: the values are padded to that of the queries."""
+    wide_v = functional.pad(v, (0, q.shape[-1] - v.shape[-1])) if q.shape[-1] > v.shape[-1] else v
+    output = functional.scaled_dot_product_attention(q, k, wide_v, is_causal=True, scale=scale)
+    return output[..., : v.shape[-1]]
 
 
 def _scale_queries(encoding: LayerEncoding, queries: Side) -> Tensor:

@@ -117,7 +117,7 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     config = replace(config, encoding=with_code_hashes(config.encoding, search))
-    model = build_decoder(config, data.vocab_size, search)
+    model = build_decoder(config, data.vocabulary, search)
     _try_one_window(model, config.train.length)
     make_plans(config, config.eval, data)
     check_windows(data, config.train.length)

@@ -117,13 +117,14 @@ class Decoder(nn.Module):
             nn.init.normal_(self.head.weight, std=model.d_model**-0.5, generator=generator)
 
 
-def build_decoder(config: Config, vocab_size: int, search: Sequence[Path] = ()) -> Decoder:
+def build_decoder(config: Config, vocabulary: Sequence[str], search: Sequence[Path] = ()) -> Decoder:
     """The decoder of a run, on the CPU: weights and encoding parameters from streams of their own.
 
-    `search` are folders in which an encoding's file may lie. Raises `UserError`.
+    `vocabulary` has the text of every token id; `search` are folders in which an encoding's file may lie.
+    Raises `UserError`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "encoding"))
-        encoding = build_encoding(config.encoding, config.model.n_layers, search)
+        encoding = build_encoding(config.encoding, config.model.n_layers, search, vocabulary)
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "decoder"))
-        return Decoder(config.model, vocab_size, encoding, generator)
+        return Decoder(config.model, len(vocabulary), encoding, generator)

@@ -15,6 +15,7 @@ from pe_bench.config import DataConfig, TokenizerConfig
 from pe_bench.data import cache, packed
 from pe_bench.data.cache import cache_root, cached_folder
 from pe_bench.data.packed import load_data
+from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import RunError, UserError
 
 
@@ -62,6 +63,7 @@ def test_a_document_is_its_files_bytes(corpus, root):
             assert split.lengths[index] == len(text)
         assert split.byte_count == split.lengths.sum() == split.starts[-1]
     assert (data.name, data.tokenizer, data.vocab_size, data.end_of_text) == ("files", "bytes", 257, 256)
+    assert data.vocabulary == tuple(ByteTokenizer().vocabulary)
 
 
 def test_tokens_are_memory_mapped_and_as_small_as_the_vocabulary_lets_them_be(corpus, root, monkeypatch):

@@ -143,7 +143,7 @@ def test_the_summary_says_what_reaches_the_longest_length():
     assert reach(SPLIT, 1_000) == (0, 0)
     with pytest.raises(ValueError, match="validation"):
         reach(dataclasses.replace(SPLIT, byte_ends=None), 100)
-    data = Data("books", "x", "bytes", 257, 256, split_of(10, 20), SPLIT)
+    data = Data("books", "x", "bytes", ("a", "b"), 1, split_of(10, 20), SPLIT)
     assert summary(data, 250) == (
         "books: 2 training documents (0.00 MB), 5 for validation (0.00 MB), "
         "2 of them (0.00 MB) reach 250 tokens"

@@ -32,6 +32,17 @@ def bpe(tmp_path) -> SubwordTokenizer:
     return train_bpe(TEXTS * 5, TokenizerConfig(kind="bpe", vocab_size=300), tmp_path / "tokenizer.json")
 
 
+def test_the_vocabulary_is_the_text_of_every_id(bpe):
+    letters = ByteTokenizer().vocabulary
+    assert (len(letters), letters[ord(".")], letters[10], letters[256]) == (257, ".", "\n", "<|endoftext|>")
+    texts = bpe.vocabulary
+    assert len(texts) == bpe.vocab_size and texts[bpe.end_of_text] == "<|endoftext|>"
+    for encoded in bpe.encode_documents(TEXTS[:1]):
+        assert "".join(texts[token] for token in encoded.ids).encode() == TEXTS[0]
+    without_end = SubwordTokenizer(word_tokenizer(), "words")
+    assert without_end.vocabulary == ["[UNK]", "hello", "world", "<|endoftext|>"]
+
+
 def test_bytes_are_their_own_ids():
     tokenizer = ByteTokenizer()
     for text, encoded in zip(TEXTS, tokenizer.encode_documents(TEXTS, with_ends=True), strict=True):

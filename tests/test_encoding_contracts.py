@@ -20,6 +20,7 @@ NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yaml"))
 LENGTH = 16  # of training
 LAYERS, HEADS, WIDTH = 2, 4, 8
+VOCABULARY = [*"abcdefghi", ".", "\n"]
 SMALL = [
     f"train.length={LENGTH}",
     *(f"model.{key}={value}" for key, value in {"d_model": 32, "d_ff": 16, "n_layers": LAYERS}.items()),
@@ -39,7 +40,8 @@ def composed(*overrides: str) -> dict[str, Any]:
 def build(name: str, *overrides: str) -> Composition:
     """The encoding in float64, its parameters drawn anew so that none is neutral."""
     torch.manual_seed(0)
-    encoding = build_encoding(composed(f"encoding={name}", *overrides)["encoding"], LAYERS).double()
+    config = composed(f"encoding={name}", *overrides)["encoding"]
+    encoding = build_encoding(config, LAYERS, vocabulary=VOCABULARY).double()
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter.copy_(torch.rand_like(parameter) - 0.3)
@@ -279,7 +281,7 @@ def test_parameters_follow_the_seed_and_get_gradients(name: str) -> None:
     states = []
     for _ in range(2):
         torch.manual_seed(5)
-        states.append(build_encoding(config, LAYERS).state_dict())
+        states.append(build_encoding(config, LAYERS, vocabulary=VOCABULARY).state_dict())
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     model = build_model(name)
     hidden(model, tokens(2, LENGTH)).square().sum(-1)[:, -1].sum().backward()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.config import Config, ModelConfig, config_dir, parse_config
+from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import build_encoding
 from pe_bench.hydra_app import compose
@@ -18,7 +19,8 @@ from pe_bench.model import Decoder, build_decoder
 torch.set_num_threads(1)
 
 ENCODINGS = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
-BYTES = 257  # the vocabulary of tokenizer=bytes
+VOCABULARY = ByteTokenizer().vocabulary
+BYTES = len(VOCABULARY)
 # No two sizes are equal, so that none can stand for another.
 SMALL = ModelConfig(d_model=24, n_layers=3, n_heads=4, n_kv_heads=4, d_head=10, d_ff=36)
 
@@ -32,7 +34,8 @@ def encoding_of(name: str, model: ModelConfig = SMALL) -> Composition:
     keys = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
     sizes = [f"model.{key}={getattr(model, key)}" for key in keys]
     torch.manual_seed(0)
-    return build_encoding(composed(f"encoding={name}", *sizes).encoding, model.n_layers)
+    config = composed(f"encoding={name}", *sizes).encoding
+    return build_encoding(config, model.n_layers, vocabulary=VOCABULARY)
 
 
 def decoder(model: ModelConfig = SMALL, encoding: str = "rope", vocab_size: int = 11) -> Decoder:
@@ -255,7 +258,7 @@ def test_the_residual_stream_stays_at_the_scale_of_the_input_at_every_depth() ->
 @cache
 def started(name: str, seed: int = 0) -> Decoder:
     overrides = ("train.length=64", "model.n_layers=2", f"seed={seed}")
-    return build_decoder(composed(f"encoding={name}", *overrides), BYTES)
+    return build_decoder(composed(f"encoding={name}", *overrides), VOCABULARY)
 
 
 def own_weights(model: Decoder) -> dict[str, Tensor]:
@@ -288,11 +291,11 @@ def test_tokens_without_added_positions_have_a_size_of_one() -> None:
 
 def test_a_seed_decides_the_weights_and_nothing_else_does() -> None:
     torch.manual_seed(1)
-    first = build_decoder(composed("encoding=learned", "train.length=64"), BYTES).state_dict()
+    first = build_decoder(composed("encoding=learned", "train.length=64"), VOCABULARY).state_dict()
     torch.manual_seed(2)
-    again = build_decoder(composed("encoding=learned", "train.length=64"), BYTES).state_dict()
+    again = build_decoder(composed("encoding=learned", "train.length=64"), VOCABULARY).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
-    other = build_decoder(composed("encoding=learned", "train.length=64", "seed=1"), BYTES).state_dict()
+    other = build_decoder(composed("encoding=learned", "train.length=64", "seed=1"), VOCABULARY).state_dict()
     drawn = [name for name in first if not name.endswith("norm.weight")]
     assert not any(torch.equal(first[name], other[name]) for name in drawn)
 
@@ -300,13 +303,13 @@ def test_a_seed_decides_the_weights_and_nothing_else_does() -> None:
 def test_building_a_decoder_draws_from_no_stream_of_others() -> None:
     config = composed("encoding=learned", "train.length=64", "model.n_layers=2")
     state = torch.random.get_rng_state()
-    build_decoder(config, BYTES)
+    build_decoder(config, VOCABULARY)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_decoder_and_encoding_draw_from_different_streams() -> None:
     """Else the table of positions would be the table of tokens again."""
-    model = build_decoder(composed("encoding=learned", "train.length=64"), BYTES)
+    model = build_decoder(composed("encoding=learned", "train.length=64"), VOCABULARY)
     [table] = model.encoding.parameters()
     tokens = model.embedding.weight[: len(table)]
     correlation = torch.corrcoef(torch.stack([table, tokens]).detach().flatten(1))[0, 1]

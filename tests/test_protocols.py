@@ -38,7 +38,7 @@ def split_of(*lengths: int) -> Split:
 
 
 SPLIT = split_of(*LENGTHS)
-DATA = Data("files", "da7a", "bytes", 5_000, 4_999, SPLIT, SPLIT)
+DATA = Data("files", "da7a", "bytes", ("a", "b"), 1, SPLIT, SPLIT)
 DOCUMENTS = np.array([2, 0, 3])
 CUTS = {2: 83, 0: 50, 3: 57}  # of these, document 0 is not scored to its end
 TEXT = ScoredText(DOCUMENTS, np.array([CUTS[document] for document in DOCUMENTS.tolist()]))
@@ -173,7 +173,7 @@ def test_equal_hashes_stand_for_equal_targets(plan_of: Callable[[int], Plan]) ->
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
 def test_other_documents_other_cuts_or_other_data_have_another_hash(protocol: str) -> None:
     def hash_of(data_hash: str, cuts: dict[int, int]) -> str:
-        data = Data("files", data_hash, "bytes", 5_000, 4_999, SPLIT, SPLIT)
+        data = Data("files", data_hash, "bytes", ("a", "b"), 1, SPLIT, SPLIT)
         text = ScoredText(np.array([*cuts]), np.array([*cuts.values()]))
         if protocol == "sliding":
             return sliding_plan(data, text, 8, 4).target_hash

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 def trainer_of(folder, *words: str, dtype: torch.dtype = torch.float32) -> Trainer:
     config = parse_config(compose([*tiny_words(folder), *words]))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
-    model = build_decoder(config, data.vocab_size)
+    model = build_decoder(config, data.vocabulary)
     return Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, dtype)
 
 

@@ -16,7 +16,8 @@ from pe_bench.data.documents import Document
 from pe_bench.data.split import split_corpus
 from pe_bench.data.tokenizer import Tokenizer
 
-FORMAT = 1  # of the files and of the data's hash: raise it when either changes its meaning
+FORMAT = 1  # of the data's hash: raise it when that changes its meaning
+LAYOUT = 2  # of the files in the cache
 BYTES_PER_TOKEN = 4  # of a subword tokenizer, for `data.max_tokens`; text is read before it is tokenised
 
 
@@ -50,10 +51,14 @@ class Data:
     name: str
     hash: str
     tokenizer: str
-    vocab_size: int
+    vocabulary: tuple[str, ...]  # the text of every id
     end_of_text: int
     train: Split
     validation: Split
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.vocabulary)
 
 
 def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | None = None) -> Data:
@@ -70,7 +75,7 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
     def build(folder: Path) -> dict[str, Any]:
         return _pack(folder, *split_corpus(*read(), data.validation_fraction), tokenizer)
 
-    key = key_of(FORMAT, identity, asdict(tokenizer))
+    key = key_of((FORMAT, LAYOUT), identity, asdict(tokenizer))
     return _open(cached_folder(cache_root(cache_dir), key, build), data)
 
 
@@ -92,7 +97,7 @@ def _pack(
     return {
         "hash": _data_hash(train, validation, tokenizer),
         "tokenizer": tokenizer.label,
-        "vocab_size": tokenizer.vocab_size,
+        "vocabulary": tokenizer.vocabulary,
         "end_of_text": tokenizer.end_of_text,
         "train": _pack_side(folder, "train", train, tokenizer, with_ends=False),
         "validation": _pack_side(folder, "validation", validation, tokenizer, with_ends=True),
@@ -135,7 +140,7 @@ def _open(folder: Path, data: DataConfig) -> Data:
         name=data.name,
         hash=meta["hash"],
         tokenizer=meta["tokenizer"],
-        vocab_size=meta["vocab_size"],
+        vocabulary=tuple(meta["vocabulary"]),
         end_of_text=meta["end_of_text"],
         train=_open_side(folder, "train", meta),
         validation=_open_side(folder, "validation", meta),

@@ -31,12 +31,15 @@ class Encoded(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """`vocab_size` counts the end-of-text id, which never stands inside a document."""
+    """`vocabulary` is the text of every id, the end-of-text id among them: that stands in no document."""
 
     label: str
     identity: str
     vocab_size: int
     end_of_text: int
+
+    @property
+    def vocabulary(self) -> list[str]: ...
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]: ...
 
@@ -47,6 +50,10 @@ class ByteTokenizer:
     label = identity = "bytes"
     vocab_size = 257
     end_of_text = 256
+
+    @property
+    def vocabulary(self) -> list[str]:
+        return [bytes([byte]).decode(errors="replace") for byte in range(256)] + [END_OF_TEXT]
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         for text in texts:
@@ -71,6 +78,15 @@ class SubwordTokenizer:
         self.label = label
         entries = json.dumps(sorted(vocabulary.items())).encode()
         self.identity = f"{label} {hashlib.sha256(entries).hexdigest()}"
+
+    @property
+    def vocabulary(self) -> list[str]:
+        texts = self.tokenizer.decode_batch(
+            [[token] for token in range(self.vocab_size)], skip_special_tokens=False
+        )
+        return [
+            text or (END_OF_TEXT if token == self.end_of_text else "") for token, text in enumerate(texts)
+        ]
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         rest = iter(texts)

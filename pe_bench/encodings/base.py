@@ -10,6 +10,7 @@ scores, K head width, D model width. A *position* is what an encoding reads, an 
 token's place in the sequence, which masks read; they differ where positions are redefined.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class LayerEncoding(nn.Module):
 
     family: ClassVar[str] = "none"
     paper: ClassVar[str] = ""
-    past_training: ClassVar[PastTraining] = "defined"
+    past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
     may_follow: ClassVar[frozenset[str]] = frozenset()
     per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
@@ -121,9 +122,15 @@ class PositionalEncoding(nn.Module):
 
     family: ClassVar[str] = "none"
     paper: ClassVar[str] = ""
-    past_training: ClassVar[PastTraining] = "defined"
-    claims: frozenset[Claim] = frozenset({"prefix_consistent"})  # an instance's, where options decide
+    past_training: PastTraining = "defined"
+    claims: frozenset[Claim] = frozenset({"prefix_consistent"})
     may_follow: ClassVar[frozenset[str]] = frozenset()
+
+    def read_vocabulary(self, texts: Sequence[str]) -> None:
+        """Told once, before weights are drawn or loaded, the text of every token id.
+
+        What depends on the vocabulary, such as a parameter for each token, is made here.
+        """
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         """Position ids [T] or [B, T] of the tokens [B, T]; integer or float32, zero-based."""
@@ -147,6 +154,7 @@ class Layers(PositionalEncoding):
     def __init__(self, layers: list[LayerEncoding]):
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        self.claims, self.past_training = layers[0].claims, layers[0].past_training
 
     def layer(self, number: int) -> LayerEncoding:
         layer = self.layers[number % len(self.layers)]

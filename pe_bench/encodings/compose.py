@@ -34,6 +34,7 @@ class Composition(PositionalEncoding):
             _refuse_two_owners({name: part.layer(0).overrides(hook) for name, part in parts.items()}, hook)
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
+        self.claims = frozenset.intersection(*(part.claims for part in self._parts))
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         owner = next((part for part in self._parts if part.overrides("ids")), self.base)

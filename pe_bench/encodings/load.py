@@ -27,16 +27,21 @@ NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "modifiers")
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 
 
-def build_encoding(config: dict[str, Any], n_layers: int, search: Sequence[Path] = ()) -> Composition:
+def build_encoding(
+    config: dict[str, Any], n_layers: int, search: Sequence[Path] = (), vocabulary: Sequence[str] = ()
+) -> Composition:
     """The encoding of a model with its modifiers; parameters draw from torch's global generator.
 
-    `search` are folders in which a class in a file may lie. Raises `UserError`.
+    `search` are folders in which a class in a file may lie, `vocabulary` has the text of every token.
+    Raises `UserError`.
     """
     base = _build_part(config, n_layers, search, "encoding")
     modifiers = {
         name: _build_part(part, n_layers, search, f"encoding.modifiers.{name}")
         for name, part in (config.get("modifiers") or {}).items()
     }
+    for part in (base, *modifiers.values()):
+        part.read_vocabulary(vocabulary)
     return Composition(base, modifiers, n_layers)
 
 
