@@ -46,6 +46,12 @@ def _complete(incomplete: str) -> list[str]:
     return complete_typed(incomplete)
 
 
+def _complete_encodings(incomplete: str) -> list[str]:
+    from pe_bench.completion import complete_word
+
+    return [word.removeprefix("encoding=") for word in complete_word(f"encoding={incomplete}")]
+
+
 def _complete_runs(incomplete: str) -> list[str]:
     from pe_bench.completion import complete_run
 
@@ -162,6 +168,33 @@ def report(
     from pe_bench.report_command import Outputs, print_report
 
     print_report(results_dir, runs or [], protocol, Outputs(csv, markdown, plot))
+
+
+@app.command(
+    epilog="Examples: pe-bench check rope | pe-bench check yarn factor=4 | pe-bench check my.py:MyEncoding | "
+    "pe-bench check --all"
+)
+def check(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
+            help="Encodings, and options for them.",
+            autocompletion=_complete_encodings,
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every encoding.")] = False,
+    config_dir: Annotated[
+        list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own.")
+    ] = None,
+) -> None:
+    """Check an encoding: causal, exact in blocks and fused, finite at 65,536 tokens, what it claims.
+
+    Exit code 1 where a property fails, with by how much and where to look.
+    """
+    from pe_bench.check_command import check_encodings
+
+    check_encodings(words or [], everything, [str(path) for path in config_dir or []])
 
 
 @app.command(name="list")

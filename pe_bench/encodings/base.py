@@ -10,8 +10,8 @@ scores, K head width, D model width. A *position* is what an encoding reads, an 
 token's place in the sequence, which masks read; they differ where positions are redefined.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ class LayerEncoding(nn.Module):
     past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
     may_follow: ClassVar[frozenset[str]] = frozenset()
+    example: ClassVar[Mapping[str, Any]] = {}  # for `check`: options without which it is refused
     per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
@@ -125,6 +126,7 @@ class PositionalEncoding(nn.Module):
     past_training: PastTraining = "defined"
     claims: frozenset[Claim] = frozenset({"prefix_consistent"})
     may_follow: ClassVar[frozenset[str]] = frozenset()
+    example: ClassVar[Mapping[str, Any]] = {}
 
     def read_vocabulary(self, texts: Sequence[str]) -> None:
         """Told once, before weights are drawn or loaded, the text of every token id.

@@ -60,10 +60,10 @@ class Stack(LayerEncoding):
 
     def __init__(self, parts: Sequence[LayerEncoding]):
         super().__init__()
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
-        prepared = [part.prepare(x) for part in self._parts]
+        prepared = [part.prepare(x) for part in self.parts]
         merged = {name: value for values in prepared for name, value in values.items()}
         assert len(merged) == sum(map(len, prepared)), "two encodings prepare values under one name"
         return merged
@@ -71,38 +71,38 @@ class Stack(LayerEncoding):
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
-        for part in self._parts:
+        for part in self.parts:
             q, k = part.transform(q, k, q_position, k_position)
         return q, k
 
     def logit_scale(self, queries: Side) -> Tensor | None:
-        factors = [factor for part in self._parts if (factor := part.logit_scale(queries)) is not None]
+        factors = [factor for part in self.parts if (factor := part.logit_scale(queries)) is not None]
         return reduce(torch.mul, factors) if factors else None
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         return self._owner("scores").scores(queries, keys, scale)
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
-        biases = [bias for part in self._parts if (bias := part.distance_bias(distance)) is not None]
+        biases = [bias for part in self.parts if (bias := part.distance_bias(distance)) is not None]
         return reduce(torch.add, biases) if biases else None
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:
-        biases = [bias for part in self._parts if (bias := part.bias(queries, keys)) is not None]
+        biases = [bias for part in self.parts if (bias := part.bias(queries, keys)) is not None]
         return reduce(torch.add, biases) if biases else None
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor] | None:
         # A part with a bias but no columns would be left out of the sum.
-        biased = [part for part in self._parts if part.overrides("bias", "distance_bias", "columns")]
+        biased = [part for part in self.parts if part.overrides("bias", "distance_bias", "columns")]
         columns = [found for part in biased if (found := part.columns(queries, keys)) is not None]
         if not columns or len(columns) < len(biased):
             return None
         return torch.cat([query for query, _ in columns], -1), torch.cat([key for _, key in columns], -1)
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-        return reduce(lambda s, part: part.adjust(s, visible, queries, keys), self._parts, scores)
+        return reduce(lambda s, part: part.adjust(s, visible, queries, keys), self.parts, scores)
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
-        return reduce(torch.logical_and, [part.visible(queries, keys) for part in self._parts])
+        return reduce(torch.logical_and, [part.visible(queries, keys) for part in self.parts])
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         return self._owner("weights").weights(scores, visible)
@@ -111,10 +111,10 @@ class Stack(LayerEncoding):
         return self._owner("mix").mix(weights, v, queries, keys)
 
     def overrides(self, *hooks: str) -> bool:
-        return any(part.overrides(*hooks) for part in self._parts)
+        return any(part.overrides(*hooks) for part in self.parts)
 
     def _owner(self, hook: str) -> LayerEncoding:
-        return next((part for part in self._parts if part.overrides(hook)), self._parts[0])
+        return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
 
 
 def _refuse_two_owners(owns: dict[str, bool], hook: str) -> None:

@@ -1,0 +1,100 @@
+"""The `check` command: the conformance suite on some encodings, as a table."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from pe_bench.checks.finding import Finding
+from pe_bench.checks.specimen import Specimen, specimen
+from pe_bench.checks.suite import PROPERTIES, Property, check
+from pe_bench.completion import complete_word
+from pe_bench.errors import RunError, require
+from pe_bench.hydra_app import compose
+from pe_bench.terminal import write_out
+
+SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}  # in colour too, and not by colour alone
+STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim"}
+
+Results = dict[Property, Finding]
+
+
+def check_encodings(words: Sequence[str], everything: bool, directories: Sequence[str]) -> None:
+    """Check the encodings among `words` with the options among them; print what came out.
+
+    Raises `UserError` for what cannot be built, `RunError` where a property fails.
+    """
+    names = [word for word in words if "=" not in word]
+    overrides = [_in_full(word) for word in words if "=" in word]
+    require(not (names and everything), f"--all checks every encoding, and {' '.join(names)} names some")
+    require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
+    specimens = [specimen(name, overrides, directories) for name in names or all_names(directories)]
+    results = {one.name: _check(one) for one in _with_progress(specimens)}
+    write_out(_render(_one(results[names[0]]) if len(names) == 1 else _matrix(results)))
+    failures = [
+        f"{name}: {wanted.name} fails: {wanted.means}; {finding.measured}. Look at {wanted.look}."
+        for name, result in results.items()
+        for wanted, finding in result.items()
+        if finding.state == "fails"
+    ]
+    if failures:
+        write_out("\n" + "".join(f"{line}\n" for line in failures))
+        total = sum(map(len, results.values()))
+        raise RunError(f"{len(failures)} of {total} checks failed")
+
+
+def all_names(directories: Sequence[str] = ()) -> list[str]:
+    """Every encoding, without those that are another name of one."""
+    names = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
+    return [name for name in names if not is_alias(name, directories)]
+
+
+def is_alias(name: str, directories: Sequence[str] = ()) -> bool:
+    config = compose([f"encoding={name}"], directories)["encoding"]
+    return config["name"] != name and not config.get("modifiers")
+
+
+def _in_full(word: str) -> str:
+    """`base=500` is an option of the encoding; other keys have a dot, or are groups."""
+    return word if "." in word.split("=")[0] or word.startswith("modifier=") else f"encoding.{word}"
+
+
+def _with_progress(specimens: list[Specimen]) -> Sequence[Specimen]:
+    console = Console(stderr=True)
+    if len(specimens) == 1 or not console.is_terminal:
+        return specimens
+    return track(specimens, "checking", console=console, transient=True)  # type: ignore[return-value]
+
+
+def _check(one: Specimen) -> Results:
+    return {wanted: check(one, wanted) for wanted in PROPERTIES}
+
+
+def _one(results: Results) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("property", "result", "measured", "what it means"):
+        table.add_column(column, overflow="fold")
+    for wanted, finding in results.items():
+        sign = f"[{STYLES[finding.state]}]{SIGNS[finding.state]}"
+        table.add_row(wanted.name, sign, finding.measured, wanted.means)
+    return table
+
+
+def _matrix(results: dict[str, Results]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("encoding", *(wanted.name for wanted in PROPERTIES)):
+        table.add_column(column, no_wrap=True)
+    for name, result in results.items():
+        signs = [f"[{STYLES[finding.state]}]{SIGNS[finding.state]}" for finding in result.values()]
+        table.add_row(name, *signs)
+    return table
+
+
+def _render(table: Table) -> str:
+    # Off a terminal nothing is cut or wrapped, so that other programs can read it.
+    console = Console() if sys.stdout.isatty() else Console(width=240)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()

@@ -1,0 +1,172 @@
+"""What is checked: an encoding in a small decoder, its parameters drawn so that none is neutral.
+
+Letters: B batch, H query heads, T tokens, K head width, D model width.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from pe_bench.config import ModelConfig
+from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
+from pe_bench.encodings.compose import Composition, Stack
+from pe_bench.encodings.load import build_encoding, find_class
+from pe_bench.hydra_app import compose
+from pe_bench.model import Decoder
+
+# Small, and no two sizes that could stand for each other but where heads share keys.
+MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
+TRAIN_LENGTH = 32
+# The text of the tokens, for what reads it: full stops and line ends among letters.
+VOCABULARY = (*"abcdefghi", ".", "\n")
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """An encoding's resolved configuration, for a model of the size `MODEL` trained at `TRAIN_LENGTH`."""
+
+    name: str
+    config: dict[str, Any]
+    search: Sequence[Path] = ()
+
+    def fresh(self) -> Composition:
+        """In float64 with its initial values."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return build_encoding(self.config, MODEL.n_layers, self.search, VOCABULARY).double()
+
+    def drawn(self) -> Composition:
+        """In float64 with parameters drawn anew: at zero, many an encoding is none."""
+        encoding = self.fresh()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.3)
+        return encoding
+
+    @cached_property
+    def encoding(self) -> Composition:
+        return self.drawn()
+
+    @cached_property
+    def model(self) -> Decoder:
+        generator = torch.Generator().manual_seed(1)
+        return Decoder(MODEL, len(VOCABULARY), self.drawn(), generator).double()
+
+    @cached_property
+    def parts(self) -> list[PositionalEncoding | LayerEncoding]:
+        """The encoding and its modifiers, a wrapped `LayerEncoding` as itself."""
+        found = [self.encoding.base, *self.encoding.modifiers.children()]
+        return [part.layer(0) if isinstance(part, Layers) else part for part in found]  # type: ignore[misc]
+
+    @cached_property
+    def past_training(self) -> str:
+        """That of the part which says most against a longer text."""
+        said = {part.past_training for part in self.parts}
+        return next(word for word in ("undefined", "clamps", "defined") if word in said)
+
+    def claims(self, claim: str) -> bool:
+        return claim in self.encoding.claims
+
+    def overrides(self, *hooks: str) -> bool:
+        """Whether the encoding, in any layer, changes one of these hooks."""
+        of_model = [hook for hook in hooks if hasattr(PositionalEncoding, hook)]
+        of_layer = [hook for hook in hooks if hasattr(LayerEncoding, hook)]
+        parts = [self.encoding.base, *self.encoding.modifiers.children()]
+        in_model = any(part.overrides(hook) for part in parts for hook in of_model)  # type: ignore[operator]
+        return in_model or any(layer.overrides(*of_layer) for layer in layers_of(self.encoding))
+
+
+def specimen(name: str, overrides: Sequence[str] = (), directories: Sequence[str] = ()) -> Specimen:
+    """What `name` stands for: an encoding's YAML file, or `file.py:Class` with options among `overrides`.
+
+    `overrides` are Hydra's words, `directories` hold a person's own YAML files. Raises `UserError`.
+    """
+    search = [Path(directory) for directory in directories]
+    config = _of_class(name, overrides) if ":" in name else _of_yaml(name, overrides, directories)
+    for part in (config, *config.get("modifiers", {}).values()):
+        example = find_class(part["class"], search).example
+        part.update({option: value for option, value in example.items() if part.get(option) is None})
+    return Specimen(name, config, search)
+
+
+def _of_yaml(name: str, overrides: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
+    sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
+    words = [*sizes, f"train.length={TRAIN_LENGTH}", f"encoding={name}", *overrides]
+    return compose(words, directories)["encoding"]
+
+
+def _of_class(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The sizes that its constructor asks for by the names that YAML files use, and the options given."""
+    known = {**asdict(MODEL), "train_length": TRAIN_LENGTH, "max_position": TRAIN_LENGTH}
+    wanted = inspect.signature(find_class(name).__init__).parameters
+    given = dict(word.removeprefix("encoding.").split("=", 1) for word in overrides)
+    sizes = {
+        option: known[option]
+        for option, parameter in wanted.items()
+        if option in known and parameter.default is parameter.empty
+    }
+    options = {option: yaml.safe_load(value) for option, value in given.items()}
+    return {"name": name.rpartition(":")[2], "class": name, **sizes, **options}
+
+
+def layers_of(encoding: Composition) -> list[LayerEncoding]:
+    """One layer of each kind: all of them are alike but where a schedule says otherwise."""
+    kinds: dict[tuple[type, ...], LayerEncoding] = {}
+    for number in range(MODEL.n_layers):
+        layer = encoding.layer(number)
+        kinds.setdefault(_kind(layer), layer)
+    return list(kinds.values())
+
+
+def _kind(layer: LayerEncoding) -> tuple[type, ...]:
+    return tuple(type(part) for part in layer.parts) if isinstance(layer, Stack) else (type(layer),)
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    """[B, T] of the vocabulary."""
+    return torch.randint(len(VOCABULARY), (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def ids_of(encoding: Composition, tokens_BT: Tensor, train: bool = False) -> Tensor:
+    return encoding.ids(tokens_BT, train=train, generator=torch.Generator().manual_seed(3))
+
+
+def hidden(model: Decoder, tokens_BT: Tensor, shift: int = 0) -> Tensor:
+    """The decoder's last hidden states [B, T, D] with the ids of scoring, moved by `shift`."""
+    return model.hidden(tokens_BT, ids_of(model.encoding, tokens_BT) + shift)
+
+
+def layer_inputs(length: int, dtype: torch.dtype = torch.float64, batch: int = 2) -> Inputs:
+    """The input of a layer [B, T, D] and its queries, keys and values [B, H, T, K]."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(batch, length, MODEL.d_model, generator=generator, dtype=torch.float64)
+    shape = (3, batch, MODEL.n_heads, length, MODEL.d_head)
+    q, k, v = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return as_type((x, q, k, v), dtype)
+
+
+def as_type(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    x, q, k, v = inputs
+    return x.to(dtype), q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's input, queries and keys where every token is the same, and likes itself."""
+    x, q, _, _ = layer_inputs(1, batch=1)
+    repeated = q.expand(-1, -1, length, -1)
+    return x.expand(-1, length, -1), repeated, repeated
+
+
+def worst(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference."""
+    return float((a.detach().double() - b.detach().double()).abs().max())

@@ -1,0 +1,124 @@
+"""The list of what is checked, in the order in which it is told."""
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pe_bench.checks import of_layers, of_model
+from pe_bench.checks.finding import Finding
+from pe_bench.checks.specimen import Specimen
+from pe_bench.errors import first_line
+
+
+class Property(NamedTuple):
+    name: str
+    means: str
+    look: str  # where to look when it fails
+    check: Callable[[Specimen], Finding]
+
+
+PROPERTIES = (
+    Property(
+        "causal", "no output has a gradient at a later token", "visible, adjust, embed", of_model.causal
+    ),
+    Property(
+        "future",
+        "no output depends on which tokens follow",
+        "ids and embed, where they read tokens",
+        of_model.independent_of_the_future,
+    ),
+    Property(
+        "prefix",
+        "a prefix is treated as if nothing followed",
+        "what reads the number of keys, k.shape[-2], or the largest position",
+        of_model.prefix_consistent,
+    ),
+    Property(
+        "shift",
+        "moving all positions changes nothing, where claimed, and something, where not",
+        "transform, bias and scores: a position where a difference of two should be; or `claims`",
+        of_model.shift_invariant,
+    ),
+    Property(
+        "batch",
+        "sequences of a batch do not meet",
+        "a sum or a maximum over the batch",
+        of_model.batch_independent,
+    ),
+    Property(
+        "acts",
+        "the output differs from that of no encoding",
+        "a misspelt hook; a result not returned",
+        of_model.acts,
+    ),
+    Property(
+        "blocks",
+        "blocks of queries are the whole",
+        "q_position and queries.index, where an arange was taken; row-wise hooks that read other rows",
+        of_layers.blocks_are_the_whole,
+    ),
+    Property(
+        "fused",
+        "the fused path is the reference, in float64 and float32",
+        "columns and distance_bias, against bias; the scale: 1/sqrt(d_head) multiplies scores alone",
+        of_layers.fused_is_the_reference,
+    ),
+    Property(
+        "half",
+        "half-precision queries and keys keep exact positions",
+        "positions, angles or sums that were cast to the type of q",
+        of_layers.half_precision_keeps_positions,
+    ),
+    Property(
+        "65536",
+        "the last rows of 65,536 tokens are finite and exact",
+        "angles and cumulative sums in float32; exponents that overflow",
+        of_layers.finite_at_65536_tokens,
+    ),
+    Property(
+        "norm", "queries and keys keep their norms, where claimed", "transform", of_layers.norm_preserving
+    ),
+    Property("decay", "the bias falls with distance, where claimed", "distance_bias", of_layers.decaying),
+    Property(
+        "past",
+        "past the training length it does what it says",
+        "past_training, and what is done with positions that no parameter was trained for",
+        of_model.past_the_training_length,
+    ),
+    Property(
+        "gradients",
+        "every parameter gets a gradient",
+        "a detach, or a part that is not used",
+        of_model.parameters_matter,
+    ),
+    Property(
+        "state",
+        "only parameters are saved",
+        "register_buffer(..., persistent=False)",
+        of_model.state_is_parameters,
+    ),
+    Property(
+        "scale",
+        "the input keeps its scale at the start",
+        "embed and the initial values",
+        of_model.starts_at_the_usual_scale,
+    ),
+    Property("ids", "position ids follow the given generator", "ids", of_model.ids_follow_the_generator),
+    Property(
+        "window",
+        "a window from outside limits attention",
+        "visible, weights, mix",
+        of_layers.obeys_a_window_from_outside,
+    ),
+)
+
+
+def check(specimen: Specimen, wanted: Property) -> Finding:
+    """What came out; an encoding that raises has failed, whatever the property."""
+    try:
+        return wanted.check(specimen)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        return Finding("fails", f"{where}: {type(error).__name__}: {first_line(error)}")
