@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pe_bench.aliases import without_aliases
 from pe_bench.config import Config, config_dir, parse_config
 from pe_bench.errors import UserError, first_line
 from pe_bench.hydra_errors import cause, names_in, one_line
@@ -40,6 +41,7 @@ def run_job(words: Sequence[str], job: Job, check: Job | None = None) -> list[Ex
     """
     words = order_words([*os.environ.get(WORDS_VARIABLE, "").split(), *words])
     check_words(words)
+    words = without_aliases(words, values_of(words, CONFIG_DIR))
     sweep = is_sweep(words)
     swept = _check_every_value(words, check) if sweep else []
     failures: list[Exception] = []
@@ -61,6 +63,7 @@ def run_job(words: Sequence[str], job: Job, check: Job | None = None) -> list[Ex
 
 def compose(overrides: Sequence[str], directories: Sequence[str] = (), name: str = CONFIG) -> dict[str, Any]:
     """The configuration of one job as plain values, without running anything."""
+    overrides = without_aliases(overrides, directories)
     words = [*overrides, *(word for path in directories for word in ("--config-dir", path))]
     with one_line(words, lambda: _known_keys(words)):
         return _compose(overrides, directories, name)
@@ -107,6 +110,7 @@ def register_resolvers() -> None:
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("divide", _divide, replace=True)
+    OmegaConf.register_new_resolver("quotient", lambda a, b: max(1, a // b), replace=True)
     OmegaConf.register_new_resolver("times", lambda a, b: a * b, replace=True)
     OmegaConf.register_new_resolver("process_id", os.getpid, replace=True)
     OmegaConf.register_new_resolver("expanduser", lambda path: os.path.expanduser(str(path)), replace=True)

@@ -1,0 +1,36 @@
+"""Other names of encodings, from the line `# also: ...` at the top of their YAML files."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe_bench.config import config_dir
+
+ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
+CHOICE = re.compile(r"(\+?encoding=)([\w,]+)", re.ASCII)
+
+
+def aliases() -> dict[str, str]:
+    """Each other name, and the name that it stands for."""
+    found = {}
+    for path in sorted((config_dir() / "encoding").glob("*.yaml")):
+        also = ALSO.search(path.read_text(encoding="utf-8"))
+        found |= {alias: path.stem for alias in (also[1].split(", ") if also else [])}
+    return found
+
+
+def without_aliases(words: Sequence[str], directories: Sequence[str] = ()) -> list[str]:
+    """The words with encodings by their first names; files in a person's own folders come first."""
+    chosen = [CHOICE.fullmatch(word) for word in words]
+    if not any(chosen):
+        return list(words)
+    known = aliases()
+    own = {path.stem for folder in directories for path in (Path(folder) / "encoding").glob("*.yaml")}
+
+    def first_name(name: str) -> str:
+        return name if name in own else known.get(name, name)
+
+    return [
+        match[1] + ",".join(map(first_name, match[2].split(","))) if match else word
+        for word, match in zip(words, chosen, strict=True)
+    ]
