@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
@@ -26,10 +27,12 @@ def check_encodings(words: Sequence[str], everything: bool, directories: Sequenc
 
     Raises `UserError` for what cannot be built, `RunError` where a property fails.
     """
-    names = [word for word in words if "=" not in word]
+    names = list(dict.fromkeys(word for word in words if "=" not in word))
     overrides = [_in_full(word) for word in words if "=" in word]
     require(not (names and everything), f"--all checks every encoding, and {' '.join(names)} names some")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
+    for name in names:
+        require("," not in name, f"'{name}' is several: name them with spaces between")
     specimens = [specimen(name, overrides, directories) for name in names or all_names(directories)]
     results = {one.name: _check(one) for one in _with_progress(specimens)}
     write_out(_render(_one(results[names[0]]) if len(names) == 1 else _matrix(results)))
@@ -48,17 +51,22 @@ def check_encodings(words: Sequence[str], everything: bool, directories: Sequenc
 def all_names(directories: Sequence[str] = ()) -> list[str]:
     """Every encoding, without those that are another name of one."""
     names = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
-    return [name for name in names if not is_alias(name, directories)]
+    own = sorted(path.stem for folder in directories for path in Path(folder).glob("encoding/*.yaml"))
+    return [*(name for name in names if name not in own and not is_alias(name)), *own]
 
 
-def is_alias(name: str, directories: Sequence[str] = ()) -> bool:
-    config = compose([f"encoding={name}"], directories)["encoding"]
+def is_alias(name: str) -> bool:
+    config = compose([f"encoding={name}"])["encoding"]
     return config["name"] != name and not config.get("modifiers")
 
 
 def _in_full(word: str) -> str:
-    """`base=500` is an option of the encoding; other keys have a dot, or are groups."""
-    return word if "." in word.split("=")[0] or word.startswith("modifier=") else f"encoding.{word}"
+    """`base=500` is an option of the encoding; others are spelled out."""
+    key = word.split("=")[0]
+    if key == "modifier" or key.startswith("encoding."):
+        return word
+    require("." not in key, f"check has a model of its own, and {word} is no option of an encoding")
+    return f"encoding.{word}"
 
 
 def _with_progress(specimens: list[Specimen]) -> Sequence[Specimen]:

@@ -197,21 +197,52 @@ def check(
     check_encodings(words or [], everything, [str(path) for path in config_dir or []])
 
 
-@app.command(name="list")
+@app.command(
+    name="list",
+    epilog="Examples: pe-bench list encodings --family rotary | pe-bench list encodings --csv - | "
+    "pe-bench list runs",
+)
 def list_(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
+            metavar="WHAT",
             help="encodings, models, data or runs.",
             autocompletion=lambda: ["encodings", "models", "data", "runs"],
         ),
-    ],
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="Only encodings of this family.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the list to a file; - prints it as CSV.")] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """What there is to choose from, and what was run."""
     from pe_bench.list_command import print_list
 
-    print_list(what, results_dir)
+    print_list(what, results_dir, family, csv)
+
+
+@app.command(
+    epilog="Examples: pe-bench show yarn | pe-bench show rope alibi t5 --plot compare.png | "
+    "pe-bench show rope base=500 train.length=256 | pe-bench show my.py:MyEncoding --plot mine.svg"
+)
+def show(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
+            help="Encodings, and Hydra's words for them as in train.",
+            autocompletion=_complete_encodings,
+        ),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them to a PNG, SVG or PDF file.")] = None,
+    config_dir: Annotated[
+        list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own.")
+    ] = None,
+) -> None:
+    """An encoding's equation, options and claims; with --plot what it does to attention, as a picture."""
+    from pe_bench.show_command import show_encodings
+
+    show_encodings(words or [], plot, [str(path) for path in config_dir or []])
 
 
 def _version(value: bool) -> None:

@@ -1,34 +1,91 @@
 """The `list` command: what there is to choose from, and what was run."""
 
+import csv
+import io
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from pe_bench.aliases import aliases
 from pe_bench.checking import unknown
 from pe_bench.completion import complete_word
 from pe_bench.config import ModelConfig, config_dir, parse_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.hydra_app import compose
 from pe_bench.results import read_result, read_rows, require_results_folder, runs_folder
-from pe_bench.terminal import write_out
+from pe_bench.terminal import say, write_out
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
 GPT2 = 50_257
+STANDARD_OUTPUT = Path("-")
 
 
-def print_list(what: str, results_dir: Path) -> None:
-    """Print one of the lists; `UserError` for a name that is none."""
+@dataclass(frozen=True)
+class Listing:
+    """A table: the columns' titles, and the cells of each row, whole numbers as numbers."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str | int, ...]] = field(default_factory=list)
+
+    def table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for place, column in enumerate(self.columns):
+            numeric = bool(self.rows) and all(isinstance(row[place], int) for row in self.rows)
+            table.add_column(column, overflow="fold", justify="right" if numeric else "left")
+        for row in self.rows:
+            table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in row))
+        return table
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(column.replace(" ", "_") for column in self.columns)
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+
+def print_list(
+    what: str | None, results_dir: Path, family: str | None = None, csv: Path | None = None
+) -> None:
+    """Print one of the lists, or write it to the file `csv`; `-` prints CSV.
+
+    `family` leaves only the encodings of that family. Raises `UserError` for a name that is none.
+    """
+    listing = _listing(what, results_dir, family, csv)
+    if csv is None:
+        # Off a terminal nothing is cut or wrapped, so that other programs can read it.
+        console = Console() if sys.stdout.isatty() else Console(width=240)
+        with console.capture() as captured:
+            console.print(listing.table())
+        write_out(captured.get())
+    elif csv == STANDARD_OUTPUT:
+        write_out(listing.csv())
+    else:
+        from pe_bench.files import write_text
+
+        write_text(csv, listing.csv())
+        say(f"wrote {csv}")
+
+
+def _listing(what: str | None, results_dir: Path, family: str | None, csv: Path | None) -> Listing:
+    if what is None:
+        raise UserError(f"name what to list: {', '.join(LISTS)}")
     if what not in LISTS:
         raise UserError(unknown(what, "list", LISTS))
-    table = LISTS[what](results_dir)
-    # Off a terminal nothing is cut or wrapped, so that other programs can read it.
-    console = Console() if sys.stdout.isatty() else Console(width=240)
-    with console.capture() as captured:
-        console.print(table)
-    write_out(captured.get())
+    if csv is not None and csv != STANDARD_OUTPUT:
+        from pe_bench.report_command import Outputs, check_outputs
+
+        check_outputs(Outputs(csv=csv))
+    if family is None:
+        return LISTS[what](results_dir)
+    if LISTS[what] is not _encodings:
+        raise UserError(f"--family narrows the list of encodings, and this is the list of {what}")
+    return _of_family(_encodings(results_dir), family)
 
 
 def _choices(group: str) -> list[str]:
@@ -36,47 +93,84 @@ def _choices(group: str) -> list[str]:
     return [word.removeprefix(f"{group}=") for word in complete_word(f"{group}=")]
 
 
-def _encodings(_: Path) -> Table:
-    from pe_bench.encodings.load import encoding_label, part_classes
+def _encodings(_: Path) -> Listing:
+    """Built, for what an encoding does past the training length may follow from its options."""
+    names, modifiers = _choices("encoding"), set(_choices("modifier"))
+    # One configuration with all of them, for Hydra takes 50 ms for each.
+    composed = compose([f"+encoding@catalogue.{name}={name}" for name in names])
+    model = parse_config({key: value for key, value in composed.items() if key != "catalogue"}).model
+    listing = Listing(("encoding", "family", "parameters", "past training", "paper", "is"))
+    for name in names:
+        config = composed["catalogue"][name]
+        facts = _facts(config, model.n_layers)
+        listing.rows.append((name, *facts, _what_it_is(name, config, name in modifiers)))
+    return listing
 
-    table = _table("encoding", "family", "past the training length", "paper", "is")
-    for name in _choices("encoding"):
-        encoding = compose([f"encoding={name}"])["encoding"]
-        part = part_classes(encoding)[-1]
-        label = encoding_label(encoding)
-        table.add_row(name, part.family, part.past_training, part.paper, "" if label == name else label)
-    for name in _choices("modifier"):
-        part = part_classes({"class": _modifier_class(name)})[0]
-        table.add_row(
-            f"modifier={name}", part.family, part.past_training, part.paper, "on top of any encoding"
+
+def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
+    """Family, parameters, what happens past the training length, and the paper."""
+    import torch
+
+    from pe_bench.data.tokenizer import ByteTokenizer
+    from pe_bench.encodings.load import build_encoding, part_classes
+    from pe_bench.show.subject import parameter_count, past_training, with_examples
+
+    part = part_classes(config)[-1]
+    with torch.random.fork_rng(devices=[]):
+        built = build_encoding(with_examples(config), n_layers, vocabulary=ByteTokenizer().vocabulary)
+    return part.family, parameter_count(built), past_training(built), part.paper
+
+
+def _what_it_is(name: str, config: dict[str, Any], is_modifier: bool) -> str:
+    """Of what an encoding consists where it has parts, its use as a modifier, and its other names."""
+    label = "+".join([config["name"], *config.get("modifiers", {})])
+    also = sorted(alias for alias, first in aliases().items() if first == name)
+    words = [
+        label if label != name else "",
+        "also as modifier" if is_modifier else "",
+        f"also called {', '.join(also)}" if also else "",
+    ]
+    return "; ".join(word for word in words if word)
+
+
+def _of_family(listing: Listing, family: str) -> Listing:
+    families = {str(row[1]) for row in listing.rows}
+    if family not in families:
+        raise UserError(unknown(family, "family", families))
+    return Listing(listing.columns, [row for row in listing.rows if row[1] == family])
+
+
+def _models(_: Path) -> Listing:
+    listing = Listing(
+        (
+            "model",
+            "parameters (bytes vocabulary)",
+            f"with GPT-2's {GPT2:,} tokens",
+            "layers",
+            "width",
+            "heads",
         )
-    return table
-
-
-def _models(_: Path) -> Table:
-    table = _table(
-        "model", "parameters (bytes vocabulary)", f"with GPT-2's {GPT2:,} tokens", "layers", "width", "heads"
     )
     for name in _choices("model"):
         model = parse_config(compose([f"model={name}", "encoding=nope"])).model
         counts = [f"{_parameters(model, vocabulary) / 1e6:.1f}M" for vocabulary in (BYTES, GPT2)]
-        table.add_row(name, *counts, str(model.n_layers), str(model.d_model), str(model.n_heads))
-    return table
+        listing.rows.append((name, *counts, str(model.n_layers), str(model.d_model), str(model.n_heads)))
+    return listing
 
 
-def _data(_: Path) -> Table:
-    table = _table("data", "what it is")
+def _data(_: Path) -> Listing:
+    listing = Listing(("data", "what it is"))
     for name in _choices("data"):
-        table.add_row(name, _first_comment(config_dir() / "data" / f"{name}.yaml"))
-    return table
+        listing.rows.append((name, _first_comment(config_dir() / "data" / f"{name}.yaml")))
+    return listing
 
 
-def _runs(results_dir: Path) -> Table:
+def _runs(results_dir: Path) -> Listing:
     require_results_folder(results_dir)
-    table = _table("run", "state", "steps", "loss", "lengths scored")
+    listing = Listing(("run", "state", "steps", "loss", "lengths scored"))
     for run in sorted(runs_folder(results_dir).glob("*/config.yaml")):
-        table.add_row(run.parent.name, *_state(run.parent))
-    return table
+        listing.rows.append((run.parent.name, *_state(run.parent)))
+    return listing
 
 
 def _state(run: Path) -> tuple[str, str, str, str]:
@@ -108,23 +202,12 @@ def _parameters(model: ModelConfig, vocabulary: int) -> int:
         return Decoder(model, vocabulary, build_encoding(nope, model.n_layers)).parameter_count
 
 
-def _modifier_class(name: str) -> str:
-    return compose(["encoding=nope", f"modifier=[{name}]"])["encoding"]["modifiers"][name]["class"]
-
-
 def _first_comment(path: Path) -> str:
     line = path.read_text(encoding="utf-8").splitlines()[0]
     return line.lstrip("# ") if line.startswith("#") else ""
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-LISTS: dict[str, Callable[[Path], Table]] = {
+LISTS: dict[str, Callable[[Path], Listing]] = {
     "encodings": _encodings,
     "models": _models,
     "data": _data,

@@ -22,7 +22,10 @@ def test_an_alias_is_the_encoding_itself(alias: str) -> None:
 
 
 def test_words_of_a_sweep_and_of_other_keys() -> None:
-    assert without_aliases(["encoding=rotary,alibi,ape", "seed=0"]) == ["encoding=rope,alibi,learned", "seed=0"]
+    assert without_aliases(["encoding=rotary,alibi,ape", "seed=0"]) == [
+        "encoding=rope,alibi,learned",
+        "seed=0",
+    ]
     assert without_aliases(["encoding.base=3", "data.name=rotary"]) == ["encoding.base=3", "data.name=rotary"]
 
 

@@ -1,4 +1,4 @@
-"""Every command that the README prints runs as printed, on a shorter budget."""
+"""Every command that the README and the pages in docs print runs as printed, on a shorter budget."""
 
 import re
 import subprocess
@@ -6,51 +6,34 @@ from pathlib import Path
 
 import pytest
 from conftest import write_corpus
-
-from pe_bench.cli import run
-from pe_bench.hydra_app import WORDS_VARIABLE
+from documents import commands, run_all
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SHORT = (
-    "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=16 train.tokens=8192 "
-    "train.batch_tokens=2048 train.warmup_steps=2 train.validation_tokens=2048 eval.targets=6 "
-    "eval.max_length=512 eval.lengths=[64,256] threads=1"
-)
-
-
-def commands() -> list[str]:
-    """The lines of the README's shell blocks, without comments and prompts."""
-    blocks = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
-
-
-def words_of(command: str) -> list[str]:
-    """The words as a shell would hand them on."""
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
-    return done.stdout.decode().split("\0")[:-1]
 
 
 def test_the_readme_shows_the_commands_that_matter():
-    shown = "\n".join(commands())
+    shown = "\n".join(command for command, _ in commands(README))
     for needed in ("scripts/demo", "scripts/test", "pe-bench train encoding=rope", "pe-bench report"):
         assert needed in shown
     assert "pe-bench eval --lengths 512,2048" in shown
 
 
 def test_every_command_runs_in_the_order_of_the_readme(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(WORDS_VARIABLE, SHORT)
     write_corpus(tmp_path / "texts", documents=12, words=600)
-    for path, text in re.findall(r"`(my/[\w/.]+)`:\n+```\w*\n(.*?)```", README, flags=re.DOTALL):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    ran = [command for command in commands() if command.startswith("pe-bench ")]
-    assert len(ran) > 8
-    for command in ran:
-        code = run(words_of(command)[1:])
-        assert code == 0, f"{command}\n{capsys.readouterr().err}"
+    run_all(README, tmp_path, monkeypatch, capsys)
+
+
+def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "add-an-encoding.md").read_text(encoding="utf-8")
+    printed = run_all(page, tmp_path, monkeypatch, capsys)
+    failure = re.search(r"```text\n(.*?)\.\.\.\n```", page, flags=re.DOTALL)
+    assert failure is not None and failure[1] in printed
+    assert (tmp_path / "bias.png").stat().st_size > 5_000
+    for hook, files in re.findall(r"^\| .* \| (`.*?) \| (`.*) \|$", page, flags=re.MULTILINE):
+        for name in re.findall(r"`(\w+\.py)`", files):
+            code = (ROOT / "pe_bench" / "encodings" / name).read_text(encoding="utf-8")
+            assert any(f"def {word}(" in code for word in re.findall(r"`(\w+)`", hook)), (hook, name)
 
 
 def test_every_file_that_the_readme_links_to_exists():

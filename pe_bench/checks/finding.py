@@ -1,5 +1,7 @@
 """What came out of a check, and the tolerances: they are for rounding alone."""
 
+import math
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 State = Literal["holds", "fails", "not claimed"]
@@ -11,6 +13,11 @@ SHOWS = 1e-6  # what is more is no rounding
 class Finding(NamedTuple):
     state: State
     measured: str
+
+
+def largest(errors: Iterable[float]) -> float:
+    """Infinity where one is not a number: `max` would pass over it."""
+    return max(math.inf if math.isnan(error) else error for error in errors)
 
 
 def at_most(error: float, limit: float, words: str) -> Finding:

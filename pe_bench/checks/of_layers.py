@@ -5,16 +5,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pe_bench.attention import attention, reference_attention
-from pe_bench.checks.finding import EXACT, Finding, at_most
-from pe_bench.checks.specimen import TRAIN_LENGTH, Specimen, as_type, layer_inputs, layers_of, tokens, worst
-from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.attention import attention, reference_attention, sides
+from pe_bench.checks.finding import EXACT, Finding, at_most, largest
+from pe_bench.checks.specimen import (
+    MODEL,
+    TRAIN_LENGTH,
+    Specimen,
+    as_type,
+    both_precisions,
+    layer_inputs,
+    layers_of,
+    one_token_repeated,
+    worst,
+)
+from pe_bench.encodings.base import LayerEncoding
 
 SINGLE = 1e-5  # float32 against float64
-LONG = 65_536  # tokens
-LONG_ROWS = 64
-LONG_ERROR = 1e-3  # float32 against float64 at that length
-FAR = 4_096  # bfloat16 counts to 256
 
 
 def blocks_are_the_whole(specimen: Specimen) -> Finding:
@@ -29,7 +35,7 @@ def blocks_are_the_whole(specimen: Specimen) -> Finding:
             for row in (0, 6, length - 1):
                 alone = reference_attention(layer, x, q, k, v, position, rows=range(row, row + 1))
                 errors.append(worst(alone, whole[:, :, row : row + 1]))
-    return at_most(max(errors), EXACT, "blocks of queries and the whole differ by")
+    return at_most(largest(errors), EXACT, "blocks of queries and the whole differ by")
 
 
 def fused_is_the_reference(specimen: Specimen) -> Finding:
@@ -45,56 +51,50 @@ def fused_is_the_reference(specimen: Specimen) -> Finding:
                 double.append(worst(attention(exact, *inputs, position), truth))
                 for path in (attention, reference_attention):
                     single.append(worst(path(rounded, *as_type(inputs, torch.float32), position), truth))
-    measured = f"fused and reference differ by {max(double):.1e}, float32 and float64 by {max(single):.1e}"
-    right = max(double) <= EXACT and max(single) <= SINGLE
-    return Finding("holds" if right else "fails", measured)
+    in_double, in_single = largest(double), largest(single)
+    measured = f"fused and reference differ by {in_double:.1e}, float32 and float64 by {in_single:.1e}"
+    return Finding("holds" if in_double <= EXACT and in_single <= SINGLE else "fails", measured)
 
 
-def half_precision_keeps_positions(specimen: Specimen) -> Finding:
-    """bfloat16 inputs at positions from 4,096 on, against float64 of the same numbers."""
-    try:
-        return _half_precision(specimen, torch.arange(300) + FAR)
-    except LengthError:
-        return _half_precision(specimen, torch.arange(TRAIN_LENGTH))
+def positions_are_read(specimen: Specimen) -> Finding:
+    """Where all tokens and all their positions are the same, what tells them apart has counted them itself.
+
+    It may where it reads `prepare`'s values, or hides keys.
+    """
+    x, q, k = one_token_repeated(TRAIN_LENGTH)
+    same, errors = torch.full((TRAIN_LENGTH,), 7), []
+    for layer in layers_of(specimen.encoding):
+        for turned in layer.transform(q, k, same, same):
+            errors.append(worst(turned, turned[..., :1, :]))
+        if not layer.overrides("prepare", "visible"):
+            queries, keys = sides(layer, x, q, k, same)
+            bias, row = layer.bias(queries, keys), layer.scores(queries, keys, MODEL.d_head**-0.5)
+            told = (row if bias is None else row + bias).tril()
+            errors.append(worst(told, told[..., :1, :1].expand_as(told).tril()))
+    return at_most(largest(errors), EXACT, "equal tokens at one position differ by")
 
 
-@torch.no_grad()
-def _half_precision(specimen: Specimen, position: Tensor) -> Finding:
-    inputs, errors = layer_inputs(len(position), torch.bfloat16), []
-    for exact, rounded in both_precisions(specimen):
-        truth = reference_attention(exact, *as_type(inputs, torch.float64), position)
-        for path in (attention, reference_attention):
-            errors.append(float((path(rounded, *inputs, position).double() - truth).abs().mean()))
-    text, x = tokens(2, len(position)), inputs[0]
-    truth = specimen.encoding.embed(x.double(), position, text)
-    embedded = specimen.drawn().float().embed(x, position, text)
-    errors.append(float((embedded.double() - truth).abs().mean()))
-    # bfloat16 has eight bits: values near 1 are off by 0.002 on average, whatever the encoding.
-    return at_most(max(errors), 0.01, "on average bfloat16 is off by")
+def scores_are_scaled(specimen: Specimen) -> Finding:
+    """Scores at twice the scale are twice the scores; what is to be added after the scale is a bias."""
+    errors = []
+    for layer in layers_of(specimen.encoding):
+        x, q, k, _ = layer_inputs(TRAIN_LENGTH)
+        queries, keys = sides(layer, x, q, k, torch.arange(TRAIN_LENGTH))
+        errors.append(worst(layer.scores(queries, keys, 2.0), 2 * layer.scores(queries, keys, 1.0)))
+    return at_most(largest(errors), EXACT, "twice the scale is off from twice the scores by")
 
 
-def finite_at_65536_tokens(specimen: Specimen) -> Finding:
-    """The input and the last rows of attention over 65,536 tokens in float32, against float64."""
-    try:
-        return _at_65536_tokens(specimen)
-    except LengthError as error:
-        return Finding("not claimed" if specimen.past_training == "undefined" else "fails", str(error))
-
-
-@torch.no_grad()
-def _at_65536_tokens(specimen: Specimen) -> Finding:
-    position, rows, errors = torch.arange(LONG), range(LONG - LONG_ROWS, LONG), []
-    inputs = layer_inputs(LONG, torch.float32, batch=1)
-    embedded = specimen.encoding.embed(inputs[0].double(), position, tokens(1, LONG))
-    if not embedded.isfinite().all():
-        return Finding("fails", "the input is not finite")
-    for exact, rounded in both_precisions(specimen):
-        truth = reference_attention(exact, *as_type(inputs, torch.float64), position, rows=rows)
-        ours = reference_attention(rounded, *inputs, position, rows=rows)
-        if not ours.isfinite().all():
-            return Finding("fails", f"{int((~ours.isfinite()).sum())} outputs are not finite")
-        errors.append(worst(ours, truth))
-    return at_most(max(errors), LONG_ERROR, "finite; float32 and float64 differ by")
+def hidden_keys_weigh_nothing(specimen: Specimen) -> Finding:
+    """The weights of hidden keys: exactly zero, however low the logits of the others are."""
+    weighed = []
+    for layer in layers_of(specimen.encoding):
+        x, q, k, _ = as_type(layer_inputs(TRAIN_LENGTH), torch.float32)
+        queries, keys = sides(layer, x, q, k, torch.arange(TRAIN_LENGTH))
+        visible = layer.visible(queries, keys)
+        for lowered in (0.0, 1e10):
+            weights = layer.weights(q @ k.mT - lowered, visible)
+            weighed.append(worst(weights.masked_fill(visible, 0.0), torch.zeros_like(weights)))
+    return at_most(largest(weighed), 0.0, "a hidden key has a weight of")
 
 
 def norm_preserving(specimen: Specimen) -> Finding:
@@ -105,7 +105,7 @@ def norm_preserving(specimen: Specimen) -> Finding:
     for layer in layers_of(specimen.encoding):
         for before, after in zip((q, k), layer.transform(q, k, position, position), strict=True):
             errors.append(worst(before.norm(dim=-1), after.norm(dim=-1)))
-    return at_most(max(errors), EXACT, "a norm changes by")
+    return at_most(largest(errors), EXACT, "a norm changes by")
 
 
 def decaying(specimen: Specimen) -> Finding:
@@ -113,14 +113,15 @@ def decaying(specimen: Specimen) -> Finding:
     if not specimen.claims("decaying"):
         return Finding("not claimed", "")
     rises = []
-    for encoding in (specimen.fresh(), specimen.encoding):
+    for encoding in (specimen.fresh().double(), specimen.encoding):
         for layer in layers_of(encoding):
             bias = layer.distance_bias(torch.arange(16 * TRAIN_LENGTH))
             if bias is None:
                 return Finding("fails", "decay is claimed, and there is no distance_bias")
             rises.append(float(bias.detach().diff(dim=-1).max()))
-    state = "holds" if max(rises) < 0 else "fails"
-    return Finding(state, f"from one distance to the next the bias rises by {max(rises):.1e} at most")
+    rise = largest(rises)
+    measured = f"from one distance to the next the bias rises by {rise:.1e} at most"
+    return Finding("holds" if rise < 0 else "fails", measured)
 
 
 def obeys_a_window_from_outside(specimen: Specimen) -> Finding:
@@ -131,7 +132,7 @@ def obeys_a_window_from_outside(specimen: Specimen) -> Finding:
         output = attention(layer, x, q, k, v.requires_grad_(), torch.arange(TRAIN_LENGTH), window=window)
         (gradient,) = torch.autograd.grad(output[:, :, row].sum(), v)
         leaks.append(float(gradient[:, :, : row - window + 1].abs().max()))
-    return at_most(max(leaks), 0.0, "values beyond the window have gradients of")
+    return at_most(largest(leaks), 0.0, "values beyond the window have gradients of")
 
 
 def _with_gradients(
@@ -144,8 +145,3 @@ def _with_gradients(
     found = torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)
     pairs = zip(found, wanted, strict=True)
     return output, [torch.zeros_like(one) if gradient is None else gradient for gradient, one in pairs]
-
-
-def both_precisions(specimen: Specimen) -> list[tuple[LayerEncoding, LayerEncoding]]:
-    """Each kind of layer in float64 and in float32, with the same parameters."""
-    return list(zip(layers_of(specimen.encoding), layers_of(specimen.drawn().float()), strict=True))

@@ -1,9 +1,14 @@
 """What is checked of an encoding through a whole decoder."""
 
+import inspect
+import re
+from difflib import get_close_matches
+
 import torch
+from torch import Tensor, nn
 
 from pe_bench.attention import cut, logits, sides
-from pe_bench.checks.finding import EXACT, SHOWS, Finding, as_claimed, at_most
+from pe_bench.checks.finding import EXACT, SHOWS, Finding, as_claimed, at_most, largest
 from pe_bench.checks.specimen import (
     MODEL,
     TRAIN_LENGTH,
@@ -16,8 +21,8 @@ from pe_bench.checks.specimen import (
     tokens,
     worst,
 )
-from pe_bench.encodings.base import Layers, LengthError
-from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, PositionalEncoding
+from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.nope import NoPE
 from pe_bench.model import Decoder
 
@@ -82,21 +87,15 @@ def prefix_consistent(specimen: Specimen) -> Finding:
 
 def shift_invariant(specimen: Specimen) -> Finding:
     """Outputs with every position moved by 4 and by 400."""
-    text = tokens(2, TRAIN_LENGTH - 4)
-    errors = []
+    text, errors = tokens(2, TRAIN_LENGTH - 4), {}
     for shift in (4, 400):
         try:
-            errors.append(worst(hidden(specimen.model, text, shift), hidden(specimen.model, text)))
-        except LengthError as error:
-            if not specimen.claims("shift_invariant"):
-                return Finding("not claimed", f"positions + {shift}: {error}")
-            raise
-    return as_claimed(
-        "shift_invariant",
-        specimen.claims("shift_invariant"),
-        max(errors),
-        "positions + 4 or + 400 change an output by",
-    )
+            errors[shift] = worst(hidden(specimen.model, text, shift), hidden(specimen.model, text))
+        except LengthError:
+            if specimen.claims("shift_invariant") or not errors:
+                raise
+    where = f"positions + {' or + '.join(map(str, errors))} change an output by"
+    return as_claimed("shift_invariant", specimen.claims("shift_invariant"), largest(errors.values()), where)
 
 
 def batch_independent(specimen: Specimen) -> Finding:
@@ -105,8 +104,20 @@ def batch_independent(specimen: Specimen) -> Finding:
     return at_most(error, EXACT, "a sequence alone and in a batch differ by")
 
 
+def pure(specimen: Specimen) -> Finding:
+    """The same tokens before and after longer ones, in a model that has seen nothing yet."""
+    model, text = specimen.new_model(), tokens(2, 9)
+    before = hidden(model, text)
+    hidden(model, tokens(2, TRAIN_LENGTH if specimen.past_training == "undefined" else 2 * TRAIN_LENGTH))
+    return at_most(worst(hidden(model, text), before), EXACT, "after a longer text the same one differs by")
+
+
 def acts(specimen: Specimen) -> Finding:
     """The same decoder with and without: an encoding that changes nothing is a mistake."""
+    for part in _objects(specimen):
+        unheard = _unheard(part)
+        if unheard:
+            return Finding("fails", f"{type(part).__name__}.{unheard}")
     nope = _without_encoding(specimen.model)
     # What only acts past the training length must show there.
     text = tokens(2, TRAIN_LENGTH if specimen.past_training == "undefined" else 3 * TRAIN_LENGTH)
@@ -144,17 +155,25 @@ def parameters_matter(specimen: Specimen) -> Finding:
         if gradient is None or not gradient.any():
             return Finding("fails", f"{name} gets no gradient")
         if not gradient.isfinite().all():
+            return Finding("fails", f"{name} gets a gradient that is not finite")
+        if not gradient.isfinite().all():
             return Finding("fails", f"the gradient of {name} is not finite")
     return Finding("holds", f"{len(names)} parameter tensors get gradients")
 
 
 def state_is_parameters(specimen: Specimen) -> Finding:
-    """A table that is saved would keep weights from loading under another encoding without parameters."""
+    """A table that is saved would keep weights from loading under another encoding without parameters.
+
+    A tensor that is no buffer would stay behind when the model moves to a GPU.
+    """
     encoding = specimen.encoding
     names = {name for name, _ in encoding.named_parameters()}
     extra = sorted(set(encoding.state_dict()) ^ names)
     if extra:
         return Finding("fails", f"saved, and no parameter: {', '.join(extra)}")
+    loose = [name for part in _objects(specimen) for name in _plain_tensors(part)]
+    if loose:
+        return Finding("fails", f"a tensor that is no buffer: {', '.join(loose)}")
     return Finding("holds", f"{len(names)} tensors" if names else "empty, as that of nope")
 
 
@@ -162,7 +181,7 @@ def starts_at_the_usual_scale(specimen: Specimen) -> Finding:
     """The input's scale at the start decides curves that would be credited to the encoding."""
     text = tokens(2, TRAIN_LENGTH)
     x = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
-    encoding = specimen.fresh()
+    encoding = specimen.fresh().double()
     rms = float(encoding.embed(x, ids_of(encoding, text), text).detach().square().mean().sqrt())
     return Finding("holds" if 0.5 < rms < 2 else "fails", f"inputs of rms 1 leave with rms {rms:.2f}")
 
@@ -190,9 +209,10 @@ def _raises(specimen: Specimen, length: int) -> Finding:
     try:
         hidden(specimen.model, tokens(2, length))
     except LengthError as error:
-        if str(TRAIN_LENGTH) in str(error):
-            return Finding("holds", f"undefined: {error}")
-        return Finding("fails", f"the error names no {TRAIN_LENGTH}, the length that is there: {error}")
+        for words in (f"{TRAIN_LENGTH}", f"{length}|{length - 1}"):  # a length, or its last position
+            if not re.search(rf"\b({words})\b", str(error)):
+                return Finding("fails", f"of {length} tokens after {TRAIN_LENGTH} the error says: {error}")
+        return Finding("holds", f"undefined: {error}")
     return Finding("fails", f"undefined, but {length} tokens raise no LengthError")
 
 
@@ -208,7 +228,46 @@ def _levels_off(specimen: Specimen) -> Finding:
             spreads.append(float((row[..., :half].amax(-1) - row[..., :half].amin(-1)).max()))
         embedded = specimen.encoding.embed(x, ids, torch.zeros(1, length, dtype=torch.long))
         spreads.append(worst(embedded[:, half:], embedded[:, -1:]))
-    return at_most(max(spreads), EXACT, f"clamps: beyond distance {half} equal tokens differ by")
+    return at_most(largest(spreads), EXACT, f"clamps: beyond distance {half} equal tokens differ by")
+
+
+def _objects(specimen: Specimen) -> list[nn.Module]:
+    """The encoding, its modifiers, and what acts in the layers."""
+    layers = layers_of(specimen.encoding)
+    stacked = [part for layer in layers for part in (layer.parts if isinstance(layer, Stack) else (layer,))]
+    return list(dict.fromkeys([*specimen.parts, *stacked]))
+
+
+def _unheard(part: nn.Module) -> str:
+    """A method that would never be called: a hook of the other kind of class, or one that is misspelt."""
+    kind, other = (LayerEncoding, PositionalEncoding)[:: 1 if isinstance(part, LayerEncoding) else -1]
+    of_other = [name for name in _methods(other) if not hasattr(kind, name)]
+    for name in _methods(type(part)):
+        if hasattr(kind, name):
+            continue
+        if name in of_other:
+            return f"{name} is never called: it is a hook of {other.__name__}"
+        close = get_close_matches(name, [*_methods(kind), *of_other], 1, 0.8)
+        if close:
+            return f"{name} is never called: is it {close[0]}?"
+    return ""
+
+
+def _methods(kind: type[nn.Module]) -> list[str]:
+    own = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not hasattr(nn.Module, name)]
+    return [name for name in own if not name.startswith("_")]
+
+
+def _plain_tensors(part: nn.Module) -> list[str]:
+    """Attributes that are tensors, or lists of them, and that no module knows of."""
+    found = []
+    own = [module for module in part.modules() if not type(module).__module__.startswith("torch.")]
+    for module in own:
+        for name, value in vars(module).items():
+            held = value if isinstance(value, (list, tuple)) else [value]
+            if any(isinstance(one, Tensor) for one in held):
+                found.append(f"{type(module).__name__}.{name}")
+    return found
 
 
 def _generator() -> torch.Generator:

@@ -4,6 +4,7 @@ Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
 
 import inspect
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from pe_bench.config import ModelConfig
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.load import build_encoding, find_class
+from pe_bench.errors import UserError, first_line, require
 from pe_bench.hydra_app import compose
 from pe_bench.model import Decoder
 
@@ -39,13 +40,13 @@ class Specimen:
     search: Sequence[Path] = ()
 
     def fresh(self) -> Composition:
-        """In float64 with its initial values."""
+        """With its initial values, in the types that it chose."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return build_encoding(self.config, MODEL.n_layers, self.search, VOCABULARY).double()
+            return build_encoding(self.config, MODEL.n_layers, self.search, VOCABULARY)
 
     def drawn(self) -> Composition:
-        """In float64 with parameters drawn anew: at zero, many an encoding is none."""
+        """With parameters drawn anew: at zero, many an encoding is none."""
         encoding = self.fresh()
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -53,14 +54,17 @@ class Specimen:
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.3)
         return encoding
 
+    def new_model(self) -> Decoder:
+        generator = torch.Generator().manual_seed(1)
+        return Decoder(MODEL, len(VOCABULARY), self.drawn(), generator).double()
+
     @cached_property
     def encoding(self) -> Composition:
-        return self.drawn()
+        return self.drawn().double()
 
     @cached_property
     def model(self) -> Decoder:
-        generator = torch.Generator().manual_seed(1)
-        return Decoder(MODEL, len(VOCABULARY), self.drawn(), generator).double()
+        return self.new_model()
 
     @cached_property
     def parts(self) -> list[PositionalEncoding | LayerEncoding]:
@@ -89,14 +93,30 @@ class Specimen:
 def specimen(name: str, overrides: Sequence[str] = (), directories: Sequence[str] = ()) -> Specimen:
     """What `name` stands for: an encoding's YAML file, or `file.py:Class` with options among `overrides`.
 
-    `overrides` are Hydra's words, `directories` hold a person's own YAML files. Raises `UserError`.
+    `overrides` are Hydra's words, `directories` hold a person's own YAML files. Raises `UserError`,
+    also for what cannot be built.
     """
+    for directory in directories:
+        require(Path(directory).is_dir(), f"--config-dir {directory} is no folder")
     search = [Path(directory) for directory in directories]
-    config = _of_class(name, overrides) if ":" in name else _of_yaml(name, overrides, directories)
+    config = (_of_class if ":" in name else _of_yaml)(name, overrides, directories)
     for part in (config, *config.get("modifiers", {}).values()):
         example = find_class(part["class"], search).example
         part.update({option: value for option, value in example.items() if part.get(option) is None})
-    return Specimen(name, config, search)
+    found = Specimen(name, config, search)
+    try:
+        found.fresh()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{name} cannot be built: {where(error)}: {first_line(error)}") from error
+    return found
+
+
+def where(error: Exception) -> str:
+    """The file and line that raised it, and its type."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}: {type(error).__name__}"
 
 
 def _of_yaml(name: str, overrides: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
@@ -105,18 +125,23 @@ def _of_yaml(name: str, overrides: Sequence[str], directories: Sequence[str]) ->
     return compose(words, directories)["encoding"]
 
 
-def _of_class(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+def _of_class(name: str, overrides: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
     """The sizes that its constructor asks for by the names that YAML files use, and the options given."""
+    found = find_class(name, [Path(directory) for directory in directories])
     known = {**asdict(MODEL), "train_length": TRAIN_LENGTH, "max_position": TRAIN_LENGTH}
-    wanted = inspect.signature(find_class(name).__init__).parameters
-    given = dict(word.removeprefix("encoding.").split("=", 1) for word in overrides)
     sizes = {
         option: known[option]
-        for option, parameter in wanted.items()
+        for option, parameter in inspect.signature(found.__init__).parameters.items()
         if option in known and parameter.default is parameter.empty
     }
-    options = {option: yaml.safe_load(value) for option, value in given.items()}
-    return {"name": name.rpartition(":")[2], "class": name, **sizes, **options}
+    # Hydra reads the options, as it would those of a YAML file: nope's has none of its own.
+    words = [f"+{word}" if word.startswith("encoding.") else word for word in overrides]
+    composed = _of_yaml("nope", words, directories)
+    return {**composed, **sizes, **_options(composed), "name": name.rpartition(":")[2], "class": name}
+
+
+def _options(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in ("name", "class", "modifiers")}
 
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:
@@ -126,6 +151,11 @@ def layers_of(encoding: Composition) -> list[LayerEncoding]:
         layer = encoding.layer(number)
         kinds.setdefault(_kind(layer), layer)
     return list(kinds.values())
+
+
+def both_precisions(specimen: Specimen) -> list[tuple[LayerEncoding, LayerEncoding]]:
+    """Each kind of layer in float64 and in float32, with the same parameters."""
+    return list(zip(layers_of(specimen.encoding), layers_of(specimen.drawn()), strict=True))
 
 
 def _kind(layer: LayerEncoding) -> tuple[type, ...]:
@@ -168,5 +198,5 @@ def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def worst(a: Tensor, b: Tensor) -> float:
-    """The largest absolute difference."""
-    return float((a.detach().double() - b.detach().double()).abs().max())
+    """The largest absolute difference; infinite where one of the two is not a number."""
+    return float((a.detach().double() - b.detach().double()).abs().nan_to_num(torch.inf).max())

@@ -1,13 +1,11 @@
 """The list of what is checked, in the order in which it is told."""
 
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-from pe_bench.checks import of_layers, of_model
+from pe_bench.checks import of_layers, of_model, of_precision
 from pe_bench.checks.finding import Finding
-from pe_bench.checks.specimen import Specimen
+from pe_bench.checks.specimen import Specimen, where
 from pe_bench.errors import first_line
 
 
@@ -47,16 +45,40 @@ PROPERTIES = (
         of_model.batch_independent,
     ),
     Property(
+        "pure",
+        "the same input gives the same output, whatever came before",
+        "a cache that a longer text changes; random numbers that are not the given generator's",
+        of_model.pure,
+    ),
+    Property(
         "acts",
         "the output differs from that of no encoding",
-        "a misspelt hook; a result not returned",
+        "a misspelt hook; a result not returned; parameters that cancel",
         of_model.acts,
     ),
     Property(
         "blocks",
         "blocks of queries are the whole",
-        "q_position and queries.index, where an arange was taken; row-wise hooks that read other rows",
+        "queries.position and queries.index, where an arange was taken; hooks that read other rows",
         of_layers.blocks_are_the_whole,
+    ),
+    Property(
+        "positions",
+        "position ids are read, and no others counted",
+        "q_position and queries.position, where an arange or an index was taken",
+        of_layers.positions_are_read,
+    ),
+    Property(
+        "root",
+        "scores are multiplied by the scale that they are given",
+        "scores: a term beside scale * (...)",
+        of_layers.scores_are_scaled,
+    ),
+    Property(
+        "hidden",
+        "hidden keys have a weight of exactly 0",
+        "weights: masked logits are -inf, and no large number",
+        of_layers.hidden_keys_weigh_nothing,
     ),
     Property(
         "fused",
@@ -68,13 +90,13 @@ PROPERTIES = (
         "half",
         "half-precision queries and keys keep exact positions",
         "positions, angles or sums that were cast to the type of q",
-        of_layers.half_precision_keeps_positions,
+        of_precision.half_precision_keeps_positions,
     ),
     Property(
         "65536",
-        "the last rows of 65,536 tokens are finite and exact",
+        "the last of 65,536 tokens are finite and exact",
         "angles and cumulative sums in float32; exponents that overflow",
-        of_layers.finite_at_65536_tokens,
+        of_precision.finite_at_65536_tokens,
     ),
     Property(
         "norm", "queries and keys keep their norms, where claimed", "transform", of_layers.norm_preserving
@@ -88,13 +110,13 @@ PROPERTIES = (
     ),
     Property(
         "gradients",
-        "every parameter gets a gradient",
+        "every parameter gets a gradient, and a finite one",
         "a detach, or a part that is not used",
         of_model.parameters_matter,
     ),
     Property(
         "state",
-        "only parameters are saved",
+        "only parameters are saved, and every tensor moves with the model",
         "register_buffer(..., persistent=False)",
         of_model.state_is_parameters,
     ),
@@ -119,6 +141,4 @@ def check(specimen: Specimen, wanted: Property) -> Finding:
     try:
         return wanted.check(specimen)
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}:{frame.lineno}"
-        return Finding("fails", f"{where}: {type(error).__name__}: {first_line(error)}")
+        return Finding("fails", f"{where(error)}: {first_line(error)}")

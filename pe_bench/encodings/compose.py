@@ -31,7 +31,9 @@ class Composition(PositionalEncoding):
         self._parts = list(parts.values())
         _refuse_two_owners({name: part.overrides("ids") for name, part in parts.items()}, "ids")
         for hook in LAYER_HOOKS_OF_ONE:
-            _refuse_two_owners({name: part.layer(0).overrides(hook) for name, part in parts.items()}, hook)
+            for number in range(n_layers):
+                owns = {name: part.layer(number).overrides(hook) for name, part in parts.items()}
+                _refuse_two_owners(owns, hook)
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))

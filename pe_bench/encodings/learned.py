@@ -1,6 +1,7 @@
 """Learned absolute positions: x_p + E_p, one trained row of E for each position.
 
-E is [max_position, D], drawn from N(0, 0.02^2).
+E is [max_position, D], drawn from N(0, 0.02^2). Where a position lies between two rows, so does what is
+added.
 
 Past the training length: undefined, there is no row. `overflow` says what to do: `error`, `clamp`
 (the last row again) or `interpolate` (the trained rows stretched linearly over the whole length,
@@ -18,10 +19,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LengthError, PositionalEncoding
+from pe_bench.encodings.base import LengthError, PastTraining, PositionalEncoding
 from pe_bench.errors import require
 
 Overflow = Literal["error", "clamp", "interpolate"]
+PAST_TRAINING: dict[Overflow, PastTraining] = {
+    "error": "undefined",
+    "clamp": "clamps",
+    "interpolate": "defined",
+}
 
 
 class Learned(PositionalEncoding):
@@ -33,32 +39,42 @@ class Learned(PositionalEncoding):
         super().__init__()
         require(max_position > 0, f"encoding.max_position must be positive, not {max_position}")
         self.overflow: Overflow = overflow
-        self.table = nn.Parameter(0.02 * torch.randn(max_position, d_model))
+        self.past_training = PAST_TRAINING[overflow]
         if overflow == "interpolate":
             self.claims = frozenset()  # how far the rows are stretched depends on the length
+        self.table = nn.Parameter(0.02 * torch.randn(max_position, d_model))
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        return x + _rows(self.table, self._within_table(ids)).to(x.dtype)
-
-    def _within_table(self, ids: Tensor) -> Tensor:
-        last, largest = len(self.table) - 1, float(ids.max())
-        if largest <= last:
-            return ids
-        if self.overflow == "clamp":
-            return ids.clamp(max=last)
-        if self.overflow == "interpolate":
-            return ids.double() * (last / largest)
-        raise LengthError(
-            f"a learned table of max_position={last + 1} rows has none for position {largest:g}: set "
-            "encoding.overflow=clamp or encoding.overflow=interpolate, or train with a larger train.length"
-        )
+        return x + table_rows(self.table, ids, self.overflow).to(x.dtype)
 
 
-def _rows(table: Tensor, position: Tensor) -> Tensor:
-    """The rows of the table, between two of them where a position lies between."""
+def table_rows(table: Tensor, ids: Tensor, overflow: Overflow) -> Tensor:
+    """The rows [.., D] of a table [max_position, D] at positions [..], within it or as `overflow` says."""
+    return rows_between(table, _within(len(table), ids, overflow))
+
+
+def rows_between(table: Tensor, position: Tensor) -> Tensor:
+    """The rows of a table that has them, between two of them where a position lies between."""
     if not position.is_floating_point():
         return table[position]
     below = position.floor().long().clamp(max=len(table) - 1)
     above = (below + 1).clamp(max=len(table) - 1)
     share = (position - below).unsqueeze(-1).to(table.dtype)
     return torch.lerp(table[below], table[above], share)
+
+
+def _within(count: int, ids: Tensor, overflow: Overflow) -> Tensor:
+    last, smallest, largest = count - 1, float(ids.min()), float(ids.max())
+    if smallest >= 0 and largest <= last:
+        return ids
+    if overflow == "clamp":
+        return ids.clamp(0, last)
+    if overflow == "interpolate":
+        # A sequence's own length alone decides how far the rows are stretched for it.
+        lengths = ids.double().amax(-1, keepdim=True).clamp(min=max(last, 1))
+        return ids.clamp(min=0) * (last / lengths)
+    missing = largest if largest > last else smallest
+    raise LengthError(
+        f"a learned table of max_position={count} rows has none for position {missing:g}: set "
+        "encoding.overflow=clamp or encoding.overflow=interpolate, or train with a larger train.length"
+    )

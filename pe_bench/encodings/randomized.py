@@ -9,8 +9,9 @@ Past the training length: defined up to max_position, whose distances training h
 Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers",
 ACL, arXiv:2305.16843.
 
-One draw serves all layers; the authors' code draws anew in each layer for rotary positions. We
-have not verified the paper's max_position, and take 16 times the training length.
+One draw serves all layers; the authors' code draws anew in each layer for rotary positions. Its example
+has max_position = 2,048 for training lengths up to 40; whether all of the paper's runs do is unverified.
+We take 16 times the training length.
 """
 
 from typing import Literal

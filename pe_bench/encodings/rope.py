@@ -4,13 +4,18 @@ theta_c = base^(-2c/K), c = 0..K/2-1, so that the score depends on content and i
 (x_c, x_{c+K/2}) in the `half` layout and (x_2c, x_{2c+1}) in the `interleaved` one; the two are
 the same up to a permutation of features, but weights of one do not fit the other.
 
+Of one rotation there are three forms, for either layout: `pairs` multiplies the two features by sines and
+cosines, `complex` takes them for one complex number times e^(i p theta_c), and `dense` multiplies the whole
+vector by a matrix of blocks [[cos, -sin], [sin, cos]], which takes K^2 numbers for each position.
+
 Past the training length: defined, out of distribution: the slow frequencies have not yet made
 a full turn in training.
 
-Su et al. 2021, "RoFormer", arXiv:2104.09864, section 3.2.2 (interleaved there; `half` is the
-layout of GPT-NeoX and Llama, and the default here).
+Su et al. 2021, "RoFormer", arXiv:2104.09864, section 3.2.2 (interleaved and dense there; `half` is the
+layout of GPT-NeoX and Llama, and the default here), and section 3.4.2 for `pairs`.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -20,6 +25,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 
 Layout = Literal["half", "interleaved"]
+Form = Literal["pairs", "complex", "dense"]
 
 
 def rope_frequencies(width: int, base: float) -> Tensor:
@@ -27,19 +33,58 @@ def rope_frequencies(width: int, base: float) -> Tensor:
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
-def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout) -> Tensor:
+def pairs_within(d_head: int, fraction: float) -> int:
+    """How many of the K/2 pairs a fraction of the head's width holds, rounded down."""
+    require(d_head % 2 == 0, f"pairs of features are turned, and the head width model.d_head={d_head} is odd")
+    require(0 <= fraction <= 1, f"encoding.fraction must lie between 0 and 1, not be {fraction}")
+    # 0.29 * 100 is 28.999.. in floating point.
+    pairs = math.floor(fraction * (d_head // 2) + 1e-9)
+    require(
+        pairs > 0 or fraction == 0,
+        f"encoding.fraction={fraction} of the {d_head // 2} pairs of a head of width {d_head} holds none: "
+        f"give at least {2 / d_head:g}",
+    )
+    return pairs
+
+
+def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, form: Form = "pairs") -> Tensor:
     """Turn the pairs of x [B, H, n, K] by position [n] or [B, 1, n] times frequencies [K/2].
 
     Angles are float64, for a float32 one at position 65,536 is wrong by 0.004; the products are
     float32 or better whatever the type of `x`.
     """
-    precise = torch.promote_types(x.dtype, torch.float32)
+    precise = x.to(torch.promote_types(x.dtype, torch.float32))
     angle = position.double().unsqueeze(-1) * frequencies.double()
-    cos, sin = angle.cos().to(precise), angle.sin().to(precise)
-    a, b = x.to(precise).chunk(2, -1) if layout == "half" else x.to(precise).unflatten(-1, (-1, 2)).unbind(-1)
-    turned = (a * cos - b * sin, a * sin + b * cos)
-    joined = torch.cat(turned, -1) if layout == "half" else torch.stack(turned, -1).flatten(-2)
-    return joined.to(x.dtype)
+    cos, sin = angle.cos().to(precise.dtype), angle.sin().to(precise.dtype)
+    if form == "dense":
+        turned = torch.einsum("...nij,...nj->...ni", rotation_matrix(cos, sin, layout), precise)
+        return turned.to(x.dtype)
+    a, b = split_pairs(precise, layout)
+    if form == "complex":
+        product = torch.complex(a, b) * torch.complex(cos, sin)
+        return join_pairs(product.real, product.imag, layout).to(x.dtype)
+    return join_pairs(a * cos - b * sin, a * sin + b * cos, layout).to(x.dtype)
+
+
+def rotation_matrix(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """[.., n, K, K] from [.., n, K/2]: a block [[cos, -sin], [sin, cos]] at the features of each pair."""
+    width = 2 * cos.shape[-1]
+    first, second = split_pairs(torch.arange(width, device=cos.device), layout)
+    matrix = cos.new_zeros(*cos.shape[:-1], width, width)
+    matrix[..., first, first], matrix[..., first, second] = cos, -sin
+    matrix[..., second, first], matrix[..., second, second] = sin, cos
+    return matrix
+
+
+def split_pairs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The first and the second features [.., K/2] of the pairs of x [.., K]."""
+    a, b = x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
+    return a, b
+
+
+def join_pairs(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
+    """[.., K] from the first and the second features [.., K/2] of its pairs."""
+    return torch.cat([a, b], -1) if layout == "half" else torch.stack([a, b], -1).flatten(-2)
 
 
 class RoPE(LayerEncoding):
@@ -49,19 +94,20 @@ class RoPE(LayerEncoding):
 
     frequencies: Tensor
 
-    def __init__(self, d_head: int, base: float = 10_000.0, layout: Layout = "half"):
+    def __init__(self, d_head: int, base: float = 10_000.0, layout: Layout = "half", form: Form = "pairs"):
         super().__init__()
         require(
             d_head % 2 == 0, f"rope turns pairs of features, and the head width model.d_head={d_head} is odd"
         )
         require(base > 0, f"encoding.base must be positive, not {base}")
         self.layout: Layout = layout
+        self.form: Form = form
         self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
 
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
         return (
-            rotate(q, q_position, self.frequencies, self.layout),
-            rotate(k, k_position, self.frequencies, self.layout),
+            rotate(q, q_position, self.frequencies, self.layout, self.form),
+            rotate(k, k_position, self.frequencies, self.layout, self.form),
         )

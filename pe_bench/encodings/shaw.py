@@ -7,10 +7,12 @@ layers do not.
 Past the training length: clamps at max_distance.
 
 Shaw, Uszkoreit, Vaswani 2018, "Self-Attention with Relative Position Representations", NAACL,
-arXiv:1803.02155, section 3. We have not verified that the paper's best clip is 16.
+arXiv:1803.02155, section 3.
 
-The authors' tables also have max_distance rows for keys after the query, which a decoder never
-reads. They add row vectors for each pair; here scores are gathered, and weights summed, by row.
+Heads share tables in the paper's big model, with a max_distance of 8; its base model has 16, and tables
+for each head (section 4.1). The authors' tables also have max_distance rows for keys after the query,
+which a decoder never reads. They add row vectors for each pair; here scores are gathered, and weights
+summed, by row.
 """
 
 import torch

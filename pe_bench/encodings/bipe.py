@@ -1,0 +1,73 @@
+"""Bilevel positions (BiPE): where a token stands in its segment, and the number of the segment.
+
+A segment ends with a separator. Any encoding reads the number of the segment as its position; a learned
+row, I_m for place m in the segment, is added to the embeddings. I is [max_position, D], drawn from
+N(0, 0.02^2); places beyond it share its last row. Separators are all tokens whose text ends with one
+of `separators`: a token of several characters is never split, and one such as '. ', with a space at
+the end, is no separator unless it is named. Without separators I is a clamped table, and all tokens
+have one position.
+
+Past the training length: defined; segments are as long as in training, and only their number grows,
+which is what the encoding that reads it must bear.
+
+He et al. 2024, "Two Stones Hit One Bird: Bilevel Positional Encoding for Better Length
+Extrapolation", ICML, arXiv:2401.16421.
+
+The authors' code has the separators '.' and line end as two ids of Llama's tokenizer, and 1,024 rows.
+With ALiBi they make the slopes 96 times as steep, for segment numbers grow slowly; here the slopes are
+what the encoding says.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.errors import UserError, require
+
+SEPARATORS = [".", "\n"]
+
+
+class BiPE(PositionalEncoding):
+    family = "ids"
+    paper = "arXiv:2401.16421"
+    claims = frozenset({"shift_invariant", "prefix_consistent"})
+
+    is_separator: Tensor | None
+
+    def __init__(self, d_model: int, max_position: int, separators: list[str] = SEPARATORS):
+        super().__init__()
+        require(max_position > 0, f"max_position must be positive, not {max_position}")
+        require("" not in separators, f"a separator has at least 1 character, not 0 as in {separators}")
+        self.separators = tuple(separators)
+        self.register_buffer("is_separator", None, persistent=False)
+        self.table = nn.Parameter(0.02 * torch.randn(max_position, d_model))
+
+    def read_vocabulary(self, texts: Sequence[str]) -> None:
+        if not texts:
+            return
+        self.is_separator = torch.tensor([text.endswith(self.separators) for text in texts])
+        require(
+            not self.separators or bool(self.is_separator.any()),
+            f"none of {len(texts)} tokens ends with one of separators={list(self.separators)}: "
+            "name others that stand in the vocabulary",
+        )
+
+    def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
+        return self._starts(tokens).cumsum(-1)
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        index = torch.arange(tokens.shape[-1], device=tokens.device)
+        start = (index * self._starts(tokens)).cummax(-1).values
+        place = (index - start).clamp(max=len(self.table) - 1)
+        return x + self.table[place].to(x.dtype)
+
+    def _starts(self, tokens: Tensor) -> Tensor:
+        """Whether a token [B, T] follows a separator, which belongs to the segment that it ends."""
+        if self.is_separator is None:
+            raise UserError(
+                "bipe looks for its separators in the vocabulary and was built without one: call "
+                "read_vocabulary with the text of every token id, or choose another encoding"
+            )
+        return torch.cat([torch.zeros_like(tokens[:, :1]), self.is_separator[tokens[:, :-1]]], -1)

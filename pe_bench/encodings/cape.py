@@ -1,0 +1,57 @@
+"""Continuous augmented positions (CAPE): p' = (p + Delta + delta_p) lambda, in training only.
+
+For each sequence Delta ~ U(-max_global_shift, max_global_shift) and
+ln lambda ~ U(-ln max_scale, ln max_scale); for each token
+delta_p ~ U(-max_local_shift, max_local_shift), which keeps the order up to 0.5. Outside training
+positions are 0, 1, 2, .. An absolute encoding so learns to rely on differences of positions, roughly.
+
+Past the training length: defined, as the encoding that reads the positions.
+
+Likhomanenko et al. 2021, "CAPE: Encoding Relative Positions with Continuous Augmented Positional
+Embeddings", NeurIPS, arXiv:2106.03143.
+
+Defaults are the example values of a public implementation, https://github.com/gcambara/cape, which
+draws delta from half of the range of the same name. It can also subtract the mean of the positions,
+as for images; a decoder does not know the mean beforehand, and we do not. Positions may be negative.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.errors import require
+
+
+class CAPE(PositionalEncoding):
+    family = "ids"
+    paper = "arXiv:2106.03143"
+    claims = frozenset({"shift_invariant", "prefix_consistent"})
+
+    def __init__(self, max_global_shift: float = 5.0, max_local_shift: float = 0.5, max_scale: float = 1.03):
+        super().__init__()
+        require(max_global_shift >= 0, f"max_global_shift must not be negative, as {max_global_shift} is")
+        require(
+            0 <= max_local_shift <= 0.5,
+            f"max_local_shift={max_local_shift} must lie between 0 and 0.5, else tokens change their order",
+        )
+        require(max_scale >= 1, f"max_scale must be at least 1, which changes nothing, not {max_scale}")
+        self.max_global_shift = max_global_shift
+        self.max_local_shift = max_local_shift
+        self.max_scale = max_scale
+
+    def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
+        index = torch.arange(tokens.shape[-1], device=tokens.device)
+        return self._augmented(index, len(tokens), generator) if train else index
+
+    def _augmented(self, index: Tensor, batch: int, generator: torch.Generator | None) -> Tensor:
+        """[B, T] in float32, drawn for each sequence."""
+
+        def draw(largest: float, count: int) -> Tensor:
+            device = torch.device("cpu") if generator is None else generator.device
+            unit = torch.rand(batch, count, dtype=torch.float64, generator=generator, device=device)
+            return ((2 * unit - 1) * largest).to(index.device)
+
+        shift = draw(self.max_global_shift, 1) + draw(self.max_local_shift, len(index))
+        return ((index + shift) * draw(math.log(self.max_scale), 1).exp()).float()

@@ -1,0 +1,55 @@
+"""HoPE: RoPE with those frequencies alone that make a full turn within the training length.
+
+theta_c = base^(-2c/K) where that is at least 2 pi / train_length, and theta_c = 0 elsewhere: the pairs
+of features of the slow frequencies are left alone, and compare content whatever the distance.
+
+Past the training length: defined; no pair of features meets an angle that training has not shown.
+
+Chen et al. 2025, "HoPE: A Novel Positional Encoding Without Long-Term Decay for Enhanced Context
+Awareness and Extrapolation", ACL, arXiv:2410.21216.
+
+No code of the authors was found. That slow components give way to position-independent ones is the
+paper's abstract; the index of the first of them is unverified, and taken from a public reimplementation,
+https://github.com/Vectorrent/praxis, which cuts at the same frequency.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.rope import Layout, rope_frequencies, rotate
+from pe_bench.errors import require
+
+
+class HoPE(LayerEncoding):
+    family = "rotary"
+    paper = "arXiv:2410.21216"
+    claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
+
+    frequencies: Tensor
+
+    def __init__(self, d_head: int, train_length: int, base: float = 10_000.0, layout: Layout = "half"):
+        super().__init__()
+        require(
+            d_head % 2 == 0, f"hope turns pairs of features, and the head width model.d_head={d_head} is odd"
+        )
+        require(base > 1, f"encoding.base must be larger than 1, for frequencies to fall, not {base}")
+        require(
+            train_length >= 2 * math.pi,
+            f"hope's fastest frequency makes a turn in 6.3 tokens, and encoding.train_length={train_length} "
+            "is shorter: no pair of features would be turned",
+        )
+        frequencies = rope_frequencies(d_head, base)
+        kept = frequencies >= 2 * math.pi / train_length
+        self.layout: Layout = layout
+        self.register_buffer("frequencies", torch.where(kept, frequencies, 0.0), persistent=False)
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return (
+            rotate(q, q_position, self.frequencies, self.layout),
+            rotate(k, k_position, self.frequencies, self.layout),
+        )

@@ -1,0 +1,76 @@
+"""Transformer-XL: z_ij = ((q_i + u) . k_j + (q_i + v) . W R_{i-j}) / sqrt(K).
+
+R_r is the sinusoid of the distance over the *model's* width D, all sines and then all cosines,
+theta_c = base^(-2c/D), c = 0..D/2-1. u and v are [H, K] and drawn from N(0, 0.02^2), one pair for all
+layers; W is [H K, D] in every layer and drawn from N(0, 1/D), as the decoder's own projections.
+
+Past the training length: defined, out of distribution: the slow sines have not yet made a full
+turn in training.
+
+Dai et al. 2019, "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
+arXiv:1901.02860, section 3.3. In a decoder XLNet's (Yang et al. 2019, arXiv:1906.08237) is the same.
+
+Only the encoding, without the memory of earlier segments. The authors project R of every distance,
+take the products with all queries and shift row i of the result by i. By the addition theorems
+sin(i - j) and cos(i - j) are products of what i has and what j has, so here D columns of the queries and
+keys hold the term exactly, for any positions. Their `clamp_len`, a largest distance, has no such form, and is
+left out. Their matrices are all drawn from N(0, 0.02^2).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.rope import rope_frequencies
+from pe_bench.errors import require
+
+
+class TransformerXL(PositionalEncoding):
+    family = "relative"
+    paper = "arXiv:1901.02860"
+    claims = frozenset({"shift_invariant", "prefix_consistent"})
+
+    frequencies: Tensor
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, n_layers: int, base: float = 10_000.0):
+        super().__init__()
+        require(
+            d_model % 2 == 0, f"transformer_xl pairs sines and cosines, and model.d_model={d_model} is odd"
+        )
+        require(base > 0, f"encoding.base must be positive, not {base}")
+        self.register_buffer("frequencies", rope_frequencies(d_model, base), persistent=False)
+        self.content_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
+        self.position_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
+        self.projections = nn.Parameter(torch.randn(n_layers, n_heads, d_head, d_model) / math.sqrt(d_model))
+
+    def layer(self, number: int) -> LayerEncoding:
+        return TransformerXLLayer(self, number)
+
+
+class TransformerXLLayer(LayerEncoding):
+    """What one layer reads of the parameters, which the encoding of the model holds."""
+
+    def __init__(self, shared: TransformerXL, number: int):
+        super().__init__()
+        self.shared = shared
+        self.number = number
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        u, v = self.shared.content_bias.unsqueeze(-2), self.shared.position_bias.unsqueeze(-2)
+        # What the query weighs R's sines and cosines with, [B, H, Q, D/2] each.
+        of_sine, of_cosine = ((q + v) @ self.shared.projections[self.number]).chunk(2, -1)
+        q_sine, q_cosine = self._sinusoid(q_position, q)
+        k_sine, k_cosine = self._sinusoid(k_position, k)
+        wide_q = [q + u, of_sine * q_sine + of_cosine * q_cosine, of_cosine * q_sine - of_sine * q_cosine]
+        wide_k = [k, *(column.expand(*k.shape[:-1], -1) for column in (k_cosine, k_sine))]
+        return torch.cat(wide_q, -1).to(q.dtype), torch.cat(wide_k, -1).to(k.dtype)
+
+    def _sinusoid(self, position: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Sines and cosines [.., n, D/2]; angles are float64, for positions reach tens of thousands."""
+        angle = position.double().unsqueeze(-1) * self.shared.frequencies.double()
+        precise = torch.promote_types(x.dtype, torch.float32)
+        return angle.sin().to(precise), angle.cos().to(precise)

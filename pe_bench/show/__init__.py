@@ -1,0 +1,1 @@
+"""What an encoding is, in words and as a picture."""

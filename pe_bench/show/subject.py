@@ -1,0 +1,205 @@
+"""What is shown: an encoding with its resolved configuration, from a command's words."""
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_bench.config import Config, parse_config
+from pe_bench.errors import UserError, require
+from pe_bench.hydra_app import compose
+from pe_bench.hydra_words import GROUPS, check_words
+
+if TYPE_CHECKING:
+    from pe_bench.encodings.compose import Composition
+
+PREFIXES = "+~"
+LONGEST_LABEL = 40  # characters
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An encoding in a model, under the name that was asked for."""
+
+    name: str
+    config: Config
+    given: frozenset[str] = frozenset()  # keys among the command's words, such as encoding.base
+    search: tuple[Path, ...] = ()
+
+    @cached_property
+    def built_from(self) -> dict[str, Any]:
+        """The encoding's configuration, with examples of what a person must say."""
+        return with_examples(self.config.encoding, self.search)
+
+    @cached_property
+    def encoding(self) -> "Composition":
+        """With its initial values, those of a run of this seed, and the vocabulary of bytes."""
+        import torch
+
+        from pe_bench.data.tokenizer import ByteTokenizer
+        from pe_bench.encodings.load import build_encoding
+        from pe_bench.seeds import derive_seed
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.config.seed, "encoding"))
+            vocabulary = ByteTokenizer().vocabulary
+            return build_encoding(self.built_from, self.config.model.n_layers, self.search, vocabulary)
+
+    @cached_property
+    def label(self) -> str:
+        """Its name and the options that were given, to tell it from the others."""
+        from pe_bench.encodings.load import encoding_label
+
+        label = encoding_label(self.config.encoding, self.search)
+        return label if len(label) <= LONGEST_LABEL else self.name
+
+
+def with_examples(config: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
+    """A configuration whose options without a value have that of their class's `example`, where there is one."""
+    from pe_bench.encodings.load import find_class
+
+    def filled(part: dict[str, Any]) -> dict[str, Any]:
+        example = find_class(part["class"], search).example
+        return {**part, **{name: value for name, value in example.items() if part.get(name) is None}}
+
+    modifiers = {name: filled(part) for name, part in (config.get("modifiers") or {}).items()}
+    return {**filled(config), "modifiers": modifiers}
+
+
+def past_training(encoding: "Composition") -> str:
+    """What happens past the training length: that of the part which says most against it."""
+    said = {part.past_training for part in (encoding.base, *encoding.modifiers.children())}
+    return next(word for word in ("undefined", "clamps", "defined") if word in said)
+
+
+def parameter_count(encoding: "Composition") -> int:
+    return sum(parameter.numel() for parameter in encoding.parameters())
+
+
+def subjects(words: Sequence[str], directories: Sequence[str] = ()) -> list[Subject]:
+    """An encoding for each name among `words`, with the Hydra words that are there.
+
+    An option of an encoding goes to those that have it, and several values of it make several encodings.
+    Raises `UserError` for what cannot be.
+    """
+    names, overrides = _sorted_words(words)
+    require(bool(names), "name an encoding to show; `pe-bench list encodings` has them")
+    for folder in directories:
+        require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
+    check_words(overrides)
+    outside = [word for word in overrides if not _is_option(word)]
+    options = [word for word in overrides if _is_option(word)]
+    bare = {name: _composed(name, outside, directories) for name in names}
+    wanted = {name: [word for word in options if _has(bare[name], word)] for name in names}
+    for word in options:
+        if not any(word in found for found in wanted.values()):
+            wanted[names[0]].append(word)  # Hydra says what is wrong with it
+    return [
+        _subject(name, outside, each, directories, bare[name])
+        for name in names
+        for each in product(*map(_each_value, wanted[name]))
+    ]
+
+
+def _each_value(word: str) -> list[str]:
+    """`encoding.base=500,10000` as two words, one for each encoding that is shown."""
+    key, equals, value = word.partition("=")
+    return [word] if re.search(r"[][(){}'\"]", value) else [f"{key}{equals}{one}" for one in value.split(",")]
+
+
+def _sorted_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names, each once, and Hydra's words, in full: `base=500` is an option of the encoding."""
+    names = [word.removeprefix("encoding=") for word in words if "=" not in word or word[:9] == "encoding="]
+    overrides = [_in_full(word) for word in words if "=" in word and word[:9] != "encoding="]
+    return list(dict.fromkeys(names)), overrides
+
+
+def _in_full(word: str) -> str:
+    key = _key(word)
+    known = "." in key or key in GROUPS or key in {field.name for field in fields(Config)}
+    prefix = word[: len(word) - len(word.lstrip(PREFIXES))]
+    return word if known else f"{prefix}encoding.{word.lstrip(PREFIXES)}"
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip(PREFIXES)
+
+
+def _is_option(word: str) -> bool:
+    return _key(word).startswith("encoding.")
+
+
+def _has(encoding: dict[str, Any], word: str) -> bool:
+    """Whether the option that `word` sets is there, or is to be added."""
+    value: Any = {"encoding": encoding}
+    for step in _key(word).split("."):
+        if not isinstance(value, dict) or step not in value:
+            return word[0] in PREFIXES
+        value = value[step]
+    return True
+
+
+def _composed(name: str, words: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
+    """The encoding's part of the configuration."""
+    if ":" in name:
+        return _of_class(name, parse_config(compose(words, directories)), directories)
+    return compose([f"encoding={name}", *words], directories)["encoding"]
+
+
+def _subject(
+    name: str,
+    outside: Sequence[str],
+    options: Sequence[str],
+    directories: Sequence[str],
+    bare: dict[str, Any],
+) -> Subject:
+    if ":" in name:
+        values = compose(outside, directories)
+        values["encoding"] = _with_options(bare, options)
+    else:
+        values = compose([f"encoding={name}", *outside, *options], directories)
+    given = frozenset(map(_key, (*outside, *options)))
+    return Subject(name, parse_config(values), given, tuple(map(Path, directories)))
+
+
+def _of_class(name: str, config: Config, directories: Sequence[str]) -> dict[str, Any]:
+    """Sizes for what a class asks for by the names that YAML files use; other options have their defaults."""
+    from pe_bench.encodings.load import find_class
+
+    search = [Path(directory) for directory in directories]
+    length = config.train.length
+    known = {**asdict(config.model), "train_length": length, "max_position": length, "window": length}
+    options = {}
+    for option, parameter in _parameters(find_class(name, search)):
+        if parameter.default is not parameter.empty:
+            options[option] = parameter.default
+        elif option in known:
+            options[option] = known[option]
+    return {"name": name.rpartition(":")[2], "class": name, **options}
+
+
+def _parameters(encoding: type) -> Iterator[tuple[str, inspect.Parameter]]:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in inspect.signature(encoding).parameters.items():
+        if parameter.kind in named:
+            yield name, parameter
+
+
+def _with_options(encoding: dict[str, Any], options: Sequence[str]) -> dict[str, Any]:
+    """Values of a class that has no YAML file, read as YAML reads them."""
+    import yaml
+
+    from pe_bench.checking import unknown
+
+    values = dict(encoding)
+    for word in options:
+        key, _, text = word.lstrip(PREFIXES).partition("=")
+        option = key.removeprefix("encoding.")
+        if option not in values:
+            raise UserError(unknown(key, "option", [f"encoding.{known}" for known in encoding]))
+        values[option] = yaml.safe_load(text)
+    return values

@@ -1,0 +1,28 @@
+"""The `show` command: encodings in words, and as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe_bench.show.subject import subjects
+from pe_bench.terminal import say, write_out
+
+
+def show_encodings(words: Sequence[str], plot: Path | None, directories: Sequence[str]) -> None:
+    """Print the page of each encoding among `words`, and draw them into `plot`.
+
+    Raises `UserError` for words and files that cannot be, before anything is printed.
+    """
+    found = subjects(words, directories)
+    if plot is not None:
+        from pe_bench.report_command import Outputs, check_outputs
+
+        check_outputs(Outputs(plot=plot))
+    from pe_bench.show.page import page
+
+    pages = [page(subject) for subject in found]
+    write_out("\n\n".join(pages))
+    if plot is not None:
+        from pe_bench.show.picture import draw_subjects
+
+        draw_subjects(found, plot)
+        say(f"wrote {plot}")
