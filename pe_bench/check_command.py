@@ -13,7 +13,6 @@ from pe_bench.checks.specimen import Specimen, specimen
 from pe_bench.checks.suite import PROPERTIES, Property, check
 from pe_bench.completion import complete_word
 from pe_bench.errors import RunError, require
-from pe_bench.hydra_app import compose
 from pe_bench.terminal import write_out
 
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}  # in colour too, and not by colour alone
@@ -35,7 +34,7 @@ def check_encodings(words: Sequence[str], everything: bool, directories: Sequenc
         require("," not in name, f"'{name}' is several: name them with spaces between")
     specimens = [specimen(name, overrides, directories) for name in names or all_names(directories)]
     results = {one.name: _check(one) for one in _with_progress(specimens)}
-    write_out(_render(_one(results[names[0]]) if len(names) == 1 else _matrix(results)))
+    write_out(_render(_one(results[names[0]]) if len(names) == 1 else _each(results)))
     failures = [
         f"{name}: {wanted.name} fails: {wanted.means}; {finding.measured}. Look at {wanted.look}."
         for name, result in results.items()
@@ -49,15 +48,10 @@ def check_encodings(words: Sequence[str], everything: bool, directories: Sequenc
 
 
 def all_names(directories: Sequence[str] = ()) -> list[str]:
-    """Every encoding, without those that are another name of one."""
+    """Every encoding, and those in a person's own folders."""
     names = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
     own = sorted(path.stem for folder in directories for path in Path(folder).glob("encoding/*.yaml"))
-    return [*(name for name in names if name not in own and not is_alias(name)), *own]
-
-
-def is_alias(name: str) -> bool:
-    config = compose([f"encoding={name}"])["encoding"]
-    return config["name"] != name and not config.get("modifiers")
+    return [*(name for name in names if name not in own), *own]
 
 
 def _in_full(word: str) -> str:
@@ -90,13 +84,18 @@ def _one(results: Results) -> Table:
     return table
 
 
-def _matrix(results: dict[str, Results]) -> Table:
+def _each(results: dict[str, Results]) -> Table:
+    """One line for each encoding: narrow enough for a terminal, however many properties there are."""
     table = Table(box=None, pad_edge=False)
-    for column in ("encoding", *(wanted.name for wanted in PROPERTIES)):
-        table.add_column(column, no_wrap=True)
+    for column in ("encoding", "holds", "fails", "not claimed, or not defined"):
+        table.add_column(column, overflow="fold")
     for name, result in results.items():
-        signs = [f"[{STYLES[finding.state]}]{SIGNS[finding.state]}" for finding in result.values()]
-        table.add_row(name, *signs)
+        of = {
+            state: [wanted.name for wanted, finding in result.items() if finding.state == state]
+            for state in SIGNS
+        }
+        failing = f"[{STYLES['fails']}]{' '.join(of['fails'])}" if of["fails"] else "0"
+        table.add_row(name, f"{len(of['holds'])} of {len(result)}", failing, " ".join(of["not claimed"]))
     return table
 
 

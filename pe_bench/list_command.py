@@ -35,7 +35,7 @@ class Listing:
     def table(self) -> Table:
         table = Table(box=None, pad_edge=False)
         for place, column in enumerate(self.columns):
-            numeric = bool(self.rows) and all(isinstance(row[place], int) for row in self.rows)
+            numeric = any(isinstance(row[place], int) for row in self.rows)
             table.add_column(column, overflow="fold", justify="right" if numeric else "left")
         for row in self.rows:
             table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in row))
@@ -107,17 +107,20 @@ def _encodings(_: Path) -> Listing:
     return listing
 
 
-def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
+def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int | str, str, str]:
     """Family, parameters, what happens past the training length, and the paper."""
     import torch
 
     from pe_bench.data.tokenizer import ByteTokenizer
     from pe_bench.encodings.load import build_encoding, part_classes
-    from pe_bench.show.subject import parameter_count, past_training, with_examples
+    from pe_bench.show.subject import parameter_count, past_training
 
     part = part_classes(config)[-1]
-    with torch.random.fork_rng(devices=[]):
-        built = build_encoding(with_examples(config), n_layers, vocabulary=ByteTokenizer().vocabulary)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            built = build_encoding(config, n_layers, vocabulary=ByteTokenizer().vocabulary)
+    except UserError:  # it has options that no default could stand for
+        return part.family, "", str(part.past_training), part.paper
     return part.family, parameter_count(built), past_training(built), part.paper
 
 

@@ -12,14 +12,15 @@ def show_encodings(words: Sequence[str], plot: Path | None, directories: Sequenc
 
     Raises `UserError` for words and files that cannot be, before anything is printed.
     """
-    found = subjects(words, directories)
     if plot is not None:
         from pe_bench.report_command import Outputs, check_outputs
 
         check_outputs(Outputs(plot=plot))
+    found = subjects(words, directories)
     from pe_bench.show.page import page
 
-    pages = [page(subject) for subject in found]
+    # All pages first: what cannot be drawn is told before anything is printed.
+    pages = [page(subject, must_be_built=plot is not None) for subject in found]
     write_out("\n\n".join(pages))
     if plot is not None:
         from pe_bench.show.picture import draw_subjects

@@ -22,6 +22,7 @@ from reference_inputs import (
     fill,
     near,
     output,
+    residual_of_the_best_shift,
     row_of_scores,
     row_of_weights,
     series,
@@ -82,22 +83,10 @@ def test_sinusoidal_has_constant_norm_and_a_toeplitz_gram_matrix(layout: Layout)
     assert near(gram[1:, 1:], gram[:-1, :-1], 1e-12)
 
 
-def residual_of_the_best_shift(table: Tensor) -> float:
-    """How far the best linear map of each row to the one 7 places on is from being right."""
-    shift = torch.linalg.lstsq(table[:-7], table[7:]).solution
-    return float((table[:-7] @ shift - table[7:]).abs().max())
-
-
 @pytest.mark.parametrize("layout", ["interleaved", "concatenated", "neox"])
 def test_sinusoidal_shift_is_one_linear_map_for_all_positions(layout: Layout) -> None:
     # A small base: slow pairs are nearly collinear, and the least squares ill-conditioned.
     assert residual_of_the_best_shift(sinusoids(torch.arange(200), 8, 100.0, layout)) < 1e-9
-
-
-def test_sinusoid_with_exponents_that_differ_within_a_pair_has_no_such_map() -> None:
-    angle = torch.arange(200).double().unsqueeze(-1) * 100.0 ** -(torch.arange(8).double() / 8)
-    wrong = torch.where(torch.arange(8) % 2 == 0, angle.sin(), angle.cos())
-    assert residual_of_the_best_shift(wrong) > 0.1
 
 
 def test_sinusoidal_slowest_pair_has_the_period_of_the_formula() -> None:

@@ -77,6 +77,12 @@ def test_sinusoid_exponents_are_divided_by_the_width() -> None:
     assert (table.float().std(0) > 1e-3).all()
 
 
+def test_sinusoid_positions_are_exact_however_large() -> None:
+    table = sinusoids(torch.tensor([257, 65_535]), 4, 10_000.0, "interleaved")
+    expected = [[f(p * w) for w in (1, 0.01) for f in (math.sin, math.cos)] for p in (257, 65_535)]
+    assert near(table, torch.tensor(expected, dtype=torch.float64), 1e-9)
+
+
 # learned
 
 
@@ -399,6 +405,7 @@ def test_cape_augments_within_its_bounds() -> None:
     assert (shifted.amax(-1) - shifted.amin(-1)).max() < 1e-5, "one shift a sequence"
     assert abs(float(shifted[:, 0].std()) - 5 / math.sqrt(3)) < 0.1
     local = drawn(CAPE(0.0, 0.5, 1.0), 16, batch=4_000).double() - torch.arange(16)
+    assert (local.std(-1) > 0.05).all(), "each token has a shift of its own"
     assert local.abs().max() <= 0.5 and abs(float(local.std()) - 0.5 / math.sqrt(3)) < 0.01
     scale = drawn(CAPE(0.0, 0.0, 2.0), 16, batch=4_000).double()[:, 15] / 15
     assert scale.min() >= 0.5 - 1e-6 and scale.max() <= 2 + 1e-6

@@ -118,14 +118,16 @@ def test_encodings_stand_on_their_own() -> None:
         assert [name for name in own_imports(module) if not inside(name, *allowed)] == [], module
 
 
-def test_one_encoding_imports_another_only_to_hold_it() -> None:
-    """An encoding is one file that is read alone; a formula that several need is in a file of its own."""
-    configured = {path.stem for path in config_dir().glob("encoding/*.yaml")}
-    for path in (PACKAGE / "encodings").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and str(node.module).rpartition(".")[2] in configured:
-                functions = [alias.name for alias in node.names if not alias.name[0].isupper()]
-                assert functions == [], f"{path.name} takes {functions} from {node.module}"
+def test_encodings_that_build_on_each_other_have_an_order() -> None:
+    """YaRN is read after the scaling that it extends, and that after RoPE; none needs what builds on it."""
+    for module in members("pe_bench.encodings"):
+        assert module not in reachable(module), module
+    assert [
+        name
+        for name in MODULES
+        if "pe_bench.encodings.load" in own_imports(name)
+        if inside(name, "pe_bench.encodings")
+    ] == []
 
 
 def test_data_know_nothing_of_what_is_done_with_them() -> None:

@@ -158,14 +158,14 @@ class DecayWithoutBias(Rotary):
     claims = BOTH | {"decaying"}
 
 
-class UndefinedWithoutError(PositionalEncoding):
+class SilentPastItsEnd(PositionalEncoding):
     past_training = "undefined"
 
     def embed(self, x, ids, tokens):
         return x + sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
 
 
-class UndefinedWithoutNumbers(UndefinedWithoutError):
+class UndefinedWithoutNumbers(SilentPastItsEnd):
     def embed(self, x, ids, tokens):
         if ids.max() > 31:
             raise LengthError("too long")
@@ -222,7 +222,7 @@ class LoudInput(PositionalEncoding):
         return x + 5 * sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
 
 
-class IdsOfTheGlobalGenerator(UndefinedWithoutError):
+class IdsOfTheGlobalGenerator(SilentPastItsEnd):
     past_training = "defined"
 
     def ids(self, tokens, *, train, generator):
@@ -230,7 +230,7 @@ class IdsOfTheGlobalGenerator(UndefinedWithoutError):
         return torch.randperm(2 * length)[:length].sort().values if train else torch.arange(length)
 
 
-class IdsOfAnotherShape(UndefinedWithoutError):
+class IdsOfAnotherShape(SilentPastItsEnd):
     past_training = "defined"
 
     def ids(self, tokens, *, train, generator):
@@ -251,7 +251,7 @@ class ShiftNotClaimed(Right):
     claims = frozenset({"prefix_consistent", "decaying"})
 
 
-class ShiftClaimed(UndefinedWithoutError):
+class ShiftClaimed(SilentPastItsEnd):
     past_training = "defined"
     claims = BOTH
 

@@ -1,12 +1,16 @@
 """ALiBi: a penalty that grows linearly with distance, b(r) = -m_h r.
 
 The slopes m_h are 2^(-8 (h+1) / n) for n = 2^k heads; for other numbers of heads, those of the
-largest power of two below, followed by every other slope of twice that power.
+largest power of two below, followed by every other slope of twice that power. All are multiplied by
+`slope_scale`; at 0 there is no encoding.
 
 Past the training length: defined, nothing changes.
 
 Press, Smith, Lewis 2022, "Train Short, Test Long", ICLR, arXiv:2108.12409, section 3 and the
 authors' released code for heads that are not a power of two.
+
+They have no slope_scale. It is for positions that move slowly: He et al. 2024, BiPE,
+arXiv:2401.16421, take 96 for numbers of segments.
 """
 
 import math
@@ -15,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.errors import require
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -32,9 +37,17 @@ class ALiBi(LayerEncoding):
 
     slopes: Tensor
 
-    def __init__(self, n_heads: int):
+    def __init__(self, n_heads: int, slope_scale: float = 1.0):
         super().__init__()
-        self.register_buffer("slopes", torch.tensor(alibi_slopes(n_heads)), persistent=False)
+        require(
+            0 <= slope_scale < math.inf,
+            f"encoding.slope_scale must be 0 or more, not {slope_scale}: far tokens are to be seen less, "
+            "not more",
+        )
+        if slope_scale == 0:
+            self.claims = self.claims - {"decaying"}
+        slopes = slope_scale * torch.tensor(alibi_slopes(n_heads))
+        self.register_buffer("slopes", slopes, persistent=False)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
         return -self.slopes[:, None] * distance

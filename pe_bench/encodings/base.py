@@ -21,7 +21,7 @@ Claim = Literal[
     "shift_invariant",  # scores do not change when every position moves by the same amount
     "prefix_consistent",  # outputs for a prefix do not depend on what follows or on the length
     "norm_preserving",  # transform keeps the norm of every query and key
-    "decaying",  # the bias falls, or stays, as distance grows
+    "decaying",  # the bias falls as distance grows
 ]
 
 

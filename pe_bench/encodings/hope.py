@@ -9,8 +9,8 @@ Chen et al. 2025, "HoPE: A Novel Positional Encoding Without Long-Term Decay for
 Awareness and Extrapolation", ACL, arXiv:2410.21216.
 
 No code of the authors was found. That slow components give way to position-independent ones is the
-paper's abstract; the index of the first of them is unverified, and taken from a public reimplementation,
-https://github.com/Vectorrent/praxis, which cuts at the same frequency.
+paper's abstract; the index of the first of them is unverified, and is taken from a reimplementation,
+https://github.com/0-5788719150923125/praxis.
 """
 
 import math

@@ -8,7 +8,8 @@ Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Ex
 NeurIPS, arXiv:2205.09921.
 
 The authors' code writes the bound 0.01 into the parameters in each forward pass. Here it is in
-the formula, with the gradient that a value at the bound would have.
+the formula, with the gradient that a value at the bound would have; one that was driven far beyond
+it has to come all the way back.
 """
 
 import torch
@@ -17,6 +18,11 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding
 
 SMALLEST = 0.01
+
+
+def bounded(parameter: Tensor, largest: float | None = None) -> Tensor:
+    """At least 0.01; a plain clamp would stop the gradient, and hold a value there for good."""
+    return parameter + (parameter.clamp(SMALLEST, largest) - parameter).detach()
 
 
 class KerpleLog(LayerEncoding):
@@ -30,10 +36,5 @@ class KerpleLog(LayerEncoding):
         self.a = nn.Parameter(torch.rand(n_heads))
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p, a = _bounded(self.p).unsqueeze(-1), _bounded(self.a).unsqueeze(-1)
+        p, a = bounded(self.p).unsqueeze(-1), bounded(self.a).unsqueeze(-1)
         return -p * torch.log1p(a * distance)
-
-
-def _bounded(parameter: Tensor) -> Tensor:
-    """At least 0.01; a plain clamp would stop the gradient, and hold a value there for good."""
-    return parameter + (parameter.clamp(min=SMALLEST) - parameter).detach()

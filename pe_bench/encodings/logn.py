@@ -32,5 +32,6 @@ class LogN(LayerEncoding):
         self.train_length = train_length
 
     def logit_scale(self, queries: Side) -> Tensor:
-        factor = queries.position.double().log1p() / math.log(self.train_length)
+        # Shifted positions may lie before 0.
+        factor = queries.position.double().clamp(min=0).log1p() / math.log(self.train_length)
         return factor.clamp(min=1).float().unsqueeze(-1)

@@ -6,7 +6,7 @@ which damps the fast frequencies most. Positions are counted from the middle of 
 which cancels in the score and keeps the factors small.
 
 Past the training length: defined, out of distribution where RoPE is. At lengths where the factors
-would overflow, 66,800 tokens in float32 with a scale_base of 512, it is an error.
+would overflow, past 66,875 tokens in float32 with a scale_base of 512, it is an error.
 
 Sun et al. 2023, "A Length-Extrapolatable Transformer", ACL, arXiv:2212.10554, section 3.2.
 

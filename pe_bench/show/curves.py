@@ -5,17 +5,16 @@ from the last token, so that the last query's scores for the keys, read backward
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pe_bench.attention import cut, logits, sides
 from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.compose import Composition, Stack
-from pe_bench.errors import UserError
+from pe_bench.encodings.rope_scaling import RopeScaling
 from pe_bench.show.subject import Subject
 
 REACH = 8  # times the training length, for scores
@@ -48,10 +47,15 @@ class Scores:
 
 def kinds(subject: Subject) -> list[Kind]:
     """The layers of each kind, by what they are made of and not by the values of their parameters."""
-    found: dict[Any, list[int]] = {}
     layers = [subject.encoding.layer(number) for number in range(subject.config.model.n_layers)]
-    for number, layer in enumerate(layers):
-        found.setdefault(tuple(_traits(layer)), []).append(number)
+    traits = [_traits(layer) for layer in layers]
+    # A layer that knows its own number is not of another kind for that.
+    shared = set.intersection(*map(set, traits)) if len(layers) > 1 else set()
+    numbers = {key for key in shared if all(found[key] == place for place, found in enumerate(traits))}
+    found: dict[frozenset[Any], list[int]] = {}
+    for number, of_layer in enumerate(traits):
+        kind = frozenset((key, value) for key, value in of_layer.items() if key not in numbers)
+        found.setdefault(kind, []).append(number)
     return [Kind(tuple(numbers), layers[numbers[0]]) for numbers in found.values()]
 
 
@@ -67,21 +71,17 @@ def length_within(subject: Subject, times: int) -> int:
 
 @torch.no_grad()
 def scores_by_distance(subject: Subject, layer: LayerEncoding, length: int) -> Scores:
-    """The mean over contents that the query and the key share, plus what is added to it.
-
-    Raises `UserError` for an encoding that cannot be used at all.
-    """
+    """The mean over contents that the query and the key share, plus what is added to it."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     at_once = max(1, LARGEST // (length * max(model.n_heads * model.d_head, model.d_model)))
-    scores = weights = torch.zeros(())
-    for x_part, head_part in zip(x.split(at_once), heads.split(at_once), strict=True):
-        found = _last_row(subject, layer, x_part, head_part, length)
-        scores, weights = scores + found[0], weights + found[1]
-    scores, weights, visible = scores / len(x), weights / len(x), found[2]
+    parts = zip(x.split(at_once), heads.split(at_once), strict=True)
+    rows = [_last_row(subject, layer, x_part, head_part, length) for x_part, head_part in parts]
+    scores = torch.stack([row[0] for row in rows]).sum(0) / len(x)
+    weights = torch.stack([row[1] for row in rows]).sum(0) / len(x)
     is_weight = layer.overrides("weights")
     shown = weights.log().clamp(min=-1e4) if is_weight else scores
-    return Scores(shown.masked_fill(~visible, math.nan).flip(-1), weights.flip(-1), is_weight)
+    return Scores(shown.masked_fill(~rows[0][2], math.nan).flip(-1), weights.flip(-1), is_weight)
 
 
 @torch.no_grad()
@@ -91,8 +91,8 @@ def input_products(subject: Subject, length: int) -> tuple[Tensor, bool] | None:
     True beside them where nothing is added to a zero, and the products are of embedded contents, of
     one content in every place. None where the inputs are left as they are.
     """
-    encoding = subject.encoding
-    if not any(part.overrides("embed") for part in (encoding.base, *encoding.modifiers.children())):
+    parts = [subject.encoding.base, *subject.encoding.modifiers.values()]
+    if not any(part.overrides("embed") for part in parts):
         return None
     width = subject.config.model.d_model
     added = _embedded(subject, torch.zeros(1, length, width))
@@ -103,19 +103,19 @@ def input_products(subject: Subject, length: int) -> tuple[Tensor, bool] | None:
     return (content @ content[:, -1:].mT)[..., 0].mean(0).flip(0), True
 
 
-def wavelengths(layer: LayerEncoding) -> list[Tensor]:
-    """2 pi / theta of the feature pairs [pairs], for each table `frequencies` that the layer has."""
-    tables = [getattr(module, "frequencies", None) for part in _parts(layer) for module in part.modules()]
-    return [
-        2 * math.pi / row.abs()
-        for table in tables
-        if isinstance(table, Tensor) and table.dim() > 0
-        for row in table.detach()
-        .double()
-        .cpu()
-        .flatten(0, -2 if table.dim() > 1 else 0)
-        .view(-1, table.shape[-1])
-    ]
+def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
+    """2 pi / theta of the feature pairs [pairs] in a window of `length` tokens, for each table there is."""
+    modules = [module for part in _parts(layer) for module in part.modules()]
+    tables = [frequencies for module in modules if (frequencies := _frequencies(module, length)) is not None]
+    rows = [row for table in tables for row in table.detach().double().reshape(-1, table.shape[-1])]
+    return [2 * math.pi / row.abs() for row in rows]
+
+
+def _frequencies(module: nn.Module, length: int) -> Tensor | None:
+    if isinstance(module, RopeScaling):
+        return module.scaled(length).frequencies
+    table = getattr(module, "frequencies", None)
+    return table if isinstance(table, Tensor) else None
 
 
 @torch.no_grad()
@@ -202,11 +202,12 @@ def _parts(layer: LayerEncoding) -> tuple[LayerEncoding, ...]:
     return layer.parts if isinstance(layer, Stack) else (layer,)
 
 
-def _traits(layer: LayerEncoding) -> Iterator[Any]:
-    """Types and plain values of all that a layer is made of."""
-    for part in _parts(layer):
-        for module in part.modules():
-            plain = {
-                name: value for name, value in vars(module).items() if isinstance(value, (int, float, str))
-            }
-            yield type(module), tuple(sorted(plain.items(), key=str))
+def _traits(layer: LayerEncoding) -> dict[Any, Any]:
+    """Types and plain values of all that a layer is made of, by where they stand in it."""
+    modules = [module for part in _parts(layer) for module in part.modules()]
+    traits: dict[Any, Any] = {}
+    for place, module in enumerate(modules):
+        traits[place] = type(module)
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str))}
+        traits |= {(place, key): value for key, value in plain.items()}
+    return traits

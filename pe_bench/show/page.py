@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -10,42 +11,57 @@ import yaml
 
 from pe_bench.config import config_dir
 from pe_bench.encodings.load import NOT_OPTIONS, find_class, source_file
+from pe_bench.errors import UserError
 from pe_bench.show.subject import Subject, parameter_count, past_training
 
 COMMENT = re.compile(r"^(\w+): .*? # (.*)$", re.MULTILINE)
 INTERPOLATION = re.compile(r"\$\{(?:(\w+):([^{},]+),)?([^{}]+)\}")
 SIGNS = {"divide": "/", "quotient": "//", "times": "*"}
 
-Line = tuple[str, str, str, str]  # key, value, where it is from, what it means
 
+def page(subject: Subject, must_be_built: bool = False) -> str:
+    """All that there is to say of an encoding, as text.
 
-def page(subject: Subject) -> str:
-    """All that there is to say of an encoding, as text."""
-    encoding, config = subject.encoding, subject.config
-    where = f"(model={config.model.name}, train.length={config.train.length})"
-    facts = [
-        f"parameters     {parameter_count(encoding):,}  {where}",
-        f"past training  {past_training(encoding)}",
-        f"claims         {', '.join(sorted(encoding.claims)) or 'none'}",
-    ]
+    Raises `UserError` for one that cannot be built where it `must_be_built`.
+    """
     parts = [_part(subject, key, part) for key, part in _parts(subject)]
-    return "\n\n".join([f"{subject.label}\n{'=' * len(subject.label)}", *parts, "\n".join(facts)]) + "\n"
+    title = f"{subject.label}\n{'=' * len(subject.label)}"
+    return "\n\n".join([title, *parts, _facts(subject, must_be_built)]) + "\n"
+
+
+def _facts(subject: Subject, must_be_built: bool) -> str:
+    """What it takes to build it to know."""
+    try:
+        encoding = subject.encoding
+    except UserError as error:  # some have options that no default could stand for
+        if must_be_built:
+            raise
+        return f"cannot be built as it is: {error}"
+    config = subject.config
+    where = f"(model={config.model.name}, train.length={config.train.length})"
+    return _columns(
+        [
+            ("parameters", f"{parameter_count(encoding):,}", where),
+            ("past training", past_training(encoding)),
+            ("claims", ", ".join(sorted(encoding.claims)) or "none"),
+        ]
+    )
 
 
 def _parts(subject: Subject) -> list[tuple[str, dict[str, Any]]]:
     """The encoding and its modifiers by the keys of their options, what the name stands for first."""
-    modifiers = {f"encoding.modifiers.{name}": part for name, part in subject.built_from["modifiers"].items()}
-    parts = {"encoding": subject.built_from, **modifiers}
+    config = subject.config.encoding
+    modifiers = {f"encoding.modifiers.{name}": part for name, part in config.get("modifiers", {}).items()}
+    parts = {"encoding": config, **modifiers}
     return sorted(parts.items(), key=lambda item: item[0] != f"encoding.modifiers.{subject.name}")
 
 
 def _part(subject: Subject, key: str, part: dict[str, Any]) -> str:
     encoding_class = find_class(part["class"], subject.search)
     docstring = sys.modules[encoding_class.__module__].__doc__ or encoding_class.__doc__ or "(no docstring)"
-    lines = [("family", encoding_class.family), ("file", _file(part["class"], subject.search))]
-    facts = "\n".join(f"{title:<13}  {text}" for title, text in lines)
     options = list(_options(subject, key, part))
-    return "\n\n".join([docstring.strip(), *([_columns(options)] if options else []), facts])
+    facts = [("family", encoding_class.family), ("file", _file(part["class"], subject.search))]
+    return "\n\n".join([docstring.strip(), *([_columns(options)] if options else []), _columns(facts)])
 
 
 def _file(specification: str, search: tuple[Path, ...]) -> str:
@@ -53,29 +69,20 @@ def _file(specification: str, search: tuple[Path, ...]) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _options(subject: Subject, key: str, part: dict[str, Any]) -> Iterator[Line]:
+def _options(subject: Subject, key: str, part: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Each option's key, its value, where that is from, and what it means."""
     text = _yaml(subject, key)
     usual, comments = yaml.safe_load(text) or {}, dict(COMMENT.findall(text))
-    said = (
-        subject.config.encoding
-        if key == "encoding"
-        else subject.config.encoding["modifiers"][key.rpartition(".")[2]]
-    )
     for option, value in part.items():
         if option in NOT_OPTIONS:
             continue
-        full = f"{key}.{option}"
-        if full in subject.given:
+        if f"{key}.{option}" in subject.given:
             origin = "given"
-        elif said.get(option) != value:
-            origin = "an example: to be given"
-        elif option in (part.get("derived") or []):
+        elif option in part.get("derived", []):
             origin = f"from {_formula(str(usual.get(option, 'the rest')))}"
-        elif option in usual and usual[option] != value:
-            origin = f"of {subject.name}"
         else:
-            origin = "default"
-        yield full, _shown(value), origin, comments.get(option, "").strip()
+            origin = "default" if usual.get(option, value) == value else f"of {subject.name}"
+        yield f"{key}.{option}", _shown(value), origin, comments.get(option, "").strip()
 
 
 def _yaml(subject: Subject, key: str) -> str:
@@ -106,9 +113,11 @@ def _shown(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()
 
 
-def _columns(lines: list[Line]) -> str:
-    widths = [max(len(line[place]) for line in lines) for place in range(3)]
+def _columns(lines: Sequence[tuple[str, ...]]) -> str:
+    """Cells below each other, but for the last of each line, which may be long."""
+    inner = [line[:-1] for line in lines]
+    widths = [max(map(len, column)) for column in zip_longest(*inner, fillvalue="")]
     return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()
-        for line in lines
+        "  ".join([*map(str.ljust, line, widths), last]).rstrip()
+        for line, last in zip(inner, (line[-1] for line in lines), strict=True)
     )

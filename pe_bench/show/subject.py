@@ -31,11 +31,6 @@ class Subject:
     search: tuple[Path, ...] = ()
 
     @cached_property
-    def built_from(self) -> dict[str, Any]:
-        """The encoding's configuration, with examples of what a person must say."""
-        return with_examples(self.config.encoding, self.search)
-
-    @cached_property
     def encoding(self) -> "Composition":
         """With its initial values, those of a run of this seed, and the vocabulary of bytes."""
         import torch
@@ -47,7 +42,7 @@ class Subject:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.config.seed, "encoding"))
             vocabulary = ByteTokenizer().vocabulary
-            return build_encoding(self.built_from, self.config.model.n_layers, self.search, vocabulary)
+            return build_encoding(self.config.encoding, self.config.model.n_layers, self.search, vocabulary)
 
     @cached_property
     def label(self) -> str:
@@ -58,21 +53,9 @@ class Subject:
         return label if len(label) <= LONGEST_LABEL else self.name
 
 
-def with_examples(config: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
-    """A configuration whose options without a value have that of their class's `example`, where there is one."""
-    from pe_bench.encodings.load import find_class
-
-    def filled(part: dict[str, Any]) -> dict[str, Any]:
-        example = find_class(part["class"], search).example
-        return {**part, **{name: value for name, value in example.items() if part.get(name) is None}}
-
-    modifiers = {name: filled(part) for name, part in (config.get("modifiers") or {}).items()}
-    return {**filled(config), "modifiers": modifiers}
-
-
 def past_training(encoding: "Composition") -> str:
     """What happens past the training length: that of the part which says most against it."""
-    said = {part.past_training for part in (encoding.base, *encoding.modifiers.children())}
+    said = {part.past_training for part in (encoding.base, *encoding.modifiers.values())}
     return next(word for word in ("undefined", "clamps", "defined") if word in said)
 
 
@@ -94,14 +77,15 @@ def subjects(words: Sequence[str], directories: Sequence[str] = ()) -> list[Subj
     outside = [word for word in overrides if not _is_option(word)]
     options = [word for word in overrides if _is_option(word)]
     bare = {name: _composed(name, outside, directories) for name in names}
-    wanted = {name: [word for word in options if _has(bare[name], word)] for name in names}
+    wanted = {name: {word: in_full(name, bare[name], word) for word in options} for name in names}
     for word in options:
-        if not any(word in found for found in wanted.values()):
-            wanted[names[0]].append(word)  # Hydra says what is wrong with it
+        if not any(found[word] for found in wanted.values()):
+            # Hydra says what is wrong with it.
+            wanted[names[0]][word] = word if "." in _key(word) else _placed("encoding", word)
     return [
         _subject(name, outside, each, directories, bare[name])
         for name in names
-        for each in product(*map(_each_value, wanted[name]))
+        for each in product(*(_each_value(word) for word in wanted[name].values() if word))
     ]
 
 
@@ -112,17 +96,10 @@ def _each_value(word: str) -> list[str]:
 
 
 def _sorted_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names, each once, and Hydra's words, in full: `base=500` is an option of the encoding."""
+    """Names, each once, and Hydra's words."""
     names = [word.removeprefix("encoding=") for word in words if "=" not in word or word[:9] == "encoding="]
-    overrides = [_in_full(word) for word in words if "=" in word and word[:9] != "encoding="]
+    overrides = [word for word in words if "=" in word and word[:9] != "encoding="]
     return list(dict.fromkeys(names)), overrides
-
-
-def _in_full(word: str) -> str:
-    key = _key(word)
-    known = "." in key or key in GROUPS or key in {field.name for field in fields(Config)}
-    prefix = word[: len(word) - len(word.lstrip(PREFIXES))]
-    return word if known else f"{prefix}encoding.{word.lstrip(PREFIXES)}"
 
 
 def _key(word: str) -> str:
@@ -130,15 +107,35 @@ def _key(word: str) -> str:
 
 
 def _is_option(word: str) -> bool:
-    return _key(word).startswith("encoding.")
+    """Of an encoding, such as `encoding.base=500` or for short `base=500`."""
+    key = _key(word)
+    outside = "." in key or key in GROUPS or key in {field.name for field in fields(Config)}
+    return key.startswith("encoding.") or not outside
 
 
-def _has(encoding: dict[str, Any], word: str) -> bool:
-    """Whether the option that `word` sets is there, or is to be added."""
+def in_full(name: str, encoding: dict[str, Any], word: str) -> str:
+    """The word with the whole key of the option, of the encoding or of a modifier; empty if it has none."""
+    key = _key(word)
+    if "." in key:
+        return word if word[0] in PREFIXES or _has(encoding, key) else ""
+    modifiers = [f"encoding.modifiers.{modifier}" for modifier in encoding.get("modifiers") or {}]
+    # What the name stands for comes first: `window=20` is the window's.
+    places = sorted(["encoding", *modifiers], key=lambda place: place != f"encoding.modifiers.{name}")
+    found = [place for place in places if _has(encoding, f"{place}.{key}")]
+    return _placed(found[0], word) if found else ""
+
+
+def _placed(place: str, word: str) -> str:
+    """`+base=500` in `encoding` as `+encoding.base=500`."""
+    bare = word.lstrip(PREFIXES)
+    return f"{word[: len(word) - len(bare)]}{place}.{bare}"
+
+
+def _has(encoding: dict[str, Any], key: str) -> bool:
     value: Any = {"encoding": encoding}
-    for step in _key(word).split("."):
+    for step in key.split("."):
         if not isinstance(value, dict) or step not in value:
-            return word[0] in PREFIXES
+            return False
         value = value[step]
     return True
 

@@ -1,0 +1,56 @@
+"""DAPE: z = S + B + f([S; B]), where B is the bias of an inner encoding and S_ij = q_i . k_j / sqrt(K).
+
+f reads, for each query and key, the S and the B of all heads, and gives one number for each head: a
+network with one hidden layer of LeakyReLUs. So the bias depends on the content. Every layer has its own
+f and its own inner encoding.
+
+Past the training length: defined, as every inner encoding; f reads biases that it was not trained on.
+
+Zheng et al. 2024, "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation", NeurIPS,
+arXiv:2405.14722; the form of the authors' code, https://github.com/chuanyang-Zheng/DAPE.
+
+The weights of f have PyTorch's initial values, as there. With FIRE inside they take LeakyReLUs for its
+hidden layer too; here it is FIRE as it stands. S is what modifiers, such as logn, have made of it.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.alibi import ALiBi
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.fire import FIRE
+from pe_bench.encodings.kerple_log import KerpleLog
+from pe_bench.errors import require
+
+Inner = Literal["alibi", "kerple_log", "fire"]
+INNER: dict[Inner, type[ALiBi] | type[KerpleLog] | type[FIRE]] = {
+    "alibi": ALiBi,
+    "kerple_log": KerpleLog,
+    "fire": FIRE,
+}
+
+
+class DAPE(LayerEncoding):
+    family = "content"
+    paper = "arXiv:2405.14722"
+    per_layer = True
+
+    def __init__(self, n_heads: int, inner: Inner = "kerple_log", d_hidden: int = 32):
+        super().__init__()
+        require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")
+        self.inner = INNER[inner](n_heads)
+        self.claims = self.inner.claims - {"decaying"}  # f may turn it round
+        self.hidden = nn.Linear(2 * n_heads, d_hidden)
+        self.output = nn.Linear(d_hidden, n_heads)
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        bias = self.inner.bias(queries, keys)
+        assert bias is not None
+        # Biases of thousands do not fit half precision, not even where a model is autocast.
+        with torch.autocast(scores.device.type, enabled=False):
+            both = torch.cat([scores, bias.expand_as(scores)], 1).to(self.hidden.weight.dtype)
+            change = self.output(functional.leaky_relu(self.hidden(both.movedim(1, -1))))
+        return scores + bias + change.movedim(-1, 1)

@@ -1,0 +1,55 @@
+"""Rotary scores at a distance that is the true one nearby and another far away.
+
+What ReRoPE and its kin share: queries and keys are turned twice, by their positions and by other ones, and
+every pair of tokens has the score of one of the two. Which keys are visible is a matter of indices, how far
+they are of positions; the two differ where ids jump.
+"""
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.rope import Layout, rope_frequencies, rotate
+from pe_bench.errors import require
+
+
+class EffectiveDistance(LayerEncoding):
+    """Abstract: the true distance within a window, and that of `far_positions` beyond it."""
+
+    family = "rotary"
+
+    frequencies: Tensor
+
+    def __init__(self, d_head: int, window: int, base: float, layout: Layout):
+        super().__init__()
+        require(
+            d_head % 2 == 0,
+            f"rotation takes pairs of features, and the head width model.d_head={d_head} is odd",
+        )
+        require(base > 0, f"encoding.base must be positive, not {base}")
+        require(window > 0, f"encoding.window must hold at least 1 token, not {window}")
+        self.window = window
+        self.layout: Layout = layout
+        self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
+
+    def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of the queries and of the keys whose difference is the distance far away."""
+        raise NotImplementedError
+
+    def is_near(self, queries: Side, keys: Side) -> Tensor:
+        """Which pairs [.., Q, N] have their true distance."""
+        return queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2) < self.window
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Twice as wide: turned by the positions, and beside that by the far ones."""
+        far_q, far_k = self.far_positions(q_position, k_position)
+        return self._turned_twice(q, q_position, far_q), self._turned_twice(k, k_position, far_k)
+
+    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        (near_q, far_q), (near_k, far_k) = queries.x.chunk(2, -1), keys.x.chunk(2, -1)
+        return scale * torch.where(self.is_near(queries, keys), near_q @ near_k.mT, far_q @ far_k.mT)
+
+    def _turned_twice(self, x: Tensor, position: Tensor, far: Tensor) -> Tensor:
+        return torch.cat([rotate(x, where, self.frequencies, self.layout) for where in (position, far)], -1)

@@ -1,0 +1,57 @@
+"""FIRE: b(i, j) = f(psi(i - j) / (psi(max(threshold |m|, i)) + 1e-6)), psi(x) = ln(|c| x + 1).
+
+f is a network with one hidden layer of ReLUs, from one number to one for each head. c is initially 0.1
+and m is 1; every layer learns its own f, c and m. A query within threshold |m| reads distances; one
+beyond it reads them as fractions of its own position i, the first being 0.
+
+Past the training length: defined; fractions stay between 0 and 1, however long the text.
+
+Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long Context Transformers",
+ICLR, arXiv:2310.04418, and the listing in its appendix.
+
+The weights of f have PyTorch's initial values, as there.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.errors import require
+
+# Keeps a fraction of nothing from being 0 / 0.
+SMALL = 1e-6
+
+
+class FIRE(LayerEncoding):
+    family = "bias"
+    paper = "arXiv:2310.04418"
+    claims = frozenset({"prefix_consistent"})
+    per_layer = True
+
+    def __init__(self, n_heads: int, threshold: int = 512, d_hidden: int = 32):
+        super().__init__()
+        require(threshold > 0, f"encoding.threshold must be positive, not {threshold}")
+        require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")
+        self.threshold = threshold
+        self.hidden = nn.Linear(1, d_hidden)
+        self.output = nn.Linear(d_hidden, n_heads)
+        self.c = nn.Parameter(torch.tensor(0.1))
+        self.m = nn.Parameter(torch.tensor(1.0))
+
+    def bias(self, queries: Side, keys: Side) -> Tensor:
+        # The fractions of neighbours are one number in half precision, even where a model is autocast.
+        with torch.autocast(queries.position.device.type, enabled=False):
+            fraction = self.fractions(queries.position, keys.position).unsqueeze(-1)
+            bias = self.output(self.hidden(fraction).relu()).movedim(-1, -3)
+        return bias if bias.dim() == 3 else bias.squeeze(1)  # [H, Q, N] or [B, H, Q, N]
+
+    def fractions(self, of_query: Tensor, of_key: Tensor) -> Tensor:
+        """Normalised distances [Q, N] or [B, 1, Q, N]; 0 for keys after the query."""
+        i, j = (position.to(self.c.dtype) for position in (of_query, of_key))
+        # Clamped before the logarithm: not even a masked entry may have a gradient that is not a number.
+        distance = (i.unsqueeze(-1) - j.unsqueeze(-2)).clamp(min=0)
+        normaliser = torch.maximum(i, self.threshold * self.m.abs()).unsqueeze(-1)
+        return self._psi(distance) / (self._psi(normaliser) + SMALL)
+
+    def _psi(self, x: Tensor) -> Tensor:
+        return torch.log1p(self.c.abs() * x)

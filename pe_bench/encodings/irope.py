@@ -1,0 +1,82 @@
+"""iRoPE: rotary layers that see chunks of the text, and between them others, without positions, that see all.
+
+Layer l, from 0, is global where l + 1 is a multiple of `every`; in a model of fewer layers the last one is. A
+global layer multiplies the logits of a query at position p by 1 + temperature ln(1 + floor((p + 1) /
+temperature_step)). In the others a query sees the keys of its own chunk, with the same floor(index / chunk).
+
+Past the training length: defined; distances stay below `chunk` in rotary layers, and the temperature of the
+global ones rises in steps.
+
+Meta 2025, "The Llama 4 herd", https://ai.meta.com/blog/llama-4-multimodal-intelligence/; every 4th layer,
+chunks of 8,192, temperature 0.1 in steps of 8,192 as in transformers' `llama4`.
+
+Llama 4 norms queries and keys in its rotary layers, has a base of 500,000 and the interleaved layout. Ours is
+the decoder of every other encoding. Chunks of half the training length are ours too, so that training sees
+their edges; steps are of the training length, so that training sees no temperature but at its last token.
+"""
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.compose import stack
+from pe_bench.encodings.rope import Layout, RoPE
+from pe_bench.errors import require
+
+
+class Chunks(LayerEncoding):
+    """A query sees the keys of its own chunk."""
+
+    def __init__(self, chunk: int):
+        super().__init__()
+        require(chunk > 0, f"encoding.chunk must hold at least 1 token, not {chunk}")
+        self.chunk = chunk
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        of_query, of_key = (
+            side.index.div(self.chunk, rounding_mode="floor").long() for side in (queries, keys)
+        )
+        return (of_query.unsqueeze(-1) == of_key) & (keys.index <= queries.index.unsqueeze(-1))
+
+
+class StepwiseTemperature(LayerEncoding):
+    """Logits grow with the logarithm of the number of steps that lie behind a position."""
+
+    def __init__(self, temperature: float, step: int):
+        super().__init__()
+        require(temperature >= 0, f"encoding.temperature must not be negative, as {temperature} is")
+        require(step > 0, f"encoding.temperature_step must be at least 1 token, not {step}")
+        self.temperature = temperature
+        self.step = step
+
+    def logit_scale(self, queries: Side) -> Tensor:
+        # Shifted positions may lie before 0.
+        steps = ((queries.position.double() + 1) / self.step).floor().clamp(min=0)
+        factor = 1 + self.temperature * steps.log1p()
+        return factor.to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)
+
+
+class IRoPE(PositionalEncoding):
+    family = "schedule"
+    paper = "https://ai.meta.com/blog/llama-4-multimodal-intelligence/"
+
+    def __init__(
+        self,
+        d_head: int,
+        n_layers: int,
+        chunk: int,
+        temperature_step: int,
+        every: int = 4,
+        temperature: float = 0.1,
+        base: float = 10_000.0,
+        layout: Layout = "half",
+    ):
+        super().__init__()
+        require(every > 0, f"encoding.every must be at least 1 layer, not {every}")
+        self.every = min(every, n_layers)
+        self.rope = RoPE(d_head=d_head, base=base, layout=layout)
+        self.chunks = Chunks(chunk)
+        self.temperature = StepwiseTemperature(temperature, temperature_step)
+
+    def layer(self, number: int) -> LayerEncoding:
+        return stack([self.rope, self.chunks]) if (number + 1) % self.every else self.temperature

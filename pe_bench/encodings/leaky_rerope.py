@@ -1,0 +1,52 @@
+"""Leaky ReRoPE: rotary scores whose distance r = i - j is W + (r - W) / factor beyond a window W.
+
+With `log_n`, which is part of the method, the logits are multiplied by max(1, ln n / ln(train_length)), n the
+number of keys that the query sees.
+
+Past the training length: defined; no distance is new up to W + factor (train_length - W) tokens.
+
+Su 2023, "Rectified Rotary Position Embeddings", https://kexue.fm/archives/9708; as in the code,
+https://github.com/bojone/rerope.
+
+The code has W = 512 and factor = 16 for models trained at 4,096 tokens. Ours, half the training length and
+32, reach 16.5 training lengths. The number of keys is counted, as in `rerope`.
+"""
+
+from torch import Tensor
+
+from pe_bench.encodings.base import Side
+from pe_bench.encodings.effective_distance import EffectiveDistance
+from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.rope import Layout
+from pe_bench.errors import require
+
+
+class LeakyReRoPE(EffectiveDistance):
+    paper = "https://kexue.fm/archives/9708"
+
+    def __init__(
+        self,
+        d_head: int,
+        train_length: int,
+        window: int,
+        factor: float = 32.0,
+        log_n: bool = True,
+        base: float = 10_000.0,
+        layout: Layout = "half",
+    ):
+        super().__init__(d_head, window, base, layout)
+        require(
+            factor >= 1, f"encoding.factor must be at least 1, where distances grow as ever, not {factor}"
+        )
+        self.factor = factor
+        self.log_n = LogN(train_length) if log_n else None
+
+    def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
+        # Float64, for these are angles.
+        beyond = q_position.double() - self.window
+        return self.window + beyond / self.factor, k_position.double() / self.factor
+
+    def logit_scale(self, queries: Side) -> Tensor | None:
+        if self.log_n is None:
+            return None
+        return self.log_n.logit_scale(queries._replace(position=queries.index))

@@ -1,0 +1,90 @@
+"""LongRoPE: RoPE with a factor for each pair, theta'_c = theta_c / lambda_c, found by search for each model.
+
+Windows longer than the training length L take lambda from `long_factors`, others from `short_factors`,
+which are ones where they are not given. Queries and keys are both multiplied by
+a = sqrt(1 + ln s / ln L), and so the logits by a^2.
+
+Past the training length: defined; the frequencies jump where the window becomes longer than that.
+
+Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", arXiv:2402.13753.
+
+There is no default for lambda: the search needs the model, and pe-bench does not make it. The switch at
+the training length is that of Hugging Face's transformers and of the authors' code,
+https://github.com/microsoft/LongRoPE, which has ones up to it. The paper's n-hat, first tokens of a text
+that are left as they were, is ignored, as it is in transformers. Both have one s, the target length over L,
+for windows of all lengths, as here where `factor` is given.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.rope import Layout, rope_frequencies
+from pe_bench.encodings.rope_scaling import RopeScaling, Scaled
+from pe_bench.errors import require
+
+
+def longrope_frequencies(width: int, base: float, factors: Tensor) -> Tensor:
+    """theta' [width / 2] in float64, from a factor for each pair."""
+    return rope_frequencies(width, base) / factors.double()
+
+
+def longrope_attention_factor(factor: float, train_length: int) -> float:
+    return math.sqrt(1 + math.log(factor) / math.log(train_length))
+
+
+class LongRoPE(RopeScaling):
+    paper = "arXiv:2402.13753"
+    example: ClassVar[Mapping[str, Any]] = {"long_factors": [1.0, 1.5, 2.0, 4.0]}
+
+    long_factors: Tensor
+    short_factors: Tensor
+
+    def __init__(
+        self,
+        d_head: int,
+        train_length: int,
+        factor: float | None = None,
+        base: float = 10_000.0,
+        layout: Layout = "half",
+        long_factors: list[float] | None = None,
+        short_factors: list[float] | None = None,
+    ):
+        super().__init__(d_head, train_length, factor, base, layout)
+        pairs = d_head // 2
+        require(
+            long_factors is not None,
+            "longrope has no default factors, for they are searched for each model: give "
+            f"encoding.long_factors=[...] with d_head/2 = {pairs} numbers of at least 1, and "
+            f"encoding.short_factors=[...] if windows of up to {train_length} tokens have others than ones",
+        )
+        assert long_factors is not None
+        short_factors = [1.0] * pairs if short_factors is None else short_factors
+        for name, factors in (("long_factors", long_factors), ("short_factors", short_factors)):
+            require_factors(f"encoding.{name}", factors, pairs)
+            self.register_buffer(name, torch.tensor(factors, dtype=torch.float64), persistent=False)
+        if factor != 1:
+            self.claims = self.claims - {"norm_preserving"}
+        if long_factors != short_factors:
+            self.claims = self.claims - {"prefix_consistent"}
+
+    def scaled(self, window: int) -> Scaled:
+        factors = self.long_factors if window > self.train_length else self.short_factors
+        return Scaled(
+            longrope_frequencies(self.width, self.base, factors),
+            longrope_attention_factor(self.factor_at(window), self.train_length),
+        )
+
+
+def require_factors(name: str, factors: list[float], pairs: int) -> None:
+    require(
+        len(factors) == pairs,
+        f"{name} must have {pairs} numbers, one for each pair of features of a head, not {len(factors)}",
+    )
+    wrong = [number for number in factors if not (math.isfinite(number) and number >= 1)]
+    require(
+        not wrong, f"{name} must be finite and at least 1, and {wrong[:3]} {'are' if wrong[1:] else 'is'} not"
+    )

@@ -1,0 +1,43 @@
+"""Sandwich: b(r) = (sum_{c=1}^{width/2} cos(r / 10000^(2c / width)) - width/2) / (8 (h+1) / H).
+
+The product of the sinusoids of two positions, which depends on their distance alone, is what is kept
+of sinusoidal positions; heads weigh it as unlike as ALiBi's do. Nothing is learned. It falls with
+distance in the large, roughly as a logarithm, but not from each distance to the next.
+
+Past the training length: defined, nothing changes.
+
+Chi et al. 2023, "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
+Analysis", ACL, arXiv:2212.10356.
+
+The sum is the paper's formula. PyTorch's attention-gym takes c = 0 .. width/2 - 1, and leaves out the
+constant, which the softmax does not see.
+"""
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.errors import require
+
+BASE = 10_000.0
+
+
+class Sandwich(LayerEncoding):
+    family = "bias"
+    paper = "arXiv:2212.10356"
+
+    ratios: Tensor
+
+    def __init__(self, n_heads: int, width: int = 128):
+        super().__init__()
+        require(width > 0 and width % 2 == 0, f"encoding.width must be even and positive, not {width}")
+        self.width = width
+        self.register_buffer("ratios", 8 * torch.arange(1, n_heads + 1) / n_heads, persistent=False)
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        # A block of scores has few distances, each of them many times.
+        distances, places = distance.unique(return_inverse=True)
+        waves = torch.arange(1, self.width // 2 + 1, dtype=torch.float64, device=distance.device)
+        angle = distances.double().unsqueeze(-1) * BASE ** (-2 * waves / self.width)
+        below = (angle.cos() - 1).sum(-1).to(self.ratios.dtype)
+        return below[places] / self.ratios.unsqueeze(-1)

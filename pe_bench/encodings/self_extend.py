@@ -1,0 +1,47 @@
+"""Self-Extend: rotary scores with true distances within a window W, and those of groups of tokens beyond it.
+
+r = i - j where r < W, else floor(i / G) - floor(j / G) + W - W / G, with groups of G tokens. These start at
+position 0, so that moving all positions changes scores.
+
+Past the training length: defined; no distance is new up to about W + G (train_length - W) tokens.
+
+Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning", ICML, arXiv:2401.01325;
+as in the authors' code, https://github.com/datamllab/LongLM.
+
+Where G does not divide W the code has fractional distances; we refuse it. It finds the window by indices, we
+do by positions, and the two differ where ids jump. G = 8 is its default, with W = 1,024; half the training
+length is ours. Its log-n scaling, off by default, is the modifier `logn` here.
+"""
+
+from torch import Tensor
+
+from pe_bench.encodings.effective_distance import EffectiveDistance
+from pe_bench.encodings.rope import Layout
+from pe_bench.errors import require
+
+
+class SelfExtend(EffectiveDistance):
+    paper = "arXiv:2401.01325"
+    claims = frozenset({"prefix_consistent"})
+
+    def __init__(
+        self,
+        d_head: int,
+        window: int,
+        group_size: int = 8,
+        base: float = 10_000.0,
+        layout: Layout = "half",
+    ):
+        super().__init__(d_head, window, base, layout)
+        require(group_size > 0, f"encoding.group_size must be positive, not {group_size}")
+        lower, upper = window // group_size * group_size, -(-window // group_size) * group_size
+        require(
+            window % group_size == 0,
+            f"encoding.group_size={group_size} must divide encoding.window={window}: "
+            f"try encoding.window={lower or upper} or another encoding.group_size",
+        )
+        self.group_size = group_size
+
+    def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
+        groups_q, groups_k = (p.div(self.group_size, rounding_mode="floor") for p in (q_position, k_position))
+        return groups_q + self.window - self.window // self.group_size, groups_k

@@ -1,0 +1,39 @@
+"""Scalable softmax: the logits of a query that sees n keys are multiplied by s_h ln n, with a learned s_h.
+
+Each head of each layer has its own. n is the query's index plus one, or `window` where fewer keys are
+visible: it counts keys, whatever their positions. A query that sees one key has a factor of 0, and gives
+that key all its weight. The factor multiplies: s_h ln n added to the logits would change nothing.
+
+Past the training length: defined; attention over more keys is as sharp as it was.
+
+Nakanishi 2025, "Scalable-Softmax Is Superior for Attention", arXiv:2501.19399.
+
+s is 0.168 at first, one over the mean of ln n up to 1,024 keys; that the paper starts there is unverified.
+The bias that the paper tries as well, s_h ln n + b_h, is left out.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.errors import require
+
+INITIAL = 0.168
+
+
+class SSMax(LayerEncoding):
+    family = "scale"
+    paper = "arXiv:2501.19399"
+    per_layer = True
+
+    def __init__(self, n_heads: int, window: int | None = None):
+        super().__init__()
+        require(window is None or window > 0, f"window must hold at least 1 key, not {window}")
+        self.window = window
+        self.strength = nn.Parameter(torch.full((n_heads,), INITIAL))
+
+    def logit_scale(self, queries: Side) -> Tensor:
+        keys = queries.index + 1
+        keys = keys if self.window is None else keys.clamp(max=self.window)
+        precise = torch.promote_types(self.strength.dtype, torch.float32)
+        return self.strength.to(precise)[:, None, None] * keys.double().log().to(precise).unsqueeze(-1)
