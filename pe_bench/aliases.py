@@ -15,7 +15,7 @@ def aliases() -> dict[str, str]:
     found = {}
     for path in sorted((config_dir() / "encoding").glob("*.yaml")):
         also = ALSO.search(path.read_text(encoding="utf-8"))
-        found |= {alias: path.stem for alias in (also[1].split(", ") if also else [])}
+        found |= dict.fromkeys(also[1].split(", ") if also else [], path.stem)
     return found
 
 

@@ -107,20 +107,17 @@ def _encodings(_: Path) -> Listing:
     return listing
 
 
-def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int | str, str, str]:
+def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
     """Family, parameters, what happens past the training length, and the paper."""
     import torch
 
     from pe_bench.data.tokenizer import ByteTokenizer
-    from pe_bench.encodings.load import build_encoding, part_classes
+    from pe_bench.encodings.load import build_encoding, part_classes, with_examples
     from pe_bench.show.subject import parameter_count, past_training
 
     part = part_classes(config)[-1]
-    try:
-        with torch.random.fork_rng(devices=[]):
-            built = build_encoding(config, n_layers, vocabulary=ByteTokenizer().vocabulary)
-    except UserError:  # it has options that no default could stand for
-        return part.family, "", str(part.past_training), part.paper
+    with torch.random.fork_rng(devices=[]):
+        built = build_encoding(with_examples(config), n_layers, vocabulary=ByteTokenizer().vocabulary)
     return part.family, parameter_count(built), past_training(built), part.paper
 
 

@@ -55,7 +55,7 @@ def test_yaml_names_every_option_and_its_default(name: str) -> None:
             key: value for key, value in part.items() if key not in ("name", "class", "derived", "modifiers")
         }
         assert set(options) == set(wanted) - {"self"}
-        for option in set(options) - set(encoding.example):
+        for option in set(options) - set(encoding.example(part)):
             assert wanted[option].default in (inspect.Parameter.empty, options[option])
 
 
@@ -66,7 +66,7 @@ def test_label_is_the_files_name_or_the_bases_and_the_modifiers(name: str) -> No
     assert list(modifiers) == [name] if modifiers else one.config["name"] == name
     label = "+".join([one.config["name"], *modifiers])
     assert encoding_label(one.config).split(" ")[0] == label
-    if not any(find_class(part["class"]).example for part in (one.config, *modifiers.values())):
+    if not any(find_class(part["class"]).example(part) for part in (one.config, *modifiers.values())):
         assert encoding_label(one.config) == label
 
 

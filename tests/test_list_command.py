@@ -45,8 +45,8 @@ def test_an_encoding_of_parts_says_which_and_that_it_is_a_modifier_too(catalogue
     assert catalogue["alibi"]["is"] == ""
 
 
-def test_an_encoding_that_cannot_be_built_as_it_is_has_a_row_without_a_count(catalogue):
-    assert catalogue["longrope"]["parameters"] == ""
+def test_an_encoding_with_an_option_that_has_no_default_is_counted_all_the_same(catalogue):
+    assert catalogue["longrope"]["parameters"] == "0"
     assert catalogue["longrope"]["past_training"] == "defined"
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from pe_bench.config import Config, ModelConfig, config_dir, parse_config
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import build_encoding
+from pe_bench.encodings.load import build_encoding, with_examples
 from pe_bench.hydra_app import compose
 from pe_bench.model import Decoder, build_decoder
 
@@ -35,7 +35,7 @@ def encoding_of(name: str, model: ModelConfig = SMALL) -> Composition:
     sizes = [f"model.{key}={getattr(model, key)}" for key in keys]
     torch.manual_seed(0)
     config = composed(f"encoding={name}", *sizes).encoding
-    return build_encoding(config, model.n_layers, vocabulary=VOCABULARY)
+    return build_encoding(with_examples(config), model.n_layers, vocabulary=VOCABULARY)
 
 
 def decoder(model: ModelConfig = SMALL, encoding: str = "rope", vocab_size: int = 11) -> Decoder:
@@ -258,7 +258,8 @@ def test_the_residual_stream_stays_at_the_scale_of_the_input_at_every_depth() ->
 @cache
 def started(name: str, seed: int = 0) -> Decoder:
     overrides = ("train.length=64", "model.n_layers=2", f"seed={seed}")
-    return build_decoder(composed(f"encoding={name}", *overrides), VOCABULARY)
+    config = composed(f"encoding={name}", *overrides)
+    return build_decoder(replace(config, encoding=with_examples(config.encoding)), VOCABULARY)
 
 
 def own_weights(model: Decoder) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pe_bench.config import ModelConfig
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition, Stack
-from pe_bench.encodings.load import build_encoding, find_class
+from pe_bench.encodings.load import build_encoding, find_class, with_examples
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.hydra_app import compose
 from pe_bench.model import Decoder
@@ -100,10 +100,7 @@ def specimen(name: str, overrides: Sequence[str] = (), directories: Sequence[str
         require(Path(directory).is_dir(), f"--config-dir {directory} is no folder")
     search = [Path(directory) for directory in directories]
     config = (_of_class if ":" in name else _of_yaml)(name, overrides, directories)
-    for part in (config, *config.get("modifiers", {}).values()):
-        example = find_class(part["class"], search).example
-        part.update({option: value for option, value in example.items() if part.get(option) is None})
-    found = Specimen(name, config, search)
+    found = Specimen(name, with_examples(config, search), search)
     try:
         found.fresh()
     except UserError:

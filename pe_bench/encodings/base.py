@@ -47,8 +47,12 @@ class LayerEncoding(nn.Module):
     past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
     may_follow: ClassVar[frozenset[str]] = frozenset()
-    example: ClassVar[Mapping[str, Any]] = {}  # for `check`: options without which it is refused
     per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
+
+    @classmethod
+    def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Values of options that have no default, for `check` and `list`, from those that are given."""
+        return {}
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         """Values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
@@ -126,7 +130,11 @@ class PositionalEncoding(nn.Module):
     past_training: PastTraining = "defined"
     claims: frozenset[Claim] = frozenset({"prefix_consistent"})
     may_follow: ClassVar[frozenset[str]] = frozenset()
-    example: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Values of options that have no default, for `check` and `list`, from those that are given."""
+        return {}
 
     def read_vocabulary(self, texts: Sequence[str]) -> None:
         """Told once, before weights are drawn or loaded, the text of every token id.

@@ -45,6 +45,16 @@ def build_encoding(
     return Composition(base, modifiers, n_layers)
 
 
+def with_examples(config: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
+    """The configuration with a value for each option that its class refuses to do without."""
+
+    def completed(part: dict[str, Any]) -> dict[str, Any]:
+        example = find_class(part["class"], search).example(part)
+        return part | {option: value for option, value in example.items() if part.get(option) is None}
+
+    return _map_parts(completed, config)
+
+
 def encoding_label(config: dict[str, Any], search: Sequence[Path] = ()) -> str:
     """What tables call it: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
     modifiers = config.get("modifiers") or {}

@@ -17,7 +17,7 @@ for windows of all lengths, as here where `factor` is given.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ def longrope_attention_factor(factor: float, train_length: int) -> float:
 
 class LongRoPE(RopeScaling):
     paper = "arXiv:2402.13753"
-    example: ClassVar[Mapping[str, Any]] = {"long_factors": [1.0, 1.5, 2.0, 4.0]}
 
     long_factors: Tensor
     short_factors: Tensor
@@ -70,6 +69,11 @@ class LongRoPE(RopeScaling):
             self.claims = self.claims - {"norm_preserving"}
         if long_factors != short_factors:
             self.claims = self.claims - {"prefix_consistent"}
+
+    @classmethod
+    def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Factors that rise from 1 to 4: not those of any search."""
+        return {"long_factors": torch.linspace(1, 4, options["d_head"] // 2).tolist()}
 
     def scaled(self, window: int) -> Scaled:
         factors = self.long_factors if window > self.train_length else self.short_factors

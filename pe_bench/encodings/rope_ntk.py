@@ -3,8 +3,8 @@
 The fastest frequency stays, the slowest is divided by s as in position interpolation, and those between
 by powers of s that grow evenly.
 
-Past the training length: defined; but all angles beyond those of training are not avoided, for at s times
-the training length only the slowest pair is back within what it has seen.
+Past the training length: defined; at s times it the slowest pair is back within the angles of training, and
+those between it and the fastest still go beyond.
 
 bloc97 2023, "NTK-Aware Scaled RoPE", https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5;
 Peng et al. 2023, "YaRN", arXiv:2309.00071, section 3.1.

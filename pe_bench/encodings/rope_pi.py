@@ -8,7 +8,7 @@ Past the training length: defined; up to s times it no angle is new.
 Chen et al. 2023, "Extending Context Window of Large Language Models via Positional Interpolation",
 arXiv:2306.15595, section 2.3; kaiokendev 2023, "SuperHOT", independently.
 
-Both train on with it; here it may be used without.
+Both fine-tune the model with it; here it may also be used without.
 """
 
 from torch import Tensor
