@@ -22,6 +22,7 @@ EQUAL = {"rope.form"}
 # that lies where every bound leaves it.
 GIVEN = {
     "partial_rope": ["encoding.fraction=0.5"],
+    "dape": ["encoding.inner=fire"],
     "yarn": ["encoding.base=10"],
     "rope_ntk_by_parts": ["encoding.base=10"],
 }

@@ -19,7 +19,7 @@ from pe_bench.checks.suite import PROPERTIES, check
 from pe_bench.encodings.alibi import ALiBi, alibi_slopes
 from pe_bench.encodings.bam import BAM
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.dape import DAPE, INNER, Inner
+from pe_bench.encodings.dape import DAPE, Inner
 from pe_bench.encodings.fire import FIRE
 from pe_bench.encodings.kerple_log import KerpleLog
 from pe_bench.encodings.kerple_power import KerplePower
@@ -252,7 +252,7 @@ def test_fire_reads_distances_up_to_the_threshold_and_fractions_beyond() -> None
 
 def test_fire_has_finite_gradients_with_keys_after_the_query_and_at_zero() -> None:
     for c, m in ((0.1, 1.0), (0.0, 0.0), (-0.3, -1.0)):
-        encoding = FIRE(H)
+        encoding = FIRE(H, threshold=512)
         fill(encoding.c, torch.tensor(c))
         fill(encoding.m, torch.tensor(m))
         bias_of(encoding, 600).sum().backward()
@@ -262,11 +262,11 @@ def test_fire_has_finite_gradients_with_keys_after_the_query_and_at_zero() -> No
 
 
 def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
-    encoding = FIRE(H)
+    encoding = FIRE(H, threshold=512)
     assert encoding.c.item() == pytest.approx(0.1)
     assert encoding.threshold * encoding.m.item() == 512
     torch.manual_seed(0)
-    for network in (FIRE(64, d_hidden=1_024), DAPE(64, d_hidden=1_024)):
+    for network in (FIRE(64, threshold=512, d_hidden=1_024), DAPE(64, threshold=512, d_hidden=1_024)):
         for layer in (network.hidden, network.output):
             assert layer.weight.std().item() == pytest.approx(1 / math.sqrt(3 * layer.in_features), rel=0.05)
     model = specimen("fire").fresh()
@@ -277,7 +277,7 @@ def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
 @pytest.mark.parametrize(("option", "value"), [("threshold", 0), ("d_hidden", 0), ("threshold", -3)])
 def test_fire_refuses_sizes_that_are_not_positive(option: str, value: int) -> None:
     with pytest.raises(UserError, match=f"{option} must be positive, not {value}"):
-        FIRE(H, **{option: value})
+        FIRE(H, **{"threshold": 512, option: value})
 
 
 # bam
@@ -321,13 +321,13 @@ def test_bam_has_finite_gradients_at_no_distance() -> None:
 
 
 def test_dape_has_its_reference_logits() -> None:
-    encoding = with_steps(DAPE(H, inner="alibi", d_hidden=4))
+    encoding = with_steps(DAPE(H, threshold=512, inner="alibi", d_hidden=4))
     assert near(final_logits(encoding)[0, 0, 3], [1.600239, 0.307493, -1.190531, -2.040833])
 
 
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
 def test_dape_with_a_network_of_zeros_is_its_inner_encoding(inner: Inner) -> None:
-    encoding = DAPE(H, inner).double()
+    encoding = DAPE(H, 512, inner).double()
     assert not near(output(encoding).detach(), output(encoding.inner).detach(), 1e-3)
     for parameter in (*encoding.hidden.parameters(), *encoding.output.parameters()):
         fill(parameter, torch.zeros_like(parameter))
@@ -335,7 +335,7 @@ def test_dape_with_a_network_of_zeros_is_its_inner_encoding(inner: Inner) -> Non
 
 
 def test_dape_mixes_heads_and_reads_content() -> None:
-    encoding = with_steps(DAPE(H, inner="alibi", d_hidden=4))
+    encoding = with_steps(DAPE(H, threshold=512, inner="alibi", d_hidden=4))
     q = Q4.clone().requires_grad_()
     queries, keys = sides(encoding, X4, q, K4, torch.arange(T))
     found = logits(encoding, queries, keys, 1 / math.sqrt(K))[0]
@@ -344,17 +344,18 @@ def test_dape_mixes_heads_and_reads_content() -> None:
     assert gradient[0, 1].any(), "and on those of head 1"
 
 
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
 def test_dape_claims_what_its_inner_encoding_does_but_decay(inner: Inner) -> None:
-    claimed = DAPE(H, inner).claims
-    assert claimed == INNER[inner].claims - {"decaying"}
+    encoding = DAPE(H, 512, inner)
+    claimed = encoding.claims
+    assert claimed == encoding.inner.claims - {"decaying"}
     assert ("shift_invariant" in claimed) == (inner != "fire")
 
 
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
 def test_dape_has_a_network_and_an_inner_encoding_of_its_own_in_every_layer(inner: Inner) -> None:
     model, heads, layers = specimen("dape", (f"encoding.inner={inner}",)).fresh(), 4, 4
-    of_inner = sum(map(Tensor.numel, INNER[inner](heads).parameters()))
+    of_inner = {"alibi": 0, "kerple_log": 2 * heads, "fire": 2 * 32 + 32 * heads + heads + 2}[inner]
     network = 2 * heads * 32 + 32 + 32 * heads + heads
     assert sum(map(Tensor.numel, model.parameters())) == layers * (network + of_inner)
     assert model.layer(0) is not model.layer(1)
@@ -372,7 +373,9 @@ def test_dape_has_the_checked_properties_with_other_inner_encodings(inner: Inner
 # all of them
 
 
-@pytest.mark.parametrize("make", [lambda: FIRE(H), lambda: DAPE(H), lambda: DAPE(H, "fire")])
+@pytest.mark.parametrize(
+    "make", [lambda: FIRE(H, threshold=512), lambda: DAPE(H, threshold=512), lambda: DAPE(H, 512, "fire")]
+)
 def test_networks_are_not_evaluated_in_half_precision(make: Callable[[], LayerEncoding]) -> None:
     encoding, length = make(), 300
     q, k = torch.randn(2, 1, H, length, K, generator=torch.Generator().manual_seed(0))

@@ -183,7 +183,7 @@ def test_words_from_the_environment_come_before_the_users_own(monkeypatch):
     ("typed", "offered"),
     [
         ("enc", ["encoding="]),
-        ("encoding=ro", ["encoding=rope"]),
+        ("encoding=kerple_l", ["encoding=kerple_log"]),
         ("encoding=rope,al", ["encoding=rope,alibi"]),
         ("train.le", ["train.length="]),
         ("train.fr", ["train.from="]),
@@ -212,11 +212,11 @@ def completed(shell: str, **environment: str) -> list[str]:
     ("words", "offered"),
     [
         (["enc"], ["encoding="]),
-        (["encoding", "=", "ro"], ["rope"]),
+        (["encoding", "=", "no"], ["nope"]),
         (["-m", "encoding", "=", "rope,al"], ["rope,alibi"]),
         (["seed", "=", "3", "modifier", "=", "[lo"], ["[logn"]),
         (["tokenizer", "="], ["bpe", "bytes", "hub"]),
-        (["encoding=ro"], ["encoding=rope"]),  # where COMP_WORDBREAKS has no `=`
+        (["encoding=no"], ["encoding=nope"]),  # where COMP_WORDBREAKS has no `=`
     ],
 )
 def test_bash_gets_the_part_behind_its_word_breaks(words, offered):
@@ -227,10 +227,10 @@ def test_bash_gets_the_part_behind_its_word_breaks(words, offered):
 
 
 def test_zsh_and_fish_get_the_whole_word():
-    typed = "pe-bench train seed=3 encoding=ro"
-    assert '"encoding=rope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=typed))
+    typed = "pe-bench train seed=3 encoding=no"
+    assert '"encoding=nope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=typed))
     fish = {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    assert completed("fish", **fish) == ["encoding=rope"]
+    assert completed("fish", **fish) == ["encoding=nope"]
 
 
 def test_completion_of_a_modifier_list():

@@ -14,8 +14,8 @@ He et al. 2024, "Two Stones Hit One Bird: Bilevel Positional Encoding for Better
 Extrapolation", ICML, arXiv:2401.16421.
 
 The authors' code has the separators '.' and line end as two ids of Llama's tokenizer, and 1,024 rows.
-With ALiBi they make the slopes 96 times as steep, for segment numbers grow slowly; here the slopes are
-what the encoding says.
+With ALiBi they make the slopes 96 times as steep, for segment numbers grow slowly; here that is
+`encoding=alibi modifier=[bipe] encoding.slope_scale=96`.
 """
 
 from collections.abc import Sequence

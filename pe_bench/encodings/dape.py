@@ -26,11 +26,7 @@ from pe_bench.encodings.kerple_log import KerpleLog
 from pe_bench.errors import require
 
 Inner = Literal["alibi", "kerple_log", "fire"]
-INNER: dict[Inner, type[ALiBi] | type[KerpleLog] | type[FIRE]] = {
-    "alibi": ALiBi,
-    "kerple_log": KerpleLog,
-    "fire": FIRE,
-}
+INNER: dict[str, type[ALiBi] | type[KerpleLog]] = {"alibi": ALiBi, "kerple_log": KerpleLog}
 
 
 class DAPE(LayerEncoding):
@@ -38,10 +34,10 @@ class DAPE(LayerEncoding):
     paper = "arXiv:2405.14722"
     per_layer = True
 
-    def __init__(self, n_heads: int, inner: Inner = "kerple_log", d_hidden: int = 32):
+    def __init__(self, n_heads: int, threshold: int, inner: Inner = "kerple_log", d_hidden: int = 32):
         super().__init__()
         require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")
-        self.inner = INNER[inner](n_heads)
+        self.inner = FIRE(n_heads, threshold) if inner == "fire" else INNER[inner](n_heads)
         self.claims = self.inner.claims - {"decaying"}  # f may turn it round
         self.hidden = nn.Linear(2 * n_heads, d_hidden)
         self.output = nn.Linear(d_hidden, n_heads)

@@ -9,7 +9,9 @@ Past the training length: defined; fractions stay between 0 and 1, however long 
 Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long Context Transformers",
 ICLR, arXiv:2310.04418, and the listing in its appendix.
 
-The weights of f have PyTorch's initial values, as there.
+The weights of f have PyTorch's initial values, as there. The listing's threshold is 512, with which a model
+trained at fewer tokens would never see a fraction of its text. Ours is an eighth of the training length,
+as in the released code of DAPE.
 """
 
 import torch
@@ -28,7 +30,7 @@ class FIRE(LayerEncoding):
     claims = frozenset({"prefix_consistent"})
     per_layer = True
 
-    def __init__(self, n_heads: int, threshold: int = 512, d_hidden: int = 32):
+    def __init__(self, n_heads: int, threshold: int, d_hidden: int = 32):
         super().__init__()
         require(threshold > 0, f"encoding.threshold must be positive, not {threshold}")
         require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")

@@ -12,7 +12,7 @@ Past the training length: defined, out of distribution: the slow frequencies hav
 a full turn in training.
 
 Su et al. 2021, "RoFormer", arXiv:2104.09864, section 3.2.2 (interleaved and dense there; `half` is the
-layout of GPT-NeoX and Llama, and the default here), and section 3.4.2 for `pairs`.
+layout of GPT-NeoX and Llama, and the default here).
 """
 
 import math
