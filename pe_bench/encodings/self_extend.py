@@ -9,8 +9,9 @@ Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tunin
 as in the authors' code, https://github.com/datamllab/LongLM.
 
 Where G does not divide W the code has fractional distances; we refuse it. It finds the window by indices, we
-do by positions, and the two differ where ids jump. G = 8 is its default, with W = 1,024; ours are half the
-training length and 16, which reach 8 times it. Its log-n scaling, off by default, is the modifier `logn` here.
+do by positions, and the two differ where ids jump. G = 8 is its default, with W = 1,024. Ours are G = 16 and
+half the training length, which reach 8 times that. Its log-n scaling, off by default, is the modifier `logn`
+here.
 """
 
 from torch import Tensor
