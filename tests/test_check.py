@@ -109,7 +109,7 @@ def test_every_property_has_an_encoding_that_fails_it(wanted: Property) -> None:
         ("BiasOverTheNumberOfKeys", "prefix", r"the first \d+ of \d+ tokens differ from \d+ alone by \d"),
         ("PrefixNotClaimed", "prefix", r"prefix_consistent is not claimed, and holds"),
         ("ShiftNotClaimed", "shift", r"shift_invariant is not claimed, and holds: positions \+ 5 or \+ 403"),
-        ("ShiftNotClaimedUndefined", "shift", r"not claimed, and holds: positions \+ 4 change"),
+        ("ShiftNotClaimedUndefined", "shift", r"not claimed, and holds: positions \+ 5 change"),
         ("HookMisspelt", "acts", r"HookMisspelt.colums is never called: is it columns\?"),
         ("HookOfTheOtherClass", "acts", r"embed is never called: it is a hook of PositionalEncoding"),
         ("BiasOfTheQueryAlone", "acts", r"differs from no encoding by 0|e-1\d"),

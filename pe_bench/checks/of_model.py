@@ -87,7 +87,8 @@ def prefix_consistent(specimen: Specimen) -> Finding:
 
 def shift_invariant(specimen: Specimen) -> Finding:
     """Outputs with every position moved by 5 and by 403: multiples of no group of tokens."""
-    text, errors = tokens(2, TRAIN_LENGTH - 4), {}
+    length = TRAIN_LENGTH - 5 if specimen.past_training == "undefined" else 3 * TRAIN_LENGTH
+    text, errors = tokens(2, length), {}
     for shift in (5, 403):
         try:
             errors[shift] = worst(hidden(specimen.model, text, shift), hidden(specimen.model, text))
@@ -106,7 +107,7 @@ def batch_independent(specimen: Specimen) -> Finding:
 
 def pure(specimen: Specimen) -> Finding:
     """The same tokens before and after longer ones, in a model that has seen nothing yet."""
-    model, text = specimen.new_model(), tokens(2, 9)
+    model, text = specimen.model_of(specimen.drawn()), tokens(2, 9)
     before = hidden(model, text)
     hidden(model, tokens(2, TRAIN_LENGTH if specimen.past_training == "undefined" else 2 * TRAIN_LENGTH))
     return at_most(worst(hidden(model, text), before), EXACT, "after a longer text the same one differs by")
@@ -143,22 +144,25 @@ def past_the_training_length(specimen: Specimen) -> Finding:
 
 
 def parameters_matter(specimen: Specimen) -> Finding:
-    """Every parameter gets a gradient from the ids of training."""
-    model, text = specimen.model, tokens(2, TRAIN_LENGTH)
-    names = [name for name, _ in model.encoding.named_parameters()]
+    """Every parameter gets a gradient from the ids of training, as it is drawn or as it starts."""
+    names = [name for name, _ in specimen.model.encoding.named_parameters()]
     if not names:
         return Finding("not claimed", "no parameters")
-    output = model.hidden(text, ids_of(model.encoding, text, train=True))
-    loss = output[:, -1].square().sum() + output[..., 0].sum() + output[:, 3, 1]
-    gradients = torch.autograd.grad(loss.sum(), list(model.encoding.parameters()), allow_unused=True)
-    for name, gradient in zip(names, gradients, strict=True):
-        if gradient is None or not gradient.any():
-            return Finding("fails", f"{name} gets no gradient")
-        if not gradient.isfinite().all():
+    models = (specimen.model, specimen.model_of(specimen.fresh()))
+    for name, *found in zip(names, *map(_gradients, models), strict=True):
+        some = [gradient for gradient in found if gradient is not None]
+        if not all(gradient.isfinite().all() for gradient in some):
             return Finding("fails", f"{name} gets a gradient that is not finite")
-        if not gradient.isfinite().all():
-            return Finding("fails", f"the gradient of {name} is not finite")
+        if not any(gradient.any() for gradient in some):
+            return Finding("fails", f"{name} gets no gradient")
     return Finding("holds", f"{len(names)} parameter tensors get gradients")
+
+
+def _gradients(model: Decoder) -> tuple[Tensor | None, ...]:
+    text = tokens(2, TRAIN_LENGTH)
+    output = model.hidden(text, ids_of(model.encoding, text, train=True))
+    loss = output[:, -1].square().sum() + output[..., 0].sum() + output[:, 3, 1].sum()
+    return torch.autograd.grad(loss, list(model.encoding.parameters()), allow_unused=True)
 
 
 def state_is_parameters(specimen: Specimen) -> Finding:

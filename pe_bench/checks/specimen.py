@@ -54,9 +54,10 @@ class Specimen:
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.3)
         return encoding
 
-    def new_model(self) -> Decoder:
+    def model_of(self, encoding: Composition) -> Decoder:
+        """A decoder in float64 whose own weights are always the same."""
         generator = torch.Generator().manual_seed(1)
-        return Decoder(MODEL, len(VOCABULARY), self.drawn(), generator).double()
+        return Decoder(MODEL, len(VOCABULARY), encoding, generator).double()
 
     @cached_property
     def encoding(self) -> Composition:
@@ -64,7 +65,7 @@ class Specimen:
 
     @cached_property
     def model(self) -> Decoder:
-        return self.new_model()
+        return self.model_of(self.drawn())
 
     @cached_property
     def parts(self) -> list[PositionalEncoding | LayerEncoding]:
