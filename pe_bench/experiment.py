@@ -29,7 +29,16 @@ from pe_bench.machine import environment, resolve_device, resolve_precision, set
 from pe_bench.model import Decoder, build_decoder
 from pe_bench.progress import scoring_progress, training_progress
 from pe_bench.results import Row, gather, read_result, runs_folder
-from pe_bench.runs import find_run, identity, locked, read_config, run_name, setting, write_config
+from pe_bench.runs import (
+    encoding_in,
+    find_run,
+    identity,
+    locked,
+    read_config,
+    run_name,
+    setting,
+    write_config,
+)
 from pe_bench.terminal import say
 from pe_bench.train import check_windows, train
 
@@ -127,7 +136,7 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
         config=config,
         run=runs_folder(Path(config.results_dir)) / run_name(config, known),
         setting=setting(known),
-        label=encoding_label(config.encoding, search),
+        label=_label(config, search),
         data=data,
         model=model,
         device=device,
@@ -156,6 +165,12 @@ def _source(word: str, results_dir: Path) -> Checkpoint:
     if found is None:
         raise UserError(f"train.from={word}: {run} has no whole checkpoint of its last step")
     return found
+
+
+def _label(config: Config, search: Sequence[Path]) -> str:
+    """The encoding, and whose weights it started from: one that was only fine-tuned is no other's equal."""
+    label, source = encoding_label(config.encoding, search), config.train.from_run
+    return f"{label} from={encoding_in(source)}" if source else label
 
 
 def _finished(job: Job) -> Checkpoint | None:

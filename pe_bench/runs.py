@@ -8,6 +8,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,11 @@ def identity(
 def run_name(config: Config, identity: dict[str, Any]) -> str:
     parts = [config.encoding["name"], *(config.encoding.get("modifiers") or {})]
     return f"{'+'.join(parts)}-s{config.seed}-{_hash(identity)}"
+
+
+def encoding_in(run_name: str) -> str:
+    """The encoding that a run's name begins with; the whole name where it is none of ours."""
+    return re.sub(r"-s\d+-[0-9a-f]+$", "", run_name)
 
 
 def setting(identity: dict[str, Any]) -> str:

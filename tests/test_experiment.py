@@ -124,7 +124,9 @@ def test_fine_tuning_is_not_begun_again_when_its_source_is_gone(train, folder):
     train("encoding=rope")
     source = only_run(folder)
     words = ["encoding=nope", f"train.from={source.name}", "train.steps=3"]
-    assert train(*words).code == 0
+    outcome = train(*words)
+    assert outcome.code == 0
+    assert "nope from=rope " in outcome.out, "the table tells it from a model trained without positions"
     shutil.rmtree(source)
     outcome = train(*words)
     assert outcome.code == 0 and "is trained already" in outcome.err
