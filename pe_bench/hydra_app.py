@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pe_bench.aliases import without_aliases
 from pe_bench.config import Config, config_dir, parse_config
@@ -112,8 +112,13 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("divide", _divide, replace=True)
     OmegaConf.register_new_resolver("quotient", lambda a, b: max(1, a // b), replace=True)
     OmegaConf.register_new_resolver("times", lambda a, b: a * b, replace=True)
+    OmegaConf.register_new_resolver("required", _require_value, replace=True)
     OmegaConf.register_new_resolver("process_id", os.getpid, replace=True)
     OmegaConf.register_new_resolver("expanduser", lambda path: os.path.expanduser(str(path)), replace=True)
+
+
+def _require_value(otherwise: str) -> NoReturn:
+    raise UserError(otherwise)
 
 
 def _divide(d_model: int, n_heads: int) -> int:

@@ -195,7 +195,7 @@ def test_several_are_one_table_and_each_is_told_once(command) -> None:
         (["rope,alibi"], "'rope,alibi' is several: name them with spaces between"),
         (["rope", "bsae=3"], "unknown key 'encoding.bsae': did you mean 'encoding.base'?"),
         (["rope", "base=high"], "encoding.base must be a number, not 'high'"),
-        (["rope", "base=-1"], "encoding.base must be positive, not -1"),
+        (["rope", "base=-1"], "encoding.base must exceed 1, for frequencies to fall, not -1"),
         (["rope", "model.d_head=16"], "model.d_head=16 is no option of an encoding"),
         (["rope", "modifier=[lgn]"], "unknown modifier 'lgn': did you mean 'logn'?"),
         (["rope", "--config-dir", "nowhere"], "--config-dir nowhere is no folder"),

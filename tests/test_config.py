@@ -31,8 +31,13 @@ def test_every_key_of_the_schemas_stands_in_the_yaml_files():
 @pytest.mark.parametrize("group", ["model", "data", "tokenizer", "encoding", "experiment"])
 def test_every_shipped_file_composes_and_parses(group):
     for name in choices(group):
-        needed = {"files": ["data.path=x"], "hub": ["tokenizer.name=x"]}.get(name, [])
-        parse_config(compose([f"{group}={name}", *needed]))
+        needed = {"files": ["data.path=x"], "hub": ["tokenizer.name=x"], "drope": ["train.from=x"]}
+        parse_config(compose([f"{group}={name}", *needed.get(name, [])]))
+
+
+def test_drope_without_a_run_to_go_on_from_is_refused():
+    with pytest.raises(UserError, match="^experiment=drope .* give train.from=RUN$"):
+        compose(["experiment=drope"])
 
 
 def test_every_modifier_composes_on_every_encoding():

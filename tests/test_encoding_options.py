@@ -18,11 +18,13 @@ torch.set_num_threads(1)
 SIZES = {"d_model", "n_heads", "d_head", "n_layers"}  # the model's, not the encoding's
 # Other ways to calculate the same thing.
 EQUAL = {"rope.form"}
-# Without these an option has nothing to act on in so small a model: one pair of features, or a frequency
-# that lies where every bound leaves it.
+# Without these an option has nothing to act on: in so small a model one pair of features, or a frequency that
+# lies where every bound leaves it; in so short a text one group; or it is of another choice, and then
+# test_option_that_nothing_would_read_is_refused holds.
 GIVEN = {
     "partial_rope": ["encoding.fraction=0.5"],
     "dape": ["encoding.inner=fire"],
+    "self_extend": ["encoding.group_size=2"],
     "yarn": ["encoding.base=10"],
     "rope_ntk_by_parts": ["encoding.base=10"],
 }
@@ -99,6 +101,20 @@ def test_another_value_of_an_option_is_another_output(name: str, place: str, opt
     is_choice = get_origin(get_type_hints(find_class(part_class(plain, place)).__init__)[option]) is Literal
     # Every choice is a way of its own; of numbers, one may lie where nothing depends on it.
     assert all(changes) == expected if is_choice else any(changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dape", ["encoding.threshold=8"]),
+        ("dape", ["encoding.threshold=8", "encoding.inner=alibi"]),
+        ("tupe", ["encoding.overflow=clamp", "encoding.positions=sinusoidal"]),
+        ("multiplicative", ["encoding.overflow=interpolate", "encoding.positions=sinusoidal"]),
+    ],
+)
+def test_option_that_nothing_would_read_is_refused(name: str, words: list[str]) -> None:
+    with pytest.raises(UserError, match=f"{words[0]} .*: leave it out"):
+        specimen(name, tuple(words))
 
 
 def part_class(one: Specimen, place: str) -> str:

@@ -266,7 +266,7 @@ def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
     assert encoding.c.item() == pytest.approx(0.1)
     assert encoding.threshold * encoding.m.item() == 512
     torch.manual_seed(0)
-    for network in (FIRE(64, threshold=512, d_hidden=1_024), DAPE(64, threshold=512, d_hidden=1_024)):
+    for network in (FIRE(64, threshold=512, d_hidden=1_024), DAPE(64, train_length=4096, d_hidden=1_024)):
         for layer in (network.hidden, network.output):
             assert layer.weight.std().item() == pytest.approx(1 / math.sqrt(3 * layer.in_features), rel=0.05)
     model = specimen("fire").fresh()
@@ -321,13 +321,13 @@ def test_bam_has_finite_gradients_at_no_distance() -> None:
 
 
 def test_dape_has_its_reference_logits() -> None:
-    encoding = with_steps(DAPE(H, threshold=512, inner="alibi", d_hidden=4))
+    encoding = with_steps(DAPE(H, train_length=4096, inner="alibi", d_hidden=4))
     assert near(final_logits(encoding)[0, 0, 3], [1.600239, 0.307493, -1.190531, -2.040833])
 
 
 @pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
 def test_dape_with_a_network_of_zeros_is_its_inner_encoding(inner: Inner) -> None:
-    encoding = DAPE(H, 512, inner).double()
+    encoding = DAPE(H, 4096, inner).double()
     assert not near(output(encoding).detach(), output(encoding.inner).detach(), 1e-3)
     for parameter in (*encoding.hidden.parameters(), *encoding.output.parameters()):
         fill(parameter, torch.zeros_like(parameter))
@@ -335,7 +335,7 @@ def test_dape_with_a_network_of_zeros_is_its_inner_encoding(inner: Inner) -> Non
 
 
 def test_dape_mixes_heads_and_reads_content() -> None:
-    encoding = with_steps(DAPE(H, threshold=512, inner="alibi", d_hidden=4))
+    encoding = with_steps(DAPE(H, train_length=4096, inner="alibi", d_hidden=4))
     q = Q4.clone().requires_grad_()
     queries, keys = sides(encoding, X4, q, K4, torch.arange(T))
     found = logits(encoding, queries, keys, 1 / math.sqrt(K))[0]
@@ -346,7 +346,7 @@ def test_dape_mixes_heads_and_reads_content() -> None:
 
 @pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
 def test_dape_claims_what_its_inner_encoding_does_but_decay(inner: Inner) -> None:
-    encoding = DAPE(H, 512, inner)
+    encoding = DAPE(H, 4096, inner)
     claimed = encoding.claims
     assert claimed == encoding.inner.claims - {"decaying"}
     assert ("shift_invariant" in claimed) == (inner != "fire")
@@ -374,7 +374,8 @@ def test_dape_has_the_checked_properties_with_other_inner_encodings(inner: Inner
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: FIRE(H, threshold=512), lambda: DAPE(H, threshold=512), lambda: DAPE(H, 512, "fire")]
+    "make",
+    [lambda: FIRE(H, threshold=512), lambda: DAPE(H, train_length=4096), lambda: DAPE(H, 4096, "fire")],
 )
 def test_networks_are_not_evaluated_in_half_precision(make: Callable[[], LayerEncoding]) -> None:
     encoding, length = make(), 300

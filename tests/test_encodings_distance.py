@@ -99,15 +99,22 @@ def distances(encoding: LayerEncoding, query: int) -> list[float]:
 # distances
 
 
+@pytest.mark.parametrize("make", [ReRoPE, LeakyReRoPE, lambda *sizes: SelfExtend(*sizes, group_size=2)])
+def test_a_text_within_the_training_length_has_all_its_distances(make: Callable[..., LayerEncoding]) -> None:
+    within, beyond = make(K, TOKENS, 2), make(K, TOKENS - 1, 2)
+    assert near(output(within), output(RoPE(K)), 1e-12)
+    assert not near(output(beyond), output(RoPE(K)), 1e-3)
+
+
 @pytest.mark.parametrize(
     ("encoding", "expected"),
     [
-        (ReRoPE(K, 64, window=4), [4, 4, 4, 4, 4, 4, 3, 2, 1, 0]),
+        (ReRoPE(K, 3, window=4), [4, 4, 4, 4, 4, 4, 3, 2, 1, 0]),
         (
-            LeakyReRoPE(K, 64, window=4, factor=8.0),
+            LeakyReRoPE(K, 3, window=4, factor=8.0),
             [4.625, 4.5, 4.375, 4.25, 4.125, 4, 3, 2, 1, 0],
         ),
-        (SelfExtend(K, window=4, group_size=2), [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]),
+        (SelfExtend(K, 3, window=4, group_size=2), [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]),
         (LMInfinite(K, window=4, global_tokens=2), [4, 4, 3, 2, 1, 0]),
         (Streaming(K, cache=6, sinks=2), [5, 4, 3, 2, 1, 0]),
     ],
@@ -125,7 +132,11 @@ def test_row_of_distances_is_that_of_the_authors_code(encoding: LayerEncoding, e
             lambda i, j: i - j if i - j < 5 else 5 + (i - j - 5) / 3,
             lambda i, j: True,
         ),
-        (SelfExtend(K, 6, 3), lambda i, j: i - j if i - j < 6 else i // 3 - j // 3 + 4, lambda i, j: True),
+        (
+            SelfExtend(K, 3, 6, 3),
+            lambda i, j: i - j if i - j < 6 else i // 3 - j // 3 + 4,
+            lambda i, j: True,
+        ),
         (LMInfinite(K, 5, 3), lambda i, j: min(i - j, 5), lambda i, j: i - j < 5 or j < 3),
         (Streaming(K, 7, 2), lambda i, j: min(i, 6) - j if j < 2 else i - j, lambda i, j: i - j < 5 or j < 2),
     ],
@@ -147,9 +158,9 @@ def test_effective_distance_is_itself_pair_by_pair(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda size: ReRoPE(K, TOKENS, size),
-        lambda size: LeakyReRoPE(K, TOKENS, size),
-        lambda size: SelfExtend(K, size, size),
+        lambda size: ReRoPE(K, 3, size, log_n=False),
+        lambda size: LeakyReRoPE(K, 3, size, log_n=False),
+        lambda size: SelfExtend(K, 3, size, size),
         lambda size: LMInfinite(K, size, 0),
         lambda size: Streaming(K, size, 2),
     ],
@@ -161,9 +172,16 @@ def test_window_that_holds_everything_is_rope_and_a_smaller_one_is_not(
     assert not near(output(make(TOKENS - 4)), output(RoPE(K)), 1e-3)
 
 
+@pytest.mark.parametrize(("train_length", "window"), [(128, 64), (100, 32), (48, 32), (32, 32), (8, 32)])
+def test_window_of_self_extend_is_half_of_the_training_length_in_whole_groups(
+    train_length: int, window: int
+) -> None:
+    assert SelfExtend(K, train_length).window == window
+
+
 def test_groups_of_one_token_and_a_factor_of_one_are_rope() -> None:
-    assert near(output(SelfExtend(K, 4, 1)), output(RoPE(K)), 1e-12)
-    assert near(output(LeakyReRoPE(K, TOKENS, 4, 1.0)), output(RoPE(K)), 1e-12)
+    assert near(output(SelfExtend(K, 3, 4, 1)), output(RoPE(K)), 1e-12)
+    assert near(output(LeakyReRoPE(K, 3, 4, 1.0, log_n=False)), output(RoPE(K)), 1e-12)
 
 
 def test_rerope_is_leaky_rerope_of_an_endless_factor() -> None:
@@ -178,7 +196,7 @@ def test_rerope_is_leaky_rerope_of_an_endless_factor() -> None:
         (LeakyReRoPE(K, 3, 5), True),
         (LMInfinite(K, 5, 3), True),
         (Streaming(K, 7, 2), True),
-        (SelfExtend(K, 6, 3), False),
+        (SelfExtend(K, 3, 6, 3), False),
     ],
 )
 @pytest.mark.parametrize("position", [ROWS, JUMPING])
@@ -204,7 +222,11 @@ def test_window_of_distances_is_one_of_positions_where_ids_jump() -> None:
     """From the last token, whose id is 8, the fourth is 3 tokens away, and 5 positions."""
     ids = torch.tensor([0, 1, 2, 3, 6, 7, 8])
     x, q, k, _ = inputs(7)
-    for encoding, far in ((ReRoPE(K, 64, 4), 4.0), (LMInfinite(K, 4, 7), 4.0), (SelfExtend(K, 4, 2), None)):
+    for encoding, far in (
+        (ReRoPE(K, 3, 4), 4.0),
+        (LMInfinite(K, 4, 7), 4.0),
+        (SelfExtend(K, 3, 4, 2), None),
+    ):
         queries, keys = sides(encoding, x, q, k, ids)
         row = encoding.scores(queries, keys, 1 / math.sqrt(K))[0, 0, 6]
         for j, p in enumerate(ids.tolist()):
@@ -262,7 +284,7 @@ def test_layout_and_base_are_those_of_rope(layout) -> None:
     for make in (
         lambda **options: ReRoPE(K, TOKENS, TOKENS, **options),
         lambda **options: LeakyReRoPE(K, TOKENS, TOKENS, **options),
-        lambda **options: SelfExtend(K, TOKENS, 2, **options),
+        lambda **options: SelfExtend(K, TOKENS, TOKENS, 2, **options),
         lambda **options: LMInfinite(K, TOKENS, **options),
         lambda **options: Streaming(K, TOKENS, **options),
     ):
@@ -274,7 +296,8 @@ def test_no_effective_distance_passes_the_window_however_long_the_text() -> None
     for encoding in (ReRoPE(K, 4, 4), LMInfinite(K, 4, 2), Streaming(K, 5, 1)):
         assert max(distances(encoding, 200)) <= 4
     assert max(distances(LeakyReRoPE(K, 8, 4), 16 * 8)) < 8  # factor 32 reaches 16 training lengths
-    assert max(distances(SelfExtend(K, 4, 2), 4 + 2 * 4 - 1)) < 8
+    assert max(distances(SelfExtend(K, 8, 4, 2), 4 + 2 * 4 - 1)) < 8
+    assert max(distances(SelfExtend(K, 128), 16 * 128 - 1)) < 128
 
 
 # schedules
@@ -409,11 +432,17 @@ def test_logn_of_the_modifier_reads_positions() -> None:
         (lambda: ReRoPE(7, 8, 4), "d_head=7 is odd"),
         (lambda: ReRoPE(K, 8, 0), "window .* not 0"),
         (lambda: ReRoPE(K, 1, 4), "train_length of at least 2 tokens, not 1"),
-        (lambda: ReRoPE(K, 8, 4, base=0.0), "base must be positive, not 0"),
+        (lambda: ReRoPE(K, 8, 4, base=0.0), "base must exceed 1, .* not 0"),
         (lambda: LeakyReRoPE(K, 8, 4, 0.5), "factor must be at least 1, .* not 0.5"),
-        (lambda: SelfExtend(K, 10, 4), "group_size=4 must divide encoding.window=10: try encoding.window=8 "),
-        (lambda: SelfExtend(K, 3, 4), "group_size=4 must divide encoding.window=3: try encoding.window=4 "),
-        (lambda: SelfExtend(K, 4, 0), "group_size must be positive, not 0"),
+        (
+            lambda: SelfExtend(K, TOKENS, 10, 4),
+            "group_size=4 must divide encoding.window=10: try encoding.window=8 ",
+        ),
+        (
+            lambda: SelfExtend(K, TOKENS, 3, 4),
+            "group_size=4 must divide encoding.window=3: try encoding.window=4 ",
+        ),
+        (lambda: SelfExtend(K, TOKENS, 4, 0), "group_size must be positive, not 0"),
         (lambda: LMInfinite(K, 4, -1), "global_tokens must not be negative, as -1"),
         (lambda: Streaming(K, 4, 4), "sinks=4 must leave room in encoding.cache=4"),
         (lambda: Streaming(K, 4, -1), "sinks=-1"),
@@ -438,7 +467,7 @@ def test_option_that_cannot_work_is_told_to_the_user(make: Callable[[], object],
     "encoding",
     [
         ReRoPE(K, 3, 5),
-        SelfExtend(K, 6, 3),
+        SelfExtend(K, 3, 6, 3),
         IRoPE(K, 4, 4, 8),
         SWAN(K, 8, 4),
         Temperature(H),

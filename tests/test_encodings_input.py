@@ -567,6 +567,10 @@ def test_initial_values_are_the_documented_ones() -> None:
     [
         (lambda: Recursive(8, time_step=0.0), "time_step .* not be 0"),
         (lambda: Recursive(8, time_step=1.5), "time_step .* not be 1.5"),
+        (
+            lambda: Multiplicative(8, 4, "sinusoidal", overflow="clamp"),
+            "overflow=clamp .*positions=sinusoidal",
+        ),
         (lambda: Multiplicative(8, 0), "max_position .* not 0"),
         (lambda: Multiplicative(8, 4, alpha=0.0), "alpha .* not 0"),
         (lambda: Complex(7), "d_model=7 is odd"),

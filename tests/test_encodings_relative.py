@@ -422,7 +422,7 @@ def test_option_changes_the_output(name: str, option: str) -> None:
     ("make", "text"),
     [
         (lambda: TransformerXL(7, H, K, LAYERS), "model.d_model=7 is odd"),
-        (lambda: TransformerXL(D, H, K, LAYERS, base=0.0), "encoding.base must be positive, not 0.0"),
+        (lambda: TransformerXL(D, H, K, LAYERS, base=0.0), "encoding.base must exceed 1, .* not 0.0"),
         (lambda: DeBERTa(D, H, K, LAYERS, 0), "encoding.max_distance must be positive, not 0"),
         (lambda: DeBERTa(D, H, K, LAYERS, 16, buckets=7), "encoding.buckets must be even.*not 7"),
         (lambda: DeBERTa(D, H, K, LAYERS, 16, buckets=2), "encoding.buckets must be.*at least 4.*not 2"),
@@ -430,6 +430,7 @@ def test_option_changes_the_output(name: str, option: str) -> None:
             lambda: DeBERTa(D, H, K, LAYERS, 16, buckets=32),
             "encoding.max_distance=16 must exceed 17.*encoding.buckets=32",
         ),
+        (lambda: TUPE(D, H, K, 4, "clamp", "sinusoidal"), "overflow=clamp .*positions=sinusoidal"),
         (lambda: TUPE(D, H, K, 0), "encoding.max_position must be positive, not 0"),
         (lambda: Shaw(K, 0), "encoding.max_distance must be positive, not 0"),
     ],

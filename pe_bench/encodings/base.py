@@ -46,7 +46,6 @@ class LayerEncoding(nn.Module):
     paper: ClassVar[str] = ""
     past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
-    may_follow: ClassVar[frozenset[str]] = frozenset()
     per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
 
     @classmethod
@@ -129,7 +128,6 @@ class PositionalEncoding(nn.Module):
     paper: ClassVar[str] = ""
     past_training: PastTraining = "defined"
     claims: frozenset[Claim] = frozenset({"prefix_consistent"})
-    may_follow: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:

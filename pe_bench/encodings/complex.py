@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.encodings.rope import rope_frequencies, rotate
-from pe_bench.errors import UserError, require
+from pe_bench.encodings.rope import require_pairs, rope_frequencies, rotate
+from pe_bench.errors import UserError
 
 
 class Complex(PositionalEncoding):
@@ -38,8 +38,7 @@ class Complex(PositionalEncoding):
 
     def __init__(self, d_model: int, base: float = 10_000.0):
         super().__init__()
-        require(d_model % 2 == 0, f"complex needs pairs of features, and model.d_model={d_model} is odd")
-        require(base > 0, f"encoding.base must be positive, not {base}")
+        require_pairs(d_model, "model.d_model")
         self.register_buffer("base_frequencies", rope_frequencies(d_model, base), persistent=False)
         self.multiples: nn.Parameter | None = None  # [V, D/2]
 

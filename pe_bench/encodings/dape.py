@@ -13,6 +13,7 @@ The weights of f have PyTorch's initial values, as there. With FIRE inside they 
 hidden layer too; here it is FIRE as it stands. S is what modifiers, such as logn, have made of it.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -26,7 +27,6 @@ from pe_bench.encodings.kerple_log import KerpleLog
 from pe_bench.errors import require
 
 Inner = Literal["alibi", "kerple_log", "fire"]
-INNER: dict[str, type[ALiBi] | type[KerpleLog]] = {"alibi": ALiBi, "kerple_log": KerpleLog}
 
 
 class DAPE(LayerEncoding):
@@ -34,10 +34,26 @@ class DAPE(LayerEncoding):
     paper = "arXiv:2405.14722"
     per_layer = True
 
-    def __init__(self, n_heads: int, threshold: int, inner: Inner = "kerple_log", d_hidden: int = 32):
+    def __init__(
+        self,
+        n_heads: int,
+        train_length: int,
+        inner: Inner = "kerple_log",
+        threshold: int | None = None,
+        d_hidden: int = 32,
+    ):
         super().__init__()
+        require(
+            threshold is None or inner == "fire",
+            f"encoding.threshold={threshold} is for encoding.inner=fire, and {inner} has none: leave it out",
+        )
         require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")
-        self.inner = FIRE(n_heads, threshold) if inner == "fire" else INNER[inner](n_heads)
+        inner_encodings: dict[Inner, Callable[[], LayerEncoding]] = {
+            "alibi": lambda: ALiBi(n_heads),
+            "kerple_log": lambda: KerpleLog(n_heads),
+            "fire": lambda: FIRE(n_heads, max(1, train_length // 8) if threshold is None else threshold),
+        }
+        self.inner = inner_encodings[inner]()
         self.claims = self.inner.claims - {"decaying"}  # f may turn it round
         self.hidden = nn.Linear(2 * n_heads, d_hidden)
         self.output = nn.Linear(d_hidden, n_heads)

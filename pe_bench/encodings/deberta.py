@@ -12,10 +12,10 @@ arXiv:2006.03654, section 3.1; buckets as in the second version of the released 
 
 The authors' P has max_distance rows more, for keys after the query, which a decoder never reads. The
 paper reads row c(j, i) for `p2c`; its released code reads c(i, j), and so do we. P is N(0, 1) and the
-projections are N(0, 1/D), so that all terms have variance 1 before the scale; the authors draw P from
-N(0, 0.02^2), which their second version then normalises. The absolute positions that they add
-before the last softmax are left out, as are intercepts. Their option to project P with the matrices of
-the content, `share_att_key`, is not offered.
+projections are N(0, 1/D), so that what is projected has variance 1, as queries and keys have, and so has
+the scaled sum; the authors draw P from N(0, 0.02^2), which their second version then normalises. The
+absolute positions that they add before the last softmax are left out, as are intercepts. Their option to
+project P with the matrices of the content, `share_att_key`, is not offered.
 """
 
 import math

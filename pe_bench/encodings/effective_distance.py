@@ -14,27 +14,31 @@ from pe_bench.errors import require
 
 
 class EffectiveDistance(LayerEncoding):
-    """Abstract: the true distance within a window, and that of `far_positions` beyond it."""
+    """The true distance within a window, and beyond it that of `far_positions`: by default the window's."""
 
-    family = "rotary"
+    family = "distance"
+    train_length = 0
 
     frequencies: Tensor
 
     def __init__(self, d_head: int, window: int, base: float, layout: Layout):
         super().__init__()
-        require(
-            d_head % 2 == 0,
-            f"rotation takes pairs of features, and the head width model.d_head={d_head} is odd",
-        )
-        require(base > 0, f"encoding.base must be positive, not {base}")
         require(window > 0, f"encoding.window must hold at least 1 token, not {window}")
         self.window = window
         self.layout: Layout = layout
         self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
 
+    def leave_training(self, train_length: int) -> None:
+        """Texts of up to so many tokens have all their distances, so that training is plain RoPE."""
+        self.train_length = train_length
+        if (
+            self.window < train_length
+        ):  # such a text has distances that it has not as the prefix of a longer one
+            self.claims = self.claims - {"prefix_consistent"}
+
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the queries and of the keys whose difference is the distance far away."""
-        raise NotImplementedError
+        return q_position.new_full(q_position.shape, self.window), k_position.new_zeros(k_position.shape)
 
     def is_near(self, queries: Side, keys: Side) -> Tensor:
         """Which pairs [.., Q, N] have their true distance."""
@@ -44,7 +48,9 @@ class EffectiveDistance(LayerEncoding):
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Twice as wide: turned by the positions, and beside that by the far ones."""
-        far_q, far_k = self.far_positions(q_position, k_position)
+        far_q, far_k = q_position, k_position
+        if k.shape[-2] > self.train_length:
+            far_q, far_k = self.far_positions(q_position, k_position)
         return self._turned_twice(q, q_position, far_q), self._turned_twice(k, k_position, far_k)
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:

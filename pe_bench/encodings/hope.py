@@ -15,41 +15,18 @@ https://github.com/0-5788719150923125/praxis.
 
 import math
 
-import torch
-from torch import Tensor
-
-from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.rope import Layout, rope_frequencies, rotate
+from pe_bench.encodings.rope import Layout, RoPE
 from pe_bench.errors import require
 
 
-class HoPE(LayerEncoding):
-    family = "rotary"
+class HoPE(RoPE):
     paper = "arXiv:2410.21216"
-    claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
-
-    frequencies: Tensor
 
     def __init__(self, d_head: int, train_length: int, base: float = 10_000.0, layout: Layout = "half"):
-        super().__init__()
-        require(
-            d_head % 2 == 0, f"hope turns pairs of features, and the head width model.d_head={d_head} is odd"
-        )
-        require(base > 1, f"encoding.base must be larger than 1, for frequencies to fall, not {base}")
+        super().__init__(d_head, base, layout)
         require(
             train_length >= 2 * math.pi,
             f"hope's fastest frequency makes a turn in 6.3 tokens, and encoding.train_length={train_length} "
             "is shorter: no pair of features would be turned",
         )
-        frequencies = rope_frequencies(d_head, base)
-        kept = frequencies >= 2 * math.pi / train_length
-        self.layout: Layout = layout
-        self.register_buffer("frequencies", torch.where(kept, frequencies, 0.0), persistent=False)
-
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return (
-            rotate(q, q_position, self.frequencies, self.layout),
-            rotate(k, k_position, self.frequencies, self.layout),
-        )
+        self.frequencies[self.frequencies < 2 * math.pi / train_length] = 0

@@ -16,13 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bounded import bounded
 
 SMALLEST = 0.01
-
-
-def bounded(parameter: Tensor, largest: float | None = None) -> Tensor:
-    """At least 0.01; a plain clamp would stop the gradient, and hold a value there for good."""
-    return parameter + (parameter.clamp(SMALLEST, largest) - parameter).detach()
 
 
 class KerpleLog(LayerEncoding):
@@ -36,5 +32,5 @@ class KerpleLog(LayerEncoding):
         self.a = nn.Parameter(torch.rand(n_heads))
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p, a = bounded(self.p).unsqueeze(-1), bounded(self.a).unsqueeze(-1)
+        p, a = (bounded(parameter, SMALLEST).unsqueeze(-1) for parameter in (self.p, self.a))
         return -p * torch.log1p(a * distance)

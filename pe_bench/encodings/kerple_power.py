@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.kerple_log import bounded
+from pe_bench.encodings.bounded import bounded
+from pe_bench.encodings.kerple_log import SMALLEST
 
 LARGEST_POWER = 2.0
 
@@ -32,5 +33,6 @@ class KerplePower(LayerEncoding):
         self.a = nn.Parameter(torch.rand(n_heads))
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p, a = bounded(self.p, LARGEST_POWER).unsqueeze(-1), bounded(self.a).unsqueeze(-1)
+        p = bounded(self.p, SMALLEST, LARGEST_POWER).unsqueeze(-1)
+        a = bounded(self.a, SMALLEST).unsqueeze(-1)
         return -a * distance**p

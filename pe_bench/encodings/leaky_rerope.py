@@ -3,7 +3,8 @@
 With `log_n`, which is part of the method, the logits are multiplied by max(1, ln n / ln(train_length)), n the
 number of keys that the query sees.
 
-Past the training length: defined; no distance is new up to W + factor (train_length - W) tokens.
+Past the training length: defined; no distance is new up to W + factor (train_length - W) tokens. Texts of
+up to train_length tokens have all their distances, as in `rerope`.
 
 Su 2023, "Rectified Rotary Position Embeddings", https://kexue.fm/archives/9708; as in the code,
 https://github.com/bojone/rerope.
@@ -14,16 +15,12 @@ The code has W = 512 and factor = 16 for models trained at 4,096 tokens. Ours, h
 
 from torch import Tensor
 
-from pe_bench.encodings.base import Side
-from pe_bench.encodings.effective_distance import EffectiveDistance
-from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.rerope import ReRoPE
 from pe_bench.encodings.rope import Layout
 from pe_bench.errors import require
 
 
-class LeakyReRoPE(EffectiveDistance):
-    paper = "https://kexue.fm/archives/9708"
-
+class LeakyReRoPE(ReRoPE):
     def __init__(
         self,
         d_head: int,
@@ -34,19 +31,13 @@ class LeakyReRoPE(EffectiveDistance):
         base: float = 10_000.0,
         layout: Layout = "half",
     ):
-        super().__init__(d_head, window, base, layout)
+        super().__init__(d_head, train_length, window, log_n, base, layout)
         require(
             factor >= 1, f"encoding.factor must be at least 1, where distances grow as ever, not {factor}"
         )
         self.factor = factor
-        self.log_n = LogN(train_length) if log_n else None
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
         # Float64, for these are angles.
         beyond = q_position.double() - self.window
         return self.window + beyond / self.factor, k_position.double() / self.factor
-
-    def logit_scale(self, queries: Side) -> Tensor | None:
-        if self.log_n is None:
-            return None
-        return self.log_n.logit_scale(queries._replace(position=queries.index))

@@ -45,7 +45,19 @@ class Learned(PositionalEncoding):
         self.table = nn.Parameter(0.02 * torch.randn(max_position, d_model))
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        return x + table_rows(self.table, ids, self.overflow).to(x.dtype)
+        return x + self.rows(ids).to(x.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """What is added at positions [..]: [.., D]."""
+        return table_rows(self.table, ids, self.overflow)
+
+
+def require_table(overflow: Overflow, positions: str) -> None:
+    require(
+        overflow == "error" or positions == "learned",
+        f"encoding.overflow={overflow} is for a table, and encoding.positions={positions} has none: "
+        "leave it out",
+    )
 
 
 def table_rows(table: Tensor, ids: Tensor, overflow: Overflow) -> Tensor:

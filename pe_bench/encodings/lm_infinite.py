@@ -34,9 +34,6 @@ class LMInfinite(EffectiveDistance):
         require(global_tokens >= 0, f"encoding.global_tokens must not be negative, as {global_tokens} is")
         self.global_tokens = global_tokens
 
-    def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        return q_position.new_full(q_position.shape, self.window), k_position.new_zeros(k_position.shape)
-
     def visible(self, queries: Side, keys: Side) -> Tensor:
         distance = queries.index.unsqueeze(-1) - keys.index
         kept = (distance < self.window) | (keys.index < self.global_tokens)

@@ -7,11 +7,11 @@ Past the training length: undefined for a table, which has no row there. `overfl
 `error`, `clamp` (the last row again) or `interpolate` (the trained rows stretched over the whole
 length). Defined, out of distribution, for sinusoids.
 
-No paper: one of the forms that Su 2021 lists, https://kexue.fm/archives/8130. We know of no published
-result.
+No paper: one of the forms that Su 2021 lists, https://kexue.fm/archives/8130, which leaves P open. We know
+of no published result.
 
-That leaves P open. alpha keeps tokens at their size: slow cosines are near 1 for
-every position of a training window, and with alpha = 1 would double half of the features.
+alpha keeps tokens at their size: slow cosines are near 1 for every position of a training window, and with
+alpha = 1 would double half of the features.
 """
 
 from typing import Literal
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.encodings.learned import PAST_TRAINING, Overflow, table_rows
+from pe_bench.encodings.learned import PAST_TRAINING, Overflow, require_table, table_rows
 from pe_bench.encodings.sinusoidal import sinusoids
 from pe_bench.errors import require
 
@@ -42,6 +42,7 @@ class Multiplicative(PositionalEncoding):
         overflow: Overflow = "error",
     ):
         super().__init__()
+        require_table(overflow, positions)
         require(max_position > 0, f"encoding.max_position must be positive, not {max_position}")
         require(alpha > 0, f"encoding.alpha must be positive, not {alpha}: without it nothing has a position")
         self.d_model = d_model

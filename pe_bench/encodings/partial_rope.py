@@ -15,30 +15,20 @@ Their code takes int(fraction K) features, which must be even; here the fraction
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.rope import Layout, pairs_within, rope_frequencies, rotate
-from pe_bench.errors import require
+from pe_bench.encodings.rope import Layout, RoPE, pairs_within
 
 
-class PartialRoPE(LayerEncoding):
-    family = "rotary"
+class PartialRoPE(RoPE):
     paper = "arXiv:2204.06745"
-    claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
-
-    frequencies: Tensor
 
     def __init__(self, d_head: int, fraction: float = 0.25, base: float = 10_000.0, layout: Layout = "half"):
-        super().__init__()
-        require(base > 0, f"encoding.base must be positive, not {base}")
-        self.rotated = 2 * pairs_within(d_head, fraction)
-        self.layout: Layout = layout
-        self.register_buffer("frequencies", rope_frequencies(self.rotated, base), persistent=False)
+        rotated = 2 * pairs_within(d_head, fraction)
+        super().__init__(rotated, base, layout)
+        self.rotated = rotated
 
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self._rotate_first(q, q_position), self._rotate_first(k, k_position)
-
-    def _rotate_first(self, x: Tensor, position: Tensor) -> Tensor:
-        turned = rotate(x[..., : self.rotated], position, self.frequencies, self.layout)
-        return torch.cat([turned, x[..., self.rotated :]], -1)
+        (turn_q, keep_q), (turn_k, keep_k) = (x.tensor_split([self.rotated], -1) for x in (q, k))
+        turn_q, turn_k = super().transform(turn_q, turn_k, q_position, k_position)
+        return torch.cat([turn_q, keep_q], -1), torch.cat([turn_k, keep_k], -1)

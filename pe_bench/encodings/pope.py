@@ -7,8 +7,8 @@ The phases delta [H, K] are learned, initially 0 and bounded to [-2 pi, 0], in e
 
 Past the training length: defined, out of distribution as RoPE.
 
-Gopalakrishnan et al. 2026, "Decoupling the "What" and "Where" With Polar Coordinate Positional
-Embedding", ICML, arXiv:2509.10534, section 3.
+Gopalakrishnan et al. 2025, "Decoupling the "What" and "Where" With Polar Coordinate Positional
+Embedding", arXiv:2509.10534, section 3.
 
 The authors bound the phases by a plain minimum and maximum, where the gradient of a phase beyond a bound
 is 0, and it stays there for good. Here it has the gradient that a value at the bound would have. They also
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bounded import bounded
 from pe_bench.encodings.rope import rope_frequencies, rotate
-from pe_bench.errors import require
 
 
 class PoPE(LayerEncoding):
@@ -35,7 +35,6 @@ class PoPE(LayerEncoding):
 
     def __init__(self, n_heads: int, d_head: int, base: float = 10_000.0):
         super().__init__()
-        require(base > 0, f"encoding.base must be positive, not {base}")
         self.phase = nn.Parameter(torch.zeros(n_heads, d_head))
         # base^(-c/K) for c = 0..K-1 is RoPE's spectrum at the width of the result.
         self.register_buffer("frequencies", rope_frequencies(2 * d_head, base), persistent=False)
@@ -43,7 +42,7 @@ class PoPE(LayerEncoding):
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
-        phase = _bounded(self.phase).unsqueeze(-2)
+        phase = bounded(self.phase, -2 * math.pi, 0).unsqueeze(-2)
         return (
             self._polar(q, torch.zeros_like(phase), q_position),
             self._polar(k, phase, k_position),
@@ -54,8 +53,3 @@ class PoPE(LayerEncoding):
         magnitude = functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
         at_position_0 = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], -1)
         return rotate(at_position_0, position, self.frequencies, "half").to(x.dtype)
-
-
-def _bounded(phase: Tensor) -> Tensor:
-    """Within [-2 pi, 0]; a plain clamp would stop the gradient, and hold a phase there for good."""
-    return phase + (phase.clamp(-2 * math.pi, 0) - phase).detach()

@@ -1,6 +1,8 @@
 """Recursive positions: x_k + p_k, with p_0 learned and p_{k+1} = cell(p_k, t_{k+1}), t_k = time_step k.
 
-p_0 is drawn from N(0, 0.02^2). The cells, whose weights all positions share:
+p_0 is drawn from N(0, 0.02^2). The states of `mlp` have an rms of 0.71 from p_1 on, so that there the first
+token is marked by the size of its state, until p_0 has learned another. The cells, whose weights all
+positions share:
 
     gru        a gated recurrent unit that reads t
     mlp        p_{k+1} = (p_k + g(p_k, t_{k+1})) / rms / sqrt(2), g = a hidden layer of D with ReLU

@@ -3,7 +3,8 @@
 With `log_n`, which is part of the method, the logits are multiplied by max(1, ln n / ln(train_length)), n the
 number of keys that the query sees.
 
-Past the training length: defined, and no distance is larger than W, so that none is new.
+Past the training length: defined, and no distance is larger than W, so that none is new. Texts of up to
+train_length tokens have all their distances: the method is for trained models, and training is plain RoPE.
 
 Su 2023, "Rectified Rotary Position Embeddings", https://kexue.fm/archives/9708; window and log-n as in the
 code, https://github.com/bojone/rerope.
@@ -34,10 +35,8 @@ class ReRoPE(EffectiveDistance):
         layout: Layout = "half",
     ):
         super().__init__(d_head, window, base, layout)
+        self.leave_training(train_length)
         self.log_n = LogN(train_length) if log_n else None
-
-    def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        return q_position.new_full(q_position.shape, self.window), k_position.new_zeros(k_position.shape)
 
     def logit_scale(self, queries: Side) -> Tensor | None:
         if self.log_n is None:

@@ -28,14 +28,24 @@ Layout = Literal["half", "interleaved"]
 Form = Literal["pairs", "complex", "dense"]
 
 
+def require_pairs(width: int, option: str = "model.d_head") -> None:
+    require(width % 2 == 0, f"this encoding acts on pairs of features, and {option}={width} is odd")
+
+
+def require_base(base: float) -> None:
+    require(base > 1, f"encoding.base must exceed 1, for frequencies to fall, not {base}")
+
+
 def rope_frequencies(width: int, base: float) -> Tensor:
     """theta [width / 2] in float64."""
+    require_pairs(width)
+    require_base(base)
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 def pairs_within(d_head: int, fraction: float) -> int:
     """How many of the K/2 pairs a fraction of the head's width holds, rounded down."""
-    require(d_head % 2 == 0, f"pairs of features are turned, and the head width model.d_head={d_head} is odd")
+    require_pairs(d_head)
     require(0 <= fraction <= 1, f"encoding.fraction must lie between 0 and 1, not be {fraction}")
     # 0.29 * 100 is 28.999.. in floating point.
     pairs = math.floor(fraction * (d_head // 2) + 1e-9)
@@ -88,6 +98,8 @@ def join_pairs(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
 
 
 class RoPE(LayerEncoding):
+    """Encodings that turn pairs at other frequencies derive from it and change them."""
+
     family = "rotary"
     paper = "arXiv:2104.09864"
     claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
@@ -96,10 +108,6 @@ class RoPE(LayerEncoding):
 
     def __init__(self, d_head: int, base: float = 10_000.0, layout: Layout = "half", form: Form = "pairs"):
         super().__init__()
-        require(
-            d_head % 2 == 0, f"rope turns pairs of features, and the head width model.d_head={d_head} is odd"
-        )
-        require(base > 0, f"encoding.base must be positive, not {base}")
         self.layout: Layout = layout
         self.form: Form = form
         self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.rope import Layout, rope_frequencies, rotate
+from pe_bench.encodings.rope import Layout, require_base, require_pairs, rope_frequencies, rotate
 from pe_bench.errors import require
 
 Ramp = Literal["index", "turns"]
@@ -45,12 +45,12 @@ class RopeScaling(LayerEncoding, ABC):
         layout: Layout = "half",
     ):
         super().__init__()
+        require_pairs(d_head)
+        require_base(base)
         require(
-            d_head % 2 == 0 and d_head >= self.smallest_width,
-            f"the head width must be even, for pairs of features are turned, and at least "
-            f"{self.smallest_width}, not model.d_head={d_head}",
+            d_head >= self.smallest_width,
+            f"the head width must be at least {self.smallest_width}, not model.d_head={d_head}",
         )
-        require(base > 1, f"encoding.base must exceed 1, for frequencies to fall, and is {base}")
         require(train_length > 1, f"encoding.train_length must be at least 2 tokens, not {train_length}")
         require(
             factor is None or factor >= 1,

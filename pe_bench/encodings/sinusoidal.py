@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.encodings.rope import require_base
 from pe_bench.errors import require
 
 Layout = Literal["interleaved", "concatenated", "neox"]
@@ -39,7 +40,7 @@ class Sinusoidal(PositionalEncoding):
 
     def __init__(self, d_model: int, base: float = 10_000.0, layout: Layout = "interleaved"):
         super().__init__()
-        require(base > 0, f"encoding.base must be positive, not {base}")
+        require_base(base)
         require(
             d_model % 2 == 0 or layout == "interleaved",
             f"layout={layout} needs an even model.d_model, not {d_model}: say encoding.layout=interleaved",
@@ -49,4 +50,8 @@ class Sinusoidal(PositionalEncoding):
         self.layout: Layout = layout
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        return x + sinusoids(ids, self.d_model, self.base, self.layout).to(x.dtype)
+        return x + self.rows(ids).to(x.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """What is added at positions [..]: [.., D]."""
+        return sinusoids(ids, self.d_model, self.base, self.layout)

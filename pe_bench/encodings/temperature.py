@@ -7,7 +7,10 @@ Wang et al. 2024, "Length Generalization of Causal Transformers without Position
 sections 2 and 3: a uniform factor of 1.2 on models without positions, scored at twice the training length
 (table 2, where it already costs perplexity within it), and one for each head of each layer.
 
-The paper searches the factors of heads by training them alone; here they are given, and layers share them.
+The paper's factor comes after training: train `nope`, and give its run as train.from with this modifier. A
+factor that is there from the first step is only another initial scale of the logits, which the weights can
+undo. The paper searches the factors of heads by training them alone; here they are given, and layers share
+them.
 """
 
 import torch

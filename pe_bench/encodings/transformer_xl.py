@@ -14,7 +14,7 @@ Only the encoding, without the memory of earlier segments. The authors project R
 take the products with all queries and shift row i of the result by i. By the addition theorems
 sin(i - j) and cos(i - j) are products of what i has and what j has, so here D columns of the queries and
 keys hold the term exactly, for any positions. Their `clamp_len`, a largest distance, has no such form, and is
-left out. Their matrices are all drawn from N(0, 0.02^2).
+left out, as is `untie_r`, a pair u and v in every layer. Their matrices are all drawn from N(0, 0.02^2).
 """
 
 import math
@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
-from pe_bench.encodings.rope import rope_frequencies
-from pe_bench.errors import require
+from pe_bench.encodings.rope import require_pairs, rope_frequencies
 
 
 class TransformerXL(PositionalEncoding):
@@ -36,10 +35,7 @@ class TransformerXL(PositionalEncoding):
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, n_layers: int, base: float = 10_000.0):
         super().__init__()
-        require(
-            d_model % 2 == 0, f"transformer_xl pairs sines and cosines, and model.d_model={d_model} is odd"
-        )
-        require(base > 0, f"encoding.base must be positive, not {base}")
+        require_pairs(d_model, "model.d_model")
         self.register_buffer("frequencies", rope_frequencies(d_model, base), persistent=False)
         self.content_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
         self.position_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))

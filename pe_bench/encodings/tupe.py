@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.learned import Learned, Overflow
+from pe_bench.encodings.learned import Learned, Overflow, require_table
 from pe_bench.encodings.sinusoidal import Sinusoidal
 
 Positions = Literal["learned", "sinusoidal"]
@@ -46,6 +46,7 @@ class TUPE(LayerEncoding):
         positions: Positions = "learned",
     ):
         super().__init__()
+        require_table(overflow, positions)
         if positions == "learned":
             self.positions = Learned(d_model, max_position, overflow)
         else:
@@ -63,7 +64,6 @@ class TUPE(LayerEncoding):
 
     def _widen(self, x: Tensor, position: Tensor, projection: Tensor) -> Tensor:
         """x [B, H, n, K] and U p, both by 2^(-1/4): queries and keys share the root of two of the scale."""
-        empty = torch.zeros((), dtype=self.query.dtype, device=x.device)
-        p = self.norm(self.positions.embed(empty, position, position))  # [n, D] or [B, 1, n, D]
+        p = self.norm(self.positions.rows(position).to(self.query.dtype))  # [n, D] or [B, 1, n, D]
         columns = (p @ projection).expand_as(x)
         return (torch.cat([x, columns.to(x.dtype)], -1) * 2**-0.25).to(x.dtype)

@@ -44,10 +44,6 @@ class XPos(LayerEncoding):
         layout: Layout = "interleaved",
     ):
         super().__init__()
-        require(
-            d_head % 2 == 0, f"xpos turns pairs of features, and the head width model.d_head={d_head} is odd"
-        )
-        require(base > 0, f"encoding.base must be positive, not {base}")
         require(scale_base > 0, f"encoding.scale_base must be positive, not {scale_base}")
         self.layout: Layout = layout
         self.scale_base = scale_base
