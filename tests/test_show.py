@@ -74,6 +74,15 @@ def test_what_an_option_follows_from_is_spelled_out():
     assert option_line(text, key)[1:3] == ["1024", "from 16 * train.length"]
 
 
+@pytest.mark.parametrize("name", [word.removeprefix("encoding=") for word in complete_word("encoding=")])
+def test_every_option_is_one_line(name):
+    subject = one(name)
+    blocks = page(subject).split("\n\n")
+    listed = [line for block in blocks if block.startswith("encoding.") for line in block.splitlines()]
+    assert listed or name == "nope"
+    assert all(line.startswith("encoding.") for line in listed)
+
+
 def test_the_short_form_of_an_option_is_the_long_one():
     assert page(one("rope", "base=500")) == page(one("rope", "encoding.base=500"))
 
@@ -145,6 +154,14 @@ def test_a_persons_own_encoding_is_shown_from_its_yaml_or_its_file(command, own)
         assert option_line(outcome.out, "parameters")[1] == "4"
     outcome = command("show", "encoding/mine.py:RootBias", "strenght=1")
     assert outcome.code == 2 and "did you mean 'encoding.strength'?" in outcome.line
+
+
+def test_a_class_in_a_file_takes_options_without_default_and_reads_values_as_hydra_does(command, own):
+    (own / "needs.py").write_text(OWN.replace("strength: float = 0.5", "strength: float"))
+    outcome = command("show", "needs.py:RootBias", "strength=1e-3")
+    assert outcome.code == 0, outcome.err
+    assert option_line(outcome.out, "encoding.strength")[1:3] == ["0.001", "given"]
+    assert option_line(outcome.out, "parameters")[1] == "4"
 
 
 # Mistakes
@@ -289,6 +306,13 @@ def test_every_encoding_has_something_to_draw(name):
 
 
 # Pictures
+
+
+@pytest.mark.parametrize("name", ["p_rope", "partial_rope"])
+def test_rotations_of_no_pair_have_no_wavelengths_and_can_be_drawn(name):
+    subject = one(name, "fraction=0", *SMALL)
+    assert curves.wavelengths(subject.encoding.layer(0), 128) == []
+    assert draw(rows_of([subject])).axes
 
 
 def texts(figure) -> list[str]:

@@ -88,5 +88,6 @@ def _within(count: int, ids: Tensor, overflow: Overflow) -> Tensor:
     missing = largest if largest > last else smallest
     raise LengthError(
         f"a learned table of max_position={count} rows has none for position {missing:g}: set "
-        "encoding.overflow=clamp or encoding.overflow=interpolate, or train with a larger train.length"
+        "encoding.overflow=clamp or encoding.overflow=interpolate, or train with a larger train.length "
+        "(under a modifier that spreads positions, with an encoding.max_position as large as its own)"
     )

@@ -104,11 +104,13 @@ def input_products(subject: Subject, length: int) -> tuple[Tensor, bool] | None:
 
 
 def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
-    """2 pi / theta of the feature pairs [pairs] in a window of `length` tokens, for each table there is."""
+    """2 pi / theta of the feature pairs [pairs] in a window of `length` tokens, of tables that turn some."""
     modules = [module for part in _parts(layer) for module in part.modules()]
     tables = [frequencies for module in modules if (frequencies := _frequencies(module, length)) is not None]
-    rows = [row for table in tables for row in table.detach().double().reshape(-1, table.shape[-1])]
-    return [2 * math.pi / row.abs() for row in rows]
+    rows = [
+        row for table in tables if table.any() for row in table.detach().double().reshape(-1, table.shape[-1])
+    ]
+    return [2 * math.pi / row.abs() for row in rows if row.any()]
 
 
 def _frequencies(module: nn.Module, length: int) -> Tensor | None:

@@ -1,5 +1,6 @@
 """An encoding in words: its docstring, its options and where they come from, what it claims."""
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -110,7 +111,8 @@ def _formula(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()
+    return json.dumps(value) if "\n" in text else text  # YAML breaks lines where a value has them
 
 
 def _columns(lines: Sequence[tuple[str, ...]]) -> str:

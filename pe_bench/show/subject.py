@@ -156,7 +156,7 @@ def _subject(
 ) -> Subject:
     if ":" in name:
         values = compose(outside, directories)
-        values["encoding"] = _with_options(bare, options)
+        values["encoding"] = _with_options(bare, options, directories)
     else:
         values = compose([f"encoding={name}", *outside, *options], directories)
     given = frozenset(map(_key, (*outside, *options)))
@@ -186,17 +186,18 @@ def _parameters(encoding: type) -> Iterator[tuple[str, inspect.Parameter]]:
             yield name, parameter
 
 
-def _with_options(encoding: dict[str, Any], options: Sequence[str]) -> dict[str, Any]:
-    """Values of a class that has no YAML file, read as YAML reads them."""
-    import yaml
-
+def _with_options(
+    encoding: dict[str, Any], options: Sequence[str], directories: Sequence[str]
+) -> dict[str, Any]:
+    """Values of a class that has no YAML file, read as Hydra reads them."""
     from pe_bench.checking import unknown
+    from pe_bench.encodings.load import find_class
 
-    values = dict(encoding)
-    for word in options:
-        key, _, text = word.lstrip(PREFIXES).partition("=")
-        option = key.removeprefix("encoding.")
-        if option not in values:
-            raise UserError(unknown(key, "option", [f"encoding.{known}" for known in encoding]))
-        values[option] = yaml.safe_load(text)
-    return values
+    known = [option for option, _ in _parameters(find_class(encoding["class"], list(map(Path, directories))))]
+    keys = [_key(word).removeprefix("encoding.") for word in options]
+    for key in keys:
+        if key not in known:
+            raise UserError(unknown(f"encoding.{key}", "option", [f"encoding.{name}" for name in known]))
+    words = [f"+{word.lstrip(PREFIXES)}" for word in options]
+    read = compose(["encoding=nope", *words], directories)["encoding"]  # has no options of its own
+    return encoding | {key: read[key] for key in keys}
