@@ -9,11 +9,11 @@ from rich.progress import track
 from rich.table import Table
 
 from pe_bench.checks.finding import Finding
-from pe_bench.checks.specimen import Specimen, specimen
+from pe_bench.checks.specimen import Specimen, specimens
 from pe_bench.checks.suite import PROPERTIES, Property, check
 from pe_bench.completion import complete_word
 from pe_bench.errors import RunError, require
-from pe_bench.terminal import write_out
+from pe_bench.terminal import say, write_out
 
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}  # in colour too, and not by colour alone
 STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim"}
@@ -26,15 +26,19 @@ def check_encodings(words: Sequence[str], everything: bool, directories: Sequenc
 
     Raises `UserError` for what cannot be built, `RunError` where a property fails.
     """
-    names = list(dict.fromkeys(word for word in words if "=" not in word))
-    overrides = [_in_full(word) for word in words if "=" in word]
+    names = [word for word in words if "=" not in word or word.startswith("encoding=")]
     require(not (names and everything), f"--all checks every encoding, and {' '.join(names)} names some")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
-    for name in names:
-        require("," not in name, f"'{name}' is several: name them with spaces between")
-    specimens = [specimen(name, overrides, directories) for name in names or all_names(directories)]
-    results = {one.name: _check(one) for one in _with_progress(specimens)}
-    write_out(_render(_one(results[names[0]]) if len(names) == 1 else _each(results)))
+    for word in (word for word in words if word not in names):
+        key = word.partition("=")[0]
+        of_encoding = "." not in key or key.startswith("encoding.")
+        require(of_encoding, f"check has a model of its own, and {word} is no option of an encoding")
+    found = specimens([*(all_names(directories) if everything else []), *words], directories)
+    for one in found:
+        for option, value in one.examples.items():
+            say(f"{one.name} has no default for {option}: checked with {option}={value}, an example")
+    results = {one.name: _check(one) for one in _with_progress(found)}
+    write_out(_render(_one(results[found[0].name]) if len(found) == 1 else _each(results)))
     failures = [
         f"{name}: {wanted.name} fails: {wanted.means}; {finding.measured}. Look at {wanted.look}."
         for name, result in results.items()
@@ -54,20 +58,11 @@ def all_names(directories: Sequence[str] = ()) -> list[str]:
     return [*(name for name in names if name not in own), *own]
 
 
-def _in_full(word: str) -> str:
-    """`base=500` is an option of the encoding; others are spelled out."""
-    key = word.split("=")[0]
-    if key == "modifier" or key.startswith("encoding."):
-        return word
-    require("." not in key, f"check has a model of its own, and {word} is no option of an encoding")
-    return f"encoding.{word}"
-
-
-def _with_progress(specimens: list[Specimen]) -> Sequence[Specimen]:
+def _with_progress(found: list[Specimen]) -> Sequence[Specimen]:
     console = Console(stderr=True)
-    if len(specimens) == 1 or not console.is_terminal:
-        return specimens
-    return track(specimens, "checking", console=console, transient=True)  # type: ignore[return-value]
+    if len(found) == 1 or not console.is_terminal:
+        return found
+    return track(found, "checking", console=console, transient=True)  # type: ignore[return-value]
 
 
 def _check(one: Specimen) -> Results:

@@ -289,7 +289,8 @@ def run(arguments: list[str]) -> int:
             raise
         return _fail(message(), code)
     if code == INTERRUPTED:
-        return _fail("interrupted; the same command goes on from where it was", code)
+        keeps = arguments[0] in ("train", "eval")
+        return _fail(f"interrupted{'; the same command goes on from where it was' if keeps else ''}", code)
     return code
 
 

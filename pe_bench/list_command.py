@@ -113,12 +113,12 @@ def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
 
     from pe_bench.data.tokenizer import ByteTokenizer
     from pe_bench.encodings.load import build_encoding, part_classes, with_examples
-    from pe_bench.show.subject import parameter_count, past_training
+    from pe_bench.subjects import parameter_count
 
     part = part_classes(config)[-1]
     with torch.random.fork_rng(devices=[]):
         built = build_encoding(with_examples(config), n_layers, vocabulary=ByteTokenizer().vocabulary)
-    return part.family, parameter_count(built), past_training(built), part.paper
+    return part.family, parameter_count(built), built.past_training, part.paper
 
 
 def _what_it_is(name: str, config: dict[str, Any], is_modifier: bool) -> str:

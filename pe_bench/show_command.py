@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pe_bench.show.subject import subjects
+from pe_bench.subjects import subjects
 from pe_bench.terminal import say, write_out
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import wrong_encodings
 
-from pe_bench.check_command import _in_full, all_names
+from pe_bench.check_command import all_names
 from pe_bench.checks.finding import as_claimed, largest
 from pe_bench.checks.specimen import specimen
 from pe_bench.checks.suite import PROPERTIES, Property, check
@@ -49,7 +49,7 @@ WRONG = (
     ("SilentPastItsEnd", "past"),
     ("UndefinedWithoutNumbers", "past"),
     ("ClampsWithoutEnd", "past"),
-    ("DefinedThatRaises", "prefix pure acts past"),
+    ("DefinedThatRaises", "prefix shift pure acts past"),
     ("DefinedAndNotANumber", "prefix half past"),
     ("ParameterWithoutUse", "gradients"),
     ("GradientThatIsNotANumber", "fused gradients"),
@@ -198,7 +198,7 @@ def test_several_are_one_table_and_each_is_told_once(command) -> None:
         (["rope", "base=-1"], "encoding.base must exceed 1, for frequencies to fall, not -1"),
         (["rope", "model.d_head=16"], "model.d_head=16 is no option of an encoding"),
         (["rope", "modifier=[lgn]"], "unknown modifier 'lgn': did you mean 'logn'?"),
-        (["rope", "--config-dir", "nowhere"], "--config-dir nowhere is no folder"),
+        (["rope", "--config-dir", "nowhere"], "--config-dir nowhere is not a folder"),
         (["gone.py:Gone"], "the encoding's file gone.py was not found"),
         ([f"{FILE}:Gone"], "names no encoding: Gone must be a class there"),
         ([f"{FILE}:NoEncoding"], "derives from LayerEncoding or PositionalEncoding"),
@@ -216,7 +216,7 @@ def test_a_mistake_is_one_line_and_exits_with_2(command, folder, words: list[str
 
 @pytest.mark.parametrize("words", [["strength=1e-3"], ["encoding.strength=0.5", "modifier=[logn]"]])
 def test_a_class_in_a_file_takes_options_and_modifiers(words: list[str]) -> None:
-    one = specimen(f"{FILE}:NeedsAnOption", [_in_full(word) for word in words])
+    one = specimen(f"{FILE}:NeedsAnOption", words)
     assert one.config["strength"] in (1e-3, 0.5) and one.config["d_head"] == 8
     assert ("logn" in one.encoding.modifiers) == (len(words) > 1)
     assert check(one, property_of["prefix"]).state == "holds"
@@ -224,9 +224,24 @@ def test_a_class_in_a_file_takes_options_and_modifiers(words: list[str]) -> None
 
 def test_options_reach_the_encoding_and_its_modifiers() -> None:
     words = ["modifier=[sliding_window]", "encoding.modifiers.sliding_window.window=7", "base=100"]
-    one = specimen("rope", [_in_full(word) for word in words])
+    one = specimen("rope", words)
     assert one.config["base"] == 100
     assert one.config["modifiers"]["sliding_window"]["window"] == 7
+
+
+def test_words_are_those_of_show(command) -> None:
+    assert command("check", "encoding=sliding_window", "window=7").code == 0
+    outcome = command("check", "alibi", "n_heads=8")
+    assert outcome.code == 2 and "n_heads=8: the model decides it" in outcome.line
+
+
+def test_an_example_in_place_of_a_default_is_told(command) -> None:
+    outcome = command("check", "longrope")
+    assert outcome.code == 0
+    assert (
+        "longrope has no default for long_factors: checked with long_factors=[1.0, 2.0, 3.0, 4.0]"
+        in outcome.err
+    )
 
 
 def test_a_folder_of_ones_own_is_found_and_is_part_of_all(command, tmp_path: Path) -> None:

@@ -179,3 +179,11 @@ def test_the_code_of_a_run_may_have_any_name(train, command, folder, own):
     copy.write_text(CODE)
     words = ["eval", "--lengths", "64", "--results-dir", str(folder / "results"), "--code", str(copy)]
     assert command(*words).code == 0
+
+
+def test_a_misspelt_claim_is_told(train, own):
+    code = CODE.replace('"shift_invariant"', '"shift_invarient"')
+    (own / "encoding" / "mine.py").write_text(code)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2
+    assert "RootBias: unknown claim 'shift_invarient': did you mean 'shift_invariant'?" in outcome.line

@@ -14,7 +14,7 @@ from pe_bench.errors import UserError
 from pe_bench.show import curves
 from pe_bench.show.page import page
 from pe_bench.show.picture import draw, rows_of
-from pe_bench.show.subject import Subject, in_full, subjects
+from pe_bench.subjects import Subject, in_full, subjects
 
 SMALL = ("model.d_model=16", "model.n_heads=2", "model.d_head=8", "model.d_ff=8", "train.length=16")
 OWN = '''
@@ -176,8 +176,8 @@ MISTAKES = [
     (["rope", "--config-dir", "missing"], "--config-dir missing is not a folder"),
     (["rope", "--plot", "a.gif"], "the name must end with .png, .svg or .pdf"),
     (["rope", "--plot", "missing/a.png"], "there is no folder missing"),
-    (["base=3"], "name an encoding to show"),
-    ([], "name an encoding to show"),
+    (["base=3"], "name an encoding"),
+    ([], "name an encoding"),
 ]
 
 

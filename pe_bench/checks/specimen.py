@@ -3,10 +3,10 @@
 Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
 
-import inspect
 import traceback
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from torch import Tensor
 from pe_bench.config import ModelConfig
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition, Stack
-from pe_bench.encodings.load import build_encoding, find_class, with_examples
-from pe_bench.errors import UserError, first_line, require
-from pe_bench.hydra_app import compose
+from pe_bench.encodings.load import build_encoding, with_examples
+from pe_bench.errors import UserError, first_line
 from pe_bench.model import Decoder
+from pe_bench.subjects import Subject, subjects
 
 # Small, and no two sizes that could stand for each other but where heads share keys.
 MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
@@ -38,6 +38,7 @@ class Specimen:
     name: str
     config: dict[str, Any]
     search: Sequence[Path] = ()
+    examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
 
     def fresh(self) -> Composition:
         """With its initial values, in the types that it chose."""
@@ -73,11 +74,9 @@ class Specimen:
         found = [self.encoding.base, *self.encoding.modifiers.children()]
         return [part.layer(0) if isinstance(part, Layers) else part for part in found]  # type: ignore[misc]
 
-    @cached_property
+    @property
     def past_training(self) -> str:
-        """That of the part which says most against a longer text."""
-        said = {part.past_training for part in self.parts}
-        return next(word for word in ("undefined", "clamps", "defined") if word in said)
+        return self.encoding.past_training
 
     def claims(self, claim: str) -> bool:
         return claim in self.encoding.claims
@@ -91,17 +90,27 @@ class Specimen:
         return in_model or any(layer.overrides(*of_layer) for layer in layers_of(self.encoding))
 
 
-def specimen(name: str, overrides: Sequence[str] = (), directories: Sequence[str] = ()) -> Specimen:
-    """What `name` stands for: an encoding's YAML file, or `file.py:Class` with options among `overrides`.
+def specimens(words: Sequence[str], directories: Sequence[str] = ()) -> list[Specimen]:
+    """What the words name: encodings by their YAML files, or `file.py:Class`, with options.
 
-    `overrides` are Hydra's words, `directories` hold a person's own YAML files. Raises `UserError`,
-    also for what cannot be built.
+    `directories` hold a person's own YAML files. Raises `UserError`, also for what cannot be built.
     """
-    for directory in directories:
-        require(Path(directory).is_dir(), f"--config-dir {directory} is no folder")
-    search = [Path(directory) for directory in directories]
-    config = (_of_class if ":" in name else _of_yaml)(name, overrides, directories)
-    found = Specimen(name, with_examples(config, search), search)
+    sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
+    found = subjects([*sizes, f"train.length={TRAIN_LENGTH}", *words], directories)
+    names = Counter(one.name for one in found)
+    return [_specimen(one, one.name if names[one.name] == 1 else one.label) for one in found]
+
+
+def specimen(name: str, overrides: Sequence[str] = (), directories: Sequence[str] = ()) -> Specimen:
+    (found,) = specimens([name, *overrides], directories)
+    return found
+
+
+def _specimen(subject: Subject, name: str) -> Specimen:
+    given, search = subject.config.encoding, subject.search
+    config = with_examples(given, search)
+    examples = {option: value for option, value in config.items() if given.get(option) != value}
+    found = Specimen(name, config, search, examples)
     try:
         found.fresh()
     except UserError:
@@ -115,31 +124,6 @@ def where(error: Exception) -> str:
     """The file and line that raised it, and its type."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}: {type(error).__name__}"
-
-
-def _of_yaml(name: str, overrides: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
-    sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
-    words = [*sizes, f"train.length={TRAIN_LENGTH}", f"encoding={name}", *overrides]
-    return compose(words, directories)["encoding"]
-
-
-def _of_class(name: str, overrides: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
-    """The sizes that its constructor asks for by the names that YAML files use, and the options given."""
-    found = find_class(name, [Path(directory) for directory in directories])
-    known = {**asdict(MODEL), "train_length": TRAIN_LENGTH, "max_position": TRAIN_LENGTH}
-    sizes = {
-        option: known[option]
-        for option, parameter in inspect.signature(found.__init__).parameters.items()
-        if option in known and parameter.default is parameter.empty
-    }
-    # Hydra reads the options, as it would those of a YAML file: nope's has none of its own.
-    words = [f"+{word}" if word.startswith("encoding.") else word for word in overrides]
-    composed = _of_yaml("nope", words, directories)
-    return {**composed, **sizes, **_options(composed), "name": name.rpartition(":")[2], "class": name}
-
-
-def _options(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in ("name", "class", "modifiers")}
 
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:

@@ -37,6 +37,9 @@ class Composition(PositionalEncoding):
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
+        # Of several parts the one that says most against longer texts.
+        said = {part.past_training for part in self._parts}
+        self.past_training = next(word for word in ("undefined", "clamps", "defined") if word in said)
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         owner = next((part for part in self._parts if part.overrides("ids")), self.base)

@@ -11,10 +11,10 @@ from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pe_bench.checking import check_type, unknown
-from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
+from pe_bench.encodings.base import Claim, LayerEncoding, Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import UserError
 
@@ -230,6 +230,7 @@ def _build_part(part: dict[str, Any], n_layers: int, search: Sequence[Path], key
     encoding = find_class(part["class"], search)
     if not is_built_in(part["class"]):
         _refuse_no_hook(encoding)
+        _refuse_unknown_claims(encoding)
     options = _checked_options(encoding, _options(part), key)
     if issubclass(encoding, PositionalEncoding):
         return encoding(**options)
@@ -246,6 +247,11 @@ def _refuse_no_hook(encoding: EncodingClass) -> None:
         raise UserError(
             f"{encoding.__name__} overrides no hook, and would do nothing: define one of {', '.join(hooks)}"
         )
+
+
+def _refuse_unknown_claims(encoding: EncodingClass) -> None:
+    for claim in sorted(encoding.claims - set(get_args(Claim))):
+        raise UserError(f"{encoding.__name__}: {unknown(claim, 'claim', get_args(Claim))}")
 
 
 def _options(part: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pe_bench.attention import cut, logits, sides
 from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.rope_scaling import RopeScaling
-from pe_bench.show.subject import Subject
+from pe_bench.subjects import Subject
 
 REACH = 8  # times the training length, for scores
 MASK_REACH = 4

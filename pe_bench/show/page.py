@@ -13,7 +13,7 @@ import yaml
 from pe_bench.config import config_dir
 from pe_bench.encodings.load import NOT_OPTIONS, find_class, source_file
 from pe_bench.errors import UserError
-from pe_bench.show.subject import Subject, parameter_count, past_training
+from pe_bench.subjects import Subject, parameter_count
 
 COMMENT = re.compile(r"^(\w+): .*? # (.*)$", re.MULTILINE)
 INTERPOLATION = re.compile(r"\$\{(?:(\w+):([^{},]+),)?([^{}]+)\}")
@@ -43,7 +43,7 @@ def _facts(subject: Subject, must_be_built: bool) -> str:
     return _columns(
         [
             ("parameters", f"{parameter_count(encoding):,}", where),
-            ("past training", past_training(encoding)),
+            ("past training", encoding.past_training),
             ("claims", ", ".join(sorted(encoding.claims)) or "none"),
         ]
     )

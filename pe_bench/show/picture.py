@@ -22,7 +22,7 @@ from pe_bench.files import write_atomically
 from pe_bench.plot import COLOURS, STROKES, UNDATED, picture_format, spread_apart
 from pe_bench.show import curves
 from pe_bench.show.curves import MASK_REACH, REACH, Kind, Scores
-from pe_bench.show.subject import Subject
+from pe_bench.subjects import Subject
 
 FONT = 9  # points
 LABEL_GAP = 1.2 * FONT  # points between the middles of two labels

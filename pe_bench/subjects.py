@@ -1,4 +1,4 @@
-"""What is shown: an encoding with its resolved configuration, from a command's words."""
+"""The encodings that the words of `show` and `check` name, each with its resolved configuration."""
 
 import inspect
 import re
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PREFIXES = "+~"
 LONGEST_LABEL = 40  # characters
+SIZES = ("d_model", "n_heads", "d_head", "n_layers")
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,6 @@ class Subject:
         return label if len(label) <= LONGEST_LABEL else self.name
 
 
-def past_training(encoding: "Composition") -> str:
-    """What happens past the training length: that of the part which says most against it."""
-    said = {part.past_training for part in (encoding.base, *encoding.modifiers.values())}
-    return next(word for word in ("undefined", "clamps", "defined") if word in said)
-
-
 def parameter_count(encoding: "Composition") -> int:
     return sum(parameter.numel() for parameter in encoding.parameters())
 
@@ -70,7 +65,14 @@ def subjects(words: Sequence[str], directories: Sequence[str] = ()) -> list[Subj
     Raises `UserError` for what cannot be.
     """
     names, overrides = _sorted_words(words)
-    require(bool(names), "name an encoding to show; `pe-bench list encodings` has them")
+    require(bool(names), "name an encoding; `pe-bench list encodings` has them")
+    for name in names:
+        require("," not in name, f"'{name}' is several: name them with spaces between")
+    for word in overrides:
+        size = _key(word).removeprefix("encoding.")
+        require(
+            size not in SIZES, f"{word}: the model decides it; say model.{size}=... where it can be chosen"
+        )
     for folder in directories:
         require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
     check_words(overrides)
@@ -155,8 +157,9 @@ def _subject(
     bare: dict[str, Any],
 ) -> Subject:
     if ":" in name:
-        values = compose(outside, directories)
-        values["encoding"] = _with_options(bare, options, directories)
+        values = compose(["encoding=nope", *outside], directories)
+        modifiers = values["encoding"].get("modifiers", {})
+        values["encoding"] = _with_options(bare, options, directories) | {"modifiers": modifiers}
     else:
         values = compose([f"encoding={name}", *outside, *options], directories)
     given = frozenset(map(_key, (*outside, *options)))
