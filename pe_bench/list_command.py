@@ -100,10 +100,12 @@ def _encodings(_: Path) -> Listing:
     composed = compose([f"+encoding@catalogue.{name}={name}" for name in names])
     model = parse_config({key: value for key, value in composed.items() if key != "catalogue"}).model
     listing = Listing(("encoding", "family", "parameters", "past training", "paper", "is"))
+    first_names = aliases()
     for name in names:
         config = composed["catalogue"][name]
-        facts = _facts(config, model.n_layers)
-        listing.rows.append((name, *facts, _what_it_is(name, config, name in modifiers)))
+        also = sorted(alias for alias, first in first_names.items() if first == name)
+        is_what = _what_it_is(name, config, name in modifiers, also)
+        listing.rows.append((name, *_facts(config, model.n_layers), is_what))
     return listing
 
 
@@ -121,10 +123,9 @@ def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
     return part.family, parameter_count(built), built.past_training, part.paper
 
 
-def _what_it_is(name: str, config: dict[str, Any], is_modifier: bool) -> str:
+def _what_it_is(name: str, config: dict[str, Any], is_modifier: bool, also: list[str]) -> str:
     """Of what an encoding consists where it has parts, its use as a modifier, and its other names."""
     label = "+".join([config["name"], *config.get("modifiers", {})])
-    also = sorted(alias for alias, first in aliases().items() if first == name)
     words = [
         label if label != name else "",
         "also as modifier" if is_modifier else "",
