@@ -51,6 +51,7 @@ class Subject:
     train_dtype: str
     setting: str
     label: str
+    scored_with: str  # the label of the encoding in `model`, where that is not the run's own
     tokens_per_second: float
 
 
@@ -120,7 +121,8 @@ def _is_scored(run: Path, row: Row | None) -> bool:
 
 
 def _path(run: Path, row: Row) -> Path:
-    return score_path(run, row.protocol, row.length, row.control, row.target_hash, stride=row.stride)
+    other = row.scored_with if row.scored_with != row.encoding else None
+    return score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
 
 
 def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch: Watcher) -> Row:
@@ -178,7 +180,7 @@ def _empty_row(subject: Subject, evaluation: EvalConfig, length: int, plan: Plan
     return Row(
         run=subject.run.name,
         encoding=subject.label,
-        scored_with=subject.label,
+        scored_with=subject.scored_with,
         seed=config.seed,
         model=config.model.name,
         setting=subject.setting,

@@ -233,6 +233,7 @@ def _score(job: Job, trained: Checkpoint, evaluation: EvalConfig) -> list[Row]:
         train_dtype=job.train_dtype,
         setting=job.setting,
         label=job.label,
+        scored_with=job.label,
         tokens_per_second=trained.meta.step * config.train.batch_tokens / trained.meta.train_seconds,
     )
     with scoring_progress(job.label, len(make_plans(config, evaluation, job.data))) as watch:

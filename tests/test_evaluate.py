@@ -77,6 +77,7 @@ def subject_of(
         train_dtype="bfloat16",
         setting="5e7710",
         label="mine option=2",
+        scored_with="mine option=2",
         tokens_per_second=1234.56,
     )
 

@@ -15,6 +15,36 @@ from pe_bench.statistics import Interval, paired_interval, verdict
 
 
 @dataclass(frozen=True)
+class Difference:
+    """From the table's baseline at the same length, in bits per byte; negative is better.
+
+    verdict: better, same, worse or unclear; empty without an interval, and `missing` says why.
+    """
+
+    mean: float | None
+    interval: Interval | None
+    verdict: str
+    missing: str
+
+
+@dataclass(frozen=True)
+class ContextUse:
+    """What the controls at one length say of the context beyond the training length.
+
+    uses_context: yes, no or unclear; empty where it cannot be judged, and `missing` says why.
+    beats_window: yes, no or unclear; n/a where the encoding is windowed itself, empty without the control.
+    swap_gain, window_gain: bits per byte that are lost when the far context is another document's, and
+    when every layer sees only as many tokens as in training.
+    """
+
+    uses_context: str
+    beats_window: str
+    swap_gain: Interval | None
+    window_gain: Interval | None
+    missing: str
+
+
+@dataclass(frozen=True)
 class Cell:
     """What is known of an encoding at a length.
 
@@ -36,6 +66,8 @@ class Cell:
     documents: int
     stride: int | None
     peak_memory_mb: float | None
+    baseline: Difference | None = None  # none where the table has no baseline, or this is it
+    use: ContextUse | None = None  # none where no control was scored
 
     @property
     def bits_per_byte(self) -> float | None:

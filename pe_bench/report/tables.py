@@ -16,16 +16,29 @@ from pe_bench.report.notes import make_notes
 from pe_bench.report.strides import by_stride_rule, describe_rule, order_of_rule
 from pe_bench.report.target_sets import Rank, rank_sets
 from pe_bench.results import Row, read_all, runs_folder
-from pe_bench.statistics import break_point
+from pe_bench.statistics import MARGIN, break_point
 
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
+
+
+@dataclass(frozen=True)
+class Position:
+    """Tokens that were scored at one range of places in the document: text of its own at each, no verdict.
+
+    context: tokens that such a target sees, on average. levels: bits per byte, one for each seed.
+    """
+
+    context: float
+    levels: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Line:
     """One encoding, its seeds together; one cell for each length that it was scored at.
 
-    run: empty, or the name of the only run, where several of one name have the same seed.
+    run: empty, or the name of the only run, where several of one name have the same seed. runs: all of
+    them. sensitive: whether the model gains from a quarter to all of its training length; None where
+    that was not scored. positions: in rising order of context, empty where they were not scored.
     """
 
     encoding: str
@@ -36,6 +49,9 @@ class Line:
     tokens_per_second: float
     break_point: str  # a length, "none up to" one, or unknown
     cells: dict[int, Cell]
+    runs: tuple[str, ...] = ()
+    sensitive: bool | None = None
+    positions: tuple[Position, ...] = ()
 
     @property
     def label(self) -> str:
@@ -78,6 +94,8 @@ class Table:
     ranked_at: int | None
     why: str
     notes: tuple[str, ...]
+    baseline: str = ""  # the label of the line that the others are compared with
+    margin: float = MARGIN  # bits per byte, of the verdicts
 
     @property
     def title(self) -> str:
@@ -237,6 +255,7 @@ def _line(
         tokens_per_second=sum(row.tokens_per_second for row in runs.values()) / len(runs),
         break_point=_describe_break(cells, rows[0].train_length),
         cells=cells,
+        runs=tuple(sorted(runs)),
     )
 
 
