@@ -60,14 +60,16 @@ def reference_attention(
     """Every hook as it stands, in blocks of queries; `rows` asks for those queries alone."""
     queries, keys = sides(encoding, x, q, k, position)
     rows = rows if rows is not None else range(q.shape[-2])
-    block = block or max(1, REFERENCE_ELEMENTS // (q.shape[0] * q.shape[1] * k.shape[-2]))
+    keys_of_a_block = k.shape[-2] if window is None else min(k.shape[-2], 2 * window)
+    block = block or max(1, REFERENCE_ELEMENTS // (q.shape[0] * q.shape[1] * keys_of_a_block))
     scale = 1 / math.sqrt(q.shape[-1])
     outputs = []
     for start in range(rows.start, rows.stop, block):
         stop = min(start + block, rows.stop)
-        # No query of the block may see a key after its last one, so those are left out.
-        seen = cut(keys, 0, stop)
-        outputs.append(_attend(encoding, cut(queries, start, stop), seen, v[:, :, :stop], scale, window))
+        # No query of the block may see a key after its last one, or before its first one's window.
+        first = 0 if window is None else max(0, start - window + 1)
+        seen = cut(keys, first, stop)
+        outputs.append(_attend(encoding, cut(queries, start, stop), seen, v[:, :, first:stop], scale, window))
     return torch.cat(outputs, -2)
 
 

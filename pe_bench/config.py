@@ -19,6 +19,7 @@ from pe_bench.errors import UserError, require
 T = TypeVar("T")
 Precision = Literal["auto", "float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding"]
+Controls = Literal["auto", "all", "none"]
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1.5, 2, 4, 8, 16)  # times the training length
 
 
@@ -93,6 +94,8 @@ class EvalConfig:
     targets: int = 192
     target_tokens: int | None = None
     stride: int | None = None
+    controls: Controls = "auto"
+    per_position: bool = False
     tokens: int = 65_536
     batch_tokens: int = 16_384
     seed: int = 0

@@ -152,6 +152,11 @@ def _check_eval(evaluation: "EvalConfig", train_length: int) -> None:
         require(length > 0, f"eval.lengths must be positive whole numbers, and {length} is not")
     if evaluation.protocol == "paired":
         _check_blocks(evaluation, train_length)
+    require(
+        evaluation.controls != "all" or evaluation.protocol == "paired",
+        f"eval.controls=all would be ignored with eval.protocol={evaluation.protocol}: controls compare the "
+        "same targets, so say eval.protocol=paired, or leave them out",
+    )
 
 
 def _check_blocks(evaluation: "EvalConfig", train_length: int) -> None:

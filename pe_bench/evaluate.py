@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from pe_bench.config import Config, EvalConfig
+from pe_bench.controls import control_plans, remark, why_not
 from pe_bench.data.packed import Data
 from pe_bench.data.targets import scored_documents, target_blocks
 from pe_bench.encodings import LengthError
@@ -22,6 +24,7 @@ from pe_bench.machine import (
     today,
 )
 from pe_bench.model import Decoder
+from pe_bench.positions import POSITIONS, in_range, one_pass, position_plans
 from pe_bench.protocols import (
     Plan,
     batches,
@@ -32,6 +35,7 @@ from pe_bench.protocols import (
     target_bytes,
     target_documents,
     targets,
+    with_donors,
 )
 from pe_bench.results import Row, read_rows, write_rows
 from pe_bench.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_path
@@ -67,10 +71,12 @@ def evaluate(subject: Subject, evaluation: EvalConfig, watch: Watcher) -> list[R
     """
     kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
     asked = []
-    for length, plan in make_plans(subject.config, evaluation, subject.data):
-        row = _empty_row(subject, evaluation, length, plan)
+    plans = make_plans(subject.config, evaluation, subject.data)
+    scorer = Scorer(subject, evaluation, [plan for _, plan in plans if plan.protocol == POSITIONS], watch)
+    for length, plan in plans:
+        row = _empty_row(subject, length, plan)
         if not _is_scored(subject.run, kept.get(row.key)):
-            kept[row.key] = _score(subject, evaluation, plan, row, watch)
+            kept[row.key] = _score(subject, plan, row, scorer)
             write_rows(subject.run / "eval.csv", sorted(kept.values(), key=lambda one: one.order))
         asked.append(kept[row.key])
     return asked
@@ -80,7 +86,8 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple
     """What to score at each length, in rising order of lengths. Raises `UserError`.
 
     Lengths up to `max_length` share one set of targets. Longer ones make a set of their own, on
-    which the training length is scored too, so that there is something to compare with.
+    which the training length is scored too, so that there is something to compare with. The controls of a
+    set follow its lengths.
     """
     train_length = config.train.length
     lengths = evaluation.resolved_lengths(train_length)
@@ -90,7 +97,16 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple
     plans = list(_plans(config, evaluation, data, within, longest)) if within else []
     if beyond:
         plans += _plans(config, evaluation, data, sorted({train_length, *beyond}), max(beyond))
+    if evaluation.per_position:
+        text = scored_documents(data.validation, max(lengths), evaluation.tokens, evaluation.seed)
+        plans += position_plans(data, text, max(lengths))
     return plans
+
+
+def count_parts(plans: Sequence[tuple[int, Plan]]) -> int:
+    """How many things there are to wait for: all ranges of positions are one."""
+    ranges = sum(plan.protocol == POSITIONS for _, plan in plans)
+    return len(plans) - max(0, ranges - 1)
 
 
 def _plans(
@@ -99,12 +115,15 @@ def _plans(
     if evaluation.protocol == "paired":
         size = evaluation.resolved_target_tokens(config.train.length)
         blocks = target_blocks(data.validation, longest, size, evaluation.targets, evaluation.seed, data.hash)
-        return ((length, paired_plan(blocks, length)) for length in lengths)
+        yield from ((length, paired_plan(blocks, length)) for length in lengths)
+        yield from control_plans(evaluation, blocks, list(lengths), config.train.length)
+        return
     text = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed)
     if evaluation.protocol == "nonoverlapping":
-        return ((length, nonoverlapping_plan(data, text, length)) for length in lengths)
-    strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
-    return ((length, sliding_plan(data, text, length, strides[length])) for length in lengths)
+        yield from ((length, nonoverlapping_plan(data, text, length)) for length in lengths)
+    else:
+        strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
+        yield from ((length, sliding_plan(data, text, length, strides[length])) for length in lengths)
 
 
 def _is_scored(run: Path, row: Row | None) -> bool:
@@ -125,11 +144,15 @@ def _path(run: Path, row: Row) -> Path:
     return score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
 
 
-def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch: Watcher) -> Row:
+def _score(subject: Subject, plan: Plan, row: Row, scorer: "Scorer") -> Row:
     """The row with its numbers, or with the reason why it has none."""
+    layers = subject.config.model.n_layers
+    impossible = why_not(plan, subject.model.encoding, layers, row.length)
+    if impossible is not None:
+        return replace(row, status=impossible[0], reason=impossible[1])
     reset_peak_memory(subject.device)
     try:
-        nll = score_plan(subject, evaluation, plan, row.length, watch)
+        nll = scorer.nll(plan, row.length)
     except LengthError as error:
         return replace(row, status="undefined", reason=str(error))
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -144,6 +167,7 @@ def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch
     level = LEVEL_OF_PROTOCOL[row.protocol](scores)
     return replace(
         row,
+        reason=remark(plan, layers),
         nll=level.nll,
         perplexity=level.perplexity,
         bits_per_byte=level.bits_per_byte,
@@ -151,30 +175,58 @@ def _score(subject: Subject, evaluation: EvalConfig, plan: Plan, row: Row, watch
     )
 
 
-@torch.no_grad()
-def score_plan(
-    subject: Subject, evaluation: EvalConfig, plan: Plan, length: int, watch: Watcher
-) -> np.ndarray:
-    """The NLL of every target of a plan in nats, float32, in the order of its windows."""
-    model, split, device = subject.model, subject.data.validation, subject.device
-    found, done = [], 0
-    for batch in batches(plan.windows, evaluation.batch_tokens):
-        watch(evaluation.protocol, length, done / len(plan.windows))
-        tokens_BT = inputs(split, batch).to(device)
-        # One draw for each length, whatever the batches: a score must not depend on memory.
-        generator = torch.Generator().manual_seed(derive_seed(evaluation.seed, "ids", length))
-        ids = model.encoding.ids(tokens_BT, train=False, generator=generator)
-        hidden_BTD = model.hidden(tokens_BT, ids)
-        first, count = batch[0].first, batch[0].targets
-        scored = hidden_BTD[:, first : first + count].flatten(0, 1)
-        nll = token_nll(scored, model.output_weight, targets(split, batch).flatten().to(device))
-        found.append(nll.float().cpu().numpy())
-        done += len(batch)
-    watch(evaluation.protocol, length, 1.0)
-    return np.concatenate(found)
+class Scorer:
+    """Runs plans; the ranges of positions share one pass where the encoding is prefix consistent."""
+
+    def __init__(self, subject: Subject, evaluation: EvalConfig, ranges: Sequence[Plan], watch: Watcher):
+        self.subject, self.evaluation, self.ranges, self.watch = subject, evaluation, ranges, watch
+
+    def nll(self, plan: Plan, length: int) -> np.ndarray:
+        """The NLL of every target of a plan in nats, float32, in the order of its windows."""
+        if plan.protocol != POSITIONS:
+            what = plan.protocol if plan.control == "none" else f"{plan.control} control"
+            return self._run(plan, length, lambda share: self.watch(what, length, share))
+        if "prefix_consistent" in self.subject.model.encoding.claims:
+            try:
+                return in_range(self._of_all_positions, plan)
+            except LengthError:  # then every range says for itself whether it can be scored
+                pass
+        return self._run(plan, length, self._watch_ranges(plan))
+
+    @cached_property
+    def _of_all_positions(self) -> np.ndarray:
+        whole = one_pass(self.ranges)
+        longest = whole.windows[0].size
+        return self._run(whole, longest, lambda share: self.watch(POSITIONS, longest, share))
+
+    def _watch_ranges(self, plan: Plan) -> Callable[[float], None]:
+        """All ranges are one thing to wait for."""
+        place, longest = self.ranges.index(plan), self.ranges[-1].windows[0].size
+        return lambda share: self.watch(POSITIONS, longest, (place + share) / len(self.ranges))
+
+    @torch.no_grad()
+    def _run(self, plan: Plan, length: int, tell: Callable[[float], None]) -> np.ndarray:
+        model, split, device = self.subject.model, self.subject.data.validation, self.subject.device
+        found, done = [], 0
+        for batch in batches(plan.windows, self.evaluation.batch_tokens):
+            tell(done / len(plan.windows))
+            tokens_BT = inputs(split, batch)
+            # One draw for each length, whatever the batches: a score must not depend on memory.
+            generator = torch.Generator().manual_seed(derive_seed(self.evaluation.seed, "ids", length))
+            # A control changes what is read and not where: the ids are those of the text itself.
+            ids = model.encoding.ids(tokens_BT.to(device), train=False, generator=generator)
+            fed_BT = with_donors(split, batch, tokens_BT) if plan.control == "swap" else tokens_BT
+            hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit)
+            first, count = batch[0].first, batch[0].targets
+            scored = hidden_BTD[:, first : first + count].flatten(0, 1)
+            nll = token_nll(scored, model.output_weight, targets(split, batch).flatten().to(device))
+            found.append(nll.float().cpu().numpy())
+            done += len(batch)
+        tell(1.0)
+        return np.concatenate(found)
 
 
-def _empty_row(subject: Subject, evaluation: EvalConfig, length: int, plan: Plan) -> Row:
+def _empty_row(subject: Subject, length: int, plan: Plan) -> Row:
     """A row with all that is known before anything is scored."""
     config, data = subject.config, subject.data
     return Row(
@@ -186,8 +238,8 @@ def _empty_row(subject: Subject, evaluation: EvalConfig, length: int, plan: Plan
         setting=subject.setting,
         train_length=config.train.length,
         length=length,
-        protocol=evaluation.protocol,
-        control="none",
+        protocol=plan.protocol,
+        control=plan.control,
         stride=plan.stride,
         status="ok",
         reason="",

@@ -23,7 +23,8 @@ from pe_bench.data.targets import ScoredText, TargetBlocks
 class Window:
     """`size` tokens of a document from `start` are fed, and targets are scored from `first` on.
 
-    Target n is the token after input n; there are `targets` of them from `first`.
+    Target n is the token after input n; there are `targets` of them from `first`. With a donor, the first
+    `foreign` inputs are another document's: those of `donor` from `donor_start`.
     """
 
     document: int
@@ -31,15 +32,24 @@ class Window:
     size: int
     first: int
     targets: int
+    donor: int = -1
+    donor_start: int = 0
+    foreign: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that one length scores."""
+    """Everything that one length scores.
 
+    limit: every layer's attention is limited to so many tokens, for the control `window`.
+    """
+
+    protocol: str
     windows: list[Window]
     target_hash: str
     stride: int | None = None
+    control: str = "none"
+    limit: int | None = None
 
     @property
     def context_mean(self) -> float:
@@ -58,7 +68,7 @@ def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
         Window(int(document), int(end) - length, length, length - size - 1, size)
         for document, end in zip(blocks.document, blocks.end, strict=True)
     ]
-    return Plan(windows, blocks.hash)
+    return Plan("paired", windows, blocks.hash)
 
 
 def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
@@ -68,7 +78,7 @@ def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
         for start in range(0, last, length):
             size = min(length, last - start)
             windows.append(Window(document, start, size, 0, size))
-    return Plan(windows, text_hash(data, text))
+    return Plan("nonoverlapping", windows, text_hash(data, text))
 
 
 def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan:
@@ -80,7 +90,7 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
             stop = min(scored + stride, last)
             start = stop - length
             windows.append(Window(document, start, length, scored - start, stop - scored))
-    return Plan(windows, text_hash(data, text), stride)
+    return Plan("sliding", windows, text_hash(data, text), stride)
 
 
 def text_hash(data: Data, text: ScoredText) -> str:
@@ -109,9 +119,18 @@ def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
 
 
 def inputs(split: Split, batch: list[Window]) -> Tensor:
-    """Token ids [B, size]."""
+    """Token ids [B, size], of the windows' own documents throughout."""
     rows = [split.document(w.document)[w.start : w.start + w.size] for w in batch]
     return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def with_donors(split: Split, batch: list[Window], tokens: Tensor) -> Tensor:
+    """The inputs [B, size] with the first tokens of each window from its donor."""
+    swapped = tokens.clone()
+    for row, window in enumerate(batch):
+        donor = split.document(window.donor)[window.donor_start : window.donor_start + window.foreign]
+        swapped[row, : window.foreign] = torch.from_numpy(donor.astype(np.int64))
+    return swapped
 
 
 def targets(split: Split, batch: list[Window]) -> Tensor:

@@ -68,6 +68,7 @@ LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
     "paired": mean_over_documents,
     "nonoverlapping": mean_over_tokens,
     "sliding": mean_over_tokens,
+    "positions": mean_over_tokens,
 }
 
 

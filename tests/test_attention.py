@@ -144,6 +144,9 @@ def test_a_window_is_the_sliding_window_of_that_many_tokens(encoding: LayerEncod
     assert worst(limited, reference_attention(inside, *inputs(11), position=position)) < 1e-12
     unlimited = attention(encoding, *inputs(11), position=position)
     assert worst(limited, unlimited) > 1e-3
+    # In blocks, keys before the window of a block's first query are left out.
+    blocks = reference_attention(encoding, *inputs(11), position=position, window=4, block=2)
+    assert worst(blocks, limited) < 1e-12
     everything = attention(encoding, *inputs(11), position=position, window=11)
     assert worst(everything, unlimited) < 1e-12
 

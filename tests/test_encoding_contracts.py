@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pe_bench.attention import attention
+from pe_bench.attention import attention, reference_attention
 from pe_bench.checks.specimen import (
     MODEL,
     TRAIN_LENGTH,
@@ -22,7 +22,9 @@ from pe_bench.checks.specimen import (
 )
 from pe_bench.checks.suite import PROPERTIES, Property, check
 from pe_bench.config import config_dir
+from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.load import encoding_label, find_class
+from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.errors import UserError
 from pe_bench.model import Decoder
 
@@ -92,6 +94,16 @@ def test_positions_may_be_floats_and_differ_between_sequences(name: str) -> None
             one = slice(row, row + 1)
             alone = attention(layer, x[one], q[one], k[one], v[one], position[row].float())
             assert worst(alone, both[one]) < 1e-5
+
+
+@every_encoding
+def test_a_window_from_outside_is_that_mask_whatever_keys_are_left_out(name: str) -> None:
+    length, window = TRAIN_LENGTH, 4
+    for layer in layers_of(specimen_of(name).encoding):
+        arguments = (*layer_inputs(length), torch.arange(length))
+        masked = reference_attention(Stack([layer, SlidingWindow(window)]), *arguments)
+        in_blocks = reference_attention(layer, *arguments, window=window, block=3)
+        assert worst(in_blocks, masked) < 1e-10
 
 
 @every_encoding

@@ -1,0 +1,53 @@
+"""Position curves: the NLL of tokens by how many tokens they see, in windows of the longest length.
+
+Ranges of context are log-spaced, two an octave: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, ... Each position
+scores text of its own, so a curve is no comparison of lengths and carries no verdict. Where an encoding is
+prefix consistent one pass over the longest windows serves all ranges; else each has windows that end with
+it, because a token's score depends on how many follow.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from pe_bench.data.packed import Data
+from pe_bench.data.targets import ScoredText
+from pe_bench.protocols import Plan, nonoverlapping_plan
+
+POSITIONS = "positions"  # what stands for the protocol in such rows
+
+
+def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[tuple[int, Plan]]:
+    """Each range's last position with the plan that scores it by itself: windows that end with it.
+
+    The windows begin where documents are cut into windows of `longest` tokens; shorter rests are left out.
+    """
+    whole = nonoverlapping_plan(data, text, longest)
+    windows = [window for window in whole.windows if window.size == longest]
+    words = f"{POSITIONS}/{whole.target_hash}/{longest}"
+    target_hash = hashlib.sha256(words.encode()).hexdigest()[:16]
+    for first, last in pairwise(range_ends(longest)):
+        shorter = [replace(window, size=last, first=first, targets=last - first) for window in windows]
+        yield last, Plan(POSITIONS, shorter, target_hash)
+
+
+def range_ends(longest: int) -> list[int]:
+    """0, and where each range ends: 1, 2, 3, 4, 6, 8, 12, ... and the longest."""
+    octaves = range(longest.bit_length())
+    ends = {end for octave in octaves for end in (2**octave, 3 * 2**octave // 2) if end < longest}
+    return [0, *sorted(ends), longest]
+
+
+def one_pass(plans: Sequence[Plan]) -> Plan:
+    """What scores all ranges at once: the windows of the last one, from their beginnings on."""
+    windows = [replace(window, first=0, targets=window.size) for window in plans[-1].windows]
+    return replace(plans[-1], windows=windows)
+
+
+def in_range(nll: np.ndarray, plan: Plan) -> np.ndarray:
+    """Of the NLLs of the one pass, float32 [windows * longest], those that one range's plan scores."""
+    first, count = plan.windows[0].first, plan.windows[0].targets
+    return nll.reshape(len(plan.windows), -1)[:, first : first + count].reshape(-1)
