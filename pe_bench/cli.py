@@ -52,6 +52,12 @@ def _complete_encodings(incomplete: str) -> list[str]:
     return [word.removeprefix("encoding=") for word in complete_word(f"encoding={incomplete}")]
 
 
+def _complete_with(incomplete: str) -> list[str]:
+    from pe_bench.completion import complete_with
+
+    return complete_with(incomplete)
+
+
 def _complete_runs(incomplete: str) -> list[str]:
     from pe_bench.completion import complete_run
 
@@ -101,21 +107,22 @@ def _run_experiment(config: Any, search: Any) -> Any:
     from pe_bench.experiment import run_experiment
 
     check_folder(config.results_dir, "results_dir")
-    return run_experiment(config, search)
+    return (*run_experiment(config, search), config.report.margin)
 
 
 def _print_experiments(done: list[Any]) -> None:
     from pe_bench.report_command import print_run, print_runs
 
     if len(done) == 1:
-        run, rows = done[0]
-        print_run(rows, run)
+        run, rows, margin = done[0]
+        print_run(rows, run, margin)
     else:
-        print_runs([run for run, _ in done])
+        print_runs([run for run, _, _ in done], done[0][2])
 
 
 @app.command(
-    epilog="Examples: pe-bench eval --lengths 512,2048 | pe-bench eval rope-s0-1a2b3c4d --protocol sliding"
+    epilog="Examples: pe-bench eval --lengths 512,2048 | pe-bench eval rope-s0-1a2b3c4d --protocol sliding | "
+    "pe-bench eval --with yarn,rope_ntk,sliding_window --with 'yarn factor=4 beta_fast=16'"
 )
 def eval(  # noqa: A001  (the command's name)
     runs: Annotated[
@@ -133,8 +140,29 @@ def eval(  # noqa: A001  (the command's name)
         int | None, typer.Option(help="Target blocks at each length (paired).", **Count)
     ] = None,
     stride: Annotated[int | None, typer.Option(help="Tokens between windows (sliding).", **Count)] = None,
+    controls: Annotated[
+        str | None, typer.Option(help="Of paired: auto (2 and 16 times the training length), all or none.")
+    ] = None,
+    per_position: Annotated[
+        bool, typer.Option("--per-position", help="Also the NLL by position, at the longest length.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     threads: Annotated[int | None, typer.Option(help="Of the processor.", **Count)] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="NAME[,NAME]... | 'NAME KEY=VALUE ...'",
+            help="Score the weights under other encodings as well; repeatable.",
+            autocompletion=_complete_with,
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also under those that may not follow the trained one.")
+    ] = False,
+    config_dir: Annotated[
+        list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own, for --with.")
+    ] = None,
     code: Annotated[
         list[Path] | None, typer.Option(help="The file of a run's own encoding, to trust it.")
     ] = None,
@@ -142,16 +170,20 @@ def eval(  # noqa: A001  (the command's name)
     cache_dir: Annotated[Path | None, typer.Option(help="Of tokenized data.")] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
-    """Score trained runs at other lengths, or under another protocol."""
+    """Score trained runs at other lengths, under another protocol, or under other encodings."""
     from pe_bench.eval_command import score_runs
+    from pe_bench.scored_with import read_with
 
     changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
+    changes |= {"controls": controls, "per_position": per_position or None}
     machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
-    score_runs(runs or [], lengths, changes, machine, code or [], results_dir, data_path)
+    asked = read_with(with_ or [], config_dir or [], force)
+    score_runs(runs or [], lengths, changes, machine, code or [], results_dir, data_path, asked)
 
 
 @app.command(
-    epilog="Examples: pe-bench report | pe-bench report --markdown - | pe-bench report --plot curve.png"
+    epilog="Examples: pe-bench report --baseline rope | pe-bench report --where 'seed<3' --sort 512 | "
+    "pe-bench report --by train.lr | pe-bench report --plot curve.png --html report.html"
 )
 def report(
     runs: Annotated[
@@ -159,15 +191,33 @@ def report(
         typer.Argument(metavar="[RUN]...", help="Only these runs.", autocompletion=_complete_runs),
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="Only this protocol.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the table's numbers to a file.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION", help="Only such rows: encoding=rope,alibi, seed<3, train.lr>=0.001."
+        ),
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Keys that set lines apart: seed, train.lr.")] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="A length, or name, parameters, tokens_per_second, peak_memory_mb.")
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(help="The encoding to compare the others with.")] = None,
+    margin: Annotated[float | None, typer.Option(help="Bits per byte within which a change holds.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the numbers to a file; - prints them.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown; - prints it.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write it as LaTeX with booktabs; - prints it.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one page with tables, curves and commands.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves to a PNG, SVG or PDF file.")] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
-    """A table over all runs: levels, changes against the training length, break points."""
-    from pe_bench.report_command import Outputs, print_report
+    """A table over all runs: levels, changes, verdicts, use of context, break points."""
+    from pe_bench.report_command import Outputs, print_report, read_selection
 
-    print_report(results_dir, runs or [], protocol, Outputs(csv, markdown, plot))
+    selection = read_selection(where or [], by, sort, baseline, margin)
+    outputs = Outputs(csv, markdown, latex, html, plot)
+    print_report(results_dir, runs or [], protocol, selection, outputs)
 
 
 @app.command(
@@ -269,6 +319,9 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code of a command; what went wrong is one line on standard error."""
+    from pe_bench.commands import remember_command
+
+    remember_command(arguments)
     try:
         code = (
             typer.main.get_command(app).main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0

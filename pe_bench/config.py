@@ -118,6 +118,11 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class ReportConfig:
+    margin: float = 0.01
+
+
+@dataclass(frozen=True)
 class Config:
     """One run, resolved: no interpolation is left and every value has its type."""
 
@@ -127,6 +132,7 @@ class Config:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     seed: int = 0
     precision: Precision = "auto"
     threads: str | int = "auto"
@@ -141,6 +147,7 @@ SECTIONS = {
     "tokenizer": TokenizerConfig,
     "train": TrainConfig,
     "eval": EvalConfig,
+    "report": ReportConfig,
 }
 # `from` is a word of Python's, and so cannot name a field.
 FIELD_OF_KEY = {"train.from": "from_run"}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pe_bench.config import Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig, TrainConfig
 
 MOST_THREADS = 1_024
+FAILURE = 0.25  # bits per byte, as in `statistics`, which takes too long to import here
 NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
 
 
@@ -26,7 +27,15 @@ def check_config(config: "Config") -> None:
     _check_tokenizer(config.tokenizer)
     _check_train(config.train)
     _check_eval(config.eval, config.train.length)
+    check_margin(config.report.margin, "report.margin")
     _check_run(config)
+
+
+def check_margin(margin: float, key: str) -> None:
+    """Raises `UserError` for one that would leave nothing between holding and failing."""
+    require(
+        0 < margin < FAILURE, f"{key} is bits per byte above 0 and below {FAILURE} (failing), not {margin}"
+    )
 
 
 def check_folder(folder: str | Path, key: str) -> Path:

@@ -24,7 +24,7 @@ from pe_bench.machine import (
     today,
 )
 from pe_bench.model import Decoder
-from pe_bench.positions import POSITIONS, in_range, one_pass, position_plans
+from pe_bench.positions import in_range, one_pass, position_plans
 from pe_bench.protocols import (
     Plan,
     batches,
@@ -37,7 +37,7 @@ from pe_bench.protocols import (
     targets,
     with_donors,
 )
-from pe_bench.results import Row, read_rows, write_rows
+from pe_bench.results import POSITIONS, Row, read_rows, write_rows
 from pe_bench.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_path
 from pe_bench.seeds import derive_seed
 

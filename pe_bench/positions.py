@@ -16,8 +16,7 @@ import numpy as np
 from pe_bench.data.packed import Data
 from pe_bench.data.targets import ScoredText
 from pe_bench.protocols import Plan, nonoverlapping_plan
-
-POSITIONS = "positions"  # what stands for the protocol in such rows
+from pe_bench.results import POSITIONS
 
 
 def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[tuple[int, Plan]]:

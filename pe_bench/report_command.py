@@ -1,17 +1,30 @@
 """The `report` command, and the table that follows a run: to the terminal, and to files."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pe_bench.checking import check_type
 from pe_bench.config import Protocol
+from pe_bench.config_checks import check_margin
 from pe_bench.errors import UserError
 from pe_bench.files import write_text
-from pe_bench.report import Table, build_tables, run_table, show, to_frame, to_markdown
+from pe_bench.report import (
+    Selection,
+    Table,
+    build_tables,
+    run_table,
+    show,
+    to_frame,
+    to_latex,
+    to_markdown,
+)
+from pe_bench.report.order import check_sort
+from pe_bench.report.select import parse_by, parse_condition
 from pe_bench.results import Row, require_results_folder, results_file, runs_folder
 from pe_bench.runs import matching_runs
+from pe_bench.statistics import MARGIN
 from pe_bench.terminal import say, write_out
 
 STANDARD_OUTPUT = Path("-")
@@ -20,24 +33,33 @@ USUAL_FOLDER = Path("results")
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files to write beside the table that is printed; `-` prints CSV or Markdown in its place."""
+    """Files to write beside the table that is printed; `-` prints text in its place."""
 
     csv: Path | None = None
     markdown: Path | None = None
+    latex: Path | None = None
+    html: Path | None = None
     plot: Path | None = None
 
     @property
     def files(self) -> dict[str, Path]:
         """The files by the option that names them."""
-        given = {"--plot": self.plot, "--csv": self.csv, "--markdown": self.markdown}
-        return {
-            option: path for option, path in given.items() if path is not None and path != STANDARD_OUTPUT
-        }
+        return {option: path for option, path in self._given.items() if path != STANDARD_OUTPUT}
+
+    @property
+    def printed(self) -> list[str]:
+        """The options that print in place of the table."""
+        return [option for option, path in self._given.items() if path == STANDARD_OUTPUT]
+
+    @property
+    def _given(self) -> dict[str, Path]:
+        given = {f"--{name}": path for name, path in vars(self).items()}
+        return {option: path for option, path in given.items() if path is not None}
 
 
-def print_run(rows: list[Row], run: Path) -> None:
+def print_run(rows: list[Row], run: Path, margin: float = MARGIN) -> None:
     """The table of one run, and where its parts are; `run` is its directory, wherever that is."""
-    show([run_table(rows, run)])
+    show([run_table(rows, run, margin)])
     place = run if run.parent.name == "runs" else Path(os.path.abspath(run))
     results_dir = place.parent.parent
     if place.parent.name != "runs":
@@ -47,36 +69,57 @@ def print_run(rows: list[Row], run: Path) -> None:
         say(f"the run: {run}   all rows: {results_file(results_dir)}   all runs: pe-bench report{option}")
 
 
-def print_runs(runs: Sequence[Path]) -> None:
+def print_runs(runs: Sequence[Path], margin: float = MARGIN) -> None:
     """One table over the runs of a sweep, each of them in one results folder."""
     folders = {run.parent.parent: None for run in runs}
     for results_dir in folders:
         names = [run.name for run in runs if run.parent.parent == results_dir]
-        show(build_tables(results_dir, names))
+        show(build_tables(results_dir, names, selection=Selection(margin=margin)))
         say(f"the runs: {runs_folder(results_dir)}   all rows: {results_file(results_dir)}")
 
 
-def print_report(results_dir: Path, words: Sequence[str], protocol: str | None, outputs: Outputs) -> None:
+def read_selection(
+    where: Sequence[str], by: str | None, sort: str | None, baseline: str | None, margin: float | None
+) -> Selection:
+    """What the options say. Raises `UserError` for what cannot be."""
+    if sort is not None:
+        check_sort(sort)
+    if margin is not None:
+        check_margin(margin, "--margin")
+    return Selection(
+        where=tuple(parse_condition(word) for word in where),
+        by=parse_by(by) if by is not None else (),
+        sort=sort,
+        baseline=baseline,
+        margin=MARGIN if margin is None else margin,
+    )
+
+
+def print_report(
+    results_dir: Path, words: Sequence[str], protocol: str | None, selection: Selection, outputs: Outputs
+) -> None:
     """All runs, or the named ones. Raises `UserError` when there is none, before anything is printed."""
     if protocol is not None:
         protocol = check_type(protocol, Protocol, "--protocol")
     require_results_folder(results_dir)
     check_outputs(outputs)
     runs = [run.name for word in words for run in matching_runs(word, results_dir)] or None
-    tables = build_tables(results_dir, runs, protocol)
-    if outputs.csv == STANDARD_OUTPUT:
-        write_out(_csv(tables))
-    elif outputs.markdown == STANDARD_OUTPUT:
-        write_out(to_markdown(tables))
+    tables = build_tables(results_dir, runs, protocol, selection)
+    if outputs.printed:
+        write_out(TEXTS[outputs.printed[0]](tables))
     else:
         show(tables)
-    write_files(tables, outputs)
+    write_files(tables, outputs, results_dir)
 
 
 def check_outputs(outputs: Outputs) -> None:
     """Raises `UserError` for a target that cannot be written, with the way out."""
-    if outputs.csv == outputs.markdown == STANDARD_OUTPUT:
-        raise UserError("--csv - and --markdown - both print in place of the table: choose one of them")
+    for option in outputs.printed:
+        if option not in TEXTS:
+            raise UserError(f"{option} - would print what is no text to read: name a file")
+    if len(outputs.printed) > 1:
+        options = " and ".join(f"{option} -" for option in outputs.printed)
+        raise UserError(f"{options} all print in place of the table: choose one of them")
     for option, path in outputs.files.items():
         _require_writable(option, path)
     if outputs.plot is not None:
@@ -85,19 +128,36 @@ def check_outputs(outputs: Outputs) -> None:
         picture_format(outputs.plot)
 
 
-def write_files(tables: Sequence[Table], outputs: Outputs) -> None:
+def write_files(tables: Sequence[Table], outputs: Outputs, results_dir: Path) -> None:
     for option, path in outputs.files.items():
         if option == "--plot":
             from pe_bench.plot import plot_tables
 
             plot_tables(tables, path)
+        elif option == "--html":
+            write_text(path, _html(tables, results_dir))
         else:
-            write_text(path, _csv(tables) if option == "--csv" else to_markdown(tables))
+            write_text(path, TEXTS[option](tables))
         say(f"wrote {path}")
+
+
+def _html(tables: Sequence[Table], results_dir: Path) -> str:
+    from pe_bench.html import to_html
+    from pe_bench.provenance import provenance
+
+    runs = sorted({run for table in tables for line in table.lines for run in line.runs})
+    return to_html(tables, provenance(results_dir, runs))
 
 
 def _csv(tables: Sequence[Table]) -> str:
     return to_frame(tables).to_csv(index=False, lineterminator="\n")
+
+
+TEXTS: dict[str, Callable[[Sequence[Table]], str]] = {
+    "--csv": _csv,
+    "--markdown": to_markdown,
+    "--latex": to_latex,
+}
 
 
 def _require_writable(option: str, path: Path) -> None:

@@ -71,6 +71,7 @@ class Row:
         return (self.protocol, self.scored_with, self.control, self.length, self.target_hash)
 
 
+POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
 KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash")
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 _TYPES = typing.get_type_hints(Row)

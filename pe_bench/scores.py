@@ -13,6 +13,9 @@ from safetensors.numpy import load_file, save_file
 from pe_bench.errors import RunError
 from pe_bench.files import write_atomically
 
+ENOUGH_DOCUMENTS = 20  # for an interval over documents
+LONG_STRETCH = 64  # targets
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -26,6 +29,25 @@ class Scores:
     document: np.ndarray
     bytes: np.ndarray
 
+    def by_unit(self) -> tuple[np.ndarray, np.ndarray]:
+        """The units of an interval in a fixed order, and the bits per byte of each, float64 [units].
+
+        A unit is a document; where there are fewer than 20, one of equally many stretches of each document,
+        of 64 targets or more. The mean over a document's stretches is the document's own number.
+        """
+        documents, group, counts = np.unique(self.document, return_inverse=True, return_counts=True)
+        stretches = stretches_of(counts)
+        if stretches == 1:
+            return self.by_document()
+        place = np.empty(len(group), np.int64)  # of a target among those of its document
+        place[np.argsort(group, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
+        unit = group * stretches + place * stretches // counts[group]
+        bits = np.bincount(unit, weights=self.nll.astype(np.float64)) / math.log(2)
+        sizes = np.repeat(np.bincount(group, weights=self.bytes), stretches)
+        some = sizes > 0
+        units = np.repeat(documents, stretches) * stretches + np.tile(np.arange(stretches), len(documents))
+        return units[some], bits[some] / (sizes[some] / stretches)
+
     def by_document(self) -> tuple[np.ndarray, np.ndarray]:
         """The documents in rising order, and the bits per byte of each, float64.
 
@@ -36,6 +58,13 @@ class Scores:
         sizes = np.bincount(group, weights=self.bytes)
         some = sizes > 0
         return documents[some], bits[some] / sizes[some]
+
+
+def stretches_of(counts: np.ndarray) -> int:
+    """Into how many stretches each document is cut, from its number of targets int64 [documents]."""
+    if len(counts) >= ENOUGH_DOCUMENTS:
+        return 1
+    return int(max(1, min(-(-ENOUGH_DOCUMENTS // len(counts)), counts.min() // LONG_STRETCH)))
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def tiny_words(folder: Path) -> list[str]:
         *("train.length=16", "train.batch_tokens=64", "train.steps=8", "train.warmup_steps=2"),
         *("train.checkpoint_every=2", "train.validate_every=4", "train.validation_tokens=64"),
         "train.log_every=2",
-        *("eval.lengths=[16,32]", "eval.max_length=64", "eval.targets=6"),
+        *("eval.lengths=[16,32]", "eval.max_length=64", "eval.targets=6", "eval.controls=none"),
     ]
 
 

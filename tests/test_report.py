@@ -15,7 +15,7 @@ from rich.console import Console
 from pe_bench.errors import RunError, UserError
 from pe_bench.report import Line, Table, build_tables, render, run_table, show, to_frame, to_markdown
 from pe_bench.report.strides import by_stride_rule
-from pe_bench.report.tables import _describe_break
+from pe_bench.report.verdicts import describe_break
 from pe_bench.results import Row, read_rows
 from pe_bench.scores import load_scores, save_scores
 from pe_bench.statistics import paired_interval
@@ -317,7 +317,7 @@ def test_a_narrow_terminal_gets_every_number_in_blocks_that_fit(tmp_path: Path, 
     assert "…" not in text
     for index in range(8):
         assert f" {3 + index / 100:.3f}" in text
-    for word in ("820,000", "perplexity", "trained", "seeds"):
+    for word in ("820,000", "verdict", "trained", "seeds"):
         assert word in text
     assert text.count("encoding") >= 2
 
@@ -327,23 +327,47 @@ def test_a_wide_terminal_gets_one_block(tmp_path: Path) -> None:
     assert printed(build_tables(tmp_path), 200).count("encoding") == 1
 
 
-def test_verdicts_are_readable_without_colour_and_explained(tmp_path: Path) -> None:
+def rows_of(text: str, label: str) -> dict[str, list[str]]:
+    """The words of each row of one encoding, by the row's name."""
+    lines = text.splitlines()
+    [first] = [number for number, line in enumerate(lines) if line.startswith(label)]
+    found = {}
+    for line in [lines[first].removeprefix(label), *lines[first + 1 : lines.index("", first)]]:
+        name = next(
+            name for name in ("bits/byte", "change", "95 % from", "to", "verdict", "vs") if name in line
+        )
+        found[name] = line.split(name, 1)[1].split()
+    return found
+
+
+def test_verdicts_are_words_beyond_the_training_length_and_explained(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     text = printed(build_tables(tmp_path))
-    assert "+0.100 >" in text
-    assert "+1.300 !" in text
-    assert "+0.200" in text
-    assert "+0.200 >" not in text  # below the training length less context costs by nature
-    assert "! fails" in text
-    assert "= holds" not in text
+    rows = rows_of(text, "rope")
+    assert rows["change"] == ["+0.200", "+0.100", "+1.300"]
+    # Below the training length less context costs by nature, and nothing is judged.
+    assert rows["verdict"] == ["degrades", "fails"]
+    assert "degrades (by more than 0.01), fails (by more than 0.25)" in text
+    assert "corrected for the 2 verdicts of the table (Holm)" in text
+    assert "holds" not in text
+
+
+def test_a_change_has_its_interval_below_it(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    rows = rows_of(printed(build_tables(tmp_path)), "rope")
+    cell = line_of(only(tmp_path), "rope").cells[512]
+    assert cell.interval is not None
+    assert rows["95 % from"][-1] == f"{cell.interval.low:+.3f}"
+    assert rows["to"][-1] == f"{cell.interval.high:+.3f}"
 
 
 def test_colour_repeats_the_verdict(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     file = io.StringIO()
-    console = Console(file=file, width=120, force_terminal=True, color_system="standard", no_color=False)
-    console.print(render(only(tmp_path), 120))
-    assert "\x1b[1;31m+1.300 !" in file.getvalue()
+    console = Console(file=file, width=160, force_terminal=True, color_system="standard", no_color=False)
+    console.print(render(only(tmp_path), 160))
+    assert "\x1b[1;31mfails" in file.getvalue()
+    assert "\x1b" not in printed(build_tables(tmp_path))
 
 
 def test_the_frame_is_long_and_keeps_what_is_unknown_empty(tmp_path: Path) -> None:
@@ -488,10 +512,10 @@ def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "a|b", {128: 3.0, 256: None, 512: 3.0}, spread=0.001)
     lines = to_markdown(build_tables(tmp_path)).splitlines()
-    assert "| encoding | 64 | 128 (trained) | 256 | 512 | break point | seeds | parameters |" in lines
-    assert (
-        "| rope | 2.900 (+0.200) | 2.700 | 2.800 (+0.100 >) | 4.000 (+1.300 !) | 256 | 1 | 820,000 |" in lines
-    )
+    headings = "encoding | 64 | 128 (trained) | 256 | 512 | break point | seeds | parameters | tokens/s | MB"
+    assert f"| {headings} |" in lines
+    cells = "2.900 (+0.200) | 2.700 | 2.800 (+0.100 degrades) | 4.000 (+1.300 fails)"
+    assert f"| rope | {cells} | 256 | 1 | 820,000 | 20,000 |  |" in lines
     [escaped] = [line for line in lines if line.startswith(r"| a\|b |")]
     assert "|  | 3.000 | undefined | 3.000 (" in escaped
     assert lines[0].startswith("**tiny model")
@@ -514,4 +538,4 @@ def test_the_break_point_is_told_with_what_is_unclear(verdicts: dict[int, str], 
     cells = {
         length: SimpleNamespace(verdict=verdict) for length, verdict in {64: "holds", **verdicts}.items()
     }
-    assert _describe_break(cells, 128) == words  # pyright: ignore[reportArgumentType]
+    assert describe_break(cells, 128) == words  # pyright: ignore[reportArgumentType]

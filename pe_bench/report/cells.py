@@ -1,17 +1,16 @@
 """One encoding at one length: its seeds averaged, and its change against the training length."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from pe_bench.errors import RunError
+from pe_bench.report.differences import Paired, ScoreFiles, has_number, paired, pairs_by_run
 from pe_bench.results import Row
-from pe_bench.scores import LEVEL_OF_PROTOCOL, load_scores, perplexity_of, score_path
-from pe_bench.statistics import Interval, paired_interval, verdict
+from pe_bench.scores import perplexity_of
+from pe_bench.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ class Cell:
     """What is known of an encoding at a length.
 
     levels: bits per byte, one for each seed, in the order of the runs' names. A number that is not
-    known is None; `missing` says why there is no change, or no interval of it.
+    known is None; `missing` says why there is no change, or no interval of it. The verdict is that of the
+    whole table's correction.
     """
 
     length: int
@@ -83,26 +83,6 @@ class Scored(Protocol):
     def scored_with(self) -> str: ...
 
 
-class ScoreFiles:
-    """The bits per byte of single documents, read from each score file once.
-
-    `folder_of` says where the run of a row lies.
-    """
-
-    def __init__(self, folder_of: Callable[[Row], Path]) -> None:
-        self._folder_of = folder_of
-        self._known: dict[Path, tuple[np.ndarray, np.ndarray]] = {}
-
-    def by_document(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
-        """Document ids int64 [D] and bits per byte float64 [D]. Raises `RunError`."""
-        other = row.scored_with if row.scored_with != row.encoding else None
-        run = self._folder_of(row)
-        path = score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
-        if path not in self._known:
-            self._known[path] = _read(path, row)
-        return self._known[path]
-
-
 def make_cell(
     rows: Sequence[Row], references: Sequence[Row], ranks: Mapping[str, Any], files: ScoreFiles
 ) -> Cell:
@@ -128,7 +108,7 @@ def make_cell(
         perplexity=perplexity_of(nll) if nll is not None else None,
         change=change,
         interval=interval,
-        verdict=verdict(interval) if interval else "",
+        verdict="",  # it depends on how many verdicts the table has
         missing=missing,
         target_hash=chosen,
         targets=min(row.targets for row in scored),
@@ -136,10 +116,6 @@ def make_cell(
         stride=scored[0].stride,
         peak_memory_mb=max(memory, default=None),
     )
-
-
-def has_number(row: Row) -> bool:
-    return row.status == "ok" and row.bits_per_byte is not None
 
 
 def label_of(one: Scored) -> str:
@@ -169,54 +145,15 @@ def _empty(rows: Sequence[Row]) -> Cell:
     )
 
 
-def _change(
-    rows: Sequence[Row], references: Sequence[Row], files: ScoreFiles
-) -> tuple[float | None, Interval | None, str]:
-    """The mean change, its interval, and why either is missing."""
+def _change(rows: Sequence[Row], references: Sequence[Row], files: ScoreFiles) -> Paired:
     if not references:
-        return None, None, "the training length has no score to compare with"
-    reference_of = {row.run: row for row in references if row.target_hash == rows[0].target_hash}
-    pairs = [(row, reference_of[row.run]) for row in rows if row.run in reference_of]
+        return Paired(None, None, "the training length has no score to compare with")
+    pairs = pairs_by_run(rows, references)
     if not pairs:
-        return None, None, "scored on other targets than the training length"
+        return Paired(None, None, "scored on other targets than the training length")
     if all(row is reference for row, reference in pairs):
-        return None, None, ""  # the training length itself
-    try:
-        interval = paired_interval(np.stack([_difference(row, reference, files) for row, reference in pairs]))
-    except RunError as error:
-        return _mean([_plain_difference(row, reference) for row, reference in pairs]), None, str(error)
-    return interval.mean, interval, ""
-
-
-def _difference(row: Row, reference: Row, files: ScoreFiles) -> np.ndarray:
-    """The change of each document in bits per byte, float64 [D]."""
-    documents, bits = files.by_document(row)
-    same_documents, reference_bits = files.by_document(reference)
-    if not np.array_equal(documents, same_documents):
-        raise RunError(
-            f"the scores of {row.run} at {row.length} and {reference.length} are of other documents"
-        )
-    if not documents.size:
-        raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
-    with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
-        return bits - reference_bits
-
-
-def _plain_difference(row: Row, reference: Row) -> float:
-    assert row.bits_per_byte is not None
-    assert reference.bits_per_byte is not None
-    return row.bits_per_byte - reference.bits_per_byte
-
-
-def _read(path: Path, row: Row) -> tuple[np.ndarray, np.ndarray]:
-    scores = load_scores(path)
-    found = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte
-    assert row.bits_per_byte is not None
-    if not np.isclose(found, row.bits_per_byte, rtol=1e-6, equal_nan=True):
-        raise RunError(
-            f"{path} does not give its row's {row.bits_per_byte:.6f} bits per byte, but {found:.6f}"
-        )
-    return scores.by_document()
+        return Paired(None, None, "")  # the training length itself
+    return paired(pairs, files)
 
 
 def _mean(values: Sequence[float]) -> float | None:

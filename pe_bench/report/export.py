@@ -1,4 +1,4 @@
-"""Tables for other programs: GitHub's Markdown, and a long data frame."""
+"""Tables as one long data frame, for CSV and for other programs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pe_bench.report.cells import Cell
-from pe_bench.report.tables import Line, Table
-from pe_bench.report.text import change_text, legend, level_text
+from pe_bench.report.lines import Line
+from pe_bench.report.tables import Table
+from pe_bench.statistics import Interval
 
 if TYPE_CHECKING:
     import pandas
 
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
-    *("stride_rule", "encoding", "scored_with", "run", "length", "stride", "status", "reason", "seeds"),
+    *("stride_rule", "encoding", "scored_with", "by", "run", "length", "stride", "status", "reason", "seeds"),
     *("documents", "targets"),
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict", "break_point"),
+    *("uses_context", "beats_window", "swap_gain", "swap_gain_low", "swap_gain_high"),
+    *("window_gain", "window_gain_low", "window_gain_high"),
+    *("baseline", "difference", "difference_low", "difference_high", "comparison"),
     *("parameters", "tokens_per_second", "peak_memory_mb", "target_hash"),
 )
 
@@ -29,7 +33,7 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     import pandas
 
     records = [
-        {**vars(table.group), **_line_record(line), **_cell_record(cell)}
+        {**vars(table.group), **_line_record(line), **_cell_record(cell), "baseline": table.baseline}
         for table in tables
         for line in table.lines
         for _, cell in sorted(line.cells.items())
@@ -38,13 +42,8 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     return pandas.DataFrame.from_records(records, columns=list(COLUMNS)).astype({"stride": "Int64"})
 
 
-def to_markdown(tables: Sequence[Table]) -> str:
-    """The tables one below the other, each with its title and notes; a cell is level and change."""
-    return "\n\n".join(_markdown(table) for table in tables) + "\n"
-
-
 def _line_record(line: Line) -> dict[str, Any]:
-    names = ("encoding", "scored_with", "run", "break_point", "parameters", "tokens_per_second")
+    names = ("encoding", "scored_with", "by", "run", "break_point", "parameters", "tokens_per_second")
     return {name: getattr(line, name) for name in names}
 
 
@@ -52,39 +51,26 @@ def _cell_record(cell: Cell) -> dict[str, Any]:
     names = ("length", "stride", "status", "reason", "documents", "targets", "target_hash")
     numbers = ("bits_per_byte", "perplexity", "change", "verdict", "peak_memory_mb")
     record = {name: getattr(cell, name) for name in (*names, *numbers)}
-    low, high = (cell.interval.low, cell.interval.high) if cell.interval else (None, None)
-    return {**record, "seeds": len(cell.levels), "change_low": low, "change_high": high}
+    use, baseline = cell.use, cell.baseline
+    return {
+        **record,
+        "seeds": len(cell.levels),
+        **_interval_record("change", cell.interval, cell.change),
+        "uses_context": use.uses_context if use else "",
+        "beats_window": use.beats_window if use else "",
+        **_interval_record("swap_gain", use.swap_gain if use else None),
+        **_interval_record("window_gain", use.window_gain if use else None),
+        **_interval_record(
+            "difference", baseline.interval if baseline else None, baseline.mean if baseline else None
+        ),
+        "comparison": baseline.verdict if baseline else "",
+    }
 
 
-def _markdown(table: Table) -> str:
-    headings = ["encoding", *(_heading(table, length) for length in table.lengths)]
-    headings += ["break point", "seeds", "parameters"]
-    rule = ["---", *["---:"] * (len(headings) - 1)]
-    grid = [headings, rule, *(_cells(line, table) for line in table.lines)]
-    parts = [f"**{table.title}**"]
-    if table.why:
-        parts.append(table.why)
-    parts.append("\n".join(f"| {' | '.join(row)} |" for row in grid))
-    parts.append(
-        "\n".join(f"- {note}" for note in ["cells: bits per byte (change)", *legend(table), *table.notes])
-    )
-    return "\n\n".join(parts)
-
-
-def _heading(table: Table, length: int) -> str:
-    return f"{length} (trained)" if length == table.group.train_length else str(length)
-
-
-def _cells(line: Line, table: Table) -> list[str]:
-    cells = [_cell(line, line.cells.get(length), table) for length in table.lengths]
-    values = [line.label, *cells, line.break_point, str(line.seeds), f"{line.parameters:,}"]
-    return [value.replace("|", r"\|") for value in values]
-
-
-def _cell(line: Line, cell: Cell | None, table: Table) -> str:
-    if cell is None:
-        return ""
-    if not cell.levels:
-        return cell.status.replace("_", " ")
-    change = change_text(cell, table)
-    return level_text(line, cell) + (f" ({change})" if change else "")
+def _interval_record(
+    name: str, interval: Interval | None, mean: float | None = None
+) -> dict[str, float | None]:
+    """The mean and its bounds; a mean may be known where its interval is not."""
+    if interval is None:
+        return {name: mean, f"{name}_low": None, f"{name}_high": None}
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}

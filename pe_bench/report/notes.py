@@ -1,40 +1,37 @@
 """The lines under a table: what its numbers do not say, and why some are missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from pe_bench.report.cells import has_number, label_of
+from pe_bench.report.cells import label_of
+from pe_bench.report.differences import has_number
+from pe_bench.report.lines import Line
 from pe_bench.report.target_sets import lengths_on_other_sets
 from pe_bench.results import Row
-
-if TYPE_CHECKING:
-    from pe_bench.report.tables import Line
-
-FEW_DOCUMENTS = 20
+from pe_bench.scores import ENOUGH_DOCUMENTS
 
 
-def make_notes(lines: Sequence[Line], rows: Sequence[Row], ranked_at: int | None) -> tuple[str, ...]:
-    """Whole sentences, each once, the most important first."""
+def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str) -> tuple[str, ...]:
+    """Whole sentences, each once, the most important first.
+
+    rows: all that the table shows, and their controls. order: that of the lines, in words.
+    """
+    if not lines:
+        return ()
+    plain = [row for row in rows if row.control == "none"]
     notes = [
-        *_ranking(lines, ranked_at),
+        *([order] if len(lines) > 1 else []),
         *_runs_apart(lines),
         *_one_seed(lines),
         *_few_documents(lines),
         *_unequal_targets(lines),
         *_other_sets(lines, rows[0].train_length),
-        *_statuses(rows),
+        *_statuses(plain),
         *_missing(lines),
+        *_missing_baseline(lines),
+        *_unjudged(lines),
+        *_windows(lines, rows),
     ]
     return tuple(dict.fromkeys(notes))
-
-
-def _ranking(lines: Sequence[Line], ranked_at: int | None) -> Iterator[str]:
-    if len(lines) > 1 and ranked_at is None:
-        yield "no length has a number for all: the order is that of the names"
-    elif len(lines) > 1:
-        yield f"ranked by bits/byte at {ranked_at}, the longest length that all have a number at"
 
 
 def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
@@ -53,10 +50,19 @@ def _one_seed(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
-    counts = [cell.documents for line in lines for cell in line.cells.values() if cell.levels]
-    fewest = min(counts, default=FEW_DOCUMENTS)
-    if fewest < FEW_DOCUMENTS:
-        documents = "1 document" if fewest == 1 else f"{fewest} documents"
+    scored = [cell for line in lines for cell in line.cells.values() if cell.levels]
+    few = [cell for cell in scored if cell.documents < ENOUGH_DOCUMENTS]
+    if not few:
+        return
+    fewest = min(cell.documents for cell in few)
+    documents = "1 document" if fewest == 1 else f"{fewest} documents"
+    units = [cell.interval.documents // cell.documents for cell in few if cell.interval is not None]
+    if max(units, default=1) > 1:
+        yield (
+            f"{documents} only: intervals are over {max(units)} stretches of each, which are more alike than "
+            "documents are, so they say little of other texts"
+        )
+    else:
         yield f"{documents} only: intervals over so few say little of others"
 
 
@@ -108,6 +114,37 @@ def _missing(lines: Sequence[Line]) -> Iterator[str]:
         labels = list(dict.fromkeys(label for some in found.values() for label in some))
         which = "all" if len(labels) == len(lines) > 1 else ", ".join(labels)
         yield f"{kind}: {which} at {_numbers(found)}: {reason}"
+
+
+def _missing_baseline(lines: Sequence[Line]) -> Iterator[str]:
+    places: dict[str, dict[int, list[str]]] = {}
+    for line in lines:
+        for length, cell in line.cells.items():
+            if cell.baseline is not None and cell.baseline.missing:
+                places.setdefault(cell.baseline.missing, {}).setdefault(length, []).append(line.label)
+    for reason, found in places.items():
+        labels = dict.fromkeys(label for some in found.values() for label in some)
+        yield f"no comparison: {', '.join(labels)} at {_numbers(found)}: {reason}"
+
+
+def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
+    """Why the use of context is left empty; lines of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for line in lines:
+        for cell in line.cells.values():
+            if cell.use is not None and cell.use.missing:
+                reasons.setdefault(cell.use.missing, []).append(line.label)
+    for reason, labels in reasons.items():
+        which = "" if len(set(labels)) == len(lines) else f" of {', '.join(dict.fromkeys(labels))}"
+        yield f"the use of context{which} cannot be judged: {reason}"
+
+
+def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+    """How far information travels all the same under the control."""
+    shown = [cell.use for line in lines for cell in line.cells.values() if cell.use is not None]
+    if any(use.window_gain is not None for use in shown):
+        reasons = [row.reason for row in rows if row.control == "window" and has_number(row) and row.reason]
+        yield from (f"beats window: {reason}" for reason in dict.fromkeys(reasons))
 
 
 def _numbers(lengths: Iterable[int]) -> str:

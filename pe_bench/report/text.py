@@ -1,11 +1,10 @@
 """A table for a terminal or a pipe.
 
-Each encoding has three lines: bits per byte, perplexity, and the change with the mark of its
-verdict. Colour only repeats what the mark says. Where a terminal is too narrow for all lengths
-the table is cut into blocks of columns, one below the other.
+Each encoding has a row for its level, its change with the interval, and the verdict in words; colour only
+repeats the word. Where a terminal is too narrow for all lengths the table is cut into blocks of columns,
+one below the other.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,21 +15,22 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from pe_bench.report.cells import Cell
-from pe_bench.report.tables import Line, Table
+from pe_bench.report.legend import legend
+from pe_bench.report.lines import Line
+from pe_bench.report.order import memory_of
+from pe_bench.report.tables import Table
+from pe_bench.statistics import Interval
 from pe_bench.terminal import write_out
 
-MARKS = {"improves": "<", "holds": "=", "degrades": ">", "fails": "!", "unclear": "?"}
-MEANINGS = {
-    "improves": "improves (by more than 0.01 bits/byte)",
-    "holds": "holds (within 0.01)",
-    "degrades": "degrades (by more than 0.01)",
-    "fails": "fails (by more than 0.25)",
-    "unclear": "unclear",
-}
 STYLES = {
     "improves": "cyan",
+    "better": "cyan",
     "holds": "green",
+    "same": "green",
+    "yes": "green",
     "degrades": "yellow",
+    "no": "yellow",
+    "worse": "bold red",
     "fails": "bold red",
     "unclear": "magenta",
 }
@@ -70,44 +70,25 @@ def render(table: Table, width: int = UNLIMITED) -> Group:
     return Group(*parts)
 
 
-def legend(table: Table) -> list[str]:
-    """What the table's marks mean, the used ones only, and what they do not judge."""
-    beyond = [cell for line in table.lines for cell in line.cells.values() if mark(cell, table)]
-    used = {cell.verdict for cell in beyond}
-    train_length = table.group.train_length
-    lines = []
-    if any(cell.change is not None for line in table.lines for cell in line.cells.values()):
-        lines.append(f"change: in bits/byte against length {train_length}, on the same targets; + is worse")
-    if used:
-        lines[-1] += "; by its 95 % interval: " + ", ".join(
-            f"{MARKS[name]} {MEANINGS[name]}" for name in MARKS if name in used
-        )
-    return lines
-
-
-def mark(cell: Cell, table: Table) -> str:
-    """The mark of a verdict. None below the training length, where less context costs by nature."""
-    return MARKS.get(cell.verdict, "") if cell.length >= table.group.train_length else ""
-
-
-def change_text(cell: Cell, table: Table) -> str:
-    if cell.change is None:
-        return ""
-    return f"{cell.change:+.3f} {mark(cell, table)}".rstrip()
-
-
 def level_text(line: Line, cell: Cell) -> str:
     """Bits per byte, and the number of seeds where it is not all of the encoding's."""
     seeds = len(cell.levels)
     return f"{cell.bits_per_byte:.3f}" + (f" (n={seeds})" if seeds != line.seeds else "")
 
 
-def perplexity_text(value: float | None) -> str:
-    if value is None:
-        return ""
-    if not math.isfinite(value) or value >= 100_000:
-        return f"{value:.1e}" if math.isfinite(value) else str(value)
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+def change_text(change: float | None) -> str:
+    return "" if change is None else f"{change:+.3f}"
+
+
+def verdict_of(cell: Cell, table: Table) -> str:
+    """In words. None below the training length, where less context costs by nature."""
+    return cell.verdict if cell.length > table.group.train_length else ""
+
+
+def context_text(line: Line, question: str) -> str:
+    """The answers to `uses_context` or `beats_window`, each behind its length; empty without any."""
+    asked = [(length, getattr(cell.use, question)) for length, cell in sorted(line.cells.items()) if cell.use]
+    return "\n".join(f"{length} {answer or '-'}" for length, answer in asked)
 
 
 def _blocks(table: Table, width: int) -> list[Grid]:
@@ -125,12 +106,33 @@ def _blocks(table: Table, width: int) -> list[Grid]:
 
 def _columns(table: Table) -> list[Column]:
     lengths = [Column(_heading(table, length), _cell_of(table, length)) for length in table.lengths]
+    controlled = any(cell.use for line in table.lines for cell in line.cells.values())
     return [
         *lengths,
+        *(_context_columns() if controlled else []),
         Column("break\npoint", lambda line: Text(line.break_point)),
         Column("seeds", lambda line: Text(str(line.seeds))),
-        Column("parameters", lambda line: Text(f"{line.parameters:,}")),
+        Column("param-\neters", lambda line: Text(f"{line.parameters:,}")),
+        Column("trained\ntokens/s", lambda line: Text(f"{line.tokens_per_second:,.0f}")),
+        Column(f"MB at\n{max(table.lengths)}" if table.lengths else "MB", _memory_text),
     ]
+
+
+def _context_columns() -> list[Column]:
+    return [
+        Column("uses\ncontext", lambda line: _answers(context_text(line, "uses_context"))),
+        Column("beats\nwindow", lambda line: _answers(context_text(line, "beats_window"))),
+    ]
+
+
+def _answers(text: str) -> Text:
+    lines = [Text(line, style=STYLES.get(line.split(" ")[1], "")) for line in text.splitlines()]
+    return Text("\n").join(lines)
+
+
+def _memory_text(line: Line) -> Text:
+    memory = memory_of(line)
+    return Text("" if memory is None else f"{memory:,.0f}")
 
 
 def _heading(table: Table, length: int) -> str:
@@ -146,15 +148,25 @@ def _cell_text(line: Line, cell: Cell | None, table: Table) -> Text:
         return Text("")
     if not cell.levels:
         return Text(cell.status.replace("_", "\n"), style="red", justify="right")
-    style = STYLES.get(cell.verdict, "") if mark(cell, table) else ""
-    return Text.assemble(
-        level_text(line, cell),
-        "\n",
-        (perplexity_text(cell.perplexity), "dim"),
-        "\n",
-        (change_text(cell, table), style),
-        justify="right",
-    )
+    rows = [
+        Text(level_text(line, cell)),
+        *_difference_rows(cell.change, cell.interval, verdict_of(cell, table)),
+    ]
+    if cell.baseline is not None:
+        rows += _difference_rows(cell.baseline.mean, cell.baseline.interval, cell.baseline.verdict)
+    return Text("\n", justify="right").join(rows)
+
+
+def _difference_rows(mean: float | None, interval: Interval | None, verdict: str) -> list[Text]:
+    low, high = (interval.low, interval.high) if interval is not None else (None, None)
+    bounds = [Text(change_text(low), style="dim"), Text(change_text(high), style="dim")]
+    return [Text(change_text(mean)), *bounds, Text(verdict, style=STYLES.get(verdict, ""))]
+
+
+def _row_names(line: Line, table: Table) -> list[str]:
+    names = ["bits/byte", "change", "  95 % from", "  to", "verdict"]
+    compared = table.baseline and line.label != table.baseline
+    return [*names, f"vs {table.baseline}", *names[2:]] if compared else names
 
 
 def _grid(table: Table, columns: Sequence[Column], label_width: int) -> Grid:
@@ -164,7 +176,7 @@ def _grid(table: Table, columns: Sequence[Column], label_width: int) -> Grid:
     for column in columns:
         grid.add_column(column.heading, justify="right", no_wrap=True)
     for line in table.lines:
-        names = Text("bits/byte\nperplexity\nchange")
+        names = Text("\n".join(_row_names(line, table)))
         grid.add_row(Text(line.label, style="bold"), names, *(column.value(line) for column in columns))
     return grid
 

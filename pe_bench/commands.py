@@ -1,0 +1,40 @@
+"""The commands that made a run, as they were typed: kept in its folder, in `commands.json`."""
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe_bench.files import write_text
+
+# A variable, because a launcher may run the jobs of a sweep in processes of their own.
+VARIABLE = "PE_BENCH_COMMAND"
+
+
+def remember_command(words: Sequence[str]) -> None:
+    """Keep what the user typed after `pe-bench`, before Hydra gets words of its own."""
+    os.environ[VARIABLE] = shlex.join(["pe-bench", *words])
+
+
+def record_command(run: Path) -> None:
+    """Add the command at work to the run's, once; none where pe-bench is used as a library.
+
+    Only the holder of the run's lock may call this.
+    """
+    command, known = os.environ.get(VARIABLE), recorded_commands(run)
+    if command and command not in known:
+        write_text(_file(run), json.dumps([*known, command], indent=1, ensure_ascii=False) + "\n")
+
+
+def recorded_commands(run: Path) -> tuple[str, ...]:
+    """Those of a run in the order of their first use; none where they were not kept, or are unreadable."""
+    try:
+        found = json.loads(_file(run).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    return tuple(str(command) for command in found) if isinstance(found, list) else ()
+
+
+def _file(run: Path) -> Path:
+    return run / "commands.json"

@@ -1,0 +1,96 @@
+"""Paired differences between rows that scored the same targets, from the files of their scores."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pe_bench.errors import RunError
+from pe_bench.results import Row
+from pe_bench.scores import LEVEL_OF_PROTOCOL, load_scores, score_path
+from pe_bench.statistics import Interval, paired_interval
+
+
+class Paired(NamedTuple):
+    """A mean difference in bits per byte, its interval, and why either is missing."""
+
+    mean: float | None
+    interval: Interval | None
+    missing: str
+
+
+class ScoreFiles:
+    """The bits per byte of single documents, or stretches of them, read from each score file once.
+
+    `folder_of` says where the run of a row lies.
+    """
+
+    def __init__(self, folder_of: Callable[[Row], Path]) -> None:
+        self._folder_of = folder_of
+        self._known: dict[Path, tuple[np.ndarray, np.ndarray]] = {}
+
+    def by_unit(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
+        """Units int64 [U] and bits per byte float64 [U]. Raises `RunError`."""
+        other = row.scored_with if row.scored_with != row.encoding else None
+        run = self._folder_of(row)
+        path = score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
+        if path not in self._known:
+            self._known[path] = _read(path, row)
+        return self._known[path]
+
+
+def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
+    """The first of each pair minus the second; a pair for each seed, all on one set of targets."""
+    try:
+        interval = paired_interval(np.stack([_difference(*pair, files) for pair in pairs]))
+    except RunError as error:
+        means = [_number(row) - _number(other) for row, other in pairs]
+        return Paired(float(np.mean(means)), None, str(error))
+    return Paired(interval.mean, interval, "")
+
+
+def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Rows with the other of the same run on the same targets, where there is one."""
+    other_of = {(row.run, row.target_hash): row for row in others if has_number(row)}
+    keyed = [(row, other_of.get((row.run, row.target_hash))) for row in rows if has_number(row)]
+    return [(row, other) for row, other in keyed if other is not None]
+
+
+def pairs_by_seed(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Rows with the other of the same seed, which had the same decoder weights and the same batches."""
+    other_of = {(row.seed, row.target_hash): row for row in others if has_number(row)}
+    keyed = [(row, other_of.get((row.seed, row.target_hash))) for row in rows if has_number(row)]
+    return [(row, other) for row, other in keyed if other is not None]
+
+
+def has_number(row: Row) -> bool:
+    return row.status == "ok" and row.bits_per_byte is not None
+
+
+def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
+    """The difference of each unit in bits per byte, float64 [U]."""
+    units, bits = files.by_unit(row)
+    same_units, other_bits = files.by_unit(other)
+    if not np.array_equal(units, same_units):
+        raise RunError(
+            f"{row.run} at {row.length} and {other.run} at {other.length} have scores of other documents"
+        )
+    if not units.size:
+        raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
+    with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
+        return bits - other_bits
+
+
+def _number(row: Row) -> float:
+    assert row.bits_per_byte is not None
+    return row.bits_per_byte
+
+
+def _read(path: Path, row: Row) -> tuple[np.ndarray, np.ndarray]:
+    scores = load_scores(path)
+    found = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte
+    if not np.isclose(found, _number(row), rtol=1e-6, equal_nan=True):
+        claimed = _number(row)
+        raise RunError(f"{path} does not give its row's {claimed:.6f} bits per byte, but {found:.6f}")
+    return scores.by_unit()

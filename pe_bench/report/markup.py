@@ -1,0 +1,111 @@
+r"""Tables for documents: GitHub's Markdown, and LaTeX for the package booktabs."""
+
+import re
+from collections.abc import Sequence
+
+from pe_bench.report.cells import Cell
+from pe_bench.report.legend import legend
+from pe_bench.report.lines import Line
+from pe_bench.report.order import memory_of
+from pe_bench.report.tables import Table
+from pe_bench.report.text import change_text, context_text, level_text, verdict_of
+
+LATEX_SIGNS = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "<": "$<$",
+    ">": "$>$",
+}
+
+
+def to_markdown(tables: Sequence[Table]) -> str:
+    """The tables one below the other, each with its title and notes."""
+    return "\n\n".join(_markdown(table) for table in tables) + "\n"
+
+
+def to_latex(tables: Sequence[Table]) -> str:
+    r"""The tables one below the other, each a `table` with `\usepackage{booktabs}`; notes are comments."""
+    return "\n\n".join(_latex(table) for table in tables) + "\n"
+
+
+def _markdown(table: Table) -> str:
+    headings, *rows = _grid(table)
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    escaped = [[value.replace("|", r"\|") for value in row] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in (headings, rule, *escaped)]
+    parts = [f"**{table.title}**", *([table.why] if table.why else []), "\n".join(lines)]
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in _notes(table))])
+
+
+def _latex(table: Table) -> str:
+    headings, *rows = _grid(table)
+    comments = [f"% {line}" for line in ([table.why] if table.why else []) + _notes(table)]
+    body = [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            *comments,
+            r"\begin{table}",
+            rf"\caption{{{_escaped(table.title)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
+            r"\toprule",
+            " & ".join(map(_escaped, headings)) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _grid(table: Table) -> list[list[str]]:
+    """The headings, and a row of words for each line."""
+    controlled = any(cell.use for line in table.lines for cell in line.cells.values())
+    headings = ["encoding", *(_heading(table, length) for length in table.lengths)]
+    headings += ["uses context", "beats window"] if controlled else []
+    headings += ["break point", "seeds", "parameters", "tokens/s", "MB"]
+    return [headings, *(_row(line, table, controlled) for line in table.lines)]
+
+
+def _row(line: Line, table: Table, controlled: bool) -> list[str]:
+    cells = [_cell(line, line.cells.get(length), table) for length in table.lengths]
+    questions = ("uses_context", "beats_window") if controlled else ()
+    answers = [context_text(line, question).replace("\n", ", ") for question in questions]
+    memory = memory_of(line)
+    return [
+        *(line.label, *cells, *answers, line.break_point, str(line.seeds), f"{line.parameters:,}"),
+        f"{line.tokens_per_second:,.0f}",
+        "" if memory is None else f"{memory:,.0f}",
+    ]
+
+
+def _heading(table: Table, length: int) -> str:
+    return f"{length} (trained)" if length == table.group.train_length else str(length)
+
+
+def _cell(line: Line, cell: Cell | None, table: Table) -> str:
+    if cell is None:
+        return ""
+    if not cell.levels:
+        return cell.status.replace("_", " ")
+    words = [level_text(line, cell), _bracketed(change_text(cell.change), verdict_of(cell, table))]
+    if cell.baseline is not None:
+        words.append(_bracketed(change_text(cell.baseline.mean), cell.baseline.verdict))
+    return " ".join(word for word in words if word)
+
+
+def _bracketed(*words: str) -> str:
+    said = " ".join(word for word in words if word)
+    return f"({said})" if said else ""
+
+
+def _notes(table: Table) -> list[str]:
+    against = f" (difference from {table.baseline})" if table.baseline else ""
+    return [f"cells: bits per byte (change, verdict){against}", *legend(table), *table.notes]
+
+
+def _escaped(text: str) -> str:
+    pattern = "|".join(re.escape(sign) for sign in LATEX_SIGNS)
+    return re.sub(pattern, lambda found: LATEX_SIGNS[found[0]], text)

@@ -1,0 +1,63 @@
+"""In which order lines stand: by their level at a length, or by another of their numbers."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pe_bench.checking import unknown
+from pe_bench.errors import UserError
+from pe_bench.report.lines import Line
+
+# Rising, but for what is better the larger it is.
+KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
+    "name": lambda line: (),
+    "parameters": lambda line: (line.parameters,),
+    "tokens_per_second": lambda line: (-line.tokens_per_second,),
+    "peak_memory_mb": lambda line: (memory_of(line) is None, memory_of(line)),
+}
+
+
+class Order(NamedTuple):
+    """Lines in order; the length whose levels ranked them, if one did; and the order in words."""
+
+    lines: list[Line]
+    ranked_at: int | None
+    words: str
+
+
+def check_sort(word: str) -> None:
+    """Raises `UserError` for what is neither a length nor a key."""
+    if not word.isdecimal() and word not in KEYS:
+        raise UserError(f"{unknown(word, '--sort', KEYS)}; or a length such as 2048")
+
+
+def ordered(lines: Sequence[Line], sort: str | None) -> Order:
+    """By the level at the length `sort`, or by a key; by default at the longest length that all have."""
+    if sort in KEYS:
+        key = KEYS[sort]
+        by_key = sorted(lines, key=lambda line: (*key(line), line.label))
+        return Order(by_key, None, f"in order of {sort}")
+    length = int(sort) if sort is not None else _longest_common(lines)
+    if length is None:
+        by_name = sorted(lines, key=lambda line: line.label)
+        return Order(by_name, None, "no length has a number for all: the order is that of the names")
+    ranked = sorted(lines, key=lambda line: (_level(line, length), line.label))
+    chosen = "" if sort else ", the longest length that all have a number at"
+    return Order(ranked, length, f"ranked by bits/byte at {length}{chosen}")
+
+
+def memory_of(line: Line) -> float | None:
+    """Peak megabytes while the longest length that has a number was scored."""
+    scored = [cell for _, cell in sorted(line.cells.items()) if cell.levels]
+    return scored[-1].peak_memory_mb if scored else None
+
+
+def _longest_common(lines: Sequence[Line]) -> int | None:
+    lengths = [{length for length, cell in line.cells.items() if cell.levels} for line in lines]
+    return max(set.intersection(*lengths), default=None) if lengths else None
+
+
+def _level(line: Line, length: int) -> float:
+    """Bits per byte at a length; a level that is no number, or is not there, ranks last."""
+    cell = line.cells.get(length)
+    level = cell.bits_per_byte if cell is not None else None
+    return level if level is not None and level == level else float("inf")

@@ -1,0 +1,189 @@
+"""Which rows a report is about, what sets its lines apart, and how it compares and orders them."""
+
+import fnmatch
+import hashlib
+import json
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pe_bench.checking import unknown
+from pe_bench.errors import RunError, UserError
+from pe_bench.results import COLUMNS, Row
+from pe_bench.statistics import MARGIN
+
+CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*")
+ORDERS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+# What follows from others of a row, or is chosen by an option of its own.
+NOT_KEYS = ("control", "protocol", "setting")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`key`, how it is compared, and the values, any of which will do."""
+
+    key: str
+    sign: str
+    values: tuple[str, ...]
+
+    def holds(self, value: Any) -> bool:
+        if self.sign in ORDERS:
+            return _is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
+        return any(_equal(value, wanted) for wanted in self.values) is (self.sign == "=")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of all results is shown, and how.
+
+    where: conditions that all hold. by: keys whose values set lines apart. sort: a length or a key of
+    `order`. baseline: an encoding. margin: bits per byte.
+    """
+
+    where: tuple[Condition, ...] = ()
+    by: tuple[str, ...] = ()
+    sort: str | None = None
+    baseline: str | None = None
+    margin: float = MARGIN
+
+    def shows(self, length: int) -> bool:
+        """Whether a length has a column; without one it still serves as a reference."""
+        return all(condition.holds(length) for condition in self.where if condition.key == "length")
+
+
+EVERYTHING = Selection()
+
+
+def parse_condition(word: str) -> Condition:
+    """`seed<3`, `encoding=rope,alibi` or `train.lr>=0.001`. Raises `UserError`."""
+    found = CONDITION.fullmatch(word)
+    if found is None or not found[3]:
+        raise UserError(
+            f"--where '{word}' cannot be read: say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
+        )
+    key, sign, text = found.groups()
+    values = tuple(value.strip() for value in text.split(",")) if sign in ("=", "!=") else (text,)
+    if sign in ORDERS and not _is_number(text):
+        raise UserError(f"--where '{word}': {key}{sign} needs a number, and '{text}' is none")
+    _check_key(key, "--where")
+    return Condition(key, sign, values)
+
+
+def parse_by(word: str) -> tuple[str, ...]:
+    """`seed` or `train.lr,model.d_model`. Raises `UserError`."""
+    keys = tuple(key.strip() for key in word.split(",") if key.strip())
+    if not keys:
+        raise UserError("--by is empty: name a key, such as --by seed or --by train.lr")
+    for key in keys:
+        _check_key(key, "--by")
+        if key in ("length", "target_hash"):
+            raise UserError(
+                f"--by {key}: the lengths of an encoding are compared with each other, and are no lines"
+            )
+    return keys
+
+
+def _check_key(key: str, option: str) -> None:
+    if "." not in key and (key not in COLUMNS or key in NOT_KEYS):
+        known = [column for column in COLUMNS if column not in NOT_KEYS]
+        raise UserError(f"{unknown(key, option, known)}, or a key of a run's config.yaml such as train.lr")
+
+
+class RunKeys:
+    """The values of rows' columns, and of keys in the configurations of their runs."""
+
+    def __init__(self, folder_of: Callable[[Row], Path]) -> None:
+        self._folder_of = folder_of
+        self._config = cache(_read_flat)
+
+    def value(self, row: Row, key: str) -> Any:
+        """None where a run does not have such a key."""
+        if key in COLUMNS:
+            return getattr(row, key)
+        return self._config(self._folder_of(row)).get(key)
+
+    def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
+        """The rows that meet all conditions; lengths are only a matter of what is shown.
+
+        Raises `UserError` for a key that no run has.
+        """
+        wanted = [condition for condition in where if condition.key != "length"]
+        for condition in wanted:
+            self.require(rows, condition.key, "--where")
+        return [row for row in rows if all(one.holds(self.value(row, one.key)) for one in wanted)]
+
+    def require(self, rows: Sequence[Row], key: str, option: str) -> None:
+        if key in COLUMNS or any(self.value(row, key) is not None for row in _one_a_run(rows)):
+            return
+        known = {name for row in _one_a_run(rows) for name in self._config(self._folder_of(row))}
+        raise UserError(unknown(key, option, known))
+
+    def words(self, row: Row, by: Sequence[str]) -> str:
+        """What the label of a line says of these keys."""
+        return " ".join(f"{key}={self.value(row, key)}" for key in by)
+
+    def setting_without(self, row: Row, by: Sequence[str]) -> str:
+        """A hash of what rows must share to be compared, but for these keys of the configuration."""
+        if not any("." in key for key in by):
+            return row.setting
+        from pe_bench.runs import NOT_IDENTITY
+
+        config = self._config(self._folder_of(row))
+        left = {
+            key: value
+            for key, value in config.items()
+            if key.split(".")[0] in ("model", "train")
+            and key.split(".")[-1] not in NOT_IDENTITY
+            and key not in by
+        }
+        words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
+        return hashlib.sha256(words.encode()).hexdigest()[:8]
+
+
+def _one_a_run(rows: Sequence[Row]) -> list[Row]:
+    return list({row.run: row for row in rows}.values())
+
+
+def _read_flat(run: Path) -> dict[str, Any]:
+    """A run's configuration with keys such as train.lr. Raises `RunError`."""
+    import yaml
+
+    path = run / "config.yaml"
+    try:
+        values = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError) as error:
+        raise RunError(
+            f"{path} cannot be read ({' '.join(str(error).split())}): train the run again"
+        ) from error
+    return _flat(values, "") if isinstance(values, dict) else {}
+
+
+def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
+
+
+def _equal(value: Any, wanted: str) -> bool:
+    if _is_number(value) and _is_number(wanted):
+        return float(value) == float(wanted)
+    return fnmatch.fnmatchcase("" if value is None else str(value), wanted)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, bool)
