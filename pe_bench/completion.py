@@ -40,6 +40,29 @@ def complete_word(incomplete: str) -> list[str]:
     return [f"{word}=" for word in _keys() if word.startswith(incomplete)]
 
 
+def complete_with(incomplete: str) -> list[str]:
+    """`yarn,rope_n` gives `yarn,rope_ntk`, `'yarn bet` gives `yarn beta_fast=`."""
+    words, space, begun = incomplete.rpartition(" ")
+    if space:
+        name = words.split(" ")[0]
+        return [f"{words} {option}=" for option in _options_of(name) if option.startswith(begun)]
+    begun = re.split(r"[,+]", incomplete)[-1]
+    start = incomplete.removesuffix(begun)
+    names = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
+    return [f"{start}{name}" for name in names if name.startswith(begun)]
+
+
+def _options_of(name: str) -> list[str]:
+    """Of an encoding or a modifier, but for what the model decides."""
+    found = []
+    for group in ("modifier", "encoding"):
+        path = config_dir() / group / f"{name}.yaml"
+        if path.is_file() and not found:
+            text = path.read_text(encoding="utf-8")
+            found = re.findall(r"^(\w+): (?!\$\{model\.)", text, re.MULTILINE)
+    return [option for option in found if option not in ("name", "class", "defaults")]
+
+
 def complete_run(incomplete: str) -> list[str]:
     folder = Path("results") / "runs"
     return sorted(path.parent.name for path in folder.glob(f"{incomplete}*/config.yaml"))

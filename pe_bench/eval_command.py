@@ -6,9 +6,10 @@ from typing import Any
 
 from pe_bench.config import Config, parse_config, parse_lengths, to_plain, without_none
 from pe_bench.errors import UserError
-from pe_bench.experiment import score_run
+from pe_bench.experiment import score_run, trusted
 from pe_bench.report_command import print_run
 from pe_bench.runs import find_run, newest_run, read_config
+from pe_bench.scored_with import With, find_others
 from pe_bench.terminal import say
 
 
@@ -20,12 +21,15 @@ def score_runs(
     code: Sequence[Path],
     results_dir: Path,
     data_path: Path | None = None,
+    asked: With | None = None,
 ) -> None:
     """Score each named run, or the one that finished last; `None` in a dict leaves the run's own.
 
-    `data_path` is where a run's data lies now. Raises `UserError` for a run that is missing or
-    damaged and for options that cannot work.
+    `data_path` is where a run's data lies now, `asked` under which encodings the runs are scored beside their
+    own. Raises `UserError` for a run that is missing or damaged and for options that cannot work, before any
+    run is scored.
     """
+    asked = asked or With()
     changes = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
     for path in code:
         if not path.is_file():
@@ -33,9 +37,10 @@ def score_runs(
     runs = [find_run(word, results_dir) for word in words] or [newest_run(results_dir)]
     if not words:
         say(f"the newest finished run: {runs[0]}")
-    for run in runs:
-        config = _changed(read_config(run), changes, machine, data_path)
-        print_run(score_run(run, config, config.eval, code, results_dir), run)
+    configs = [trusted(_changed(read_config(run), changes, machine, data_path), code) for run in runs]
+    others = [find_others(asked, run.name, config) for run, config in zip(runs, configs, strict=True)]
+    for run, config, found in zip(runs, configs, others, strict=True):
+        print_run(score_run(run, config, results_dir, found, asked.search), run, config.report.margin)
 
 
 def _changed(
@@ -44,6 +49,8 @@ def _changed(
     """The run's configuration with what the user asked for, checked like any other."""
     # A run may come from a stranger: where tokens are cached is for its reader to say.
     values = {**to_plain(trained), "cache_dir": None, **without_none(machine)}
+    if changes.get("protocol") not in (None, "paired"):
+        values["eval"]["controls"] = "auto"  # the run's own are of another protocol
     values["eval"].update(without_none(changes))
     if changes.get("stride") and values["eval"]["protocol"] != "sliding":
         raise UserError(f"--stride is for --protocol sliding, and this is {values['eval']['protocol']}")

@@ -1,5 +1,6 @@
 """One job: train, then score, then gather. What every launcher calls; repeating it does the rest."""
 
+import copy
 import json
 import shutil
 import sys
@@ -11,19 +12,21 @@ from pathlib import Path
 import torch
 
 from pe_bench.checkpoint import Checkpoint, final_checkpoint, latest_checkpoint, load_weights
-from pe_bench.config import Config, DataConfig, EvalConfig
+from pe_bench.commands import record_command
+from pe_bench.config import Config, DataConfig
 from pe_bench.data.packed import Data, load_data
 from pe_bench.data.targets import summary
 from pe_bench.encodings import LengthError
 from pe_bench.encodings.load import (
     OUTSIDE_MODULE,
+    build_encoding,
     encoding_identity,
     encoding_label,
     with_code_hashes,
     with_trusted_code,
 )
 from pe_bench.errors import UserError, first_line
-from pe_bench.evaluate import Subject, evaluate, make_plans
+from pe_bench.evaluate import Subject, count_parts, evaluate, make_plans
 from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
@@ -39,6 +42,7 @@ from pe_bench.runs import (
     setting,
     write_config,
 )
+from pe_bench.scored_with import Other
 from pe_bench.terminal import say
 from pe_bench.train import check_windows, train
 
@@ -72,10 +76,10 @@ def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, l
         trained = _finished(job)
         if trained is not None:
             say(f"{job.run} is trained already")
-            rows = _score(job, trained, config.eval)
+            rows = _score(job, trained)
         else:
             trained = _train(job)
-            rows = _score(job, trained, config.eval)
+            rows = _score(job, trained)
             _write_result(job, trained)
     _gather(Path(config.results_dir))
     return job.run, rows
@@ -93,15 +97,23 @@ def check(config: Config, search: Sequence[Path] = ()) -> Job:
     return job
 
 
-def score_run(
-    run: Path, config: Config, evaluation: EvalConfig, code: Sequence[Path], results_dir: Path
-) -> list[Row]:
-    """Score a finished run with the options of `evaluation`; `config` is the run's own.
+def trusted(config: Config, code: Sequence[Path]) -> Config:
+    """A run's configuration, which names no class from outside but those in files that the user named."""
+    return replace(config, encoding=with_trusted_code(config.encoding, code))
 
-    `code` are files that the user named, for a run whose encoding is not pe-bench's own. The rows
-    are gathered when the run is one of `results_dir`.
+
+def score_run(
+    run: Path,
+    config: Config,
+    results_dir: Path,
+    others: Sequence[Other] = (),
+    search: Sequence[Path] = (),
+) -> list[Row]:
+    """Score a finished run at the lengths of its `config`, then its weights under `others`.
+
+    The classes of `config` are `trusted`; those of `others` may lie in the folders `search`. The rows are
+    gathered when the run is one of `results_dir`.
     """
-    config = replace(config, encoding=with_trusted_code(config.encoding, code), eval=evaluation)
     result = read_result(run) or {}
     job = replace(prepare(config), run=run)
     if "setting" in result:  # of the training, wherever it is scored
@@ -115,7 +127,7 @@ def score_run(
     _warn_of_other_data(job, result)
     with locked(run):
         remove_leftovers(run)
-        rows = _score(job, trained, evaluation)
+        rows = _score(job, trained, others, search)
     if run.resolve().parent == runs_folder(results_dir).resolve():
         _gather(results_dir)
     return rows
@@ -220,10 +232,48 @@ def _train(job: Job) -> Checkpoint:
     return trained
 
 
-def _score(job: Job, trained: Checkpoint, evaluation: EvalConfig) -> list[Row]:
-    config = job.config
+def _score(
+    job: Job,
+    trained: Checkpoint,
+    others: Sequence[Other] = (),
+    search: Sequence[Path] = (),
+) -> list[Row]:
+    """The rows of the run's own encoding, then those of the others, at the same lengths and targets."""
+    record_command(job.run)
     load_weights(trained, job.model)
-    subject = Subject(
+    # All are built before any is scored, for what is wrong with the last is told first.
+    models = [_under(other, job, search) for other in others]
+    own = _subject(job, trained)
+    labels = [other.label for other in others]
+    subjects = [
+        replace(own, model=model, scored_with=label) for model, label in zip(models, labels, strict=True)
+    ]
+    return [row for subject in (own, *subjects) for row in _rows(subject)]
+
+
+def _rows(subject: Subject) -> list[Row]:
+    evaluation = subject.config.eval
+    plans = make_plans(subject.config, evaluation, subject.data)
+    with scoring_progress(subject.scored_with, count_parts(plans)) as watch:
+        return evaluate(subject, evaluation, watch)
+
+
+def _under(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
+    """The job's model with another encoding in its place, which has the trained one's parameters.
+
+    The rest of the two is one and the same in memory, and neither is changed.
+    """
+    encoding = build_encoding(other.encoding, job.config.model.n_layers, search, job.data.vocabulary)
+    encoding.load_state_dict(job.model.encoding.state_dict(), strict=True)
+    model = copy.copy(job.model)
+    model._modules = {**job.model._modules, "encoding": encoding}
+    _try_one_window(model, job.config.train.length)
+    return model.to(job.device).eval()
+
+
+def _subject(job: Job, trained: Checkpoint) -> Subject:
+    config = job.config
+    return Subject(
         run=job.run,
         config=config,
         model=job.model.to(job.device).eval(),
@@ -236,8 +286,6 @@ def _score(job: Job, trained: Checkpoint, evaluation: EvalConfig) -> list[Row]:
         scored_with=job.label,
         tokens_per_second=trained.meta.step * config.train.batch_tokens / trained.meta.train_seconds,
     )
-    with scoring_progress(job.label, len(make_plans(config, evaluation, job.data))) as watch:
-        return evaluate(subject, evaluation, watch)
 
 
 def _write_result(job: Job, trained: Checkpoint) -> None:

@@ -28,6 +28,7 @@ GIVEN = {
     "yarn": ["encoding.base=10"],
     "rope_ntk_by_parts": ["encoding.base=10"],
 }
+GIVEN_FOR = {"fraction_of": ["encoding.fraction=0.5"]}
 
 specimen_of = cache(specimen)
 
@@ -85,7 +86,7 @@ def differs(some: list[torch.Tensor | str], others: list[torch.Tensor | str]) ->
 
 @pytest.mark.parametrize(("name", "place", "option"), options())
 def test_another_value_of_an_option_is_another_output(name: str, place: str, option: str) -> None:
-    given = tuple(GIVEN.get(name, ()))
+    given = (*GIVEN.get(name, ()), *GIVEN_FOR.get(option, ()))
     plain, changes = specimen_of(name, given), []
     for value in other_values(plain, place, option):
         word = f"encoding.{place}{option}={str(value).lower() if isinstance(value, bool) else value}"
@@ -108,6 +109,7 @@ def test_another_value_of_an_option_is_another_output(name: str, place: str, opt
     [
         ("dape", ["encoding.threshold=8"]),
         ("dape", ["encoding.threshold=8", "encoding.inner=alibi"]),
+        ("yarn", ["encoding.fraction_of=frequencies"]),
         ("tupe", ["encoding.overflow=clamp", "encoding.positions=sinusoidal"]),
         ("multiplicative", ["encoding.overflow=interpolate", "encoding.positions=sinusoidal"]),
     ],

@@ -47,6 +47,12 @@ class LayerEncoding(nn.Module):
     past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
     per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
+    # Encodings by their first names, modifiers beside them not counted: what a model may have been trained
+    # with to be scored with this one, and which options of this one may change after training with it.
+    may_follow: ClassVar[frozenset[str]] = frozenset()
+    may_change: ClassVar[frozenset[str]] = frozenset()
+    window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
+    implies: ClassVar[Mapping[str, Any]] = {}  # what it fixes and what follows it has as options
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,7 +76,8 @@ class LayerEncoding(nn.Module):
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         """Logits [B, H, Q, N]; `scale` is one over the root of the model's own head width.
 
-        The keys, here and in every hook below, are those up to the last query of the block.
+        The keys, here and in every hook below, are those up to the last query of the block. With a window
+        from outside they begin where its first query's does.
         """
         return scale * (queries.x @ keys.x.mT)
 
@@ -128,6 +135,12 @@ class PositionalEncoding(nn.Module):
     paper: ClassVar[str] = ""
     past_training: PastTraining = "defined"
     claims: frozenset[Claim] = frozenset({"prefix_consistent"})
+    # Encodings by their first names, modifiers beside them not counted: what a model may have been trained
+    # with to be scored with this one, and which options of this one may change after training with it.
+    may_follow: ClassVar[frozenset[str]] = frozenset()
+    may_change: ClassVar[frozenset[str]] = frozenset()
+    window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
+    implies: ClassVar[Mapping[str, Any]] = {}  # what it fixes and what follows it has as options
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.rope import Layout, rope_frequencies, rotate
+from pe_bench.encodings.rope import FractionOf, Layout, rotate, turned_frequencies
+from pe_bench.encodings.trained import ROTARY
 from pe_bench.errors import require
 
 
@@ -17,16 +18,26 @@ class EffectiveDistance(LayerEncoding):
     """The true distance within a window, and beyond it that of `far_positions`: by default the window's."""
 
     family = "distance"
+    may_follow = ROTARY
     train_length = 0
 
     frequencies: Tensor
 
-    def __init__(self, d_head: int, window: int, base: float, layout: Layout):
+    def __init__(
+        self,
+        d_head: int,
+        window: int,
+        base: float,
+        layout: Layout,
+        fraction: float,
+        fraction_of: FractionOf,
+    ):
         super().__init__()
         require(window > 0, f"encoding.window must hold at least 1 token, not {window}")
         self.window = window
         self.layout: Layout = layout
-        self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
+        frequencies = turned_frequencies(d_head, base, fraction, fraction_of)
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def leave_training(self, train_length: int) -> None:
         """Texts of up to so many tokens have all their distances, so that training is plain RoPE."""

@@ -16,7 +16,7 @@ The code has W = 512 and factor = 16 for models trained at 4,096 tokens. Ours, h
 from torch import Tensor
 
 from pe_bench.encodings.rerope import ReRoPE
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.errors import require
 
 
@@ -30,8 +30,10 @@ class LeakyReRoPE(ReRoPE):
         log_n: bool = True,
         base: float = 10_000.0,
         layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
-        super().__init__(d_head, train_length, window, log_n, base, layout)
+        super().__init__(d_head, train_length, window, log_n, base, layout, fraction, fraction_of)
         require(
             factor >= 1, f"encoding.factor must be at least 1, where distances grow as ever, not {factor}"
         )

@@ -17,7 +17,7 @@ scaling, and the training length is that of the run.
 
 from torch import Tensor
 
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.encodings.rope_scaling import RopeScaling, Scaled, by_parts_frequencies
 from pe_bench.errors import require
 
@@ -43,8 +43,10 @@ class Llama3(RopeScaling):
         layout: Layout = "half",
         low_frequency_factor: float = 1.0,
         high_frequency_factor: float = 4.0,
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
-        super().__init__(d_head, train_length, factor, base, layout)
+        super().__init__(d_head, train_length, factor, base, layout, fraction, fraction_of)
         require(
             high_frequency_factor > low_frequency_factor > 0,
             f"encoding.high_frequency_factor={high_frequency_factor} must exceed "

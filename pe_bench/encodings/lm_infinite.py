@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import Side
 from pe_bench.encodings.effective_distance import EffectiveDistance
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.errors import require
 
 
@@ -29,8 +29,10 @@ class LMInfinite(EffectiveDistance):
         global_tokens: int = 10,
         base: float = 10_000.0,
         layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
-        super().__init__(d_head, window, base, layout)
+        super().__init__(d_head, window, base, layout, fraction, fraction_of)
         require(global_tokens >= 0, f"encoding.global_tokens must not be negative, as {global_tokens} is")
         self.global_tokens = global_tokens
 

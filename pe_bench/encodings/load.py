@@ -65,6 +65,14 @@ def encoding_label(config: dict[str, Any], search: Sequence[Path] = ()) -> str:
     return " ".join(words)
 
 
+def first_name(part: dict[str, Any]) -> str:
+    """What `may_follow` calls an encoding: its module, or for one from outside what its file says."""
+    specification = str(part["class"])
+    if is_built_in(specification):
+        return specification.partition(":")[0].rpartition(".")[2]
+    return str(part.get("name", specification))
+
+
 def _name(name: str, part: dict[str, Any]) -> str:
     """A name, and for outside code four letters of its hash: another version is another encoding."""
     code = part.get("code_sha256")
@@ -81,9 +89,14 @@ def changed_options(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[s
     """The options that differ from the constructor's defaults, or have none."""
     encoding = find_class(part["class"], search)
     parameters = _parameters(encoding)
-    # As the constructor gets them, so that 500000 and 500000.0 are one base.
-    options = _checked_options(encoding, _options(part), "encoding")
-    return {name: value for name, value in options.items() if value != parameters[name].default}
+    return {
+        name: value for name, value in options_of(part, search).items() if value != parameters[name].default
+    }
+
+
+def options_of(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
+    """The options as the constructor gets them, so that 500000 and 500000.0 are one base."""
+    return _checked_options(find_class(part["class"], search), _options(part), "encoding")
 
 
 def encoding_identity(config: dict[str, Any], search: Sequence[Path] = ()) -> list[dict[str, Any]]:

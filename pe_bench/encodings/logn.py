@@ -16,6 +16,7 @@ import math
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.trained import ROTARY
 from pe_bench.errors import require
 
 
@@ -23,6 +24,7 @@ class LogN(LayerEncoding):
     family = "scale"
     paper = "https://kexue.fm/archives/8823"
     claims = frozenset({"prefix_consistent"})
+    may_follow = ROTARY | {"nope", "sinusoidal"}
 
     def __init__(self, train_length: int):
         super().__init__()

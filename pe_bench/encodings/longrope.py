@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.rope import Layout, rope_frequencies
+from pe_bench.encodings.rope import FractionOf, Layout, pairs_within, rope_frequencies
 from pe_bench.encodings.rope_scaling import RopeScaling, Scaled
 from pe_bench.errors import require
 
@@ -51,9 +51,11 @@ class LongRoPE(RopeScaling):
         layout: Layout = "half",
         long_factors: list[float] | None = None,
         short_factors: list[float] | None = None,
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
-        super().__init__(d_head, train_length, factor, base, layout)
-        pairs = d_head // 2
+        super().__init__(d_head, train_length, factor, base, layout, fraction, fraction_of)
+        pairs = self.width // 2
         require(
             long_factors is not None,
             "longrope has no default factors, for they are searched for each model: give "
@@ -73,7 +75,9 @@ class LongRoPE(RopeScaling):
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Factors that rise from 1 to 4: not those of any search."""
-        return {"long_factors": torch.linspace(1, 4, options["d_head"] // 2).tolist()}
+        is_spread = options.get("fraction_of") != "frequencies"
+        pairs = pairs_within(options["d_head"], options.get("fraction", 1.0) if is_spread else 1.0)
+        return {"long_factors": torch.linspace(1, 4, pairs).tolist()}
 
     def scaled(self, window: int) -> Scaled:
         factors = self.long_factors if window > self.train_length else self.short_factors

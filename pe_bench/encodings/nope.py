@@ -7,6 +7,7 @@ Positional Information", arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19
 """
 
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.trained import ROTARY
 
 
 class NoPE(LayerEncoding):
@@ -14,3 +15,4 @@ class NoPE(LayerEncoding):
 
     family = "none"
     paper = "arXiv:2305.19466"
+    may_follow = ROTARY  # the removal of DroPE, arXiv:2512.12167, before it is recalibrated

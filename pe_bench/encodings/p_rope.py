@@ -17,6 +17,7 @@ from pe_bench.encodings.rope import Layout, RoPE, pairs_within
 
 class PRoPE(RoPE):
     paper = "arXiv:2410.06205"
+    implies = {"fraction_of": "frequencies"}
 
     def __init__(self, d_head: int, fraction: float = 0.75, base: float = 10_000.0, layout: Layout = "half"):
         super().__init__(d_head, base, layout)

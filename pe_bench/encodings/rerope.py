@@ -19,7 +19,7 @@ from torch import Tensor
 from pe_bench.encodings.base import Side
 from pe_bench.encodings.effective_distance import EffectiveDistance
 from pe_bench.encodings.logn import LogN
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 
 
 class ReRoPE(EffectiveDistance):
@@ -33,8 +33,10 @@ class ReRoPE(EffectiveDistance):
         log_n: bool = True,
         base: float = 10_000.0,
         layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
-        super().__init__(d_head, window, base, layout)
+        super().__init__(d_head, window, base, layout, fraction, fraction_of)
         self.leave_training(train_length)
         self.log_n = LogN(train_length) if log_n else None
 

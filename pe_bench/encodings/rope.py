@@ -20,12 +20,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 
 Layout = Literal["half", "interleaved"]
 Form = Literal["pairs", "complex", "dense"]
+FractionOf = Literal["features", "frequencies"]
 
 
 def require_pairs(width: int, option: str = "model.d_head") -> None:
@@ -57,12 +59,45 @@ def pairs_within(d_head: int, fraction: float) -> int:
     return pairs
 
 
+def turned_frequencies(
+    d_head: int, base: float, fraction: float = 1.0, fraction_of: FractionOf = "features"
+) -> Tensor:
+    """theta in float64 of a head of which a fraction is turned.
+
+    Of the features the first, with frequencies [pairs] spread over them as in partial RoPE; of the
+    frequencies the highest, the others of all [K/2] being 0, as in p-RoPE.
+    """
+    pairs = turned_pairs(d_head, fraction, fraction_of)
+    if fraction_of == "features":
+        return rope_frequencies(2 * pairs, base)
+    return slow_ones_zeroed(rope_frequencies(d_head, base), pairs)
+
+
+def turned_pairs(d_head: int, fraction: float, fraction_of: FractionOf) -> int:
+    require(
+        fraction < 1 or fraction_of == "features",
+        f"encoding.fraction_of={fraction_of} is for an encoding.fraction below 1, not {fraction}: "
+        "leave it out",
+    )
+    require(fraction > 0, f"encoding.fraction={fraction} leaves nothing to turn: say encoding=nope")
+    return pairs_within(d_head, fraction)
+
+
+def slow_ones_zeroed(frequencies: Tensor, kept: int) -> Tensor:
+    return functional.pad(frequencies[:kept], (0, len(frequencies) - kept))
+
+
 def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, form: Form = "pairs") -> Tensor:
     """Turn the pairs of x [B, H, n, K] by position [n] or [B, 1, n] times frequencies [K/2].
 
-    Angles are float64, for a float32 one at position 65,536 is wrong by 0.004; the products are
-    float32 or better whatever the type of `x`.
+    Of fewer frequencies as many pairs are turned, within the first features, and the rest is left alone.
+    Angles are float64, for a float32 one at position 65,536 is wrong by 0.004; the products are float32 or
+    better whatever the type of `x`.
     """
+    width = 2 * frequencies.shape[-1]
+    if width < x.shape[-1]:
+        first, rest = x.tensor_split([width], -1)
+        return torch.cat([rotate(first, position, frequencies, layout, form), rest], -1)
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
     angle = position.double().unsqueeze(-1) * frequencies.double()
     cos, sin = angle.cos().to(precise.dtype), angle.sin().to(precise.dtype)

@@ -15,7 +15,7 @@ those of several lengths; here they depend on the window alone, and on all of it
 
 from torch import Tensor
 
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.encodings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
 from pe_bench.errors import require
 
@@ -27,6 +27,7 @@ def dynamic_ntk_frequencies(width: int, base: float, train_length: int, window: 
 
 class RopeDynamicNTK(RopeScaling):
     paper = "arXiv:2309.00071"
+    window_factor = None  # its factor says how fast s grows
     smallest_width = 4  # the only pair of width 2 turns at the same speed whatever the base
 
     def __init__(
@@ -36,8 +37,10 @@ class RopeDynamicNTK(RopeScaling):
         factor: float = 1.0,
         base: float = 10_000.0,
         layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
-        super().__init__(d_head, train_length, None, base, layout)
+        super().__init__(d_head, train_length, None, base, layout, fraction, fraction_of)
         require(factor > 0, f"encoding.factor must be positive, not {factor}: 1 grows as the window does")
         self.growth = factor
 

@@ -18,7 +18,7 @@ another method: it goes from base over NTK-aware scaling to interpolation, with 
 very long training lengths, it is a step here.
 """
 
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.encodings.rope_scaling import Ramp, RopeScaling, Scaled, by_parts_frequencies, require_ramp
 
 
@@ -35,8 +35,10 @@ class RopeNTKByParts(RopeScaling):
         ramp: Ramp = "index",
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
-        super().__init__(d_head, train_length, factor, base, layout)
+        super().__init__(d_head, train_length, factor, base, layout, fraction, fraction_of)
         require_ramp(beta_fast, beta_slow)
         self.ramp: Ramp = ramp
         self.beta_fast = beta_fast

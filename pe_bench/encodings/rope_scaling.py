@@ -7,6 +7,10 @@ The factor s says how much longer. Where it is not given it is max(1, window / t
 being all the tokens of one pass, whatever their positions: training is then plain rope, and what a token
 gets depends on how many follow it. A given factor holds at every length, in training too.
 
+After partial RoPE `fraction` is that of the features that are turned, over which the frequencies are spread;
+the others are left alone, by the attention factor too, as in Hugging Face's transformers. After p-RoPE it is
+that of the frequencies that are kept, and the slow ones stay 0.
+
 The formulas that several scalings need are here as well.
 """
 
@@ -18,7 +22,17 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.rope import Layout, require_base, require_pairs, rope_frequencies, rotate
+from pe_bench.encodings.rope import (
+    FractionOf,
+    Layout,
+    require_base,
+    require_pairs,
+    rope_frequencies,
+    rotate,
+    slow_ones_zeroed,
+    turned_pairs,
+)
+from pe_bench.encodings.trained import ROTARY
 from pe_bench.errors import require
 
 Ramp = Literal["index", "turns"]
@@ -34,6 +48,8 @@ class RopeScaling(LayerEncoding, ABC):
 
     family = "rotary"
     claims = frozenset({"shift_invariant", "norm_preserving"})
+    may_follow = ROTARY
+    window_factor = "factor"
     smallest_width: ClassVar[int] = 2
 
     def __init__(
@@ -43,20 +59,24 @@ class RopeScaling(LayerEncoding, ABC):
         factor: float | None = None,
         base: float = 10_000.0,
         layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
         super().__init__()
         require_pairs(d_head)
         require_base(base)
+        self.pairs = turned_pairs(d_head, fraction, fraction_of)
+        self.width = 2 * self.pairs if fraction_of == "features" else d_head
+        part = f" of which {self.width} are turned" if self.width < d_head else ""
         require(
-            d_head >= self.smallest_width,
-            f"the head width must be at least {self.smallest_width}, not model.d_head={d_head}",
+            self.width >= self.smallest_width,
+            f"the head width must be at least {self.smallest_width}, not model.d_head={d_head}{part}",
         )
         require(train_length > 1, f"encoding.train_length must be at least 2 tokens, not {train_length}")
         require(
             factor is None or factor >= 1,
             f"encoding.factor must be at least 1, or null for that of the window, not {factor}",
         )
-        self.width = d_head
         self.train_length = train_length
         self.factor = factor
         self.base = base
@@ -77,13 +97,15 @@ class RopeScaling(LayerEncoding, ABC):
     ) -> tuple[Tensor, Tensor]:
         with q.device:  # where `scaled` makes its tensors: a copy would halt the GPU in every layer
             scaled = self.scaled(k.shape[-2])
+            scaled = scaled._replace(frequencies=slow_ones_zeroed(scaled.frequencies, self.pairs))
         return self._turn(q, q_position, scaled), self._turn(k, k_position, scaled)
 
     def _turn(self, x: Tensor, position: Tensor, scaled: Scaled) -> Tensor:
         # Rounded once, at the end.
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        turned = rotate(scaled.attention_factor * precise, position, scaled.frequencies, self.layout)
-        return turned.to(x.dtype)
+        first, rest = precise.tensor_split([self.width], -1)
+        turned = rotate(scaled.attention_factor * first, position, scaled.frequencies, self.layout)
+        return (torch.cat([turned, rest], -1) if rest.shape[-1] else turned).to(x.dtype)
 
 
 def ntk_frequencies(width: int, base: float, factor: float) -> Tensor:

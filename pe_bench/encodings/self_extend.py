@@ -19,7 +19,7 @@ log-n scaling, off by default, is the modifier `logn` here.
 from torch import Tensor
 
 from pe_bench.encodings.effective_distance import EffectiveDistance
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.errors import require
 
 
@@ -35,11 +35,13 @@ class SelfExtend(EffectiveDistance):
         group_size: int = 32,
         base: float = 10_000.0,
         layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
         require(group_size > 0, f"encoding.group_size must be positive, not {group_size}")
         wanted = train_length // 2 if window is None else window
         in_groups = max(1, wanted // group_size) * group_size
-        super().__init__(d_head, in_groups if window is None else window, base, layout)
+        super().__init__(d_head, in_groups if window is None else window, base, layout, fraction, fraction_of)
         require(
             self.window == in_groups,
             f"encoding.group_size={group_size} must divide encoding.window={window}: "

@@ -3,12 +3,14 @@
 Layouts: `interleaved` is the paper's; `concatenated` has all sines, then all cosines, with the
 exponent c / (D/2 - 1); `neox` has them so with the paper's exponent c / (D/2).
 
-Past the training length: defined, out of distribution.
+Past the training length: defined, out of distribution. With `factor` s the positions are p / s, which for a
+trained model and windows of up to s times the training length are those of training, s to one.
 
 Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, section 3.5.
 
 The authors' tensor2tensor has the `concatenated` layout, and not the formula of the paper. Token
-embeddings have variance 1 here before the sum, as after their factor sqrt(D).
+embeddings have variance 1 here before the sum, as after their factor sqrt(D). They have no factor s: it is
+the interpolation of Chen et al. 2023, arXiv:2306.15595, which is for rotary positions.
 """
 
 from typing import Literal
@@ -37,9 +39,17 @@ def sinusoids(position: Tensor, width: int, base: float, layout: Layout) -> Tens
 class Sinusoidal(PositionalEncoding):
     family = "input"
     paper = "arXiv:1706.03762"
+    may_change = frozenset({"factor"})
 
-    def __init__(self, d_model: int, base: float = 10_000.0, layout: Layout = "interleaved"):
+    def __init__(
+        self,
+        d_model: int,
+        base: float = 10_000.0,
+        layout: Layout = "interleaved",
+        factor: float = 1.0,
+    ):
         super().__init__()
+        require(factor > 0, f"encoding.factor must be positive, not {factor}: 1 leaves positions as they are")
         require_base(base)
         require(
             d_model % 2 == 0 or layout == "interleaved",
@@ -48,10 +58,11 @@ class Sinusoidal(PositionalEncoding):
         self.d_model = d_model
         self.base = base
         self.layout: Layout = layout
+        self.factor = factor
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
         return x + self.rows(ids).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         """What is added at positions [..]: [.., D]."""
-        return sinusoids(ids, self.d_model, self.base, self.layout)
+        return sinusoids(ids.double() / self.factor, self.d_model, self.base, self.layout)

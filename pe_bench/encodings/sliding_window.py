@@ -10,12 +10,14 @@ Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.trained import RELATIVE, ROTARY
 from pe_bench.errors import require
 
 
 class SlidingWindow(LayerEncoding):
     family = "mask"
     paper = "arXiv:2004.05150"
+    may_follow = ROTARY | RELATIVE | {"nope", "sinusoidal", "learned"}
 
     def __init__(self, window: int):
         super().__init__()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import Side
 from pe_bench.encodings.effective_distance import EffectiveDistance
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.errors import require
 
 
@@ -32,12 +32,14 @@ class Streaming(EffectiveDistance):
         sinks: int = 4,
         base: float = 10_000.0,
         layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
         require(
             0 <= sinks < cache,
             f"encoding.sinks={sinks} must leave room in encoding.cache={cache} for the query's own token",
         )
-        super().__init__(d_head, cache - sinks, base, layout)
+        super().__init__(d_head, cache - sinks, base, layout, fraction, fraction_of)
         self.cache = cache
         self.sinks = sinks
 

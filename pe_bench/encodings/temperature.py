@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.trained import RELATIVE, ROTARY
 from pe_bench.errors import require
 
 
 class Temperature(LayerEncoding):
     family = "scale"
     paper = "arXiv:2404.12224"
+    may_follow = ROTARY | RELATIVE | {"nope"}
 
     factors: Tensor
 

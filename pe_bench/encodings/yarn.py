@@ -16,7 +16,7 @@ The ramp is linear in the index of the pair, as in the authors' code, https://gi
 
 import math
 
-from pe_bench.encodings.rope import Layout
+from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.encodings.rope_scaling import Ramp, RopeScaling, Scaled, by_parts_frequencies, require_ramp
 from pe_bench.errors import require
 
@@ -39,8 +39,10 @@ class YaRN(RopeScaling):
         beta_fast: float = 32.0,
         beta_slow: float = 1.0,
         attention_factor: float | None = None,
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
     ):
-        super().__init__(d_head, train_length, factor, base, layout)
+        super().__init__(d_head, train_length, factor, base, layout, fraction, fraction_of)
         require_ramp(beta_fast, beta_slow)
         require(
             attention_factor is None or attention_factor > 0,
