@@ -109,6 +109,24 @@ def count_parts(plans: Sequence[tuple[int, Plan]]) -> int:
     return len(plans) - max(0, ranges - 1)
 
 
+def shortages(config: Config, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]]) -> list[str]:
+    """A line for each set of target blocks that is smaller than was asked for."""
+    longest = max(config.train.length, evaluation.resolved_max_length(config.train.length))
+    reached: dict[str, int] = {}
+    blocks: dict[str, Plan] = {}
+    for length, plan in plans:
+        if plan.protocol == "paired" and len(plan.windows) < evaluation.targets:
+            own = longest if length <= longest else length
+            reached[plan.target_hash] = max(own, reached.get(plan.target_hash, 0))
+            blocks[plan.target_hash] = plan
+    # A set of longer lengths has a row of the training length too: its longest says what documents reach.
+    return [
+        f"too few documents: {plan.documents} reach {reached[target_hash]} tokens, with room for "
+        f"{len(plan.windows)} of eval.targets={evaluation.targets} target blocks; those are scored"
+        for target_hash, plan in blocks.items()
+    ]
+
+
 def _plans(
     config: Config, evaluation: EvalConfig, data: Data, lengths: Sequence[int], longest: int
 ) -> Iterator[tuple[int, Plan]]:

@@ -26,7 +26,7 @@ from pe_bench.encodings.load import (
     with_trusted_code,
 )
 from pe_bench.errors import UserError, first_line
-from pe_bench.evaluate import Subject, count_parts, evaluate, make_plans
+from pe_bench.evaluate import Subject, count_parts, evaluate, make_plans, shortages
 from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
@@ -244,6 +244,8 @@ def _score(
     # All are built before any is scored, for what is wrong with the last is told first.
     models = [_under(other, job, search) for other in others]
     own = _subject(job, trained)
+    for line in shortages(own.config, own.config.eval, make_plans(own.config, own.config.eval, own.data)):
+        say(line)
     labels = [other.label for other in others]
     subjects = [
         replace(own, model=model, scored_with=label) for model, label in zip(models, labels, strict=True)

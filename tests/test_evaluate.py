@@ -22,7 +22,7 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.randomized import Randomized, ScoredWith
 from pe_bench.encodings.rope import RoPE
 from pe_bench.errors import UserError
-from pe_bench.evaluate import Subject, evaluate, make_plans
+from pe_bench.evaluate import Subject, evaluate, make_plans, shortages
 from pe_bench.model import Decoder
 from pe_bench.results import Row, read_rows
 from pe_bench.scores import load_scores, score_path
@@ -607,3 +607,27 @@ def test_scoring_leaves_no_trace_in_the_model(subject: Subject) -> None:
     scored(subject)
     assert all(torch.equal(value, before[name]) for name, value in subject.model.state_dict().items())
     assert all(weight.grad is None for weight in subject.model.parameters())
+
+
+# Fewer targets than were asked for
+
+
+def test_too_few_documents_for_all_targets_are_told_with_how_many_there_are(subject: Subject) -> None:
+    """Of 60, 20, 45 and 31 tokens three documents reach 31, with room for 8 + 4 + 1 blocks of four."""
+    evaluation = replace(EVAL, max_length=31, targets=20)
+    [line] = shortages(subject.config, evaluation, make_plans(subject.config, evaluation, subject.data))
+    assert line.startswith("too few documents: 3 reach 31 tokens, with room for 13 of eval.targets=20")
+
+
+def test_enough_documents_need_no_word(subject: Subject) -> None:
+    assert shortages(subject.config, EVAL, make_plans(subject.config, EVAL, subject.data)) == []
+
+
+def test_each_set_of_targets_tells_its_own_shortage(subject: Subject) -> None:
+    evaluation = replace(EVAL, lengths=[12, 45], max_length=20, targets=25)
+    plans = make_plans(subject.config, evaluation, subject.data)
+    lines = shortages(subject.config, evaluation, plans)
+    assert [line.split(" tokens")[0] for line in lines] == [
+        "too few documents: 4 reach 20",
+        "too few documents: 2 reach 45",
+    ]
