@@ -62,6 +62,10 @@ def _part(subject: Subject, key: str, part: dict[str, Any]) -> str:
     docstring = sys.modules[encoding_class.__module__].__doc__ or encoding_class.__doc__ or "(no docstring)"
     options = list(_options(subject, key, part))
     facts = [("family", encoding_class.family), ("file", _file(part["class"], subject.search))]
+    if encoding_class.may_follow:
+        facts.append(("may follow", ", ".join(sorted(encoding_class.may_follow))))
+    if encoding_class.may_change:
+        facts.append(("may change", ", ".join(sorted(encoding_class.may_change))))
     return "\n\n".join([docstring.strip(), *([_columns(options)] if options else []), _columns(facts)])
 
 
