@@ -9,15 +9,20 @@ import dataclasses
 import io
 import json
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.files import TEMPORARY, write_text
+
+if TYPE_CHECKING:
+    import _csv
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Row:
     @property
     def key(self) -> tuple[str, ...]:
         """What a row is of; a second score of the same thing replaces the first."""
-        return tuple(str(getattr(self, name)) for name in KEY)
+        return tuple(map(str, _KEY_OF(self)))
 
     @property
     def order(self) -> tuple[str, str, str, int, str]:
@@ -73,8 +78,12 @@ class Row:
 
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
 KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash")
+_KEY_OF = attrgetter(*KEY)
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
+_VALUES_OF = attrgetter(*COLUMNS)
 _TYPES = typing.get_type_hints(Row)
+_MAY_BE_EMPTY = {name for name, kind in _TYPES.items() if type(None) in typing.get_args(kind)}
+_WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def read_rows(path: Path) -> list[Row]:
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return _parse_all(csv.DictReader(file, strict=True), path)
+            return _parse_all(csv.reader(file, strict=True), path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError, csv.Error) as error:
@@ -113,7 +122,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([_spell(getattr(row, name)) for name in COLUMNS] for row in latest.values())
+    writer.writerows(map(_spell, _VALUES_OF(row)) for row in latest.values())
     write_text(path, text.getvalue())
 
 
@@ -166,7 +175,8 @@ def read_result(run: Path) -> dict[str, object] | None:
 
 def _rows_of(run: Path) -> Iterable[Row]:
     """A run's rows under the name that its folder has now: a copy is another run than its original."""
-    rows = [replace(row, run=run.name) for row in read_rows(run / "eval.csv")]
+    read = read_rows(run / "eval.csv")
+    rows = [row if row.run == run.name else replace(row, run=run.name) for row in read]
     return {row.key: row for row in rows}.values()
 
 
@@ -177,8 +187,8 @@ def _spell(value: object) -> str:
     return repr(float(value)) if isinstance(value, float) else str(value)
 
 
-def _parse_all(reader: "csv.DictReader[str]", path: Path) -> list[Row]:
-    found = reader.fieldnames
+def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
+    found = next(reader, None)
     if found is None:
         raise ValueError("it is empty")
     if set(found) != set(COLUMNS):
@@ -188,23 +198,25 @@ def _parse_all(reader: "csv.DictReader[str]", path: Path) -> list[Row]:
             f"{path} is not of this version of pe-bench ({', '.join(odd)}): "
             "delete it and score the run again, or use the version that wrote it"
         )
-    return [_parse(record, reader.line_num) for record in reader]
+    read = [(found.index(name), _reader(name)) for name in COLUMNS]
+    return [_parse(cells, read, reader.line_num) for cells in reader if cells]
 
 
-def _parse(record: dict[str, str], line: int) -> Row:
-    # DictReader keeps surplus cells under the key None, and fills missing ones with the value None.
-    if None in record or None in record.values():
+def _parse(cells: list[str], read: Sequence[tuple[int, Callable[[str], Any]]], line: int) -> Row:
+    """read: the place and the reader of each column's cell, in the order of `Row`."""
+    if len(cells) != len(COLUMNS):
         raise ValueError(f"line {line} does not have {len(COLUMNS)} cells")
-    return Row(**{name: _value(record[name], name) for name in COLUMNS})
+    return Row(*[value(cells[place]) for place, value in read])
+
+
+def _reader(name: str) -> Callable[[str], Any]:
+    return str if _TYPES[name] is str else partial(_value, name=name)
 
 
 def _value(text: str, name: str) -> Any:
-    kind = _TYPES[name]
-    if kind is str:
-        return text
-    if not text and type(None) in typing.get_args(kind):
+    if not text and name in _MAY_BE_EMPTY:
         return None
     try:
-        return int(text) if int in (kind, *typing.get_args(kind)) else float(text)
+        return int(text) if name in _WHOLE else float(text)
     except ValueError as error:
         raise ValueError(f"{name} is {text!r}, which is not a number") from error

@@ -4,17 +4,97 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, save_file
 
 from pe_bench.errors import RunError
 from pe_bench.files import write_atomically
 
 ENOUGH_DOCUMENTS = 20  # for an interval over documents
 LONG_STRETCH = 64  # targets
+TENSORS = ("nll", "document", "bytes")
+
+
+@dataclass(frozen=True)
+class Units:
+    """How the targets of a set divide into documents, and into the units of an interval.
+
+    document, bytes: as in `Scores`.
+    """
+
+    document: np.ndarray
+    bytes: np.ndarray
+
+    def by_document(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The documents in rising order, and the bits per byte of each, float64.
+
+        A document whose targets stand for no byte has no bits per byte, and is left out.
+        """
+        some = self.sizes > 0
+        return self.documents[some], self.nats(nll)[some] / math.log(2) / self.sizes[some]
+
+    def by_unit(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The units in a fixed order, and the bits per byte of each, float64 [units].
+
+        A unit is a document; where there are fewer than 20, one of equally many stretches of each document,
+        of 64 targets or more. The mean over a document's stretches is the document's own number.
+        """
+        if self.stretches == 1:
+            return self.by_document(nll)
+        sizes = np.repeat(self.sizes, self.stretches) / self.stretches
+        bits = np.bincount(self.unit, weights=nll.astype(np.float64)) / math.log(2)
+        some = sizes > 0
+        return self.names[some], bits[some] / sizes[some]
+
+    def nats(self, nll: np.ndarray) -> np.ndarray:
+        """The sum of each document, float64 [documents]."""
+        return np.bincount(self.group, weights=nll.astype(np.float64))
+
+    @cached_property
+    def _grouped(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        documents, group, counts = np.unique(self.document, return_inverse=True, return_counts=True)
+        return documents, group, counts
+
+    @property
+    def documents(self) -> np.ndarray:
+        return self._grouped[0]
+
+    @property
+    def group(self) -> np.ndarray:
+        """The place of each target's document among `documents`, int64 [targets]."""
+        return self._grouped[1]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Targets of each document."""
+        return self._grouped[2]
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Bytes of each document's targets."""
+        return np.bincount(self.group, weights=self.bytes)
+
+    @cached_property
+    def stretches(self) -> int:
+        return stretches_of(self.counts)
+
+    @cached_property
+    def unit(self) -> np.ndarray:
+        """The place of each target's stretch among `names`, int64 [targets]."""
+        place = np.empty(len(self.group), np.int64)  # of a target among those of its document
+        order = np.argsort(self.group, kind="stable")
+        place[order] = np.concatenate([np.arange(count) for count in self.counts])
+        return self.group * self.stretches + place * self.stretches // self.counts[self.group]
+
+    @cached_property
+    def names(self) -> np.ndarray:
+        """Of the stretches: numbers that tell them apart, int64 [units]."""
+        stretch = np.tile(np.arange(self.stretches), len(self.documents))
+        return np.repeat(self.documents, self.stretches) * self.stretches + stretch
 
 
 @dataclass(frozen=True)
@@ -29,35 +109,24 @@ class Scores:
     document: np.ndarray
     bytes: np.ndarray
 
-    def by_unit(self) -> tuple[np.ndarray, np.ndarray]:
-        """The units of an interval in a fixed order, and the bits per byte of each, float64 [units].
+    @cached_property
+    def units(self) -> Units:
+        return Units(self.document, self.bytes)
 
-        A unit is a document; where there are fewer than 20, one of equally many stretches of each document,
-        of 64 targets or more. The mean over a document's stretches is the document's own number.
-        """
-        documents, group, counts = np.unique(self.document, return_inverse=True, return_counts=True)
-        stretches = stretches_of(counts)
-        if stretches == 1:
-            return self.by_document()
-        place = np.empty(len(group), np.int64)  # of a target among those of its document
-        place[np.argsort(group, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
-        unit = group * stretches + place * stretches // counts[group]
-        bits = np.bincount(unit, weights=self.nll.astype(np.float64)) / math.log(2)
-        sizes = np.repeat(np.bincount(group, weights=self.bytes), stretches)
-        some = sizes > 0
-        units = np.repeat(documents, stretches) * stretches + np.tile(np.arange(stretches), len(documents))
-        return units[some], bits[some] / (sizes[some] / stretches)
+    def sharing(self, units: Units | None) -> "Scores":
+        """The same, with the units of other scores where they are of the same targets: a saving alone."""
+        same = units is not None and all(
+            np.array_equal(*pair) for pair in ((units.document, self.document), (units.bytes, self.bytes))
+        )
+        if same:
+            self.__dict__["units"] = units
+        return self
+
+    def by_unit(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.units.by_unit(self.nll)
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray]:
-        """The documents in rising order, and the bits per byte of each, float64.
-
-        A document whose targets stand for no byte has no bits per byte, and is left out.
-        """
-        documents, group = np.unique(self.document, return_inverse=True)
-        bits = np.bincount(group, weights=self.nll.astype(np.float64)) / math.log(2)
-        sizes = np.bincount(group, weights=self.bytes)
-        some = sizes > 0
-        return documents[some], bits[some] / sizes[some]
+        return self.units.by_document(self.nll)
 
 
 def stretches_of(counts: np.ndarray) -> int:
@@ -78,9 +147,7 @@ class Level:
 
 def mean_over_documents(scores: Scores) -> Level:
     """Every document counts the same, however many targets it gave: the `paired` protocol."""
-    _, group = np.unique(scores.document, return_inverse=True)
-    nats = np.bincount(group, weights=scores.nll.astype(np.float64))
-    nll = float(np.mean(nats / np.bincount(group)))
+    nll = float(np.mean(scores.units.nats(scores.nll) / scores.units.counts))
     _, bits_per_byte = scores.by_document()
     return Level(nll, perplexity_of(nll), float(np.mean(bits_per_byte)) if bits_per_byte.size else math.nan)
 
@@ -123,18 +190,18 @@ def score_path(
 
 def save_scores(path: Path, scores: Scores) -> None:
     path.parent.mkdir(exist_ok=True)
-    tensors = {name: np.ascontiguousarray(value) for name, value in vars(scores).items()}
+    tensors = {name: np.ascontiguousarray(getattr(scores, name)) for name in TENSORS}
     write_atomically(path, lambda temporary: save_file(tensors, temporary))
 
 
 def load_scores(path: Path) -> Scores:
     """The scores in a file. Raises `RunError` when it is missing or damaged."""
     try:
-        scores = Scores(**load_file(path))
+        scores = Scores(**load(path.read_bytes()))
     except (OSError, SafetensorError, TypeError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
         raise RunError(f"{path} is {reason}") from error
-    shapes = {value.shape for value in vars(scores).values()}
+    shapes = {getattr(scores, name).shape for name in TENSORS}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise RunError(f"{path} is damaged (shapes {sorted(shapes)}, not three of [targets])")
     return scores

@@ -235,3 +235,16 @@ def test_positions_belong_to_the_line_and_are_no_table(tmp_path: Path) -> None:
     write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), replace(further, context_mean=9.0)])
     [line] = only(tmp_path).lines
     assert [position.context for position in line.positions] == [9.0]
+
+
+def test_a_quarter_that_was_scored_on_two_sets_of_targets_is_judged_on_one(tmp_path: Path) -> None:
+    add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    add_run(tmp_path, "rope", {32: 3.3, 128: 3.0}, seed=0, target_hash="0ther", documents=30)
+    assert use_at(tmp_path).uses_context == "yes"
+
+
+def test_unclear_verdicts_that_every_seed_agrees_on_are_named(tmp_path: Path) -> None:
+    for seed, level in enumerate((3.1, 3.4)):
+        add_run(tmp_path, "rope", {128: 3.0, 256: level, 512: 3.0}, seed=seed)
+    assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
+    assert "though each seed alone is worse by more than the margin: rope at 256\n" in printed(tmp_path)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pe_bench.report.differences import Paired, ScoreFiles, has_number, paired, pairs_by_run
+from pe_bench.report.differences import Paired, ScoreFiles, has_number, level_of, paired, pairs_by_run
 from pe_bench.results import Row
 from pe_bench.scores import perplexity_of
 from pe_bench.statistics import Interval
@@ -66,6 +66,7 @@ class Cell:
     documents: int
     stride: int | None
     peak_memory_mb: float | None
+    changes: tuple[float, ...] = ()  # of each seed, where there is a change
     baseline: Difference | None = None  # none where the table has no baseline, or this is it
     use: ContextUse | None = None  # none where no control was scored
 
@@ -97,7 +98,7 @@ def make_cell(
     seeds = Counter(row.target_hash for row in scored)
     chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
     scored = sorted((row for row in scored if row.target_hash == chosen), key=lambda row: row.run)
-    change, interval, missing = _change(scored, [row for row in references if has_number(row)], files)
+    change, interval, missing = _change(scored, references, files)
     nll = _mean([row.nll for row in scored if row.nll is not None])
     memory = [row.peak_memory_mb for row in scored if row.peak_memory_mb is not None]
     return Cell(
@@ -115,6 +116,7 @@ def make_cell(
         documents=min(row.documents for row in scored),
         stride=scored[0].stride,
         peak_memory_mb=max(memory, default=None),
+        changes=tuple(level_of(row) - level_of(one) for row, one in pairs_by_run(scored, references)),
     )
 
 
@@ -146,7 +148,7 @@ def _empty(rows: Sequence[Row]) -> Cell:
 
 
 def _change(rows: Sequence[Row], references: Sequence[Row], files: ScoreFiles) -> Paired:
-    if not references:
+    if not any(map(has_number, references)):
         return Paired(None, None, "the training length has no score to compare with")
     pairs = pairs_by_run(rows, references)
     if not pairs:

@@ -1,5 +1,6 @@
 """Paired differences between rows that scored the same targets, from the files of their scores."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +9,7 @@ import numpy as np
 
 from pe_bench.errors import RunError
 from pe_bench.results import Row
-from pe_bench.scores import LEVEL_OF_PROTOCOL, load_scores, score_path
+from pe_bench.scores import LEVEL_OF_PROTOCOL, Units, load_scores, score_path
 from pe_bench.statistics import Interval, paired_interval
 
 
@@ -28,16 +29,26 @@ class ScoreFiles:
 
     def __init__(self, folder_of: Callable[[Row], Path]) -> None:
         self._folder_of = folder_of
-        self._known: dict[Path, tuple[np.ndarray, np.ndarray]] = {}
+        self._known: dict[Row, tuple[np.ndarray, np.ndarray]] = {}
+        self._units: dict[str, Units] = {}
 
     def by_unit(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
         """Units int64 [U] and bits per byte float64 [U]. Raises `RunError`."""
+        found = self._known.get(row)
+        if found is None:
+            found = self._known[row] = self._read(row)
+        return found
+
+    def _read(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
         other = row.scored_with if row.scored_with != row.encoding else None
         run = self._folder_of(row)
         path = score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
-        if path not in self._known:
-            self._known[path] = _read(path, row)
-        return self._known[path]
+        scores = load_scores(path).sharing(self._units.get(row.target_hash))
+        self._units[row.target_hash] = scores.units
+        found, claimed = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte, level_of(row)
+        if not _agree(found, claimed):
+            raise RunError(f"{path} does not give its row's {claimed:.6f} bits per byte, but {found:.6f}")
+        return scores.by_unit()
 
 
 def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
@@ -45,7 +56,7 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     try:
         interval = paired_interval(np.stack([_difference(*pair, files) for pair in pairs]))
     except RunError as error:
-        means = [_number(row) - _number(other) for row, other in pairs]
+        means = [level_of(row) - level_of(other) for row, other in pairs]
         return Paired(float(np.mean(means)), None, str(error))
     return Paired(interval.mean, interval, "")
 
@@ -82,15 +93,11 @@ def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
         return bits - other_bits
 
 
-def _number(row: Row) -> float:
+def level_of(row: Row) -> float:
+    """Bits per byte of a row that has a number."""
     assert row.bits_per_byte is not None
     return row.bits_per_byte
 
 
-def _read(path: Path, row: Row) -> tuple[np.ndarray, np.ndarray]:
-    scores = load_scores(path)
-    found = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte
-    if not np.isclose(found, _number(row), rtol=1e-6, equal_nan=True):
-        claimed = _number(row)
-        raise RunError(f"{path} does not give its row's {claimed:.6f} bits per byte, but {found:.6f}")
-    return scores.by_unit()
+def _agree(found: float, claimed: float) -> bool:
+    return math.isclose(found, claimed, rel_tol=1e-6) or (math.isnan(found) and math.isnan(claimed))

@@ -61,6 +61,10 @@ class Member:
     controls: tuple[Row, ...]
     positions: tuple[Row, ...]
 
+    @property
+    def runs(self) -> list[str]:
+        return sorted({row.run for row in self.rows})
+
     def at(self, length: int, target_hash: str) -> list[Row]:
         return [row for row in self.rows if (row.length, row.target_hash) == (length, target_hash)]
 
@@ -88,33 +92,34 @@ def members_of(
 
 
 def make_line(
-    member: Member, references: Sequence[Row], ranks: Mapping[str, Rank], margin: float, files: ScoreFiles
+    member: Member, unmodified: Sequence[Row], ranks: Mapping[str, Rank], margin: float, files: ScoreFiles
 ) -> Line:
     """The line without verdicts, which depend on the whole table.
 
-    references: the runs of the table, unmodified, at their training length.
+    unmodified: the rows of these runs that were scored with what was trained.
     """
     rows = member.rows
+    references = [row for row in unmodified if row.length == row.train_length]
     lengths = sorted({row.length for row in rows})
     cells = {
         length: make_cell([row for row in rows if row.length == length], references, ranks, files)
         for length in lengths
     }
-    sensitive = sensitivity(rows, references, files)
-    runs = {row.run: row for row in rows}
+    sensitive = sensitivity(rows, unmodified, files)
+    speed_of = {row.run: row.tokens_per_second for row in rows}
     return Line(
         encoding=rows[0].encoding,
         scored_with=rows[0].scored_with,
         run=member.run,
         seeds=len({row.seed for row in rows}),
         parameters=rows[0].parameters,
-        tokens_per_second=sum(row.tokens_per_second for row in runs.values()) / len(runs),
+        tokens_per_second=sum(speed_of.values()) / len(speed_of),
         break_point="unknown",
         cells={
             length: replace(cell, use=_use(member, cell, references, sensitive, margin, files))
             for length, cell in cells.items()
         },
-        runs=tuple(sorted(runs)),
+        runs=tuple(member.runs),
         sensitive=sensitive,
         positions=_positions(member.positions),
         by=member.by,

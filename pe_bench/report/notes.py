@@ -10,7 +10,7 @@ from pe_bench.results import Row
 from pe_bench.scores import ENOUGH_DOCUMENTS
 
 
-def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str) -> tuple[str, ...]:
+def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: float) -> tuple[str, ...]:
     """Whole sentences, each once, the most important first.
 
     rows: all that the table shows, and their controls. order: that of the lines, in words.
@@ -22,6 +22,7 @@ def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str) -> tuple[
         *([order] if len(lines) > 1 else []),
         *_runs_apart(lines),
         *_one_seed(lines),
+        *_more_seeds(lines, rows[0].train_length, margin),
         *_few_documents(lines),
         *_unequal_targets(lines),
         *_other_sets(lines, rows[0].train_length),
@@ -47,6 +48,19 @@ def _one_seed(lines: Sequence[Line]) -> Iterator[str]:
     if alone:
         which = "" if len(alone) == len(lines) else f" ({', '.join(alone)})"
         yield f"one seed{which}: this says something of these models only"
+
+
+def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iterator[str]:
+    """Unclear verdicts where each seed alone is worse by more than the margin: more seeds settle them."""
+    places: dict[str, list[int]] = {}
+    for line in lines:
+        for length, cell in sorted(line.cells.items()):
+            agree = len(cell.changes) > 1 and min(cell.changes) > margin
+            if length > train_length and cell.verdict == "unclear" and agree:
+                places.setdefault(line.label, []).append(length)
+    if places:
+        where = "; ".join(f"{label} at {_numbers(lengths)}" for label, lengths in places.items())
+        yield f"unclear for want of seeds, though each seed alone is worse by more than the margin: {where}"
 
 
 def _few_documents(lines: Sequence[Line]) -> Iterator[str]:

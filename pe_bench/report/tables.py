@@ -14,11 +14,12 @@ from pe_bench.report.differences import ScoreFiles
 from pe_bench.report.lines import Line, make_line, members_of
 from pe_bench.report.notes import make_notes
 from pe_bench.report.order import ordered
-from pe_bench.report.select import EVERYTHING, RunKeys, Selection
+from pe_bench.report.select import EVERYTHING, Condition, RunKeys, Selection
 from pe_bench.report.strides import by_stride_rule, describe_rule, order_of_rule
 from pe_bench.report.target_sets import rank_sets
+from pe_bench.report.use import quarter_of
 from pe_bench.report.verdicts import judge, with_baseline
-from pe_bench.results import POSITIONS, Row, read_all, runs_folder
+from pe_bench.results import POSITIONS, Row, read_all, read_rows, runs_folder
 from pe_bench.statistics import MARGIN
 
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
@@ -106,11 +107,27 @@ def build_tables(
 
 
 def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
-    """The table of one run's rows under one protocol and stride; `run` is its directory."""
-    selection = Selection(margin=margin)
-    tables = _tables(list(rows), ScoreFiles(lambda row: run), RunKeys(lambda row: run), selection)
+    """The table of one run's rows under one protocol and stride; `run` is its directory.
+
+    What the run gains within its training length is known from its other rows, where it is not from these.
+    """
+    rows = list(rows)
+    shown = tuple(str(length) for length in sorted({row.length for row in rows}))
+    selection = Selection(where=(Condition("length", "=", shown),), margin=margin)
+    rows += _quarters(run, rows)
+    tables = _tables(rows, ScoreFiles(lambda row: run), RunKeys(lambda row: run), selection)
     assert len(tables) == 1, "rows of one run, one protocol and one stride"
     return tables[0]
+
+
+def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
+    """The run's rows at a quarter of the training length that are not among these, on the same targets."""
+    known, sets = {row.key for row in rows}, {row.target_hash for row in rows}
+    return [
+        row
+        for row in read_rows(run / "eval.csv")
+        if row.length == quarter_of(row.train_length) and row.target_hash in sets and row.key not in known
+    ]
 
 
 def group_of(row: Row, stride_rule: str = "", setting: str | None = None) -> Group:
@@ -224,11 +241,21 @@ def _table(
     plain = [row for row in rows if row.control == "none"]
     controls = [row for row in rows if row.control != "none"]
     ranks = rank_sets(plain)
-    references = [
-        row for row in plain if row.scored_with == row.encoding and row.length == group.train_length
-    ]
+    unmodified = [row for row in plain if row.scored_with == row.encoding]
+    of_run: dict[str, list[Row]] = {}
+    for row in unmodified:
+        of_run.setdefault(row.run, []).append(row)
     members = members_of(plain, controls, positions, lambda row: keys.words(row, selection.by))
-    lines = [make_line(member, references, ranks, selection.margin, files) for member in members]
+    lines = [
+        make_line(
+            member,
+            [row for run in member.runs for row in of_run.get(run, [])],
+            ranks,
+            selection.margin,
+            files,
+        )
+        for member in members
+    ]
     baseline = _baseline_in(lines, selection.baseline)
     if baseline:
         lines = with_baseline(lines, members, baseline, selection.margin, files)
@@ -236,7 +263,7 @@ def _table(
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
     shown = [row for row in rows if row.length in lengths]
-    notes = make_notes(order.lines, shown, order.words)
+    notes = make_notes(order.lines, shown, order.words, selection.margin)
     return Table(group, lengths, tuple(order.lines), order.ranked_at, why, notes, baseline, selection.margin)
 
 

@@ -1,5 +1,6 @@
 """Does a model use the context beyond its training length? From the controls, for one line of a table."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pe_bench.report.cells import ContextUse
@@ -12,15 +13,27 @@ def quarter_of(train_length: int) -> int:
     return round(train_length / 4)
 
 
-def sensitivity(rows: Sequence[Row], references: Sequence[Row], files: ScoreFiles) -> bool | None:
+def sensitivity(rows: Sequence[Row], unmodified: Sequence[Row], files: ScoreFiles) -> bool | None:
     """Whether the model gains from a quarter to all of its training length; None where that is not known.
 
-    rows: all of the runs, unmodified; references: those of them at the training length.
+    rows: of a line. unmodified: of the same runs with what they were trained with, which stand in for a line
+    that was not scored at a quarter: the weights are the same.
     """
-    quarter = [row for row in rows if row.length == quarter_of(row.train_length)]
-    pairs = pairs_by_run(quarter, references)
+    references = [row for row in unmodified if row.length == row.train_length]
+    own, trained = (
+        pairs_by_run([row for row in some if row.length == quarter_of(row.train_length)], references)
+        for some in (rows, unmodified)
+    )
+    pairs = _of_one_set(own or trained)
     gain = paired(pairs, files).interval if pairs else None
     return None if gain is None else is_sensitive(gain)
+
+
+def _of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+    """Those on the set of targets that most of them are on."""
+    sets = Counter(row.target_hash for row, _ in pairs)
+    chosen = max(sets, key=lambda target_hash: (sets[target_hash], target_hash), default="")
+    return [pair for pair in pairs if pair[0].target_hash == chosen]
 
 
 def context_use(

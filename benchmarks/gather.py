@@ -1,0 +1,90 @@
+"""How long gathering and reporting take over many runs: `python benchmarks/gather.py [--runs 2000]`.
+
+Two sets of run directories are made in a temporary folder, 2 GB each at 2,000 runs: one of few large tables,
+one of many small ones. Commands are timed as a user waits for them, from the start of their process to its
+end; `gather`, with which training ends, in a process that has it imported. The commands take turns, and
+medians are over the repeats.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from synthetic_runs import Shape, write_runs
+
+from pe_bench.machine import environment
+from pe_bench.results import gather
+
+PLAIN = "report"
+COMMANDS = {
+    PLAIN: ["report"],
+    "report --where": ["report", "--where", "train.lr>0.001"],
+    "report --by": ["report", "--by", "train.lr"],
+    "report --html": ["report", "--html", "page.html"],
+    "report --plot": ["report", "--plot", "curves.png"],
+    "list runs": ["list", "runs"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=2000, help="run directories in each set (default: 2000)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each command (default: 3)")
+    given = parser.parse_args()
+    if given.runs < 1 or given.repeats < 1:
+        parser.error("--runs and --repeats are whole numbers from 1 on")
+    print(_machine())
+    for shape in shapes(given.runs):
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"\n{shape.words}: ", end="", flush=True)
+            rows = write_runs(Path(folder) / "results", shape)
+            print(f"{rows:,} rows, as many score files\n{'':16}median    each, in seconds")
+            for name, seconds in timed(Path(folder), given.repeats).items():
+                each = "  ".join(f"{one:.2f}" for one in seconds)
+                print(f"{name:16}{statistics.median(seconds):6.2f}    {each}", flush=True)
+
+
+def shapes(runs: int) -> tuple[Shape, Shape]:
+    """At 2,000 runs: 4 tables of 25 lines of 20 seeds, and 500 tables of one line of 4 seeds."""
+    return Shape(4, max(1, runs // 80), min(20, -(-runs // 4))), Shape(max(1, runs // 4), 1, min(4, runs))
+
+
+def timed(folder: Path, repeats: int) -> dict[str, list[float]]:
+    """Seconds that each took at each repeat, in turns."""
+    calls: Mapping[str, Callable[[], object]] = {
+        "gather": lambda: gather(folder / "results"),
+        **{name: _command(words, folder) for name, words in COMMANDS.items()},
+    }
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            found[name].append(time.perf_counter() - start)
+    return found
+
+
+def _command(words: list[str], folder: Path) -> Callable[[], object]:
+    command = [sys.executable, "-m", "pe_bench", *words, "--results-dir", "results"]
+    return lambda: subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
+def _machine() -> str:
+    here = environment(torch.device("cpu"), torch.get_num_threads())
+    names = ("pe_bench", "git", "python", "processor", "cores", "platform")
+    words = [f"{name} {here[name]}" for name in names if here[name]]
+    libraries = [f"{name} {version(name)}" for name in ("numpy", "safetensors", "pandas", "matplotlib")]
+    return ", ".join([*words, *libraries])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Run directories of realistic size and shape, never trained, by the functions that write real ones."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pe_bench.config import Config, parse_config
+from pe_bench.files import write_text
+from pe_bench.hydra_app import compose
+from pe_bench.machine import environment, git_commit, package_version, today
+from pe_bench.results import Row, runs_folder, write_rows
+from pe_bench.runs import identity, run_name, setting, write_config
+from pe_bench.scores import Scores, mean_over_documents, save_scores, score_path
+
+DATA_HASH = "da7a0123456789abcdef0123456789abcdef0123456789abcdef0123456789ab"
+TARGET_HASH = "7a56e7be5c4ffe01"
+DOCUMENTS = 64
+CONTROLLED = (2, 16)  # times the training length
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many runs there are of what: each learning rate a table, each base of RoPE a line, and seeds."""
+
+    learning_rates: int
+    bases: int
+    seeds: int
+
+    @property
+    def words(self) -> str:
+        return f"{self.learning_rates} learning rates x {self.bases} bases x {self.seeds} seeds"
+
+
+def write_runs(results_dir: Path, shape: Shape) -> int:
+    """Write them, and return how many rows they have."""
+    usual = parse_config(compose(["encoding=rope"]))
+    targets = usual.eval.targets
+    documents = np.repeat(
+        np.sort(np.arange(targets) % DOCUMENTS), usual.eval.resolved_target_tokens(usual.train.length)
+    )
+    sizes = np.random.default_rng(0).integers(1, 4, len(documents))
+    return sum(_write_run(results_dir, config, documents, sizes) for config in _configs(usual, shape))
+
+
+def _configs(usual: Config, shape: Shape) -> Iterator[Config]:
+    for rate in range(shape.learning_rates):
+        train = replace(usual.train, lr=round(1e-4 * 100 ** (rate / shape.learning_rates), 9))
+        for base in range(shape.bases):
+            encoding = {**usual.encoding, "base": 10_000.0 + 100 * base}
+            for seed in range(shape.seeds):
+                yield replace(usual, train=train, encoding=encoding, seed=seed)
+
+
+def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: np.ndarray) -> int:
+    options = {"class": config.encoding["class"], "base": config.encoding["base"]}
+    made_of = identity(config, DATA_HASH, "float32", [options])
+    run = runs_folder(results_dir) / run_name(config, made_of)
+    run.mkdir(parents=True)
+    write_config(run, config)
+    _write_json(run / "environment.json", environment(torch.device("cpu"), 2))
+    words = [f"encoding.base={options['base']}", f"train.lr={config.train.lr}", f"seed={config.seed}"]
+    _write_json(run / "commands.json", [shlex.join(["pe-bench", "train", *words])])
+    empty = _empty_row(run, config, setting(made_of), len(documents))
+    rows = [_scored(run, row, documents, sizes) for row in _plans(empty, config)]
+    write_rows(run / "eval.csv", rows)
+    _write_json(run / "result.json", {"format": 1, "steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH})
+    return len(rows)
+
+
+def _plans(empty: Row, config: Config) -> Iterator[Row]:
+    """A row for each length and control."""
+    for length in config.eval.resolved_lengths(config.train.length):
+        yield replace(empty, length=length)
+        if length in [times * config.train.length for times in CONTROLLED]:
+            yield from (replace(empty, length=length, control=control) for control in ("window", "swap"))
+
+
+def _scored(run: Path, row: Row, documents: np.ndarray, sizes: np.ndarray) -> Row:
+    """The row and the file behind it: lengths and controls differ, and documents and targets at random."""
+    # The name's hash stands for what the run is.
+    random = np.random.default_rng([int(row.run[-8:], 16), row.length, len(row.control)])
+    level = 2.0 + 8 / row.length + 0.001 * row.length**0.5 + (0.05 if row.control != "none" else 0.0)
+    easier = np.random.default_rng(0).normal(0.0, 0.3, DOCUMENTS)[documents]
+    nll = np.abs(level + easier + random.normal(0.0, 0.2, len(documents)))
+    scores = Scores(nll.astype(np.float32), documents, sizes)
+    save_scores(score_path(run, row.protocol, row.length, row.control, row.target_hash), scores)
+    return replace(row, **dataclasses.asdict(mean_over_documents(scores)))
+
+
+def _empty_row(run: Path, config: Config, setting: str, targets: int) -> Row:
+    label = f"rope base={config.encoding['base']}"
+    return Row(
+        run=run.name,
+        encoding=label,
+        scored_with=label,
+        seed=config.seed,
+        model=config.model.name,
+        setting=setting,
+        train_length=config.train.length,
+        length=0,
+        protocol="paired",
+        control="none",
+        stride=None,
+        status="ok",
+        reason="",
+        nll=None,
+        perplexity=None,
+        bits_per_byte=None,
+        context_mean=120.5,
+        targets=targets,
+        documents=DOCUMENTS,
+        target_hash=TARGET_HASH,
+        data=config.data.name,
+        data_hash=DATA_HASH,
+        tokenizer="bytes",
+        parameters=820_000,
+        steps=config.train.total_steps,
+        train_tokens=config.train.total_steps * config.train.batch_tokens,
+        tokens_per_second=20_000.0,
+        peak_memory_mb=512.5,
+        device="cpu",
+        train_dtype="float32",
+        score_dtype="float32",
+        threads=2,
+        torch=torch.__version__,
+        pe_bench=package_version(),
+        git=git_commit(),
+        date=today(),
+    )
+
+
+def _write_json(path: Path, value: object) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
