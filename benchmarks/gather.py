@@ -75,7 +75,13 @@ def timed(folder: Path, repeats: int) -> dict[str, list[float]]:
 
 def _command(words: list[str], folder: Path) -> Callable[[], object]:
     command = [sys.executable, "-m", "pe_bench", *words, "--results-dir", "results"]
-    return lambda: subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+    def call() -> None:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{' '.join(words)}: {done.stderr}")
+
+    return call
 
 
 def _machine() -> str:

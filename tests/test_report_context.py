@@ -248,3 +248,11 @@ def test_unclear_verdicts_that_every_seed_agrees_on_are_named(tmp_path: Path) ->
         add_run(tmp_path, "rope", {128: 3.0, 256: level, 512: 3.0}, seed=seed)
     assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
     assert "though each seed alone is worse by more than the margin: rope at 256\n" in printed(tmp_path)
+
+
+def test_controls_on_other_targets_leave_the_answer_empty_with_the_reason(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {**SENSITIVE, 512: 2.8})
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap", target_hash="0ther")
+    use = use_at(tmp_path)
+    assert (use.uses_context, use.swap_gain) == ("", None)
+    assert "cannot be judged: the controls at 512 were scored on other targets" in printed(tmp_path)

@@ -150,7 +150,10 @@ def _use(
     margin: float,
     files: ScoreFiles,
 ) -> ContextUse | None:
-    own = [row for row in member.controls if (row.length, row.target_hash) == (cell.length, cell.target_hash)]
+    there = [row for row in member.controls if row.length == cell.length]
+    own = [row for row in there if row.target_hash == cell.target_hash]
+    if there and cell.levels and not own:
+        return ContextUse("", "", None, None, f"the controls at {cell.length} were scored on other targets")
     return context_use(member.at(cell.length, cell.target_hash), own, references, sensitive, margin, files)
 
 
