@@ -37,7 +37,7 @@ from pe_bench.protocols import (
     targets,
     with_donors,
 )
-from pe_bench.results import POSITIONS, Row, read_rows, write_rows
+from pe_bench.results import POSITIONS, TOLD, Row, read_rows, write_rows
 from pe_bench.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_path
 from pe_bench.seeds import derive_seed
 
@@ -185,12 +185,19 @@ def _score(subject: Subject, plan: Plan, row: Row, scorer: "Scorer") -> Row:
     level = LEVEL_OF_PROTOCOL[row.protocol](scores)
     return replace(
         row,
-        reason=remark(plan, layers),
+        reason=_remarks(subject, plan),
         nll=level.nll,
         perplexity=level.perplexity,
         bits_per_byte=level.bits_per_byte,
         peak_memory_mb=round(peak_memory_mb(subject.device), 1),
     )
+
+
+def _remarks(subject: Subject, plan: Plan) -> str:
+    """What a row with numbers says beside them."""
+    told = "prefix_consistent" not in subject.model.encoding.claims
+    remarks = [remark(plan, subject.config.model.n_layers), TOLD if told else ""]
+    return "; ".join(one for one in remarks if one)
 
 
 class Scorer:

@@ -76,6 +76,7 @@ class Row:
         return (self.protocol, self.scored_with, self.control, self.length, self.target_hash)
 
 
+TOLD = "the encoding is told the length of the text"  # the remark of a row
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
 KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash")
 _KEY_OF = attrgetter(*KEY)

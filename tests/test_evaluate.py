@@ -21,6 +21,8 @@ from pe_bench.encodings.learned import Learned
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.randomized import Randomized, ScoredWith
 from pe_bench.encodings.rope import RoPE
+from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.rope_pi import RopePI
 from pe_bench.errors import UserError
 from pe_bench.evaluate import Subject, evaluate, make_plans, shortages
 from pe_bench.model import Decoder
@@ -631,3 +633,10 @@ def test_each_set_of_targets_tells_its_own_shortage(subject: Subject) -> None:
         "too few documents: 4 reach 20",
         "too few documents: 2 reach 45",
     ]
+
+
+def test_rows_of_an_encoding_that_reads_the_length_say_so(tmp_path: Path) -> None:
+    told = scored(subject_of(tmp_path / "told", RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH)))
+    assert {row.reason for row in told} == {"the encoding is told the length of the text"}
+    fixed = scored(subject_of(tmp_path / "fixed", RopePI(SIZE.d_head, TRAIN_LENGTH, factor=3.0)))
+    assert {row.reason for row in fixed} == {""}

@@ -539,3 +539,13 @@ def test_the_break_point_is_told_with_what_is_unclear(verdicts: dict[int, str], 
         length: SimpleNamespace(verdict=verdict) for length, verdict in {64: "holds", **verdicts}.items()
     }
     assert describe_break(cells, 128) == words  # pyright: ignore[reportArgumentType]
+
+
+def test_what_another_encoding_costs_at_the_training_length_is_judged(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "rope", {128: 3.5, 256: 3.5}, scored_with="yarn factor=16.0")
+    table = only(tmp_path)
+    line = line_of(table, "rope -> yarn factor=16.0")
+    assert line.cells[128].verdict == "fails"
+    assert line.break_point == "256", "a break point lies beyond the training length"
+    assert "corrected for the 4 verdicts" in printed([table])

@@ -256,3 +256,15 @@ def test_controls_on_other_targets_leave_the_answer_empty_with_the_reason(tmp_pa
     use = use_at(tmp_path)
     assert (use.uses_context, use.swap_gain) == ("", None)
     assert "cannot be judged: the controls at 512 were scored on other targets" in printed(tmp_path)
+
+
+def test_encodings_that_are_told_the_length_are_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", SENSITIVE)
+    told = "the encoding is told the length of the text"
+    run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8}, scored_with="yarn factor=auto", reason=told)
+    add_run(tmp_path, "rope", {512: 2.9}, scored_with="yarn factor=auto", control="window")
+    limited = "each of 4 layers sees 128 tokens"
+    edit_rows(run, lambda row: replace(row, reason=f"{limited}; {told}") if row.control == "window" else row)
+    text = printed(tmp_path)
+    assert "told the length of each text: rope -> yarn factor=auto;" in text
+    assert f"beats window: {limited}\n" in text

@@ -24,7 +24,7 @@ def _of_changes(table: Table) -> Iterator[str]:
     if not any(cell.change is not None for cell in cells):
         return
     line = f"change: in bits/byte against length {train_length}, on the same targets; + is worse"
-    verdicts = [cell.verdict for cell in cells if cell.length > train_length and cell.interval is not None]
+    verdicts = [cell.verdict for cell in cells if cell.length >= train_length and cell.interval is not None]
     if not verdicts:
         yield line
         return

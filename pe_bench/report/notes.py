@@ -6,7 +6,7 @@ from pe_bench.report.cells import label_of
 from pe_bench.report.differences import has_number
 from pe_bench.report.lines import Line
 from pe_bench.report.target_sets import lengths_on_other_sets
-from pe_bench.results import Row
+from pe_bench.results import TOLD, Row
 from pe_bench.scores import ENOUGH_DOCUMENTS
 
 
@@ -31,6 +31,7 @@ def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: f
         *_missing_baseline(lines),
         *_unjudged(lines),
         *_windows(lines, rows),
+        *_told(lines, plain),
     ]
     return tuple(dict.fromkeys(notes))
 
@@ -56,7 +57,7 @@ def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iter
     for line in lines:
         for length, cell in sorted(line.cells.items()):
             agree = len(cell.changes) > 1 and min(cell.changes) > margin
-            if length > train_length and cell.verdict == "unclear" and agree:
+            if length >= train_length and cell.verdict == "unclear" and agree:
                 places.setdefault(line.label, []).append(length)
     if places:
         where = "; ".join(f"{label} at {_numbers(lengths)}" for label, lengths in places.items())
@@ -157,8 +158,19 @@ def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     """How far information travels all the same under the control."""
     shown = [cell.use for line in lines for cell in line.cells.values() if cell.use is not None]
     if any(use.window_gain is not None for use in shown):
-        reasons = [row.reason for row in rows if row.control == "window" and has_number(row) and row.reason]
-        yield from (f"beats window: {reason}" for reason in dict.fromkeys(reasons))
+        scored = [row for row in rows if row.control == "window" and has_number(row)]
+        reasons = [row.reason.removesuffix(TOLD).rstrip("; ") for row in scored]
+        yield from (f"beats window: {reason}" for reason in dict.fromkeys(reasons) if reason)
+
+
+def _told(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+    found = {label_of(row) for row in rows if has_number(row) and TOLD in row.reason}
+    labels = [line.label for line in lines if label_of(line) in found]
+    if labels:
+        yield (
+            f"told the length of each text: {', '.join(labels)}; they may treat a beginning by what follows it, "
+            "as a model that reads a text while it grows cannot"
+        )
 
 
 def _numbers(lengths: Iterable[int]) -> str:

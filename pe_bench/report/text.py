@@ -82,7 +82,7 @@ def change_text(change: float | None) -> str:
 
 def verdict_of(cell: Cell, table: Table) -> str:
     """In words. None below the training length, where less context costs by nature."""
-    return cell.verdict if cell.length > table.group.train_length else ""
+    return cell.verdict if cell.length >= table.group.train_length else ""
 
 
 def context_text(line: Line, question: str) -> str:

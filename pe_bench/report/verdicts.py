@@ -14,8 +14,8 @@ Place = tuple[int, int]  # a line's number, and a length
 def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]:
     """The lines with verdicts on their changes, and their break points.
 
-    Beyond the training length the verdicts are those of one table, by Holm's correction. Below it less
-    context costs by nature: each has its own, and none counts.
+    From the training length on, where only what was not trained has a change, the verdicts are those of one
+    table, by Holm's correction. Below it less context costs by nature: each has its own, and none counts.
     """
     intervals = {
         (number, length): cell.interval
@@ -23,9 +23,9 @@ def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]
         for length, cell in line.cells.items()
         if cell.interval is not None
     }
-    beyond = {place: interval for place, interval in intervals.items() if place[1] > train_length}
-    below = {place: verdict(interval, margin) for place, interval in intervals.items() if place not in beyond}
-    found = dict(zip(beyond, corrected_verdicts(list(beyond.values()), margin), strict=True)) | below
+    judged = {place: interval for place, interval in intervals.items() if place[1] >= train_length}
+    below = {place: verdict(interval, margin) for place, interval in intervals.items() if place not in judged}
+    found = dict(zip(judged, corrected_verdicts(list(judged.values()), margin), strict=True)) | below
     return [_with_verdicts(line, number, found, train_length) for number, line in enumerate(lines)]
 
 
