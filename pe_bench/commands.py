@@ -31,7 +31,7 @@ def recorded_commands(run: Path) -> tuple[str, ...]:
     """Those of a run in the order of their first use; none where they were not kept, or are unreadable."""
     try:
         found = json.loads(_file(run).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ()
     return tuple(str(command) for command in found) if isinstance(found, list) else ()
 

@@ -243,7 +243,9 @@ def _score(
     load_weights(trained, job.model)
     # All are built before any is scored, for what is wrong with the last is told first.
     models = [_under(other, job, search) for other in others]
-    own = _subject(job, trained)
+    own = _subject(job, trained)  # moves what all of them share to the device
+    for model in models:
+        model.encoding.to(job.device)
     for line in shortages(own.config, own.config.eval, make_plans(own.config, own.config.eval, own.data)):
         say(line)
     labels = [other.label for other in others]
@@ -270,7 +272,7 @@ def _under(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
     model = copy.copy(job.model)
     model._modules = {**job.model._modules, "encoding": encoding}
     _try_one_window(model, job.config.train.length)
-    return model.to(job.device).eval()
+    return model.eval()
 
 
 def _subject(job: Job, trained: Checkpoint) -> Subject:

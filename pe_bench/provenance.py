@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pe_bench.commands import recorded_commands
 from pe_bench.errors import RunError, UserError
 from pe_bench.repeat import Repeater
 from pe_bench.results import Row, read_rows, runs_folder
-
-# libyaml's reader is as safe as Python's, and reads thousands of runs in a second.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from pe_bench.yaml_files import read_mapping
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ def _record(run: Path, repeater: Repeater) -> RunRecord:
 def _repeat(run: Path, rows: Sequence[Row], repeater: Repeater) -> tuple[str, tuple[str, ...], str]:
     """The command that repeats a run, what it needs, and why there is none."""
     try:
-        config = yaml.load((run / "config.yaml").read_text(encoding="utf-8"), Loader=_Loader)
+        config = read_mapping(run / "config.yaml")
         precision = rows[0].train_dtype if rows else config["precision"]
         words = repeater.words(config, precision)
         return shlex.join(["pe-bench", "train", *words]), tuple(repeater.needs(config)), ""
@@ -100,7 +96,7 @@ def _repeat(run: Path, rows: Sequence[Row], repeater: Repeater) -> tuple[str, tu
         return "", (), str(error)
     except FileNotFoundError:
         return "", (), "the run has no config.yaml"
-    except (OSError, yaml.YAMLError, ValueError, AttributeError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError):
         return "", (), "the run's config.yaml is damaged"
 
 
@@ -114,7 +110,7 @@ def _rows(run: Path) -> list[Row]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -50,7 +50,8 @@ class Repeater:
         hashes = [
             f"{part['class']} (sha256 {part['code_sha256']})" for part in parts if "code_sha256" in part
         ]
-        return [*own, *hashes]
+        source = config.get("train", {}).get("from")
+        return [*own, *hashes, *([f"the run {source}, whose weights it starts from"] if source else [])]
 
     def _encoding_words(self, encoding: Mapping[str, Any]) -> list[str]:
         name, modifiers = encoding["name"], encoding.get("modifiers") or {}

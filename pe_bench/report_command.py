@@ -91,7 +91,7 @@ def read_selection(
         by=parse_by(by) if by is not None else (),
         sort=sort,
         baseline=baseline,
-        margin=MARGIN if margin is None else margin,
+        margin=margin,
     )
 
 

@@ -21,6 +21,7 @@ from pe_bench.config import Config, ModelConfig, TrainConfig, parse_config, to_p
 from pe_bench.errors import RunError, UserError
 from pe_bench.files import write_text
 from pe_bench.results import read_result, runs_folder
+from pe_bench.yaml_files import DamagedYamlError, read_mapping
 
 IDENTITY_VERSION = 1
 # Names are for people, and how often something is written changes no weights. Steps stand in place of
@@ -77,9 +78,8 @@ def write_config(run: Path, config: Config) -> None:
 def read_config(run: Path) -> Config:
     """The configuration of a run directory. Raises `UserError` when it is damaged."""
     try:
-        values = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-        return parse_config(values)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError, UserError) as error:
+        return parse_config(read_mapping(run / "config.yaml"))
+    except (OSError, DamagedYamlError, AttributeError, TypeError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"

@@ -28,10 +28,12 @@ from pe_bench.encodings.load import (
     encoding_identity,
     encoding_label,
     find_class,
+    options_of,
     with_code_hashes,
 )
 from pe_bench.errors import UserError, require
 from pe_bench.hydra_app import compose
+from pe_bench.hydra_errors import names_in
 from pe_bench.may_follow import refusal
 from pe_bench.subjects import in_full
 from pe_bench.terminal import say
@@ -77,8 +79,11 @@ def find_others(asked: With, run: str, trained: Config) -> list[Other]:
     found: dict[str, Other] = {}
     for spec in asked.specs:
         try:
-            for encoding in _encodings(spec, trained, asked.search):
-                if _is_own(encoding, trained, asked.search):
+            encodings = list(_encodings(spec, trained, asked.search))
+            own = [one for one in encodings if _is_own(one, trained, asked.search)]
+            # A curve that only a bare name implies is not asked of a run that has the encoding already.
+            for encoding in own if own and not spec.options else encodings:
+                if encoding in own:
                     say(f"--with {spec.text}: {run} was trained with it, and is scored with it in any case")
                     continue
                 other = _other(encoding, trained, asked.search, asked.force)
@@ -93,6 +98,11 @@ def _other(encoding: dict[str, Any], trained: Config, search: Sequence[Path], fo
     if reason is not None and not force:
         raise UserError(f"{reason} (--force scores it all the same, and labels the rows)")
     label = _label(encoding, search)
+    if label == encoding_label(trained.encoding, search):
+        raise UserError(
+            f"its rows would be called {label}, as the run's own are, though it is another: give it another "
+            "name in its YAML file"
+        )
     _require_fit(label, encoding, trained, search)
     return Other(label + (FORCED if reason else ""), encoding)
 
@@ -122,6 +132,9 @@ def _encodings(spec: Spec, trained: Config, search: Sequence[Path]) -> Iterator[
     chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
     composed = compose([*words, *chosen], directories)["encoding"]
     encoding = with_code_hashes(_over(trained.encoding, composed, spec, set(given), search), search)
+    if spec.base not in (None, *names_in("encoding", [])):
+        # A file of the user's may change: what it derives is spelt in the label, as what it says is.
+        encoding = {**encoding, "derived": []}
     if option is None:
         yield encoding
         return
@@ -187,7 +200,7 @@ def _over(
 def _carried(
     part: dict[str, Any], trained: dict[str, Any], place: str, given: set[str], search: Sequence[Path]
 ) -> dict[str, Any]:
-    before = {**trained, **find_class(trained["class"], search).implies}
+    before = {**trained, **find_class(trained["class"], search).implied(options_of(trained, search))}
     shared = {
         name: before[name]
         for name in part

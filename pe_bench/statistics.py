@@ -160,8 +160,8 @@ def corrected_verdicts(intervals: Sequence[Interval], margin: float = MARGIN) ->
     its level, and else `degrades`: which claims a loss, not that it stays below a failure.
 
     Nobody is judged more boldly than alone. That the claims have a direction and are still bounded as
-    a family is proved for independent cells (Shaffer, 1980); for cells on the same documents it is
-    simulated alone. The bound is as good as the intervals' own coverage.
+    a family is proved for independent cells (Shaffer, 1980); for cells that share their documents, as
+    those of a table do, there are simulations alone. The bound is as good as the intervals' own coverage.
     """
     return _step_down(intervals, lambda low, high: _verdict(low, high, margin), _VERDICT_PLACES)
 

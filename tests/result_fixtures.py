@@ -78,7 +78,7 @@ def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None]
     run = runs_folder(results_dir) / first.run
     run.mkdir(parents=True, exist_ok=True)
     rows = [
-        _row(run, replace(first, length=length, stride=_stride(sliding, length)), level, spread)
+        _row(run, _at(first, length, _stride(sliding, length), "context_mean" in changes), level, spread)
         for length, level in levels.items()
     ]
     write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), *rows])
@@ -93,6 +93,12 @@ def edit_rows(run: Path, edit: Callable[[Row], Row]) -> None:
 def file_of(run: Path, row: Row) -> Path:
     other = row.scored_with if row.scored_with != row.encoding else None
     return score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
+
+
+def _at(row: Row, length: int, stride: int | None, context_is_given: bool) -> Row:
+    """The row at a length, of blocks of 16 targets."""
+    context = row.context_mean if context_is_given else length - 8.5
+    return replace(row, length=length, stride=stride, context_mean=context)
 
 
 def _stride(sliding: object, length: int) -> int | None:

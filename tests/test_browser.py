@@ -142,7 +142,7 @@ def test_break_points_sort_as_lengths_with_what_never_breaks_last(page):
 
 
 def test_empty_cells_are_last_both_ways(page):
-    button = button_of(page, "MB at longest")
+    button = button_of(page, "MB at most")
     for wanted in (["rope", "sinusoidal", "learned"], ["learned", "sinusoidal", "rope"]):
         button.click()
         assert order(page) == [*wanted, "alibi"]

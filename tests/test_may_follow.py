@@ -140,8 +140,12 @@ def test_followers_are_those_that_name_it(name: str) -> None:
 
 def test_what_a_class_implies_is_an_option_of_what_follows_it() -> None:
     """p_rope and partial_rope mean two things by a fraction, and a scaling can be either."""
-    implied = {name: find_class(config(name).encoding["class"]).implies for name in NAMES}
-    assert {name for name in NAMES if implied[name]} == {"partial_rope", "p_rope"}
+    implied = {
+        name: find_class(config(name).encoding["class"]).implied(config(name).encoding) for name in NAMES
+    }
+    assert {name for name in NAMES if implied[name]} == {"p_rope"}, "of the features it is the default"
+    whole = config("p_rope", "encoding.fraction=1.0").encoding
+    assert not find_class(whole["class"]).implied(whole), "of all of them it means nothing"
     scalings = [name for name in LENGTHENED if name in NAMES and name not in (*MODIFIERS, "nope")]
     for name in scalings:
         assert {"fraction", "fraction_of", "base", "layout"} <= set(options_of(with_factors(name)))

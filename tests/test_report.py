@@ -13,7 +13,17 @@ from result_fixtures import ROW, add_run, edit_rows, file_of
 from rich.console import Console
 
 from pe_bench.errors import RunError, UserError
-from pe_bench.report import Line, Table, build_tables, render, run_table, show, to_frame, to_markdown
+from pe_bench.report import (
+    Line,
+    Table,
+    build_tables,
+    render,
+    run_table,
+    show,
+    to_frame,
+    to_latex,
+    to_markdown,
+)
 from pe_bench.report.strides import by_stride_rule
 from pe_bench.report.verdicts import describe_break
 from pe_bench.results import Row, read_rows
@@ -69,7 +79,7 @@ def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) 
     table = only(tmp_path)
     rope, alibi = line_of(table, "rope"), line_of(table, "alibi")
     assert {length: cell.verdict for length, cell in rope.cells.items()} == {
-        64: "degrades", 128: "", 256: "degrades", 512: "fails"
+        64: "", 128: "", 256: "degrades", 512: "fails"
     }  # fmt: skip
     assert (rope.break_point, alibi.break_point) == ("256", "none up to 512")
 
@@ -77,7 +87,7 @@ def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) 
 def test_holding_below_the_training_length_is_not_holding_past_it(tmp_path: Path) -> None:
     add_run(tmp_path, "learned", {64: 3.0, 128: 3.0, 256: None}, spread=0.001)
     line = line_of(only(tmp_path), "learned")
-    assert (line.cells[64].verdict, line.break_point) == ("holds", "unknown")
+    assert (line.cells[64].verdict, line.break_point) == ("", "unknown")
 
 
 def test_the_training_length_has_no_change_of_its_own(tmp_path: Path) -> None:
@@ -512,7 +522,9 @@ def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "a|b", {128: 3.0, 256: None, 512: 3.0}, spread=0.001)
     lines = to_markdown(build_tables(tmp_path)).splitlines()
-    headings = "encoding | 64 | 128 (trained) | 256 | 512 | break point | seeds | parameters | tokens/s | MB"
+    headings = (
+        "encoding | 64 | 128 (trained) | 256 | 512 | break point | seeds | parameters | tokens/s | MB at 512"
+    )
     assert f"| {headings} |" in lines
     cells = "2.900 (+0.200) | 2.700 | 2.800 (+0.100 degrades) | 4.000 (+1.300 fails)"
     assert f"| rope | {cells} | 256 | 1 | 820,000 | 20,000 |  |" in lines
@@ -549,3 +561,22 @@ def test_what_another_encoding_costs_at_the_training_length_is_judged(tmp_path: 
     assert line.cells[128].verdict == "fails"
     assert line.break_point == "256", "a break point lies beyond the training length"
     assert "corrected for the 4 verdicts" in printed([table])
+
+
+def test_memory_is_that_of_the_longest_length_or_not_said(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, peak_memory_mb=700.0)
+    add_run(tmp_path, "learned", {128: 3.0, 256: None}, peak_memory_mb=400.0)
+    lines = {line.split(" | ")[0]: line for line in to_markdown(build_tables(tmp_path)).splitlines()}
+    assert lines["| encoding"].endswith("| MB at 256 |")
+    assert lines["| rope"].endswith("| 700 |")
+    assert lines["| learned"].endswith("|  |")
+
+
+@pytest.mark.parametrize("text", ["first\n\\input{/etc/passwd}", "first\r\n% second"])
+def test_a_reason_of_several_lines_stays_one(tmp_path: Path, text: str) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 256: None})
+    edit_rows(run, lambda row: replace(row, reason=text) if row.status != "ok" else row)
+    table = only(tmp_path)
+    assert all("\n" not in note and "\r" not in note for note in table.notes)
+    latex = to_latex([table]).splitlines()
+    assert all(line.startswith("%") for line in latex[: latex.index(r"\begin{table}")])

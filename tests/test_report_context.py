@@ -268,3 +268,56 @@ def test_encodings_that_are_told_the_length_are_named(tmp_path: Path) -> None:
     text = printed(tmp_path)
     assert "told the length of each text: rope -> yarn factor=auto;" in text
     assert f"beats window: {limited}\n" in text
+
+
+def test_what_a_scaling_does_at_a_quarter_is_no_use_of_context(tmp_path: Path) -> None:
+    """A fixed factor hurts short texts: losing less of them with length is not reading more."""
+    add_run(tmp_path, "rope", {32: 3.0, 128: 3.0, 512: 3.0}, spread=0.002)
+    fixed = {"scored_with": "yarn factor=16.0", "spread": 0.002}
+    add_run(tmp_path, "rope", {32: 3.3, 128: 3.0, 512: 2.8}, **fixed)
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap", **fixed)
+    line = next(line for line in only(tmp_path).lines if line.scored_with != line.encoding)
+    assert line.sensitive is False
+    assert line.cells[512].use is not None and line.cells[512].use.uses_context == ""
+
+
+def test_a_length_out_of_reach_has_no_answers(tmp_path: Path) -> None:
+    add_run(tmp_path, "learned", {**SENSITIVE, 512: None})
+    add_run(tmp_path, "learned", {512: None}, control="window")
+    add_run(tmp_path, "learned", {512: None}, control="swap")
+    [line] = only(tmp_path).lines
+    assert line.cells[512].use is None
+    assert "cannot be judged" not in printed(tmp_path)
+
+
+def test_a_quarter_whose_scores_are_damaged_says_that(tmp_path: Path) -> None:
+    run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    row = next(row for row in read_rows(run / "eval.csv") if row.length == 32)
+    file_of(run, row).write_bytes(b"nothing")
+    assert use_at(tmp_path).uses_context == ""
+    assert "is damaged" in use_at(tmp_path).missing
+
+
+def test_a_gain_that_is_not_sure_is_not_called_none(tmp_path: Path) -> None:
+    for seed, quarter in enumerate((3.3, 2.9)):
+        add_run(tmp_path, "rope", {32: quarter, 128: 3.0, 512: 2.8}, seed=seed)
+        add_run(tmp_path, "rope", {512: 2.95}, seed=seed, control="swap")
+    assert "it has no sure gain from 32 to 128 tokens" in use_at(tmp_path).missing
+
+
+def test_a_quarter_that_is_too_short_for_the_targets_is_no_advice(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8})
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap")
+    edit_rows(run, lambda row: replace(row, context_mean=row.length - 16.5))
+    assert use_at(tmp_path).missing.endswith("which is too short for these targets")
+
+
+def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Path) -> None:
+    for seed in range(3):
+        run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=seed)
+        row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
+        scores = load_scores(file_of(run, row))
+        swing = np.where(np.arange(len(scores.nll)) // 4 % 2, 0.4, -0.4).astype(np.float32)
+        save_scores(file_of(run, row), replace(scores, nll=scores.nll + swing))
+    assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
+    assert "for want of seeds" not in printed(tmp_path)

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from result_fixtures import add_run, file_of
 
-from pe_bench.config import Config, ModelConfig, TrainConfig
+from pe_bench import config_checks
+from pe_bench.config import Config, ModelConfig, ReportConfig, TrainConfig
 from pe_bench.errors import UserError
 from pe_bench.report import Selection, Table, build_tables, to_frame, to_latex, to_markdown
 from pe_bench.report.select import Condition, parse_by, parse_condition
 from pe_bench.results import read_rows
 from pe_bench.runs import write_config
 from pe_bench.scores import load_scores
-from pe_bench.statistics import compared, corrected_verdicts, paired_interval
+from pe_bench.statistics import FAILURE, MARGIN, compared, corrected_verdicts, paired_interval
 
 ROPE = {64: 2.9, 128: 2.7, 256: 2.8, 512: 4.0}
 ALIBI = {64: 3.1, 128: 3.0, 256: 3.0, 512: 3.0}
@@ -351,3 +352,72 @@ def test_latex_is_a_booktabs_table_with_every_sign_escaped(results: Path) -> Non
     [headings] = [line for line in lines if line.startswith("encoding")]
     assert headings.count(" & ") == row.count(" & ") == len(columns) - 1
     assert all(line.startswith("%") for line in lines[: lines.index(r"\begin{table}")])
+
+
+# What may not be lost, or chosen by
+
+
+def test_a_condition_on_what_was_scored_keeps_the_reference(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", ROPE)
+    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
+    table = only(tmp_path, where=where("scored_with=yarn*"))
+    assert labels(table) == ["rope -> yarn factor=auto"]
+    assert table.lines[0].cells[512].change == pytest.approx(0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize("word", ["bits_per_byte<3", "status=ok", "perplexity<9", "peak_memory_mb<500"])
+def test_runs_are_not_chosen_by_their_results(word: str) -> None:
+    with pytest.raises(UserError, match="unknown --where"):
+        parse_condition(word)
+
+
+def test_the_legend_counts_all_verdicts_that_were_corrected_together(results: Path) -> None:
+    text = to_markdown([only(results, where=where("length=512"), baseline="rope")])
+    assert "corrected for the 4 verdicts of the table" in text
+    assert "corrected for 4 comparisons" in text
+
+
+def test_lines_of_other_numbers_of_seeds_are_told_apart(results: Path) -> None:
+    add_run(results, "t5", ROPE)
+    assert any(note.startswith("lines are of 1 to 3 seeds") for note in only(results).notes)
+
+
+def test_a_length_that_only_another_table_has_orders_that_one_alone(results: Path) -> None:
+    add_run(results, "t5", {128: 3.0, 300: 3.0}, data_hash="0ther")
+    first, second = build_tables(results, selection=Selection(sort="300"))
+    assert {first.ranked_at, second.ranked_at} == {300, 512}
+
+
+@pytest.mark.parametrize("damage", ["absent", "bomb", "broken", "deep"])
+def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path, damage: str) -> None:
+    run = next(iter(sorted((rates / "runs").iterdir())))
+    path = run / "config.yaml"
+    if damage == "absent":
+        path.unlink()
+    else:
+        bomb = "a: &a [1]\n" + "".join(f"{two}: &{two} [*{one},*{one}]\n" for one, two in ("ab", "bc", "cd"))
+        path.write_text({"bomb": bomb, "broken": "train: [", "deep": "a: " + "[" * 3000}[damage])
+    tables = build_tables(rates, selection=Selection(where=where("train.lr<0.002")))
+    assert any(f"left out: {run.name}: its config.yaml cannot be read" in note for note in tables[-1].notes)
+    assert labels(tables[0]) == ["alibi", "rope"]
+
+
+# The margin of the runs
+
+
+def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None:
+    for seed, margin in ((0, 0.1), (1, 0.1)):
+        run = add_run(tmp_path, "rope", ROPE, seed=seed)
+        rope = {"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}
+        write_config(run, Config(rope, report=ReportConfig(margin), seed=seed))
+    assert only(tmp_path).margin == 0.1
+    assert only(tmp_path, margin=0.02).margin == 0.02
+    write_config(run, Config(rope, report=ReportConfig(0.2), seed=1))
+    table = only(tmp_path)
+    assert table.margin == 0.01
+    assert any("report.margin, which differ" in note for note in table.notes)
+
+
+def test_the_margin_and_the_failure_of_the_configuration_are_those_of_the_statistics() -> None:
+    assert ReportConfig().margin == MARGIN
+    assert config_checks.FAILURE == FAILURE

@@ -486,3 +486,73 @@ def test_tiny_runs_have_the_lengths_that_these_tests_count_on(folder):
     words = tiny_words(folder)
     assert "eval.max_length=64" in words and "train.length=16" in words
     assert fixed_factor(EvalConfig(max_length=64, lengths=[16, 32]), 16) == 4
+
+
+def test_an_option_that_a_users_file_derives_is_in_the_label(train, evaluate, folder):
+    """Two versions of one file are two models, and never one row."""
+    own = folder / "mine" / "encoding"
+    own.mkdir(parents=True)
+    train("encoding=rope")
+    for divisor in (2, 4):
+        (own / "mine.yaml").write_text(
+            "name: mine\nclass: pe_bench.encodings.lm_infinite:LMInfinite\nd_head: ${model.d_head}\n"
+            f"window: ${{quotient:${{train.length}},{divisor}}}\n"
+        )
+        outcome = evaluate("--with", "mine", "--config-dir", str(own.parent))
+        assert outcome.code == 0, outcome.err
+    mine = [label for label in labels(folder) if label.startswith("mine ")]
+    assert len(mine) == 2
+    assert {word for label in mine for word in label.split() if word.startswith("window=")} == {
+        "window=8",
+        "window=4",
+    }
+
+
+def test_another_encoding_under_the_runs_own_name_is_refused(train, evaluate, folder):
+    own = folder / "mine" / "encoding"
+    own.mkdir(parents=True)
+    (own / "fast.yaml").write_text(
+        "name: rope\nclass: pe_bench.encodings.hope:HoPE\nd_head: ${model.d_head}\nactive: 2\n"
+    )
+    train("encoding=rope")
+    before = rows_of(folder)
+    (own / "fast.yaml").write_text("name: rope\nclass: pe_bench.encodings.nope:NoPE\n")
+    outcome = evaluate("--with", "fast", "--config-dir", str(own.parent))
+    assert outcome.code == 2 and "give it another name" in outcome.line
+    assert rows_of(folder) == before
+
+
+def test_a_run_of_a_scaling_is_not_asked_for_the_curve_that_only_its_name_implies(train, evaluate, folder):
+    train("encoding=yarn")
+    outcome = evaluate("--with", "yarn")
+    assert outcome.code == 0, outcome.err
+    assert "was trained with it" in outcome.err
+    assert labels(folder) == ["yarn"]
+    outcome = evaluate("--with", "yarn factor=fixed")
+    assert outcome.code == 2 and "may not change after training" in outcome.line
+
+
+def test_all_of_p_rope_turned_is_scored_with_what_follows_rope(train, evaluate, folder):
+    train("encoding=p_rope", "encoding.fraction=1.0")
+    outcome = evaluate("--with", "rope_pi factor=2")
+    assert outcome.code == 0, outcome.err
+
+
+def test_every_encoding_is_tried_before_any_part_moves_to_the_device(train, folder, monkeypatch):
+    """What the models share would be gone from where the next one is tried."""
+    from pe_bench import experiment
+
+    train("encoding=rope")
+    run = only_run(folder)
+    config = read_config(run)
+    monkeypatch.setattr(experiment, "resolve_device", lambda name: torch.device("meta"))
+    moved: list[str] = []
+    monkeypatch.setattr(experiment, "_rows", lambda subject: moved.append(_device_of(subject.model)) or [])
+    others = find_others(read_with(["yarn,rope_ntk"]), run.name, config)
+    experiment.score_run(run, config, folder / "results", others)
+    assert moved == ["meta"] * 5
+
+
+def _device_of(model: torch.nn.Module) -> str:
+    [device] = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    return device

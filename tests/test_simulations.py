@@ -50,9 +50,17 @@ class Study:
     seed_spread: float = SMALL
 
     def interval(self, generator: Generator, truth: float = 0.0, spread: float = 1.0) -> Interval:
+        return self.interval_on(self.draw_documents(generator), generator, truth, spread)
+
+    def draw_documents(self, generator: Generator) -> np.ndarray:
+        return DOCUMENTS[self.shape](generator, self.documents)
+
+    def interval_on(
+        self, by_document: np.ndarray, generator: Generator, truth: float, spread: float
+    ) -> Interval:
+        """With these effects of the documents, and seeds and a rest of its own."""
         seed_spread = self.seed_spread if self.seeds > 1 else 0.0
         by_seed = seed_spread * generator.normal(size=(self.seeds, 1))
-        by_document = DOCUMENTS[self.shape](generator, self.documents)
         rest = SMALL * generator.normal(size=(self.seeds, self.documents))
         return paired_interval(truth + spread * (by_seed + by_document + rest))
 
@@ -106,14 +114,30 @@ def one_by_one(intervals: list[Interval]) -> list[str]:
     return [verdict(interval) for interval in intervals]
 
 
+Draw = Callable[[Study, Generator, list[tuple[float, float]]], list[Interval]]
+
+
+def on_documents_of_their_own(
+    study: Study, generator: Generator, cells: list[tuple[float, float]]
+) -> list[Interval]:
+    return [study.interval(generator, truth, spread) for truth, spread in cells]
+
+
+def on_the_same_documents(
+    study: Study, generator: Generator, cells: list[tuple[float, float]]
+) -> list[Interval]:
+    by_document = study.draw_documents(generator)
+    return [study.interval_on(by_document, generator, truth, spread) for truth, spread in cells]
+
+
 def share_of_wrong_tables(
-    study: Study, name: str, count: int, judge: Judge = corrected
+    study: Study, name: str, count: int, judge: Judge = corrected, draw: Draw = on_documents_of_their_own
 ) -> tuple[float, float]:
     """The share of tables with any wrong verdict, and that of cells with a verdict at all."""
     generator = np.random.default_rng(1)
     wrong = clear = 0
     for _ in range(count):
-        said = judge([study.interval(generator, truth, spread) for truth, spread in TABLES[name]])
+        said = judge(draw(study, generator, TABLES[name]))
         wrong += any(is_wrong(one, truth) for one, (truth, _) in zip(said, TABLES[name], strict=True))
         clear += len(said) - said.count("unclear")
     return wrong / count, clear / (count * len(TABLES[name]))
@@ -142,7 +166,8 @@ def share_of_wrong_answers(study: Study, name: str, count: int) -> tuple[float, 
 
 def check_coverage(study: Study, count: int) -> None:
     held, _ = coverage(study, count)
-    assert 0.93 - slack(0.93, count) <= held <= 0.99 + slack(0.99, count)
+    # Intervals that never miss are too wide: at 99 % that has a chance of 1 in 400.
+    assert 0.93 - slack(0.93, count) <= held < 1
 
 
 @pytest.mark.parametrize("seed_spread", [SMALL, LARGE])
@@ -172,6 +197,18 @@ def test_a_table_with_a_wrong_verdict_is_rare(name: str, shape: str) -> None:
     assert wrong <= 0.05 + slack(0.05, 60)
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_with_a_wrong_verdict_is_rare_where_its_cells_share_their_documents(name: str) -> None:
+    wrong, _ = share_of_wrong_tables(Study(5, 30, "lognormal"), name, 60, draw=on_the_same_documents)
+    assert wrong <= 0.05 + slack(0.05, 60)
+
+
+def test_the_simulation_notices_intervals_that_are_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_critical", lambda count, confidence: 9.0)
+    with pytest.raises(AssertionError):
+        check_coverage(Study(5, 30, "normal"), 600)
+
+
 def test_the_simulation_notices_verdicts_without_correction() -> None:
     wrong, _ = share_of_wrong_tables(Study(5, 30, "normal"), "nearly failing", 60, one_by_one)
     assert wrong > 0.05 + slack(0.05, 60)
@@ -199,8 +236,8 @@ def test_coverage_in_ten_thousand_simulations_is_right_and_what_the_docstring_sh
     shape: str, seed_spread: float
 ) -> None:
     found = [coverage(Study(*numbers, shape, seed_spread), 10_000) for numbers in SHAPES]
-    assert all(held <= 0.99 + slack(0.99, 10_000) for held, _ in found)
-    assert all(held >= 0.93 - slack(0.93, 10_000) for held, _ in found)
+    for (seeds, _), (held, _) in zip(SHAPES, found, strict=True):
+        assert (0.93 if seeds > 1 else 0.92) <= held <= 0.99
     row = re.search(rf"^ *{seed_spread}  {shape} +(.+)$", statistics.__doc__ or "", re.MULTILINE)
     assert row is not None
     said = np.array(row[1].split(), dtype=float).reshape(-1, 2)
@@ -219,8 +256,9 @@ BOUNDED = [
 @pytest.mark.full
 @pytest.mark.parametrize(("seeds", "documents", "shape", "name"), BOUNDED)
 def test_wrong_tables_are_rare_in_four_hundred(seeds: int, documents: int, shape: str, name: str) -> None:
-    wrong, _ = share_of_wrong_tables(Study(seeds, documents, shape), name, 400)
-    assert wrong <= 0.05 + slack(0.05, 400)
+    for draw in (on_documents_of_their_own, on_the_same_documents):
+        wrong, _ = share_of_wrong_tables(Study(seeds, documents, shape), name, 400, draw=draw)
+        assert wrong <= 0.05
 
 
 def print_coverage(count: int) -> None:

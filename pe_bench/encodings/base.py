@@ -52,7 +52,11 @@ class LayerEncoding(nn.Module):
     may_follow: ClassVar[frozenset[str]] = frozenset()
     may_change: ClassVar[frozenset[str]] = frozenset()
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
-    implies: ClassVar[Mapping[str, Any]] = {}  # what it fixes and what follows it has as options
+
+    @classmethod
+    def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What these options of a trained encoding fix, by the names that what may follow it has for it."""
+        return {}
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -140,7 +144,11 @@ class PositionalEncoding(nn.Module):
     may_follow: ClassVar[frozenset[str]] = frozenset()
     may_change: ClassVar[frozenset[str]] = frozenset()
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
-    implies: ClassVar[Mapping[str, Any]] = {}  # what it fixes and what follows it has as options
+
+    @classmethod
+    def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What these options of a trained encoding fix, by the names that what may follow it has for it."""
+        return {}
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:

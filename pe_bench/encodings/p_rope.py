@@ -12,13 +12,19 @@ The frequencies are those of RoPE over the whole head, as in the code of Gemma; 
 fraction spreads its frequencies anew.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from pe_bench.encodings.rope import Layout, RoPE, pairs_within
 
 
 class PRoPE(RoPE):
     paper = "arXiv:2410.06205"
-    implies = {"fraction_of": "frequencies"}
 
     def __init__(self, d_head: int, fraction: float = 0.75, base: float = 10_000.0, layout: Layout = "half"):
         super().__init__(d_head, base, layout)
         self.frequencies[pairs_within(d_head, fraction) :] = 0
+
+    @classmethod
+    def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"fraction_of": "frequencies"} if options["fraction"] < 1 else {}

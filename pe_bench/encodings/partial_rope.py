@@ -17,7 +17,6 @@ from pe_bench.encodings.rope import Layout, RoPE, pairs_within
 
 class PartialRoPE(RoPE):
     paper = "arXiv:2204.06745"
-    implies = {"fraction_of": "features"}
 
     def __init__(self, d_head: int, fraction: float = 0.25, base: float = 10_000.0, layout: Layout = "half"):
         super().__init__(2 * pairs_within(d_head, fraction), base, layout)

@@ -17,7 +17,7 @@ from pe_bench.report.legend import legend
 TITLE = "pe-bench report"
 CELLS = (
     "cells: bits per byte (with the number of seeds where it is not all), the change against the training "
-    "length with its verdict and 95 % interval; MB: at the peak while the longest length was scored"
+    "length with its verdict and 95 % interval; MB: at the peak over all lengths"
 )
 
 

@@ -17,7 +17,7 @@ from pe_bench.html.words import (
 )
 from pe_bench.report import Line, Table
 from pe_bench.report.cells import Cell
-from pe_bench.report.order import memory_of
+from pe_bench.report.order import largest_memory
 from pe_bench.report.text import level_text, verdict_of
 
 # What the columns of lengths can be sorted by, as the script finds it in the cells' data-* attributes.
@@ -92,7 +92,7 @@ COLUMNS = (
     Column(
         "training tokens/s", lambda line: _whole(line.tokens_per_second), lambda line: line.tokens_per_second
     ),
-    Column("MB at longest", lambda line: _whole(memory_of(line)), memory_of),
+    Column("MB at most", lambda line: _whole(largest_memory(line)), largest_memory),
     Column("seeds", lambda line: str(line.seeds), lambda line: line.seeds),
 )
 

@@ -28,7 +28,9 @@ def _of_changes(table: Table) -> Iterator[str]:
     if not verdicts:
         yield line
         return
-    count = "" if len(verdicts) == 1 else f", corrected for the {len(verdicts)} verdicts of the table (Holm)"
+    count = (
+        "" if table.verdicts == 1 else f", corrected for the {table.verdicts} verdicts of the table (Holm)"
+    )
     meanings = {
         "improves": f"improves (by more than {table.margin:g})",
         "holds": f"holds (within {table.margin:g})",
@@ -44,7 +46,7 @@ def _of_baseline(table: Table) -> Iterator[str]:
     if table.baseline:
         yield (
             f"vs {table.baseline}: bits/byte minus its own at the same length, seed and targets; - is "
-            f"better; same is within {table.margin:g}"
+            f"better; same is within {table.margin:g}; corrected for {table.comparisons} comparisons (Holm)"
         )
 
 

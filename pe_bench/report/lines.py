@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pe_bench.report.cells import Cell, ContextUse, label_of, make_cell
-from pe_bench.report.differences import ScoreFiles, has_number
+from pe_bench.report.differences import Paired, ScoreFiles, has_number, level_of
 from pe_bench.report.target_sets import Rank
 from pe_bench.report.use import context_use, sensitivity
 from pe_bench.results import Row
+from pe_bench.statistics import is_sensitive
 
 
 @dataclass(frozen=True)
 class Position:
-    """Tokens that were scored at one range of places in the document: text of its own at each, no verdict.
+    """Tokens that were scored at one range of places in their window: text of its own at each, no verdict.
 
     context: tokens that such a target sees, on average. levels: bits per byte, one for each seed.
     """
@@ -105,7 +106,7 @@ def make_line(
         length: make_cell([row for row in rows if row.length == length], references, ranks, files)
         for length in lengths
     }
-    sensitive = sensitivity(rows, unmodified, files)
+    sensitive = sensitivity(unmodified, files)
     speed_of = {row.run: row.tokens_per_second for row in rows}
     return Line(
         encoding=rows[0].encoding,
@@ -120,7 +121,7 @@ def make_line(
             for length, cell in cells.items()
         },
         runs=tuple(member.runs),
-        sensitive=sensitive,
+        sensitive=None if sensitive.interval is None else is_sensitive(sensitive.interval),
         positions=_positions(member.positions),
         by=member.by,
     )
@@ -146,7 +147,7 @@ def _use(
     member: Member,
     cell: Cell,
     references: Sequence[Row],
-    sensitive: bool | None,
+    sensitive: Paired,
     margin: float,
     files: ScoreFiles,
 ) -> ContextUse | None:
@@ -169,7 +170,7 @@ def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
             ranges.setdefault(row.length, []).append(row)
     seeds = max(map(len, ranges.values()))
     return tuple(
-        Position(own[0].context_mean or own[0].length, tuple(row.bits_per_byte or 0.0 for row in own))
+        Position(own[0].context_mean or own[0].length, tuple(level_of(row) for row in own))
         for own in ranges.values()
         if len(own) == seeds
     )

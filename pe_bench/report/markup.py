@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pe_bench.report.cells import Cell
 from pe_bench.report.legend import legend
 from pe_bench.report.lines import Line
-from pe_bench.report.order import memory_of
 from pe_bench.report.tables import Table
-from pe_bench.report.text import change_text, context_text, level_text, verdict_of
+from pe_bench.report.text import change_text, context_text, level_text, memory_text, verdict_of
 
 LATEX_SIGNS = {
     "\\": r"\textbackslash{}",
@@ -65,19 +64,21 @@ def _grid(table: Table) -> list[list[str]]:
     controlled = any(cell.use for line in table.lines for cell in line.cells.values())
     headings = ["encoding", *(_heading(table, length) for length in table.lengths)]
     headings += ["uses context", "beats window"] if controlled else []
-    headings += ["break point", "seeds", "parameters", "tokens/s", "MB"]
-    return [headings, *(_row(line, table, controlled) for line in table.lines)]
+    headings += ["break point", "seeds", "parameters", "tokens/s"]
+    headings += [f"MB at {length}" for length in table.lengths[-1:]]
+    rows = [headings, *(_row(line, table, controlled) for line in table.lines)]
+    # A label comes from a file, which may be a stranger's: no more than a line of it.
+    return [[" ".join(value.split()) for value in row] for row in rows]
 
 
 def _row(line: Line, table: Table, controlled: bool) -> list[str]:
     cells = [_cell(line, line.cells.get(length), table) for length in table.lengths]
     questions = ("uses_context", "beats_window") if controlled else ()
     answers = [context_text(line, question).replace("\n", ", ") for question in questions]
-    memory = memory_of(line)
     return [
         *(line.label, *cells, *answers, line.break_point, str(line.seeds), f"{line.parameters:,}"),
         f"{line.tokens_per_second:,.0f}",
-        "" if memory is None else f"{memory:,.0f}",
+        *(memory_text(line, length) for length in table.lengths[-1:]),
     ]
 
 

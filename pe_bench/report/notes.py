@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from pe_bench.report.cells import label_of
+from pe_bench.report.cells import Cell, label_of
 from pe_bench.report.differences import has_number
 from pe_bench.report.lines import Line
 from pe_bench.report.target_sets import lengths_on_other_sets
@@ -22,6 +22,7 @@ def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: f
         *([order] if len(lines) > 1 else []),
         *_runs_apart(lines),
         *_one_seed(lines),
+        *_other_seeds(lines),
         *_more_seeds(lines, rows[0].train_length, margin),
         *_few_documents(lines),
         *_unequal_targets(lines),
@@ -33,7 +34,8 @@ def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: f
         *_windows(lines, rows),
         *_told(lines, plain),
     ]
-    return tuple(dict.fromkeys(notes))
+    # A reason comes from a file, which may be a stranger's: no more than a line of it.
+    return tuple(dict.fromkeys(" ".join(note.split()) for note in notes))
 
 
 def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
@@ -51,17 +53,32 @@ def _one_seed(lines: Sequence[Line]) -> Iterator[str]:
         yield f"one seed{which}: this says something of these models only"
 
 
+def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
+    counts = {line.seeds for line in lines}
+    if len(counts) > 1:
+        yield (
+            f"lines are of {min(counts)} to {max(counts)} seeds, and their levels differ by that too: "
+            "--baseline compares seeds that both have"
+        )
+
+
 def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iterator[str]:
     """Unclear verdicts where each seed alone is worse by more than the margin: more seeds settle them."""
     places: dict[str, list[int]] = {}
     for line in lines:
         for length, cell in sorted(line.cells.items()):
-            agree = len(cell.changes) > 1 and min(cell.changes) > margin
-            if length >= train_length and cell.verdict == "unclear" and agree:
+            if length >= train_length and cell.verdict == "unclear" and _seeds_agree(cell, margin):
                 places.setdefault(line.label, []).append(length)
     if places:
         where = "; ".join(f"{label} at {_numbers(lengths)}" for label, lengths in places.items())
         yield f"unclear for want of seeds, though each seed alone is worse by more than the margin: {where}"
+
+
+def _seeds_agree(cell: Cell, margin: float) -> bool:
+    """Whether each seed alone is worse, and it is their differences that make the interval wide."""
+    spread = cell.interval.spread if cell.interval is not None else None
+    decided_by_seeds = spread is not None and spread.seed_share > 0.5
+    return decided_by_seeds and len(cell.changes) > 1 and min(cell.changes) > margin
 
 
 def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
@@ -168,8 +185,8 @@ def _told(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     labels = [line.label for line in lines if label_of(line) in found]
     if labels:
         yield (
-            f"told the length of each text: {', '.join(labels)}; they may treat a beginning by what follows it, "
-            "as a model that reads a text while it grows cannot"
+            f"told the length of each text: {', '.join(labels)}; a model that reads a text while it grows "
+            "cannot know it"
         )
 
 

@@ -12,7 +12,7 @@ KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
     "name": lambda line: (),
     "parameters": lambda line: (line.parameters,),
     "tokens_per_second": lambda line: (-line.tokens_per_second,),
-    "peak_memory_mb": lambda line: (memory_of(line) is None, memory_of(line)),
+    "peak_memory_mb": lambda line: (largest_memory(line) is None, largest_memory(line)),
 }
 
 
@@ -36,19 +36,27 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
         key = KEYS[sort]
         by_key = sorted(lines, key=lambda line: (*key(line), line.label))
         return Order(by_key, None, f"in order of {sort}")
-    length = int(sort) if sort is not None else _longest_common(lines)
+    wanted = int(sort) if sort is not None else None
+    is_scored = any(line.cells[wanted].levels for line in lines if wanted in line.cells)
+    length = wanted if is_scored else _longest_common(lines)
     if length is None:
         by_name = sorted(lines, key=lambda line: line.label)
         return Order(by_name, None, "no length has a number for all: the order is that of the names")
     ranked = sorted(lines, key=lambda line: (_level(line, length), line.label))
-    chosen = "" if sort else ", the longest length that all have a number at"
+    chosen = "" if is_scored else ", the longest length that all have a number at"
     return Order(ranked, length, f"ranked by bits/byte at {length}{chosen}")
 
 
-def memory_of(line: Line) -> float | None:
-    """Peak megabytes while the longest length that has a number was scored."""
-    scored = [cell for _, cell in sorted(line.cells.items()) if cell.levels]
-    return scored[-1].peak_memory_mb if scored else None
+def memory_at(line: Line, length: int) -> float | None:
+    """Peak megabytes while that length was scored; None where it has no number."""
+    cell = line.cells.get(length)
+    return cell.peak_memory_mb if cell is not None and cell.levels else None
+
+
+def largest_memory(line: Line) -> float | None:
+    """Peak megabytes over all lengths."""
+    found = [cell.peak_memory_mb for cell in line.cells.values() if cell.peak_memory_mb is not None]
+    return max(found, default=None)
 
 
 def _longest_common(lines: Sequence[Line]) -> int | None:

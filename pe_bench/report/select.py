@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.checking import unknown
-from pe_bench.errors import RunError, UserError
+from pe_bench.errors import UserError
 from pe_bench.results import COLUMNS, Row
 from pe_bench.statistics import MARGIN
 
@@ -23,8 +23,14 @@ ORDERS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-# What follows from others of a row, or is chosen by an option of its own.
-NOT_KEYS = ("control", "protocol", "setting")
+# What follows from others of a row, is chosen by an option of its own, or is a result: to choose seeds by
+# how well they did would make any encoding the best.
+NOT_KEYS = (
+    *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
+    *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride"),
+)
+# These choose what is shown; a row that is not may still be a reference.
+SHOWN = ("length", "scored_with")
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,19 @@ class Selection:
     by: tuple[str, ...] = ()
     sort: str | None = None
     baseline: str | None = None
-    margin: float = MARGIN
+    margin: float | None = None  # None: that of the runs
+
+    @property
+    def resolved_margin(self) -> float:
+        return MARGIN if self.margin is None else self.margin
 
     def shows(self, length: int) -> bool:
         """Whether a length has a column; without one it still serves as a reference."""
         return all(condition.holds(length) for condition in self.where if condition.key == "length")
+
+    def takes(self, scored_with: str) -> bool:
+        """Whether an encoding that runs were scored with has a line."""
+        return all(condition.holds(scored_with) for condition in self.where if condition.key == "scored_with")
 
 
 EVERYTHING = Selection()
@@ -85,7 +99,7 @@ def parse_by(word: str) -> tuple[str, ...]:
         raise UserError("--by is empty: name a key, such as --by seed or --by train.lr")
     for key in keys:
         _check_key(key, "--by")
-        if key in ("length", "target_hash"):
+        if key == "length":
             raise UserError(
                 f"--by {key}: the lengths of an encoding are compared with each other, and are no lines"
             )
@@ -112,11 +126,11 @@ class RunKeys:
         return self._config(self._folder_of(row)).get(key)
 
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
-        """The rows that meet all conditions; lengths are only a matter of what is shown.
+        """The rows that meet all conditions, but for those on what is only shown.
 
         Raises `UserError` for a key that no run has.
         """
-        wanted = [condition for condition in where if condition.key != "length"]
+        wanted = [condition for condition in where if condition.key not in SHOWN]
         for condition in wanted:
             self.require(rows, condition.key, "--where")
         return [row for row in rows if all(one.holds(self.value(row, one.key)) for one in wanted)]
@@ -126,6 +140,21 @@ class RunKeys:
             return
         known = {name for row in _one_a_run(rows) for name in self._config(self._folder_of(row))}
         raise UserError(unknown(key, option, known))
+
+    def unreadable(self, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
+        """A line for each run whose configuration is asked for and cannot be read."""
+        if not any("." in key for key in keys):
+            return []
+        runs = [row for row in _one_a_run(rows) if not self._config(self._folder_of(row))]
+        return [
+            f"{row.run}: its config.yaml cannot be read, so {' and '.join(keys)} are not known"
+            for row in runs
+        ]
+
+    def margins(self, rows: Sequence[Row]) -> set[float]:
+        """What the runs' own configurations say, where they say it."""
+        found = [self.value(row, "report.margin") for row in _one_a_run(rows)]
+        return {float(margin) for margin in found if _is_number(margin)}
 
     def words(self, row: Row, by: Sequence[str]) -> str:
         """What the label of a line says of these keys."""
@@ -154,17 +183,13 @@ def _one_a_run(rows: Sequence[Row]) -> list[Row]:
 
 
 def _read_flat(run: Path) -> dict[str, Any]:
-    """A run's configuration with keys such as train.lr. Raises `RunError`."""
-    import yaml
+    """A run's configuration with keys such as train.lr; nothing where it cannot be read."""
+    from pe_bench.yaml_files import DamagedYamlError, read_mapping
 
-    path = run / "config.yaml"
     try:
-        values = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError) as error:
-        raise RunError(
-            f"{path} cannot be read ({' '.join(str(error).split())}): train the run again"
-        ) from error
-    return _flat(values, "") if isinstance(values, dict) else {}
+        return _flat(read_mapping(run / "config.yaml"), "")
+    except (OSError, DamagedYamlError):
+        return {}
 
 
 def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:

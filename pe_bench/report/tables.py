@@ -18,7 +18,7 @@ from pe_bench.report.select import EVERYTHING, Condition, RunKeys, Selection
 from pe_bench.report.strides import by_stride_rule, describe_rule, order_of_rule
 from pe_bench.report.target_sets import rank_sets
 from pe_bench.report.use import quarter_of
-from pe_bench.report.verdicts import judge, with_baseline
+from pe_bench.report.verdicts import count_comparisons, count_verdicts, judge, with_baseline
 from pe_bench.results import POSITIONS, Row, read_all, read_rows, runs_folder
 from pe_bench.statistics import MARGIN
 
@@ -63,6 +63,8 @@ class Table:
     notes: tuple[str, ...]
     baseline: str = ""  # the label of the line that the others are compared with
     margin: float = MARGIN  # bits per byte, of the verdicts
+    verdicts: int = 0  # that were corrected together, shown or not
+    comparisons: int = 0  # the same, of differences from the baseline
 
     @property
     def title(self) -> str:
@@ -99,10 +101,19 @@ def build_tables(
     rows = _of_protocol(_of_runs(found.rows, runs), protocol)
     for key in selection.by:
         keys.require(rows, key, "--by")
+    asked = [*selection.by, *(condition.key for condition in selection.where)]
+    problems = [*found.problems, *keys.unreadable(rows, [key for key in asked if "." in key])]
     rows = keys.select(rows, selection.where)
+    if selection.margin is None:
+        margins = keys.margins(rows)
+        selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
+        if margins:
+            problems.append(
+                f"the runs' own report.margin, which differ: {MARGIN:g} is taken, or say --margin"
+            )
     tables = _tables(rows, ScoreFiles(folder_of), keys, selection)
     _require_shown(tables, selection)
-    left_out = tuple(f"left out: {problem}" for problem in found.problems)
+    left_out = tuple(f"left out: {problem}" for problem in problems)
     return [*tables[:-1], replace(tables[-1], notes=(*tables[-1].notes, *left_out))]
 
 
@@ -251,20 +262,32 @@ def _table(
             member,
             [row for run in member.runs for row in of_run.get(run, [])],
             ranks,
-            selection.margin,
+            selection.resolved_margin,
             files,
         )
         for member in members
     ]
     baseline = _baseline_in(lines, selection.baseline)
     if baseline:
-        lines = with_baseline(lines, members, baseline, selection.margin, files)
-    lines = [_shown(line, selection) for line in judge(lines, group.train_length, selection.margin)]
+        lines = with_baseline(lines, members, baseline, selection.resolved_margin, files)
+    judged = judge(lines, group.train_length, selection.resolved_margin)
+    lines = [_shown(line, selection) for line in judged if selection.takes(line.scored_with)]
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
     shown = [row for row in rows if row.length in lengths]
-    notes = make_notes(order.lines, shown, order.words, selection.margin)
-    return Table(group, lengths, tuple(order.lines), order.ranked_at, why, notes, baseline, selection.margin)
+    notes = make_notes(order.lines, shown, order.words, selection.resolved_margin)
+    return Table(
+        group=group,
+        lengths=lengths,
+        lines=tuple(order.lines),
+        ranked_at=order.ranked_at,
+        why=why,
+        notes=notes,
+        baseline=baseline,
+        margin=selection.resolved_margin,
+        verdicts=count_verdicts(judged, group.train_length),
+        comparisons=count_comparisons(judged),
+    )
 
 
 def _shown(line: Line, selection: Selection) -> Line:

@@ -17,7 +17,7 @@ from rich.text import Text
 from pe_bench.report.cells import Cell
 from pe_bench.report.legend import legend
 from pe_bench.report.lines import Line
-from pe_bench.report.order import memory_of
+from pe_bench.report.order import memory_at
 from pe_bench.report.tables import Table
 from pe_bench.statistics import Interval
 from pe_bench.terminal import write_out
@@ -85,6 +85,11 @@ def verdict_of(cell: Cell, table: Table) -> str:
     return cell.verdict if cell.length >= table.group.train_length else ""
 
 
+def memory_text(line: Line, length: int) -> str:
+    memory = memory_at(line, length)
+    return "" if memory is None else f"{memory:,.0f}"
+
+
 def context_text(line: Line, question: str) -> str:
     """The answers to `uses_context` or `beats_window`, each behind its length; empty without any."""
     asked = [(length, getattr(cell.use, question)) for length, cell in sorted(line.cells.items()) if cell.use]
@@ -114,7 +119,7 @@ def _columns(table: Table) -> list[Column]:
         Column("seeds", lambda line: Text(str(line.seeds))),
         Column("param-\neters", lambda line: Text(f"{line.parameters:,}")),
         Column("trained\ntokens/s", lambda line: Text(f"{line.tokens_per_second:,.0f}")),
-        Column(f"MB at\n{max(table.lengths)}" if table.lengths else "MB", _memory_text),
+        *(Column(f"MB at\n{length}", _memory_of(length)) for length in table.lengths[-1:]),
     ]
 
 
@@ -130,9 +135,8 @@ def _answers(text: str) -> Text:
     return Text("\n").join(lines)
 
 
-def _memory_text(line: Line) -> Text:
-    memory = memory_of(line)
-    return Text("" if memory is None else f"{memory:,.0f}")
+def _memory_of(length: int) -> Callable[[Line], Text]:
+    return lambda line: Text(memory_text(line, length))
 
 
 def _heading(table: Table, length: int) -> str:

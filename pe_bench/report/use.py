@@ -13,20 +13,16 @@ def quarter_of(train_length: int) -> int:
     return round(train_length / 4)
 
 
-def sensitivity(rows: Sequence[Row], unmodified: Sequence[Row], files: ScoreFiles) -> bool | None:
-    """Whether the model gains from a quarter to all of its training length; None where that is not known.
+def sensitivity(unmodified: Sequence[Row], files: ScoreFiles) -> Paired:
+    """What the models gain from a quarter to all of their training length, as they were trained.
 
-    rows: of a line. unmodified: of the same runs with what they were trained with, which stand in for a line
-    that was not scored at a quarter: the weights are the same.
+    unmodified: the rows of a line's runs with their own encoding. What weights can make of context within
+    training is theirs, whatever they are scored with: another encoding may do worse at a quarter alone.
     """
+    quarter = [row for row in unmodified if row.length == quarter_of(row.train_length)]
     references = [row for row in unmodified if row.length == row.train_length]
-    own, trained = (
-        pairs_by_run([row for row in some if row.length == quarter_of(row.train_length)], references)
-        for some in (rows, unmodified)
-    )
-    pairs = _of_one_set(own or trained)
-    gain = paired(pairs, files).interval if pairs else None
-    return None if gain is None else is_sensitive(gain)
+    pairs = _of_one_set(pairs_by_run(quarter, references))
+    return paired(pairs, files) if pairs else Paired(None, None, "")
 
 
 def _of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
@@ -40,21 +36,21 @@ def context_use(
     rows: Sequence[Row],
     controls: Sequence[Row],
     references: Sequence[Row],
-    sensitive: bool | None,
+    sensitive: Paired,
     margin: float,
     files: ScoreFiles,
 ) -> ContextUse | None:
-    """What the controls at one length say; None where there is none.
+    """What the controls at one length say; None where there is none, or no number to control.
 
     rows: the line's at that length on one set of targets; controls: of the same at that length.
     """
-    if not controls or not rows:
+    if not controls or not any(map(has_number, rows)):
         return None
     gain = _gain(references, rows, files)
     swap = _gain([row for row in controls if row.control == "swap"], rows, files)
     window_rows = [row for row in controls if row.control == "window"]
     window = _gain(window_rows, rows, files)
-    missing = _why_not(gain, swap, controls, rows[0].train_length, sensitive)
+    missing = _unjudged(rows[0], sensitive, margin) or _unscored(gain, swap, controls)
     answer = ""
     if not missing and gain.interval is not None and swap.interval is not None:
         answer = uses_context(gain.interval, swap.interval, margin)
@@ -73,15 +69,28 @@ def _gain(worse: Sequence[Row], rows: Sequence[Row], files: ScoreFiles) -> Paire
     return paired(pairs, files) if pairs else Paired(None, None, "no score on the same targets")
 
 
-def _why_not(
-    gain: Paired, swap: Paired, controls: Sequence[Row], train_length: int, sensitive: bool | None
-) -> str:
-    """Why the use of context cannot be judged; empty where it can."""
-    quarter = quarter_of(train_length)
-    if sensitive is None:
-        return f"no score at {quarter}, a quarter of the training length: add it with --lengths {quarter}"
-    if not sensitive:
-        return f"it gains nothing from {quarter} to {train_length} tokens, so it may not be able to use more"
+def _unjudged(row: Row, sensitive: Paired, margin: float) -> str:
+    """Why a model's use of context cannot be judged by what it does within training; empty where it can."""
+    quarter = quarter_of(row.train_length)
+    if sensitive.missing:
+        return sensitive.missing
+    if sensitive.interval is None:
+        able = quarter >= 2 * _target_tokens(row)
+        way_out = f": add it with --lengths {quarter}" if able else ", which is too short for these targets"
+        return f"no score at {quarter}, a quarter of the training length{way_out}"
+    if is_sensitive(sensitive.interval):
+        return ""
+    gains = "gains nothing" if sensitive.interval.high < margin else "has no sure gain"
+    return f"it {gains} from {quarter} to {row.train_length} tokens, so it may not be able to use more"
+
+
+def _target_tokens(row: Row) -> int:
+    """In a target block: its targets see from `length` less the block's size on, which gives their mean."""
+    assert row.context_mean is not None, "rows of paired scores say it"
+    return round(2 * (row.length - row.context_mean)) - 1
+
+
+def _unscored(gain: Paired, swap: Paired, controls: Sequence[Row]) -> str:
     reasons = [row.reason for row in controls if row.control == "swap" and not has_number(row)]
     return gain.missing or (reasons[0] if reasons else swap.missing)
 

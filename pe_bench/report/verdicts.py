@@ -6,7 +6,7 @@ from dataclasses import replace
 from pe_bench.report.cells import Cell, Difference
 from pe_bench.report.differences import Paired, ScoreFiles, paired, pairs_by_seed
 from pe_bench.report.lines import Line, Member
-from pe_bench.statistics import Interval, break_point, compared, corrected_verdicts, verdict
+from pe_bench.statistics import Interval, break_point, compared, corrected_verdicts
 
 Place = tuple[int, int]  # a line's number, and a length
 
@@ -15,7 +15,7 @@ def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]
     """The lines with verdicts on their changes, and their break points.
 
     From the training length on, where only what was not trained has a change, the verdicts are those of one
-    table, by Holm's correction. Below it less context costs by nature: each has its own, and none counts.
+    table, by Holm's correction. Below it less context costs by nature, and nothing is judged.
     """
     intervals = {
         (number, length): cell.interval
@@ -24,9 +24,19 @@ def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]
         if cell.interval is not None
     }
     judged = {place: interval for place, interval in intervals.items() if place[1] >= train_length}
-    below = {place: verdict(interval, margin) for place, interval in intervals.items() if place not in judged}
-    found = dict(zip(judged, corrected_verdicts(list(judged.values()), margin), strict=True)) | below
+    found = dict(zip(judged, corrected_verdicts(list(judged.values()), margin), strict=True))
     return [_with_verdicts(line, number, found, train_length) for number, line in enumerate(lines)]
+
+
+def count_verdicts(lines: Sequence[Line], train_length: int) -> int:
+    """How many were corrected together."""
+    judged = [cell for line in lines for length, cell in line.cells.items() if length >= train_length]
+    return sum(cell.interval is not None for cell in judged)
+
+
+def count_comparisons(lines: Sequence[Line]) -> int:
+    cells = [cell for line in lines for cell in line.cells.values()]
+    return sum(cell.baseline is not None and cell.baseline.interval is not None for cell in cells)
 
 
 def with_baseline(
