@@ -135,7 +135,10 @@ def eval(  # noqa: A001  (the command's name)
     ] = None,
     lengths: Annotated[str | None, typer.Option(help="Context lengths in tokens, such as 512,2048.")] = None,
     protocol: Annotated[str | None, typer.Option(help="paired, nonoverlapping or sliding.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Context that every target has.", **Count)] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Targets have this much context, so that lengths up to it share them.", **Count),
+    ] = None,
     targets: Annotated[
         int | None, typer.Option(help="Target blocks at each length (paired).", **Count)
     ] = None,
@@ -147,7 +150,7 @@ def eval(  # noqa: A001  (the command's name)
         bool, typer.Option("--per-position", help="Also the NLL by position, at the longest length.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of the processor.", **Count)] = None,
+    threads: Annotated[int | None, typer.Option(help="Processor cores to use.", **Count)] = None,
     with_: Annotated[
         list[str] | None,
         typer.Option(
@@ -167,7 +170,7 @@ def eval(  # noqa: A001  (the command's name)
         list[Path] | None, typer.Option(help="The file of a run's own encoding, to trust it.")
     ] = None,
     data_path: Annotated[Path | None, typer.Option(help="Where a run's data lies now.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Of tokenized data.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Where tokenized data is kept.")] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """Score trained runs at other lengths, under another protocol, or under other encodings."""
@@ -194,10 +197,13 @@ def report(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CONDITION", help="Only such rows: encoding=rope,alibi, seed<3, train.lr>=0.001."
+            metavar="CONDITION",
+            help="Only rows that meet it, such as encoding=rope,alibi or seed<3; repeatable.",
         ),
     ] = None,
-    by: Annotated[str | None, typer.Option(help="Keys that set lines apart: seed, train.lr.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="A line for each value of a key, such as seed or train.lr.")
+    ] = None,
     sort: Annotated[
         str | None, typer.Option(help="A length, or name, parameters, tokens_per_second, peak_memory_mb.")
     ] = None,

@@ -17,7 +17,7 @@ from pe_bench.completion import complete_word
 from pe_bench.config import ModelConfig, config_dir, parse_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.hydra_app import compose
-from pe_bench.results import read_result, read_rows, require_results_folder, runs_folder
+from pe_bench.results import POSITIONS, read_result, read_rows, require_results_folder, runs_folder
 from pe_bench.terminal import say, write_out
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
@@ -180,7 +180,7 @@ def _state(run: Path) -> tuple[str, str, str, str]:
         result = read_result(run)
         if result is None:
             return ("not finished", _steps(run), "", "")
-        lengths = sorted({row.length for row in read_rows(run / "eval.csv")})
+        lengths = sorted({row.length for row in read_rows(run / "eval.csv") if row.protocol != POSITIONS})
         return ("finished", str(result["steps"]), f"{result['loss']:.3f}", ", ".join(map(str, lengths)))
     except (RunError, KeyError, ValueError, TypeError):
         return ("damaged", "", "", "")

@@ -59,7 +59,10 @@ class Outputs:
 
 def print_run(rows: list[Row], run: Path, margin: float = MARGIN) -> None:
     """The table of one run, and where its parts are; `run` is its directory, wherever that is."""
-    show([run_table(rows, run, margin)])
+    table = run_table(rows, run, margin)
+    show([table])
+    if any(line.positions for line in table.lines):
+        say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
     place = run if run.parent.name == "runs" else Path(os.path.abspath(run))
     results_dir = place.parent.parent
     if place.parent.name != "runs":
@@ -120,8 +123,12 @@ def check_outputs(outputs: Outputs) -> None:
     if len(outputs.printed) > 1:
         options = " and ".join(f"{option} -" for option in outputs.printed)
         raise UserError(f"{options} all print in place of the table: choose one of them")
+    taken: dict[Path, str] = {}
     for option, path in outputs.files.items():
         _require_writable(option, path)
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise UserError(f"{other} and {option} both name {path}: name a file for each")
     if outputs.plot is not None:
         from pe_bench.plot import picture_format
 

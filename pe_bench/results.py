@@ -77,6 +77,7 @@ class Row:
 
 
 TOLD = "the encoding is told the length of the text"  # the remark of a row
+FORCED = " (forced)"  # ends what a row was scored with, where it may not follow what was trained
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
 KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash")
 _KEY_OF = attrgetter(*KEY)

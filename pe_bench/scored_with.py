@@ -35,12 +35,12 @@ from pe_bench.errors import UserError, require
 from pe_bench.hydra_app import compose
 from pe_bench.hydra_errors import names_in
 from pe_bench.may_follow import refusal
+from pe_bench.results import FORCED
 from pe_bench.subjects import in_full
 from pe_bench.terminal import say
 from pe_bench.with_words import Spec, read_specs
 
 AUTO, FIXED = "auto", "fixed"
-FORCED = " (forced)"
 SECTIONS = ("model", "data", "tokenizer", "train")
 
 

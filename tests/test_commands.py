@@ -27,3 +27,19 @@ def test_a_damaged_file_of_commands_hides_no_run(tmp_path):
     for text in ("{", '{"a": 1}', "null"):
         (tmp_path / "commands.json").write_text(text)
         assert recorded_commands(tmp_path) == ()
+
+
+def test_scoring_the_newest_run_is_kept_with_its_name(tmp_path, monkeypatch):
+    """By and by another run is the newest."""
+    run = tmp_path / "rope-s0-1a2b3c4d"
+    run.mkdir()
+    for words, kept in [
+        (["eval"], "pe-bench eval rope-s0-1a2b3c4d"),
+        (["eval", "--lengths", "512"], "pe-bench eval rope-s0-1a2b3c4d --lengths 512"),
+        (["eval", "rope-s0", "--lengths", "512"], "pe-bench eval rope-s0 --lengths 512"),
+        (["train", "encoding=rope"], "pe-bench train encoding=rope"),
+    ]:
+        monkeypatch.setenv(VARIABLE, "")
+        remember_command(words)
+        record_command(run)
+        assert recorded_commands(run)[-1] == kept

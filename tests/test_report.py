@@ -358,7 +358,7 @@ def test_verdicts_are_words_beyond_the_training_length_and_explained(tmp_path: P
     # Below the training length less context costs by nature, and nothing is judged.
     assert rows["verdict"] == ["degrades", "fails"]
     assert "degrades (by more than 0.01), fails (by more than 0.25)" in text
-    assert "corrected for the 2 verdicts of the table (Holm)" in text
+    assert "as much wider as all 2 of the table together need (Holm)" in text
     assert "holds" not in text
 
 
@@ -560,7 +560,7 @@ def test_what_another_encoding_costs_at_the_training_length_is_judged(tmp_path: 
     line = line_of(table, "rope -> yarn factor=16.0")
     assert line.cells[128].verdict == "fails"
     assert line.break_point == "256", "a break point lies beyond the training length"
-    assert "corrected for the 4 verdicts" in printed([table])
+    assert "all 4 of the table" in printed([table])
 
 
 def test_memory_is_that_of_the_longest_length_or_not_said(tmp_path: Path) -> None:

@@ -147,3 +147,23 @@ def test_a_run_elsewhere_is_printed_with_its_own_place_and_scores(results, tmp_p
     printed = capsys.readouterr()
     assert printed.err == f"the run: {run}\n"
     assert "without an interval" not in printed.out
+
+
+def test_two_files_of_one_name_are_refused(command, results, tmp_path):
+    same = str(tmp_path / "same")
+    outcome = command("report", "--csv", same, "--markdown", same, "--results-dir", str(results))
+    assert outcome.code == 2 and "both name" in outcome.line
+    assert not (tmp_path / "same").exists()
+
+
+@pytest.mark.parametrize("option", ["--html", "--plot"])
+def test_what_is_no_text_to_read_is_not_printed(command, results, option):
+    outcome = command("report", option, "-", "--results-dir", str(results))
+    assert outcome.code == 2 and "name a file" in outcome.line
+
+
+def test_the_page_is_written_beside_the_table(command, results, tmp_path):
+    page = tmp_path / "page.html"
+    outcome = command("report", "--html", str(page), "--results-dir", str(results))
+    assert outcome.code == 0, outcome.err
+    assert "rope" in outcome.out and "<!doctype html>" in page.read_text(encoding="utf-8")

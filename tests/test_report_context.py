@@ -130,7 +130,7 @@ def test_the_table_says_how_far_information_travels_under_the_window(tmp_path: P
     run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
     said = "each of 4 layers sees 128 tokens, so information travels up to 509"
     edit_rows(run, lambda row: replace(row, reason=said) if row.control == "window" else row)
-    assert f"beats window: {said}" in printed(tmp_path)
+    assert f"under the window {said}" in printed(tmp_path)
 
 
 def test_a_table_without_controls_has_no_columns_for_them(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_encodings_that_are_told_the_length_are_named(tmp_path: Path) -> None:
     edit_rows(run, lambda row: replace(row, reason=f"{limited}; {told}") if row.control == "window" else row)
     text = printed(tmp_path)
     assert "told the length of each text: rope -> yarn factor=auto;" in text
-    assert f"beats window: {limited}\n" in text
+    assert f"under the window {limited}\n" in text
 
 
 def test_what_a_scaling_does_at_a_quarter_is_no_use_of_context(tmp_path: Path) -> None:

@@ -373,8 +373,8 @@ def test_runs_are_not_chosen_by_their_results(word: str) -> None:
 
 def test_the_legend_counts_all_verdicts_that_were_corrected_together(results: Path) -> None:
     text = to_markdown([only(results, where=where("length=512"), baseline="rope")])
-    assert "corrected for the 4 verdicts of the table" in text
-    assert "corrected for 4 comparisons" in text
+    assert "all 4 of the table" in text
+    assert "all 4 judged together" in text
 
 
 def test_lines_of_other_numbers_of_seeds_are_told_apart(results: Path) -> None:
@@ -421,3 +421,41 @@ def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None
 def test_the_margin_and_the_failure_of_the_configuration_are_those_of_the_statistics() -> None:
     assert ReportConfig().margin == MARGIN
     assert config_checks.FAILURE == FAILURE
+
+
+def test_a_comparison_of_fewer_seeds_says_of_how_many(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "alibi", ALIBI, seed=seed)
+        add_run(tmp_path, "rope", ROPE if seed == 0 else {128: 2.7, 256: 2.8}, seed=seed)
+    table = only(tmp_path, baseline="rope")
+    assert any(note.startswith("(n=...)") for note in table.notes)
+    [row] = [line for line in to_markdown([table]).splitlines() if line.startswith("| alibi")]
+    assert "(vs rope -1.000 better (n=1))" in row and "worse)" in row
+    frame = to_frame([table])
+    assert frame[frame.encoding == "alibi"].set_index("length").compared_seeds.to_dict() == {
+        64: 1,
+        128: 3,
+        256: 3,
+        512: 1,
+    }
+
+
+def test_two_seeds_are_said_to_know_little_of_how_seeds_differ(tmp_path: Path) -> None:
+    for seed in range(2):
+        add_run(tmp_path, "rope", ROPE, seed=seed)
+    assert any(
+        note.startswith("two seeds: how seeds differ is hardly known") for note in only(tmp_path).notes
+    )
+
+
+def test_scores_that_another_set_of_targets_took_the_place_of_are_named(results: Path) -> None:
+    add_run(results, "rope", {256: 3.0}, seed=0, target_hash="0ther")
+    assert any(note.startswith("not shown: rope at 256") for note in only(results).notes)
+
+
+def test_many_names_in_a_note_are_a_few_and_how_many_more(tmp_path: Path) -> None:
+    for name in "abcdefg":
+        add_run(tmp_path, name, ROPE)
+    for seed in range(3):
+        add_run(tmp_path, "z", ROPE, seed=seed)
+    assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)

@@ -89,7 +89,7 @@ def _level_segments(line: Line, table: Table) -> tuple[tuple[Point, ...], ...]:
     cells = [cell for _, cell in sorted(line.cells.items()) if _is_finite(cell.levels)]
     return tuple(
         tuple(_point(cell.length, cell.levels, point_text(line, cell, table)) for cell in segment)
-        for _, segment in groupby(cells, key=lambda cell: cell.target_hash)
+        for _, segment in groupby(cells, key=lambda cell: (cell.target_hash, len(cell.levels)))
     )
 
 

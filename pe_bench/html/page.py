@@ -68,7 +68,7 @@ def _table_section(table: Table, place: int, looks: Mapping[str, Look]) -> Html:
 
 def _summary(tables: Sequence[Table], provenance: Sequence[RunRecord]) -> str:
     encodings = {line.label for table in tables for line in table.lines}
-    counts = {"encoding": len(encodings), "run": len(provenance), "table": len(tables)}
+    counts = {"line": len(encodings), "run": len(provenance), "table": len(tables)}
     return ", ".join(
         f"{count:,} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count
     )

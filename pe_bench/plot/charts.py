@@ -19,14 +19,14 @@ NO_VERDICT = "Different text at each position: not a comparison of lengths, no v
 class Point:
     """Bits per byte at a length or position; low and high: its 95 % interval, infinite for one seed.
 
-    targets: what it was scored on; levels of other targets are of other text.
+    of: what it was scored on, and by how many seeds; other levels are of other text or other models.
     """
 
     x: float
     level: float
     low: float
     high: float
-    targets: str = ""
+    of: str = ""
     uses_context: bool = False
 
 
@@ -40,8 +40,8 @@ class Curve:
 
     @property
     def segments(self) -> list[list[Point]]:
-        """The points of one set of targets after the other: between them the curve is broken."""
-        return [list(points) for _, points in groupby(self.points, key=lambda point: point.targets)]
+        """The points of one set of targets and seeds after the other: between them the curve is broken."""
+        return [list(points) for _, points in groupby(self.points, key=lambda point: point.of)]
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ def _title(table: Table) -> str:
 
 
 def _order(table: Table) -> str:
-    return f"by bits per byte at context length {table.ranked_at}" if table.ranked_at else "by name"
+    return f"by bits per byte at context length {table.ranked_at}" if table.ranked_at else "as the table is"
 
 
 def _length_curve(line: Line, table: Table) -> Curve:
     points = {
-        length: _point(length, cell.levels, cell.target_hash, _uses_context(cell))
+        length: _point(length, cell.levels, f"{cell.target_hash} {len(cell.levels)}", _uses_context(cell))
         for length, cell in sorted(line.cells.items())
         if _is_finite(cell.levels)
     }
@@ -143,9 +143,9 @@ def _is_finite(levels: Sequence[float]) -> bool:
     return bool(levels) and bool(np.all(np.isfinite(levels)))
 
 
-def _point(x: float, levels: Sequence[float], targets: str = "", uses_context: bool = False) -> Point:
+def _point(x: float, levels: Sequence[float], of: str = "", uses_context: bool = False) -> Point:
     values = np.array(levels)
-    return Point(x, float(values.mean()), *student_interval(values), targets, uses_context)
+    return Point(x, float(values.mean()), *student_interval(values), of, uses_context)
 
 
 def _powers_of_two(places: Sequence[float], train_length: int) -> tuple[int, ...]:

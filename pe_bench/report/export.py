@@ -20,7 +20,7 @@ COLUMNS = (
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict", "break_point"),
     *("uses_context", "beats_window", "swap_gain", "swap_gain_low", "swap_gain_high"),
     *("window_gain", "window_gain_low", "window_gain_high"),
-    *("baseline", "difference", "difference_low", "difference_high", "comparison"),
+    *("baseline", "difference", "difference_low", "difference_high", "compared_seeds", "comparison"),
     *("parameters", "tokens_per_second", "peak_memory_mb", "target_hash"),
 )
 
@@ -39,7 +39,9 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
         for _, cell in sorted(line.cells.items())
     ]
     # Whole numbers that may be missing: plain pandas would write 32.0.
-    return pandas.DataFrame.from_records(records, columns=list(COLUMNS)).astype({"stride": "Int64"})
+    return pandas.DataFrame.from_records(records, columns=list(COLUMNS)).astype(
+        {"stride": "Int64", "compared_seeds": "Int64"}
+    )
 
 
 def _line_record(line: Line) -> dict[str, Any]:
@@ -63,6 +65,7 @@ def _cell_record(cell: Cell) -> dict[str, Any]:
         **_interval_record(
             "difference", baseline.interval if baseline else None, baseline.mean if baseline else None
         ),
+        "compared_seeds": baseline.interval.seeds if baseline and baseline.interval else None,
         "comparison": baseline.verdict if baseline else "",
     }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pe_bench.statistics import FAILURE
 
 if TYPE_CHECKING:
+    from pe_bench.report.lines import Line
     from pe_bench.report.tables import Table
 
 
@@ -17,42 +18,50 @@ def legend(table: Table) -> list[str]:
 
 
 def _of_changes(table: Table) -> Iterator[str]:
-    train_length, cells = (
-        table.group.train_length,
-        [cell for line in table.lines for cell in line.cells.values()],
-    )
+    train_length = table.group.train_length
+    cells = [cell for line in table.lines for cell in line.cells.values()]
     if not any(cell.change is not None for cell in cells):
         return
-    line = f"change: in bits/byte against length {train_length}, on the same targets; + is worse"
+    own = " with the run's own encoding" if any(_is_another(line) for line in table.lines) else ""
+    yield f"change: in bits/byte against length {train_length}{own}, on the same targets; + is worse"
     verdicts = [cell.verdict for cell in cells if cell.length >= train_length and cell.interval is not None]
     if not verdicts:
-        yield line
         return
-    count = (
-        "" if table.verdicts == 1 else f", corrected for the {table.verdicts} verdicts of the table (Holm)"
-    )
+    count = ""
+    if table.verdicts > 1:
+        count = f", by intervals as much wider as all {table.verdicts} of the table together need (Holm)"
     meanings = {
         "improves": f"improves (by more than {table.margin:g})",
         "holds": f"holds (within {table.margin:g})",
         "degrades": f"degrades (by more than {table.margin:g})",
         "fails": f"fails (by more than {FAILURE:g})",
-        "unclear": "unclear",
+        "unclear": f"unclear (at the margin of {table.margin:g})",
     }
-    used = ", ".join(meanings[word] for word in meanings if word in verdicts)
-    yield f"{line}; verdicts by 95 % intervals{count}: {used}"
+    yield f"verdict{count}: " + ", ".join(meanings[word] for word in meanings if word in verdicts)
+
+
+def _is_another(line: Line) -> bool:
+    return line.scored_with != line.encoding
 
 
 def _of_baseline(table: Table) -> Iterator[str]:
     if table.baseline:
         yield (
             f"vs {table.baseline}: bits/byte minus its own at the same length, seed and targets; - is "
-            f"better; same is within {table.margin:g}; corrected for {table.comparisons} comparisons (Holm)"
+            f"better; same is within {table.margin:g}; all {table.comparisons} judged together as above"
         )
 
 
 def _of_context(table: Table) -> Iterator[str]:
-    if any(cell.use is not None for line in table.lines for cell in line.cells.values()):
-        yield (
-            "uses context: yes where it is better than at the training length and than with another "
-            "document's far context; beats window: better than when every layer sees the training length only"
-        )
+    uses = [cell.use for line in table.lines for cell in line.cells.values() if cell.use is not None]
+    if not uses:
+        return
+    yield (
+        "uses context: yes where it is better than at the training length and than with another document's "
+        f"far context, no where that costs less than {table.margin:g}"
+        + ("; - cannot be judged" if any(not use.uses_context for use in uses) else "")
+    )
+    yield (
+        "beats window: better than when every layer sees the training length only"
+        + ("; n/a: it has a window of its own" if any(use.beats_window == "n/a" for use in uses) else "")
+    )

@@ -2,12 +2,20 @@ r"""Tables for documents: GitHub's Markdown, and LaTeX for the package booktabs.
 
 import re
 from collections.abc import Sequence
+from html import escape
 
 from pe_bench.report.cells import Cell
 from pe_bench.report.legend import legend
 from pe_bench.report.lines import Line
 from pe_bench.report.tables import Table
-from pe_bench.report.text import change_text, context_text, level_text, memory_text, verdict_of
+from pe_bench.report.text import (
+    change_text,
+    context_text,
+    level_text,
+    memory_text,
+    pairs_text,
+    verdict_of,
+)
 
 LATEX_SIGNS = {
     "\\": r"\textbackslash{}",
@@ -32,7 +40,7 @@ def to_latex(tables: Sequence[Table]) -> str:
 def _markdown(table: Table) -> str:
     headings, *rows = _grid(table)
     rule = ["---", *["---:"] * (len(headings) - 1)]
-    escaped = [[value.replace("|", r"\|") for value in row] for row in rows]
+    escaped = [[escape(value, quote=False).replace("|", r"\|") for value in row] for row in rows]
     lines = [f"| {' | '.join(row)} |" for row in (headings, rule, *escaped)]
     parts = [f"**{table.title}**", *([table.why] if table.why else []), "\n".join(lines)]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in _notes(table))])
@@ -93,7 +101,8 @@ def _cell(line: Line, cell: Cell | None, table: Table) -> str:
         return cell.status.replace("_", " ")
     words = [level_text(line, cell), _bracketed(change_text(cell.change), verdict_of(cell, table))]
     if cell.baseline is not None:
-        words.append(_bracketed(change_text(cell.baseline.mean), cell.baseline.verdict))
+        said = (change_text(cell.baseline.mean), cell.baseline.verdict, pairs_text(line, cell).strip())
+        words.append(_bracketed(f"vs {table.baseline}", *said))
     return " ".join(word for word in words if word)
 
 
@@ -103,8 +112,7 @@ def _bracketed(*words: str) -> str:
 
 
 def _notes(table: Table) -> list[str]:
-    against = f" (difference from {table.baseline})" if table.baseline else ""
-    return [f"cells: bits per byte (change, verdict){against}", *legend(table), *table.notes]
+    return ["cells: bits per byte (change, verdict)", *legend(table), *table.notes]
 
 
 def _escaped(text: str) -> str:

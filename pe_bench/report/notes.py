@@ -6,8 +6,10 @@ from pe_bench.report.cells import Cell, label_of
 from pe_bench.report.differences import has_number
 from pe_bench.report.lines import Line
 from pe_bench.report.target_sets import lengths_on_other_sets
-from pe_bench.results import TOLD, Row
+from pe_bench.results import FORCED, TOLD, Row
 from pe_bench.scores import ENOUGH_DOCUMENTS
+
+MOST_NAMES = 4  # of lines in one note
 
 
 def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: float) -> tuple[str, ...]:
@@ -20,8 +22,9 @@ def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: f
     plain = [row for row in rows if row.control == "none"]
     notes = [
         *([order] if len(lines) > 1 else []),
+        *_of_protocol(rows[0].protocol),
         *_runs_apart(lines),
-        *_one_seed(lines),
+        *_few_seeds(lines),
         *_other_seeds(lines),
         *_more_seeds(lines, rows[0].train_length, margin),
         *_few_documents(lines),
@@ -33,6 +36,8 @@ def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: f
         *_unjudged(lines),
         *_windows(lines, rows),
         *_told(lines, plain),
+        *_forced(lines),
+        *_not_shown(lines, plain),
     ]
     # A reason comes from a file, which may be a stranger's: no more than a line of it.
     return tuple(dict.fromkeys(" ".join(note.split()) for note in notes))
@@ -46,20 +51,47 @@ def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
         )
 
 
-def _one_seed(lines: Sequence[Line]) -> Iterator[str]:
+def _of_protocol(protocol: str) -> Iterator[str]:
+    if protocol == "nonoverlapping":
+        yield (
+            "nonoverlapping: the first tokens of a window see little, and long windows have fewer of them: "
+            "scores improve with length by themselves"
+        )
+
+
+def _few_seeds(lines: Sequence[Line]) -> Iterator[str]:
     alone = [line.label for line in lines if line.seeds == 1]
     if alone:
-        which = "" if len(alone) == len(lines) else f" ({', '.join(alone)})"
-        yield f"one seed{which}: this says something of these models only"
+        yield f"one seed{_which(alone, lines)}: this says something of these models only"
+    two = [line.label for line in lines if line.seeds == 2]
+    if two:
+        yield f"two seeds{_which(two, lines)}: how seeds differ is hardly known, so intervals are very wide"
 
 
 def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
+    """Means over other seeds are of other models, in a column as well as along a row."""
     counts = {line.seeds for line in lines}
     if len(counts) > 1:
         yield (
-            f"lines are of {min(counts)} to {max(counts)} seeds, and their levels differ by that too: "
-            "--baseline compares seeds that both have"
+            f"lines are of {min(counts)} to {max(counts)} seeds, and their levels and order differ by that "
+            "too: --baseline compares seeds that both have"
         )
+    fewer = [
+        line.label
+        for line in lines
+        if any(_seeds_behind(cell) < line.seeds for cell in line.cells.values() if cell.levels)
+    ]
+    if fewer:
+        yield (
+            f"(n=...){_which(fewer, lines)}: of that many seeds only, so levels along the row differ by that "
+            "too; a change is always within the same seeds"
+        )
+
+
+def _seeds_behind(cell: Cell) -> int:
+    """The fewest behind a number of the cell."""
+    interval = cell.baseline.interval if cell.baseline is not None else None
+    return len(cell.levels) if interval is None else min(len(cell.levels), interval.seeds)
 
 
 def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iterator[str]:
@@ -167,8 +199,7 @@ def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
             if cell.use is not None and cell.use.missing:
                 reasons.setdefault(cell.use.missing, []).append(line.label)
     for reason, labels in reasons.items():
-        which = "" if len(set(labels)) == len(lines) else f" of {', '.join(dict.fromkeys(labels))}"
-        yield f"the use of context{which} cannot be judged: {reason}"
+        yield f"the use of context cannot be judged{_which(labels, lines)}: {reason}"
 
 
 def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
@@ -177,7 +208,7 @@ def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     if any(use.window_gain is not None for use in shown):
         scored = [row for row in rows if row.control == "window" and has_number(row)]
         reasons = [row.reason.removesuffix(TOLD).rstrip("; ") for row in scored]
-        yield from (f"beats window: {reason}" for reason in dict.fromkeys(reasons) if reason)
+        yield from (f"under the window {reason}" for reason in dict.fromkeys(reasons) if reason)
 
 
 def _told(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
@@ -188,6 +219,32 @@ def _told(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
             f"told the length of each text: {', '.join(labels)}; a model that reads a text while it grows "
             "cannot know it"
         )
+
+
+def _forced(lines: Sequence[Line]) -> Iterator[str]:
+    if any(line.scored_with.endswith(FORCED) for line in lines):
+        yield f"{FORCED.strip()}: scored with what may not follow what was trained"
+
+
+def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+    """Scores that another set of targets took the place of; the training length is scored on each."""
+    shown = {(label_of(line), length): cell for line in lines for length, cell in line.cells.items()}
+    places: dict[str, set[int]] = {}
+    for row in rows:
+        cell = shown.get((label_of(row), row.length))
+        if cell and cell.levels and row.target_hash != cell.target_hash and row.length != row.train_length:
+            places.setdefault(label_of(row), set()).add(row.length)
+    for label, lengths in places.items():
+        yield f"not shown: {label} at {_numbers(lengths)} on another set of targets; results.csv has it"
+
+
+def _which(labels: Sequence[str], lines: Sequence[Line]) -> str:
+    """The labels in brackets, a few of many; nothing where they are all."""
+    names = list(dict.fromkeys(labels))
+    if len(names) == len(lines):
+        return ""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f" ({', '.join(names[:MOST_NAMES])}{more})"
 
 
 def _numbers(lengths: Iterable[int]) -> str:

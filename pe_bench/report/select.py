@@ -94,7 +94,7 @@ def parse_condition(word: str) -> Condition:
 
 def parse_by(word: str) -> tuple[str, ...]:
     """`seed` or `train.lr,model.d_model`. Raises `UserError`."""
-    keys = tuple(key.strip() for key in word.split(",") if key.strip())
+    keys = tuple(dict.fromkeys(key.strip() for key in word.split(",") if key.strip()))
     if not keys:
         raise UserError("--by is empty: name a key, such as --by seed or --by train.lr")
     for key in keys:

@@ -90,6 +90,12 @@ def memory_text(line: Line, length: int) -> str:
     return "" if memory is None else f"{memory:,.0f}"
 
 
+def pairs_text(line: Line, cell: Cell) -> str:
+    """The number of seeds that are compared with the baseline, where it is not all of the line's."""
+    interval = cell.baseline.interval if cell.baseline is not None else None
+    return f" (n={interval.seeds})" if interval is not None and interval.seeds != line.seeds else ""
+
+
 def context_text(line: Line, question: str) -> str:
     """The answers to `uses_context` or `beats_window`, each behind its length; empty without any."""
     asked = [(length, getattr(cell.use, question)) for length, cell in sorted(line.cells.items()) if cell.use]
@@ -157,7 +163,8 @@ def _cell_text(line: Line, cell: Cell | None, table: Table) -> Text:
         *_difference_rows(cell.change, cell.interval, verdict_of(cell, table)),
     ]
     if cell.baseline is not None:
-        rows += _difference_rows(cell.baseline.mean, cell.baseline.interval, cell.baseline.verdict)
+        first, *others = _difference_rows(cell.baseline.mean, cell.baseline.interval, cell.baseline.verdict)
+        rows += [first.append(pairs_text(line, cell)), *others]
     return Text("\n", justify="right").join(rows)
 
 
@@ -186,5 +193,5 @@ def _grid(table: Table, columns: Sequence[Column], label_width: int) -> Grid:
 
 
 def _measure(grid: Grid) -> int:
-    console = Console(width=UNLIMITED)
+    console = Console(width=UNLIMITED, height=UNLIMITED)  # with both it does not ask the terminal
     return Measurement.get(console, console.options, grid).maximum
