@@ -580,3 +580,12 @@ def test_a_reason_of_several_lines_stays_one(tmp_path: Path, text: str) -> None:
     assert all("\n" not in note and "\r" not in note for note in table.notes)
     latex = to_latex([table]).splitlines()
     assert all(line.startswith("%") for line in latex[: latex.index(r"\begin{table}")])
+
+
+def test_a_label_is_no_markup_in_markdown(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    edit_rows(
+        next((tmp_path / "runs").iterdir()), lambda row: replace(row, encoding="<b>&|", scored_with="<b>&|")
+    )
+    [row] = [line for line in to_markdown(build_tables(tmp_path)).splitlines() if "3.000" in line]
+    assert row.startswith(r"| &lt;b>&amp;\| |")

@@ -2,7 +2,6 @@ r"""Tables for documents: GitHub's Markdown, and LaTeX for the package booktabs.
 
 import re
 from collections.abc import Sequence
-from html import escape
 
 from pe_bench.report.cells import Cell
 from pe_bench.report.legend import legend
@@ -40,10 +39,15 @@ def to_latex(tables: Sequence[Table]) -> str:
 def _markdown(table: Table) -> str:
     headings, *rows = _grid(table)
     rule = ["---", *["---:"] * (len(headings) - 1)]
-    escaped = [[escape(value, quote=False).replace("|", r"\|") for value in row] for row in rows]
+    escaped = [[_inert(value) for value in row] for row in rows]
     lines = [f"| {' | '.join(row)} |" for row in (headings, rule, *escaped)]
     parts = [f"**{table.title}**", *([table.why] if table.why else []), "\n".join(lines)]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in _notes(table))])
+
+
+def _inert(text: str) -> str:
+    """A cell in which nothing is a mark: a label comes from a file, which may be a stranger's."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|")
 
 
 def _latex(table: Table) -> str:
