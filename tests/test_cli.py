@@ -28,6 +28,7 @@ def test_training_leaves_a_run_with_all_its_files_and_nothing_in_the_current_fol
         "checkpoints/step-00000008/meta.json",
         "checkpoints/step-00000008/optimizer.safetensors",
         "checkpoints/step-00000008/weights.safetensors",
+        "commands.json",
         "config.yaml",
         "environment.json",
         "eval.csv",

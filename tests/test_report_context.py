@@ -9,7 +9,7 @@ import pytest
 from result_fixtures import ROW, add_run, edit_rows, file_of
 from rich.console import Console
 
-from pe_bench.report import Table, build_tables, show, to_frame
+from pe_bench.report import Table, build_tables, run_table, show, to_frame
 from pe_bench.report.cells import ContextUse
 from pe_bench.results import read_rows, write_rows
 from pe_bench.scores import Scores, load_scores, save_scores, stretches_of
@@ -321,3 +321,11 @@ def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Pat
         save_scores(file_of(run, row), replace(scores, nll=scores.nll + swing))
     assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
     assert "for want of seeds" not in printed(tmp_path)
+
+
+def test_the_table_of_one_protocol_takes_no_rows_of_another_with_the_same_targets(tmp_path: Path) -> None:
+    """Both protocols that cut windows score all of the text, and so have one hash."""
+    run = add_run(tmp_path, "rope", SENSITIVE, protocol="nonoverlapping")
+    add_run(tmp_path, "rope", {128: 3.0, 256: 2.9}, sliding="half")
+    rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "sliding"]
+    assert run_table(rows, run).lengths == (128, 256)

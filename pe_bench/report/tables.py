@@ -137,7 +137,10 @@ def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
     return [
         row
         for row in read_rows(run / "eval.csv")
-        if row.length == quarter_of(row.train_length) and row.target_hash in sets and row.key not in known
+        if row.length == quarter_of(row.train_length)
+        and row.protocol == "paired"  # other protocols may share their targets with each other
+        and row.target_hash in sets
+        and row.key not in known
     ]
 
 
