@@ -31,6 +31,9 @@ from pe_bench.model import Decoder
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yaml"))
 
+# Each acts through other hooks; all the others with every modifier take minutes.
+ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "irope")
+
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
 every_encoding = pytest.mark.parametrize("name", NAMES)
@@ -127,7 +130,9 @@ def test_parameters_follow_the_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("modifier", MODIFIERS)
-@every_encoding
+@pytest.mark.parametrize(
+    "name", [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
+)
 def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None:
     try:
         one = specimen_of(name, (f"modifier=[{modifier}]", *enough_rows(name, modifier)))
