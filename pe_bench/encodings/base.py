@@ -39,14 +39,12 @@ class Side(NamedTuple):
     values: dict[str, Tensor]  # what `prepare` returned, cut to these tokens: [B, ..., n]
 
 
-class LayerEncoding(nn.Module):
-    """What an encoding does inside the attention of one layer."""
+class Declared:
+    """What other code needs to know of an encoding: it stands on the class."""
 
     family: ClassVar[str] = "none"
     paper: ClassVar[str] = ""
     past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
-    claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
-    per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
     # Encodings by their first names, modifiers beside them not counted: what a model may have been trained
     # with to be scored with this one, and which options of this one may change after training with it.
     may_follow: ClassVar[frozenset[str]] = frozenset()
@@ -62,6 +60,13 @@ class LayerEncoding(nn.Module):
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Values of options that have no default, for `check` and `list`, from those that are given."""
         return {}
+
+
+class LayerEncoding(nn.Module, Declared):
+    """What an encoding does inside the attention of one layer."""
+
+    claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
+    per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         """Values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
@@ -128,32 +133,14 @@ class LayerEncoding(nn.Module):
         return any(getattr(type(self), hook) is not getattr(LayerEncoding, hook) for hook in hooks)
 
 
-class PositionalEncoding(nn.Module):
+class PositionalEncoding(nn.Module, Declared):
     """What an encoding does to a whole model: position ids, embeddings, and which layer gets what.
 
     Only an encoding that changes one of these is a `PositionalEncoding`; the decoder wraps any
     other in `Layers`.
     """
 
-    family: ClassVar[str] = "none"
-    paper: ClassVar[str] = ""
-    past_training: PastTraining = "defined"
     claims: frozenset[Claim] = frozenset({"prefix_consistent"})
-    # Encodings by their first names, modifiers beside them not counted: what a model may have been trained
-    # with to be scored with this one, and which options of this one may change after training with it.
-    may_follow: ClassVar[frozenset[str]] = frozenset()
-    may_change: ClassVar[frozenset[str]] = frozenset()
-    window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
-
-    @classmethod
-    def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What these options of a trained encoding fix, by the names that what may follow it has for it."""
-        return {}
-
-    @classmethod
-    def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Values of options that have no default, for `check` and `list`, from those that are given."""
-        return {}
 
     def read_vocabulary(self, texts: Sequence[str]) -> None:
         """Told once, before weights are drawn or loaded, the text of every token id.
