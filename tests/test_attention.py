@@ -4,15 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_bench import attention as module
-from pe_bench.attention import (
-    FUSED_QUERIES,
-    attention,
-    fused_attention,
-    fused_column_attention,
-    fused_distance_attention,
-    reference_attention,
-)
+from pe_bench.attention import attention, choose, reference_attention
+from pe_bench.attention.columns import fused_column_attention
+from pe_bench.attention.distance import FUSED_QUERIES, fused_distance_attention
+from pe_bench.attention.fused import fused_attention
 from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import Stack
@@ -151,14 +146,10 @@ def test_a_window_is_the_sliding_window_of_that_many_tokens(encoding: LayerEncod
     assert worst(everything, unlimited) < 1e-12
 
 
-def path_of(encoding: LayerEncoding, monkeypatch: pytest.MonkeyPatch, position: Tensor | None = None) -> str:
+def path_of(encoding: LayerEncoding, position: Tensor | None = None) -> str:
     """Which path `attention` takes."""
-    taken: list[str] = []
-    names = ("reference_attention", "fused_attention", "fused_column_attention", "fused_distance_attention")
-    for name in names:
-        monkeypatch.setattr(module, name, lambda *arguments, name=name: taken.append(name))
-    attention(encoding, *inputs(5), position=torch.arange(5) if position is None else position)
-    return taken[0]
+    position = torch.arange(5) if position is None else position
+    return choose(encoding, inputs(5)[1], position).__name__
 
 
 @pytest.mark.parametrize(
@@ -178,19 +169,15 @@ def path_of(encoding: LayerEncoding, monkeypatch: pytest.MonkeyPatch, position: 
         (Stack([RoPE(d_head=K), SlidingWindow(3)]), "reference_attention"),
     ],
 )
-def test_the_path_follows_from_the_hooks_that_are_overridden(
-    encoding: LayerEncoding, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert path_of(encoding, monkeypatch) == path
+def test_the_path_follows_from_the_hooks_that_are_overridden(encoding: LayerEncoding, path: str) -> None:
+    assert path_of(encoding) == path
 
 
 @pytest.mark.parametrize(
     "position", [2 * torch.arange(5), torch.arange(5).float(), torch.arange(10).view(2, 5)]
 )
-def test_positions_that_are_no_plain_count_make_no_table(
-    position: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert path_of(ALiBi(H), monkeypatch, position) == "reference_attention"
+def test_positions_that_are_no_plain_count_make_no_table(position: Tensor) -> None:
+    assert path_of(ALiBi(H), position) == "reference_attention"
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 17, FUSED_QUERIES, FUSED_QUERIES + 1, 2 * FUSED_QUERIES + 77])
@@ -218,7 +205,6 @@ def test_table_of_distances_starts_anywhere() -> None:
         (lambda: RoPE(d_head=K), fused_attention),
         (lambda: stack(RoPE(d_head=K), LogN(5)), fused_attention),
         (lambda: ALiBi(H), fused_distance_attention),
-        (lambda: T5(D, H), fused_distance_attention),
         (lambda: FoX(D, H), fused_column_attention),
         (lambda: stack(FoX(D, H), RoPE(d_head=K), LogN(5)), fused_column_attention),
     ],

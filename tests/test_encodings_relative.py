@@ -14,7 +14,8 @@ from reference_inputs import K4, Q4, X4, D, H, K, T, fill, near, output, row_of_
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pe_bench.attention import UNFUSED, attention, logits, reference_attention, sides
+from pe_bench.attention import attention, choose, logits, reference_attention, sides
+from pe_bench.attention.fused import fused_attention
 from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.deberta import DeBERTa, Terms, log_buckets
@@ -100,7 +101,7 @@ def test_transformer_xl_is_the_official_formulation_at_any_length_on_the_fused_p
     q, k, v = (series(torch.sin, step, 1, H, tokens, K) for step in (0.3, 0.5, 0.7))
     hidden = torch.ones(tokens, tokens).triu(1).bool()
     weights = official_xl(encoding, 1, q, k).masked_fill(hidden, float("-inf")).softmax(-1)
-    assert not layer.overrides(*UNFUSED, "bias", "distance_bias")
+    assert choose(layer, q, torch.arange(tokens)) is fused_attention
     assert near(attention(layer, q, q, k, v, torch.arange(tokens)).detach(), weights @ v, 1e-12)
 
 

@@ -108,9 +108,13 @@ class LayerEncoding(nn.Module, Declared):
         bias = flat.unflatten(-1, distance.shape)  # [H, Q, N] or [H, B, 1, Q, N]
         return bias if distance.dim() == 2 else bias.squeeze(2).transpose(0, 1)
 
-    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor] | None:
-        """Columns for the queries [.., Q, c] and keys [.., N, c] whose product *is* the bias."""
-        return None
+    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        """Optional: columns for the queries [.., Q, c] and keys [.., N, c] whose product *is* the bias."""
+        raise LookupError(f"the bias of {type(self).__name__} has no columns")
+
+    def has_columns(self) -> bool:
+        """Whether `columns` has the whole bias."""
+        return self.overrides("columns")
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
         """Change the logits where that takes the whole row."""

@@ -95,13 +95,17 @@ class Stack(LayerEncoding):
         biases = [bias for part in self.parts if (bias := part.bias(queries, keys)) is not None]
         return reduce(torch.add, biases) if biases else None
 
-    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor] | None:
-        # A part with a bias but no columns would be left out of the sum.
-        biased = [part for part in self.parts if part.overrides("bias", "distance_bias", "columns")]
-        columns = [found for part in biased if (found := part.columns(queries, keys)) is not None]
-        if not columns or len(columns) < len(biased):
-            return None
+    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        columns = [part.columns(queries, keys) for part in self._biased()]
         return torch.cat([query for query, _ in columns], -1), torch.cat([key for _, key in columns], -1)
+
+    def has_columns(self) -> bool:
+        # A part with a bias but no columns would be left out of the sum.
+        biased = self._biased()
+        return bool(biased) and all(part.has_columns() for part in biased)
+
+    def _biased(self) -> list[LayerEncoding]:
+        return [part for part in self.parts if part.overrides("bias", "distance_bias", "columns")]
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
         return reduce(lambda s, part: part.adjust(s, visible, queries, keys), self.parts, scores)

@@ -1,0 +1,33 @@
+"""Fused attention plus a low-rank bias, as extra columns of the queries and the keys.
+
+Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K head width, D model width.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pe_bench.attention.fused import fused_causal, scale_queries
+from pe_bench.attention.reference import precise, sides
+from pe_bench.encodings.base import LayerEncoding
+
+
+def fused_column_attention(
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
+) -> Tensor:
+    """For encodings with `columns` and nothing else but `transform` and `logit_scale`."""
+    queries, keys = sides(encoding, x, q, k, position)
+    columns = encoding.columns(queries, keys)
+    scale = 1 / math.sqrt(q.shape[-1])
+    scaled = scale_queries(encoding, queries)
+    # Columns are cumulative sums and positions, which half precision cannot hold.
+    dtype = precise(q.dtype)
+    wide_q = torch.cat([scaled.to(dtype), _like(columns[0] / scale, scaled, dtype)], -1)
+    wide_k = torch.cat([keys.x.to(dtype), _like(columns[1], keys.x, dtype)], -1)
+    return fused_causal(wide_q, wide_k, v.to(dtype), scale).to(v.dtype)
+
+
+def _like(columns: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Columns [.., n, c] spread over the batch and the heads of x."""
+    return columns.expand(*x.shape[:-1], columns.shape[-1]).to(dtype)

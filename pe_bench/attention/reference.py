@@ -1,0 +1,91 @@
+"""The reference: every hook as it stands, in blocks of queries. It serves all encodings, and is the truth.
+
+Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K head width, D model width.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+
+# The largest tensor, B * H * queries * T scores, is kept at about this many elements: more do
+# not fit the processor's caches, and took two to four times as long.
+REFERENCE_ELEMENTS = 2**20
+
+
+def reference_attention(
+    encoding: LayerEncoding,
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int | None = None,
+    block: int | None = None,
+    rows: range | None = None,
+) -> Tensor:
+    """Every hook as it stands, in blocks of queries; `rows` asks for those queries alone."""
+    queries, keys = sides(encoding, x, q, k, position)
+    rows = rows if rows is not None else range(q.shape[-2])
+    keys_of_a_block = k.shape[-2] if window is None else min(k.shape[-2], 2 * window)
+    block = block or max(1, REFERENCE_ELEMENTS // (q.shape[0] * q.shape[1] * keys_of_a_block))
+    scale = 1 / math.sqrt(q.shape[-1])
+    outputs = []
+    for start in range(rows.start, rows.stop, block):
+        stop = min(start + block, rows.stop)
+        # No query of the block may see a key after its last one, or before its first one's window.
+        first = 0 if window is None else max(0, start - window + 1)
+        seen = cut(keys, first, stop)
+        outputs.append(_attend(encoding, cut(queries, start, stop), seen, v[:, :, first:stop], scale, window))
+    return torch.cat(outputs, -2)
+
+
+def logits(
+    encoding: LayerEncoding, queries: Side, keys: Side, scale: float, window: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The logits of a block [B, H, Q, N] before the mask, and which keys are visible [Q, N]."""
+    scores = encoding.scores(queries, keys, scale)
+    # Everything up to the weights is float32 or better, whatever the model runs in.
+    scores = scores.to(precise(scores.dtype))
+    factor = encoding.logit_scale(queries)
+    scores = scores if factor is None else scores * factor
+    bias = encoding.bias(queries, keys)
+    scores = scores if bias is None else scores + bias
+    visible = encoding.visible(queries, keys)
+    if window is not None:
+        visible = visible & (queries.index.unsqueeze(-1) - keys.index < window)
+    return encoding.adjust(scores, visible, queries, keys), visible
+
+
+def sides(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
+    """All queries and all keys, before and after `transform`."""
+    values = encoding.prepare(x)
+    position = position if position.dim() == 1 else position.unsqueeze(1)
+    index = torch.arange(q.shape[-2], device=q.device)
+    turned_q, turned_k = encoding.transform(q, k, position, position)
+    return Side(turned_q, q, position, index, values), Side(turned_k, k, position, index, values)
+
+
+def cut(side: Side, start: int, stop: int) -> Side:
+    """The tokens from `start` to `stop` of one side."""
+    return Side(
+        side.x[..., start:stop, :],
+        side.raw[..., start:stop, :],
+        side.position[..., start:stop],
+        side.index[start:stop],
+        {name: value[..., start:stop] for name, value in side.values.items()},
+    )
+
+
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """float32, or float64 where that is the type already."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _attend(
+    encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, scale: float, window: int | None
+) -> Tensor:
+    weights = encoding.weights(*logits(encoding, queries, keys, scale, window))
+    return encoding.mix(weights.to(v.dtype), v, queries, keys)
