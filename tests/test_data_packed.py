@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pe_bench import cache
+from pe_bench.cache import cache_root, cached_folder
 from pe_bench.config import DataConfig, TokenizerConfig
-from pe_bench.data import cache, packed
-from pe_bench.data.cache import cache_root, cached_folder
+from pe_bench.data import packed
 from pe_bench.data.packed import load_data
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import RunError, UserError

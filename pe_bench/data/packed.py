@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from pe_bench.cache import cache_root, cached_folder, key_of, read_meta
 from pe_bench.config import DataConfig, TokenizerConfig
 from pe_bench.data import tokenizer as tokenizers
-from pe_bench.data.cache import cache_root, cached_folder, key_of, read_meta
 from pe_bench.data.corpus import read_corpus
 from pe_bench.data.documents import Document
 from pe_bench.data.split import split_corpus
