@@ -19,6 +19,9 @@ from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import build_encoding
 from pe_bench.seeds import derive_seed
 
+# So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
+FEEDFORWARD_TOKENS = 4_096
+
 
 class SelfAttention(nn.Module):
     def __init__(self, model: ModelConfig):
@@ -32,14 +35,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None) -> Tensor:
         q_BHTK = self._heads(self.query(x_BTD))
-        # Encodings have parameters of each query head, so keys and values are repeated first.
-        k_BHTK = self._heads(self.key(x_BTD)).repeat_interleave(self.group, 1)
-        v_BHTK = self._heads(self.value(x_BTD)).repeat_interleave(self.group, 1)
+        k_BHTK, v_BHTK = (self._repeated(self._heads(linear(x_BTD))) for linear in (self.key, self.value))
         mixed_BHTK = attention(encoding, x_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
         return self.output(mixed_BHTK.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """Keys or values for every query head, since encodings have parameters of each."""
+        return x if self.group == 1 else x.repeat_interleave(self.group, 1)
 
 
 class SwiGLU(nn.Module):
@@ -50,6 +55,12 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(model.d_ff, model.d_model, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return self._of(x_BTD)
+        # Each token has its own, and what is not kept for gradients need not be there for all at once.
+        return torch.cat([self._of(tokens) for tokens in x_BTD.split(FEEDFORWARD_TOKENS, 1)], 1)
+
+    def _of(self, x_BTD: Tensor) -> Tensor:
         return self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))
 
 
@@ -89,8 +100,15 @@ class Decoder(nn.Module):
 
         `window` limits the attention of every layer to that many tokens, from outside.
         """
+        return self.layers(self.embed(tokens_BT, ids), ids, window)
+
+    def embed(self, tokens_BT: Tensor, ids: Tensor) -> Tensor:
+        """The input of the first layer [B, T, D]."""
         embedded_BTD = self.embedding(tokens_BT) * math.sqrt(self.embedding.embedding_dim)
-        x_BTD = self.encoding.embed(embedded_BTD, ids, tokens_BT)
+        return self.encoding.embed(embedded_BTD, ids, tokens_BT)
+
+    def layers(self, x_BTD: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
+        """The normed output of the last layer [B, T, D] from the input of the first."""
         for number, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, self.encoding.layer(number), ids, window)
         return self.norm(x_BTD)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pe_bench.allocation import large_allocations_kept
 from pe_bench.checkpoint import (
     Checkpoint,
     drop_damaged_checkpoints,
@@ -71,26 +72,32 @@ def train(
         load_optimizer(found, model, optimizer)
     log = _read_log(run / "train.csv", found.meta.step if found else 0)
     trainer = Trainer(config, model, optimizer, data, device, dtype)
-    seconds = found.meta.train_seconds if found else 0.0
-    for step in range(found.meta.step if found else 0, config.train.total_steps):
-        try:
-            state = trainer.step(step, seconds)
-        except NonFiniteError as error:
-            raise RunError(f"{error}; {_what_is_kept(folder)}: lower train.lr={config.train.lr:g}") from error
-        seconds = state.seconds
-        watch(state)
-        if (
-            _due(state.step, config.train.log_every, config.train.total_steps)
-            or state.validation_loss is not None
-        ):
-            log.append(state)
-        if _due(state.step, config.train.checkpoint_every, config.train.total_steps):
-            _write_log(run / "train.csv", log)
-            save_checkpoint(folder, model, optimizer, state.step, seconds, state.loss)
+    with large_allocations_kept():
+        _take_steps(trainer, found, run, log, watch)
     final = latest_checkpoint(folder)
     if final is None or final.meta.step != config.train.total_steps:
         raise RunError(f"the last checkpoint in {folder} is missing or damaged: repeat the command")
     return final
+
+
+def _take_steps(
+    trainer: "Trainer", found: Checkpoint | None, run: Path, log: list[Step], watch: Watcher
+) -> None:
+    """From the checkpoint that was found to the last step, with checkpoints and train.csv on the way."""
+    train, folder = trainer.config.train, run / "checkpoints"
+    first, seconds = (found.meta.step, found.meta.train_seconds) if found else (0, 0.0)
+    for step in range(first, train.total_steps):
+        try:
+            state = trainer.step(step, seconds)
+        except NonFiniteError as error:
+            raise RunError(f"{error}; {_what_is_kept(folder)}: lower train.lr={train.lr:g}") from error
+        seconds = state.seconds
+        watch(state)
+        if _due(state.step, train.log_every, train.total_steps) or state.validation_loss is not None:
+            log.append(state)
+        if _due(state.step, train.checkpoint_every, train.total_steps):
+            _write_log(run / "train.csv", log)
+            save_checkpoint(folder, trainer.model, trainer.optimizer, state.step, seconds, state.loss)
 
 
 class NonFiniteError(ArithmeticError):
@@ -111,6 +118,8 @@ class Trainer:
     ):
         self.config, self.model, self.optimizer = config, model, optimizer
         self.device, self.dtype = device, dtype
+        # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
+        self.layers = torch.compile(model.layers) if device.type == "cuda" else model.layers
         length = config.train.length
         self.windows = TrainingWindows(data.train, length, data.end_of_text)
         self.validation = TrainingWindows(data.validation, length, data.end_of_text, side="validation")
@@ -163,7 +172,7 @@ class Trainer:
     def _nll(self, windows: Tensor, ids: Tensor) -> Tensor:
         tokens_BT, targets_BT = windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            hidden_BTD = self.model.hidden(tokens_BT, ids)
+            hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
             return token_nll(hidden_BTD.flatten(0, 1), self.model.output_weight, targets_BT.flatten())
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from pe_bench import cli
@@ -62,6 +63,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work.mkdir()
     monkeypatch.chdir(work)
     monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "cache"))
+    # A cache of its own but for the kernel, which each process would compile again.
+    compiled = Path(platformdirs.user_cache_dir("pe-bench")) / "kernel"
+    compiled.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernel").symlink_to(compiled)
     return tmp_path
 
 

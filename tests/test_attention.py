@@ -166,7 +166,7 @@ def path_of(encoding: LayerEncoding, position: Tensor | None = None) -> str:
         (Shaw(K), "reference_attention"),
         (CoPE(K), "reference_attention"),
         (StickBreaking(), "reference_attention"),
-        (Stack([RoPE(d_head=K), SlidingWindow(3)]), "reference_attention"),
+        (Stack([RoPE(d_head=K), SlidingWindow(3)]), "fused_chunk_attention"),
     ],
 )
 def test_the_path_follows_from_the_hooks_that_are_overridden(encoding: LayerEncoding, path: str) -> None:
@@ -177,7 +177,7 @@ def test_the_path_follows_from_the_hooks_that_are_overridden(encoding: LayerEnco
     "position", [2 * torch.arange(5), torch.arange(5).float(), torch.arange(10).view(2, 5)]
 )
 def test_positions_that_are_no_plain_count_make_no_table(position: Tensor) -> None:
-    assert path_of(ALiBi(H), position) == "reference_attention"
+    assert path_of(ALiBi(H), position) == "fused_chunk_attention"
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 17, FUSED_QUERIES, FUSED_QUERIES + 1, 2 * FUSED_QUERIES + 77])

@@ -4,8 +4,10 @@ import torch
 from torch import nn
 
 from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
+from pe_bench.encodings.ranges import latest
 from pe_bench.encodings.rope import rope_frequencies, rotate
 from pe_bench.encodings.sinusoidal import sinusoids
+from pe_bench.encodings.sliding_window import SlidingWindow
 
 BOTH = frozenset({"shift_invariant", "prefix_consistent"})
 
@@ -26,6 +28,16 @@ class Right(LayerEncoding):
 class SeesTheNextToken(LayerEncoding):
     def visible(self, queries, keys):
         return keys.index <= queries.index.unsqueeze(-1) + 1
+
+
+class RangesTooNarrow(SlidingWindow):
+    """The farthest key of the window is seen, and left out of the ranges."""
+
+    def __init__(self):
+        super().__init__(window=6)
+
+    def ranges(self, start, stop):
+        return latest(self.window - 1, start, stop)
 
 
 class MaximumOverHiddenKeys(LayerEncoding):

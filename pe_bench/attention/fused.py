@@ -5,6 +5,7 @@ Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K 
 
 import math
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,12 +22,32 @@ def fused_attention(
 
 
 def fused_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The fused kernels want one width for all three: the values are padded to that of the queries."""
+    """Of as many queries as keys."""
+    if torch.is_grad_enabled() or q.shape[-1] <= v.shape[-1]:
+        return fused(q, k, v, None, scale)
+    # Padded values would take as much memory as the widened keys: those of one head at a time do not.
+    heads = zip(q.split(1, 1), k.split(1, 1), v.split(1, 1), strict=True)
+    return torch.cat([fused(*head, mask=None, scale=scale) for head in heads], 1)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """With what is visible or added in `mask` [1 or B, 1 or H, Q, N] or [Q, N], or else causal.
+
+    The fused kernels want one width for all three: the values are padded to that of the queries.
+    """
     wide_v = functional.pad(v, (0, q.shape[-1] - v.shape[-1])) if q.shape[-1] > v.shape[-1] else v
-    output = functional.scaled_dot_product_attention(q, k, wide_v, is_causal=True, scale=scale)
+    # Autocast would make half precision of what is float32 here because it has to be: sums, and their biases.
+    with torch.autocast(q.device.type, enabled=False):
+        output = functional.scaled_dot_product_attention(
+            q, k, wide_v, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
     return output[..., : v.shape[-1]]
 
 
 def scale_queries(encoding: LayerEncoding, queries: Side) -> Tensor:
-    factor = encoding.logit_scale(queries)
-    return queries.x if factor is None else (queries.x * factor).to(queries.x.dtype)
+    return times(queries.x, encoding.logit_scale(queries))
+
+
+def times(x: Tensor, factor: Tensor | None) -> Tensor:
+    """x [B, H, Q, *] times the `logit_scale` of its queries."""
+    return x if factor is None else (x * factor).to(x.dtype)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
 
-# The largest tensor, B * H * queries * T scores, is kept at about this many elements: more do
-# not fit the processor's caches, and took two to four times as long.
+# The largest tensor, B * H * queries * T scores, is kept at about this many elements: on a processor more do
+# not fit the caches, and took two to four times as long; a GPU is idle with fewer.
 REFERENCE_ELEMENTS = 2**20
+REFERENCE_ELEMENTS_ON_A_GPU = 2**28
 
 
 def reference_attention(
@@ -30,16 +31,19 @@ def reference_attention(
     queries, keys = sides(encoding, x, q, k, position)
     rows = rows if rows is not None else range(q.shape[-2])
     keys_of_a_block = k.shape[-2] if window is None else min(k.shape[-2], 2 * window)
-    block = block or max(1, REFERENCE_ELEMENTS // (q.shape[0] * q.shape[1] * keys_of_a_block))
+    elements = REFERENCE_ELEMENTS if q.device.type == "cpu" else REFERENCE_ELEMENTS_ON_A_GPU
+    block = block or max(1, elements // (q.shape[0] * q.shape[1] * keys_of_a_block))
     scale = 1 / math.sqrt(q.shape[-1])
     outputs = []
-    for start in range(rows.start, rows.stop, block):
+    # The last blocks, which see the most keys, come first: their memory serves those that see fewer, while
+    # tensors that grow from one block to the next would each need more, and leave holes behind.
+    for start in reversed(range(rows.start, rows.stop, block)):
         stop = min(start + block, rows.stop)
         # No query of the block may see a key after its last one, or before its first one's window.
         first = 0 if window is None else max(0, start - window + 1)
         seen = cut(keys, first, stop)
         outputs.append(_attend(encoding, cut(queries, start, stop), seen, v[:, :, first:stop], scale, window))
-    return torch.cat(outputs, -2)
+    return torch.cat(outputs[::-1], -2)
 
 
 def logits(

@@ -1,5 +1,6 @@
 """What is checked of an encoding in the attention of one layer, for each kind of layer that it has."""
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -18,7 +19,7 @@ from pe_bench.checks.specimen import (
     one_token_repeated,
     worst,
 )
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 
 SINGLE = 1e-5  # float32 against float64
 
@@ -95,6 +96,24 @@ def hidden_keys_weigh_nothing(specimen: Specimen) -> Finding:
             weights = layer.weights(q @ k.mT - lowered, visible)
             weighed.append(worst(weights.masked_fill(visible, 0.0), torch.zeros_like(weights)))
     return at_most(largest(weighed), 0.0, "a hidden key has a weight of")
+
+
+def ranges_hold_what_is_seen(specimen: Specimen) -> Finding:
+    """Visible keys that `ranges` leaves out, for every chunk of queries."""
+    missed = [keys_outside_of_ranges(layer, TRAIN_LENGTH + 7) for layer in layers_of(specimen.encoding)]
+    return at_most(max(missed), 0, "visible keys outside of ranges:")
+
+
+def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
+    """The largest number of keys that a chunk of queries sees, and that are in none of its ranges."""
+    index, empty, missed = torch.arange(tokens), torch.empty(1, MODEL.n_heads, tokens, 0), []
+    visible = layer.visible(*2 * [Side(empty, empty, index, index, {})])
+    for start, stop in itertools.combinations(range(tokens + 1), 2):
+        seen = visible[start:stop].any(0) & (index < stop)  # `causal` tells of those that follow
+        for one in layer.ranges(start, stop):
+            seen[one.start : one.stop] = False
+        missed.append(int(seen.sum()))
+    return max(missed)
 
 
 def norm_preserving(specimen: Specimen) -> Finding:

@@ -81,6 +81,12 @@ PROPERTIES = (
         of_layers.hidden_keys_weigh_nothing,
     ),
     Property(
+        "ranges",
+        "ranges hold every key that is visible",
+        "ranges, against visible: the first query of a chunk sees the farthest key",
+        of_layers.ranges_hold_what_is_seen,
+    ),
+    Property(
         "fused",
         "the fused path is the reference, in float64 and float32",
         "columns and distance_bias, against bias; the scale: 1/sqrt(d_head) multiplies scores alone",

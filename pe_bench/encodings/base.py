@@ -39,6 +39,14 @@ class Side(NamedTuple):
     values: dict[str, Tensor]  # what `prepare` returned, cut to these tokens: [B, ..., n]
 
 
+class Piece(NamedTuple):
+    """Scores of some pairs of queries and keys as plain products, times the scale."""
+
+    q: Tensor  # [B, H, Q, *]
+    k: Tensor  # [B, H, N, *]
+    holds: Tensor  # [Q, N] or [B, 1, Q, N], the pairs that have these scores
+
+
 class Declared:
     """What other code needs to know of an encoding: it stands on the class."""
 
@@ -86,9 +94,17 @@ class LayerEncoding(nn.Module, Declared):
         """Logits [B, H, Q, N]; `scale` is one over the root of the model's own head width.
 
         The keys, here and in every hook below, are those up to the last query of the block. With a window
-        from outside they begin where its first query's does.
+        from outside they begin where its first query's does, and keys out of `ranges` may be missing, so that
+        a key's place among them is no index.
         """
         return scale * (queries.x @ keys.x.mT)
+
+    def pieces(self, queries: Side, keys: Side) -> list[Piece]:
+        """Optional: what `scores` chooses from, where each is a plain product and one holds for each pair.
+
+        All have one width, which may be less than that of what `transform` returned.
+        """
+        raise LookupError(f"the scores of {type(self).__name__} have no pieces")
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
         """A bias [H, n] of the distance alone, for distances [n] (query minus key position)."""
@@ -123,6 +139,14 @@ class LayerEncoding(nn.Module, Declared):
     def visible(self, queries: Side, keys: Side) -> Tensor:
         """Which keys a query may see [Q, N]; it reads indices, never positions."""
         return keys.index <= queries.index.unsqueeze(-1)
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        """Optional, beside `visible`: ranges of indices that hold all keys which a query may see.
+
+        The queries are those from `start` to `stop` - 1. Ranges rise, do not overlap and end at `stop`; by
+        default they are one. Keys outside of them cost nothing; within them `visible` decides.
+        """
+        return [range(stop)]
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         """Attention weights [B, H, Q, N] from logits."""

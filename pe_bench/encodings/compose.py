@@ -10,7 +10,8 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Piece, PositionalEncoding, Side
+from pe_bench.encodings.ranges import intersection
 from pe_bench.errors import UserError
 
 LAYER_HOOKS_OF_ONE = ("scores", "weights", "mix")
@@ -87,6 +88,9 @@ class Stack(LayerEncoding):
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         return self._owner("scores").scores(queries, keys, scale)
 
+    def pieces(self, queries: Side, keys: Side) -> list[Piece]:
+        return self._owner("scores").pieces(queries, keys)
+
     def distance_bias(self, distance: Tensor) -> Tensor | None:
         biases = [bias for part in self.parts if (bias := part.distance_bias(distance)) is not None]
         return reduce(torch.add, biases) if biases else None
@@ -112,6 +116,9 @@ class Stack(LayerEncoding):
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
         return reduce(torch.logical_and, [part.visible(queries, keys) for part in self.parts])
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return reduce(intersection, [part.ranges(start, stop) for part in self.parts])
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         return self._owner("weights").weights(scores, visible)

@@ -8,7 +8,7 @@ they are of positions; the two differ where ids jump.
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Piece, Side
 from pe_bench.encodings.rope import FractionOf, Layout, rotate, turned_frequencies
 from pe_bench.encodings.trained import ROTARY
 from pe_bench.errors import require
@@ -58,15 +58,26 @@ class EffectiveDistance(LayerEncoding):
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Twice as wide: turned by the positions, and beside that by the far ones."""
-        far_q, far_k = q_position, k_position
-        if k.shape[-2] > self.train_length:
-            far_q, far_k = self.far_positions(q_position, k_position)
+        """Twice as wide: turned by the positions, and beside that by the far ones, where there are any."""
+        if k.shape[-2] <= self.train_length:
+            turned_q = rotate(q, q_position, self.frequencies, self.layout)
+            return turned_q, rotate(k, k_position, self.frequencies, self.layout)
+        far_q, far_k = self.far_positions(q_position, k_position)
         return self._turned_twice(q, q_position, far_q), self._turned_twice(k, k_position, far_k)
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        near, *far = self.pieces(queries, keys)
+        scores = near.q @ near.k.mT
+        for piece in far:
+            scores = torch.where(piece.holds, piece.q @ piece.k.mT, scores)
+        return scale * scores
+
+    def pieces(self, queries: Side, keys: Side) -> list[Piece]:
+        is_near = self.is_near(queries, keys)
+        if queries.x.shape[-1] == queries.raw.shape[-1]:
+            return [Piece(queries.x, keys.x, torch.ones_like(is_near))]
         (near_q, far_q), (near_k, far_k) = queries.x.chunk(2, -1), keys.x.chunk(2, -1)
-        return scale * torch.where(self.is_near(queries, keys), near_q @ near_k.mT, far_q @ far_k.mT)
+        return [Piece(near_q, near_k, is_near), Piece(far_q, far_k, ~is_near)]
 
     def _turned_twice(self, x: Tensor, position: Tensor, far: Tensor) -> Tensor:
         return torch.cat([rotate(x, where, self.frequencies, self.layout) for where in (position, far)], -1)

@@ -40,8 +40,15 @@ class FoX(LayerEncoding):
             return {FORGOTTEN: functional.logsigmoid(gate).mT.double().cumsum(-1)}
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
-        bias = queries.values[FORGOTTEN].unsqueeze(-1) - keys.values[FORGOTTEN].unsqueeze(-2)
-        return bias.to(torch.promote_types(queries.x.dtype, torch.float32))
+        dtype = torch.promote_types(queries.x.dtype, torch.float32)
+        of_query, of_key = queries.values[FORGOTTEN].unsqueeze(-1), keys.values[FORGOTTEN].unsqueeze(-2)
+        # Counted from the first query, what lies between it and an earlier key only adds to what lies between
+        # it and a later query: nothing cancels, and float32 is exact. For the other keys float64 is.
+        first = of_query[..., :1, :]
+        bias = (of_query - first).to(dtype) - (of_key - first).to(dtype)
+        earlier = int((keys.index < queries.index[0]).sum())
+        bias[..., earlier:] = (of_query - of_key[..., earlier:]).to(dtype)
+        return bias
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         of_query, of_key = queries.values[FORGOTTEN], keys.values[FORGOTTEN]

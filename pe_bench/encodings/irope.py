@@ -38,6 +38,9 @@ class Chunks(LayerEncoding):
         )
         return (of_query.unsqueeze(-1) == of_key) & (keys.index <= queries.index.unsqueeze(-1))
 
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return [range(start // self.chunk * self.chunk, stop)]
+
 
 class StepwiseTemperature(LayerEncoding):
     """Logits grow with the logarithm of the number of steps that lie behind a position."""

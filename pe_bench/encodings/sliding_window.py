@@ -10,6 +10,7 @@ Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.ranges import latest
 from pe_bench.encodings.trained import RELATIVE, ROTARY
 from pe_bench.errors import require
 
@@ -27,3 +28,6 @@ class SlidingWindow(LayerEncoding):
     def visible(self, queries: Side, keys: Side) -> Tensor:
         distance = queries.index.unsqueeze(-1) - keys.index
         return (distance >= 0) & (distance < self.window)
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return latest(self.window, start, stop)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import Side
 from pe_bench.encodings.effective_distance import EffectiveDistance
+from pe_bench.encodings.ranges import first_and_latest
 from pe_bench.encodings.rope import FractionOf, Layout
 from pe_bench.errors import require
 
@@ -52,6 +53,9 @@ class Streaming(EffectiveDistance):
     def visible(self, queries: Side, keys: Side) -> Tensor:
         kept = self._is_latest(queries, keys) | (keys.index < self.sinks)
         return kept & (keys.index <= queries.index.unsqueeze(-1))
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return first_and_latest(self.sinks, self.window, start, stop)
 
     def _is_latest(self, queries: Side, keys: Side) -> Tensor:
         return queries.index.unsqueeze(-1) - keys.index < self.window

@@ -56,14 +56,26 @@ class TransformerXLLayer(LayerEncoding):
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
+        return self._wide_query(q, q_position), self._wide_key(k, k_position)
+
+    def _wide_query(self, q: Tensor, position: Tensor) -> Tensor:
+        """[B, H, Q, K + D]: q + u, and what weighs the cosines and the sines of a key's position."""
         u, v = self.shared.content_bias.unsqueeze(-2), self.shared.position_bias.unsqueeze(-2)
-        # What the query weighs R's sines and cosines with, [B, H, Q, D/2] each.
+        # What it weighs R's sines and cosines with, [B, H, Q, D/2] each.
         of_sine, of_cosine = ((q + v) @ self.shared.projections[self.number]).chunk(2, -1)
-        q_sine, q_cosine = self._sinusoid(q_position, q)
-        k_sine, k_cosine = self._sinusoid(k_position, k)
-        wide_q = [q + u, of_sine * q_sine + of_cosine * q_cosine, of_cosine * q_sine - of_sine * q_cosine]
-        wide_k = [k, *(column.expand(*k.shape[:-1], -1) for column in (k_cosine, k_sine))]
-        return torch.cat(wide_q, -1).to(q.dtype), torch.cat(wide_k, -1).to(k.dtype)
+        sine, cosine = self._sinusoid(position, q)
+        of_key = [
+            torch.addcmul(of_sine * sine, of_cosine, cosine),
+            torch.addcmul(of_cosine * sine, of_sine, cosine, value=-1),
+        ]
+        del of_sine, of_cosine  # as large as the result, which is D/K times as large as the queries
+        return torch.cat([q + u, *of_key], -1).to(q.dtype)
+
+    def _wide_key(self, k: Tensor, position: Tensor) -> Tensor:
+        sine, cosine = self._sinusoid(position, k)
+        return torch.cat([k, *(column.expand(*k.shape[:-1], -1) for column in (cosine, sine))], -1).to(
+            k.dtype
+        )
 
     def _sinusoid(self, position: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Sines and cosines [.., n, D/2]; angles are float64, for positions reach tens of thousands."""

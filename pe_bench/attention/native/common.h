@@ -1,0 +1,145 @@
+// What the kernels share: the processor's vectors, a head's memory, and the heads dealt to threads.
+//
+// Vectors are those of GCC and Clang: the compiler makes of them what the processor has.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <thread>
+#include <vector>
+
+struct Shape {
+    int64_t batch, heads, tokens, width, value_width;
+    float scale;
+    int32_t threads;
+};
+
+// [batch, heads, tokens, width]; neighbours in the last dimension are neighbours in memory.
+template <class Number>
+struct Strided {
+    Number* data;
+    int64_t batch, heads, tokens;
+};
+
+namespace {
+
+#if defined(__AVX512F__) || defined(EMULATED_TILES)  // where there are tiles, there are vectors of 16
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t ints __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+inline floats load(const float* from) {
+    floats value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+inline void store(float* to, floats value) { std::memcpy(to, &value, sizeof value); }
+
+inline floats all(float value) { return floats{} + value; }
+
+inline floats larger(floats a, floats b) { return a > b ? a : b; }
+
+inline float largest_of(floats value) {
+    float largest = value[0];
+    for (int lane = 1; lane < LANES; ++lane) largest = std::max(largest, value[lane]);
+    return largest;
+}
+
+inline float sum_of(floats value) {
+    float sum = 0;
+    for (int lane = 0; lane < LANES; ++lane) sum += value[lane];
+    return sum;
+}
+
+// e^x for x <= 0, to 2 units in the last place; 0 where it would be no normal number. e^x = 2^n e^r with
+// |r| <= ln(2) / 2, and e^r by the polynomial of the Cephes library (Moshier).
+inline floats exp_of_nonpositive(floats x) {
+    const floats clamped = x < -87.0f ? all(-87.0f) : x;  // so that what is no number stays none
+    const floats round = all(12582912.0f);  // 1.5 * 2^23: what is added to it loses its fraction
+    const floats n = (clamped * 1.44269504088896341f + round) - round;
+    const floats r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+    floats p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = (p * r) * r + r + 1.0f;
+    const ints exponent = (__builtin_convertvector(n, ints) + 127) << 23;
+    floats power;
+    std::memcpy(&power, &exponent, sizeof power);
+    return x < -87.0f ? floats{} : p * power;
+}
+
+// Memory of a number's own size, aligned to cache lines, and zero.
+template <class Number>
+struct Buffer {
+    explicit Buffer(int64_t count) : data(allocate(size_t(count) * sizeof(Number))) {}
+    Number* at(int64_t place) { return data.get() + place; }
+    const Number* at(int64_t place) const { return data.get() + place; }
+
+   private:
+    struct Free {
+        void operator()(Number* pointer) const { std::free(pointer); }
+    };
+    static Number* allocate(size_t bytes) {
+        void* pointer = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+        if (pointer == nullptr) throw std::bad_alloc();
+        std::memset(pointer, 0, bytes);
+        return static_cast<Number*>(pointer);
+    }
+    std::unique_ptr<Number, Free> data;
+};
+
+// Every head of every batch, by as many threads; `failed` is set where one had no memory.
+template <class Pass, class Work>
+bool each_head(const Shape& shape, Work work) {
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+    const auto take = [&] {
+        try {
+            Pass pass(shape);
+            for (int64_t n = next++; n < shape.batch * shape.heads; n = next++)
+                work(pass, n / shape.heads, n % shape.heads);
+        } catch (...) {
+            failed = true;
+        }
+    };
+    std::vector<std::thread> others;
+    for (int64_t n = 1; n < std::min<int64_t>(shape.threads, shape.batch * shape.heads); ++n) {
+        try {
+            others.emplace_back(take);
+        } catch (...) {
+            break;  // no more threads are to be had: the others do its work
+        }
+    }
+    take();
+    for (std::thread& other : others) other.join();
+    return !failed;
+}
+
+// The gradients [batch, heads, tokens] of the bias, added over the batch, in order.
+void add_batch(const Shape& shape, const float* of_each, float* to) {
+    for (int64_t n = 0, count = shape.heads * shape.tokens; n < count; ++n) {
+        double sum = 0;
+        for (int64_t b = 0; b < shape.batch; ++b) sum += of_each[b * count + n];
+        to[n] = float(sum);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,67 @@
+"""Which path attention takes: the fastest that is exact for what an encoding overrides, and is here."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pe_bench.attention.chunks import fused_chunk_attention
+from pe_bench.attention.columns import fused_column_attention
+from pe_bench.attention.distance import can_tabulate, fused_distance_attention
+from pe_bench.attention.flex import can_flex, fused_flex_attention
+from pe_bench.attention.fused import fused_attention
+from pe_bench.attention.native import native_attention, native_column_attention, usable_kernel
+from pe_bench.attention.reference import reference_attention
+from pe_bench.encodings.base import LayerEncoding
+
+# Called as `attention` is; what it is named by is its function's name.
+Path = Callable[..., Tensor]
+
+UNFUSED = ("adjust", "weights", "mix")
+
+
+def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> Path:
+    """The path for queries like `q` [B, H, T, K] at these positions."""
+    if q.device.type == "cuda" and can_flex(encoding, q, position):
+        is_plain = window is None and not encoding.overrides("visible", "bias", "distance_bias")
+        return fused_attention if is_plain else fused_flex_attention
+    if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("pieces")):
+        return reference_attention
+    in_chunks = reference_attention if is_learning(encoding, q) else fused_chunk_attention
+    if window is not None or encoding.overrides("visible", "pieces"):
+        return in_chunks
+    native = is_native(q)
+    if not encoding.overrides("bias", "distance_bias"):
+        return native_attention if native else fused_attention
+    if encoding.has_columns() and torch.is_grad_enabled():
+        return native_column_attention if native else fused_column_attention
+    if encoding.overrides("bias") or not can_tabulate(position):
+        return in_chunks
+    if native:
+        return native_attention
+    return reference_attention if is_learning(encoding, q) else fused_distance_attention
+
+
+def describe(device: torch.device) -> str:
+    """What serves attention in training on this device, and where it is not the kernel, why."""
+    if device.type != "cpu":
+        return "PyTorch's fused kernels and FlexAttention"
+    found = usable_kernel()
+    if found.library is None:
+        return f"PyTorch's fused kernels and the reference, for {found.told}"
+    return f"pe-bench's kernel, compiled by {found.told}"
+
+
+def is_native(q: Tensor) -> bool:
+    """Whether our own kernel is for these queries: in training, on a processor, where it can be compiled."""
+    trains = torch.is_grad_enabled() and q.requires_grad
+    single = q.dtype in (torch.float32, torch.bfloat16)
+    return trains and single and q.device.type == "cpu" and usable_kernel().library is not None
+
+
+def is_learning(encoding: LayerEncoding, q: Tensor) -> bool:
+    """Whether a gradient to the bias may be wanted, which PyTorch's fused kernels do not have."""
+    if encoding.overrides("bias"):
+        return torch.is_grad_enabled()
+    bias = encoding.distance_bias(torch.zeros(1, dtype=torch.long, device=q.device))
+    return bias is not None and bias.requires_grad

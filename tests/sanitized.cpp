@@ -1,0 +1,94 @@
+// Runs a kernel on many shapes, under the sanitizers it is compiled with; ends with 0 where nothing is amiss.
+#ifdef EMULATED_TILES  // slow, and all of one size
+#include "../pe_bench/attention/native/amx.cpp"
+#define SOME_TOKENS {1, 31, 32, 33, 161}
+#define SOME_WIDTHS {7, 33}
+#define SOME_VALUE_WIDTHS {1, 40}
+#else
+#include "../pe_bench/attention/native/kernel.cpp"
+#define SOME_TOKENS {1, 2, 5, 47, 48, 49, 127, 128, 129, 200, 300}
+#define SOME_WIDTHS {1, 7, 16, 33}
+#define SOME_VALUE_WIDTHS {1, 16, 20}
+#endif
+
+#include <cstdio>
+#include <random>
+#include <type_traits>
+
+namespace {
+
+std::mt19937 generator{0};
+
+using Number = std::remove_pointer_t<decltype(Tensor::data)>;
+
+// Single precision as it is, or cut to its upper half.
+Number number_from(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const auto upper = uint16_t(bits >> 16);
+    Number number;
+    std::memcpy(&number, sizeof number == 2 ? static_cast<const void*>(&upper) : &bits, sizeof number);
+    return number;
+}
+
+[[maybe_unused]] bool is_finite(float value) { return std::isfinite(value); }
+[[maybe_unused]] bool is_finite(uint16_t bits) { return (bits & 0x7f80) != 0x7f80; }
+
+template <class Some>
+bool all_finite(const std::vector<Some>& values) {
+    return std::all_of(values.begin(), values.end(), [](Some value) { return is_finite(value); });
+}
+
+std::vector<float> random_floats(int64_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = normal(generator);
+    return values;
+}
+
+std::vector<Number> random_numbers(int64_t count) {
+    std::vector<Number> values;
+    for (const float value : random_floats(count)) values.push_back(number_from(value));
+    return values;
+}
+
+// [batch, tokens, heads, width] in memory, as the decoder has them.
+Tensor seen_as(std::vector<Number>& values, const Shape& shape, int64_t width) {
+    return {values.data(), shape.tokens * shape.heads * width, width, shape.heads * width};
+}
+
+bool try_shape(const Shape& shape, bool with_bias) {
+    const int64_t rows = shape.batch * shape.heads * shape.tokens;
+    auto q = random_numbers(rows * shape.width), k = random_numbers(rows * shape.width);
+    auto v = random_numbers(rows * shape.value_width), slope = random_numbers(rows * shape.value_width);
+    auto bias = random_floats(shape.heads * shape.tokens);
+    std::vector<Number> out(v.size()), dq(q.size()), dk(k.size()), dv(v.size());
+    std::vector<float> log_sum(static_cast<size_t>(rows)), of_each(log_sum.size()), of_bias(bias.size());
+    const Tensor Q = seen_as(q, shape, shape.width), K = seen_as(k, shape, shape.width);
+    const Tensor V = seen_as(v, shape, shape.value_width), OUT = seen_as(out, shape, shape.value_width);
+    const Tensor SLOPE = seen_as(slope, shape, shape.value_width), DQ = seen_as(dq, shape, shape.width);
+    const Tensor DK = seen_as(dk, shape, shape.width), DV = seen_as(dv, shape, shape.value_width);
+    const float* given = with_bias ? bias.data() : nullptr;
+    if (pe_bench_forward(&shape, &Q, &K, &V, given, &OUT, log_sum.data())) return false;
+    if (pe_bench_backward(&shape, &Q, &K, &V, given, &OUT, log_sum.data(), &SLOPE, &DQ, &DK, &DV,
+                          with_bias ? of_each.data() : nullptr, with_bias ? of_bias.data() : nullptr))
+        return false;
+    return all_finite(out) && all_finite(log_sum) && all_finite(dq) && all_finite(dk) && all_finite(dv) &&
+           all_finite(of_bias);
+}
+
+}  // namespace
+
+int main() {
+    for (const int64_t tokens : SOME_TOKENS)
+        for (const int64_t width : SOME_WIDTHS)
+            for (const int64_t value_width : SOME_VALUE_WIDTHS)
+                for (const int32_t threads : {1, 3}) {
+                    const Shape shape{2, 2, tokens, width, value_width, 0.3f, threads};
+                    if (!try_shape(shape, true) || !try_shape(shape, false)) {
+                        std::printf("failed: %ld tokens, width %ld\n", long(tokens), long(width));
+                        return 1;
+                    }
+                }
+    return 0;
+}

@@ -1,0 +1,99 @@
+"""Training keeps the memory that it frees; scoring, which reports memory, does not."""
+
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command, tiny_words
+
+from pe_bench import allocation, experiment, train
+from pe_bench.allocation import large_allocations_kept
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
+
+FAULTS = """
+import resource, torch
+from pe_bench.allocation import large_allocations_kept
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.zeros(2**22).add_(1)  # 16 MB, freed at once
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+outside = faults()
+with large_allocations_kept():
+    faults()
+    kept = faults()
+print(outside, kept, faults())
+"""
+
+
+@glibc
+def test_pages_are_handed_out_once_while_allocations_are_kept() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=120
+    )
+    outside, kept, after = map(int, done.stdout.split())
+    if outside < 1_000:
+        pytest.skip("this system counts no page faults")
+    assert kept < outside / 2
+    assert after > outside / 2, "afterwards large tensors are given back again"
+
+
+def test_without_glibc_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    with large_allocations_kept() as kept:
+        assert not kept
+
+
+def test_what_is_kept_is_given_back_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    class Library:
+        def mallopt(self, *arguments: int) -> int:
+            calls.append(arguments)
+            return 1
+
+        def malloc_trim(self, pad: int) -> int:
+            calls.append((pad,))
+            return 1
+
+    monkeypatch.setattr(allocation, "_glibc", Library)
+
+    def fail() -> None:
+        with large_allocations_kept():
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert calls[2:] == [
+        (allocation.MMAP_MAX, allocation.DEFAULT_MMAP_MAX),
+        (allocation.TRIM_THRESHOLD, allocation.DEFAULT_TRIM_THRESHOLD),
+        (0,),
+    ]
+
+
+def test_they_are_kept_while_a_run_trains_and_not_while_it_is_scored(
+    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[str] = []
+
+    @contextmanager
+    def told() -> Iterator[bool]:
+        story.append("kept")
+        yield True
+        story.append("given back")
+
+    def telling(function: Callable[..., Any], word: str) -> Callable[..., Any]:
+        return lambda *arguments, **named: (story.append(word), function(*arguments, **named))[1]
+
+    monkeypatch.setattr(train, "large_allocations_kept", told)
+    monkeypatch.setattr(train.Trainer, "step", telling(train.Trainer.step, "step"))
+    monkeypatch.setattr(experiment, "evaluate", telling(experiment.evaluate, "scored"))
+    assert command("train", *tiny_words(folder)).code == 0
+    assert list(dict.fromkeys(story)) == ["kept", "step", "given back", "scored"]
