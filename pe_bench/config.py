@@ -18,6 +18,8 @@ from pe_bench.errors import UserError, require
 
 T = TypeVar("T")
 Precision = Literal["auto", "float32", "bfloat16"]
+ScorePrecision = Literal["float32", "bfloat16"]
+SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 Protocol = Literal["paired", "nonoverlapping", "sliding"]
 Controls = Literal["auto", "all", "none"]
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1.5, 2, 4, 8, 16)  # times the training length
@@ -97,7 +99,8 @@ class EvalConfig:
     controls: Controls = "auto"
     per_position: bool = False
     tokens: int = 65_536
-    batch_tokens: int = 16_384
+    batch_tokens: int = 4_096
+    precision: ScorePrecision = "float32"
     seed: int = 0
 
     def resolved_lengths(self, train_length: int) -> list[int]:
@@ -210,6 +213,8 @@ def _parse_section(section: type[T], values: Any, name: str) -> T:
 
 def _parse_value(value: Any, wanted: Any, key: str) -> Any:
     require(value != "", f"{key} is empty: give it a value, or leave it out")
+    if wanted in (Precision, ScorePrecision) and isinstance(value, str):
+        value = SHORT_PRECISIONS.get(value, value)
     return check_type(value, wanted, key)
 
 

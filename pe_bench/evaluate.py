@@ -1,11 +1,9 @@
 """Scoring: a run's directory and lengths in; eval.csv and the NLL of every target out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pe_bench.config import Config, EvalConfig
@@ -14,32 +12,20 @@ from pe_bench.data.packed import Data
 from pe_bench.data.targets import scored_documents, target_blocks
 from pe_bench.encodings import LengthError
 from pe_bench.errors import RunError, first_line
-from pe_bench.loss import token_nll
-from pe_bench.machine import (
-    device_name,
-    git_commit,
-    package_version,
-    peak_memory_mb,
-    reset_peak_memory,
-    today,
-)
+from pe_bench.machine import device_name, git_commit, package_version, today
 from pe_bench.model import Decoder
-from pe_bench.positions import in_range, one_pass, position_plans
+from pe_bench.positions import position_plans
 from pe_bench.protocols import (
     Plan,
-    batches,
-    inputs,
     nonoverlapping_plan,
     paired_plan,
     sliding_plan,
     target_bytes,
     target_documents,
-    targets,
-    with_donors,
 )
 from pe_bench.results import POSITIONS, TOLD, Row, read_rows, write_rows
+from pe_bench.scorer import Scorer, Watcher
 from pe_bench.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_path
-from pe_bench.seeds import derive_seed
 
 
 @dataclass(frozen=True)
@@ -59,27 +45,25 @@ class Subject:
     tokens_per_second: float
 
 
-# Told of each length: the protocol, the length, and the share of it that is done.
-Watcher = Callable[[str, int, float], None]
-
-
-def evaluate(subject: Subject, evaluation: EvalConfig, watch: Watcher) -> list[Row]:
-    """Score what is missing of the asked lengths, and return the rows of all that was asked.
+def evaluate(
+    subject: Subject, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]], watch: Watcher
+) -> list[Row]:
+    """Score what is missing of the plans, and return the rows of all of them, in their order.
 
     After each length its scores and its row are on the disk. A length that the encoding cannot
     reach is a row with its status and reason, and the others go on.
     """
     kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
-    asked = []
-    plans = make_plans(subject.config, evaluation, subject.data)
-    scorer = Scorer(subject, evaluation, [plan for _, plan in plans if plan.protocol == POSITIONS], watch)
-    for length, plan in plans:
-        row = _empty_row(subject, length, plan)
+    asked: dict[int, Row] = {}
+    scorer = Scorer(subject.model, subject.data.validation, subject.device, evaluation, plans, watch)
+    for place in scorer.order():
+        length, plan = plans[place]
+        row = _empty_row(subject, length, plan, evaluation.precision)
         if not _is_scored(subject.run, kept.get(row.key)):
             kept[row.key] = _score(subject, plan, row, scorer)
             write_rows(subject.run / "eval.csv", sorted(kept.values(), key=lambda one: one.order))
-        asked.append(kept[row.key])
-    return asked
+        asked[place] = kept[row.key]
+    return [asked[place] for place in range(len(plans))]
 
 
 def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple[int, Plan]]:
@@ -159,18 +143,18 @@ def _is_scored(run: Path, row: Row | None) -> bool:
 
 def _path(run: Path, row: Row) -> Path:
     other = row.scored_with if row.scored_with != row.encoding else None
-    return score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
+    of_targets = (row.protocol, row.length, row.control, row.target_hash)
+    return score_path(run, *of_targets, other, row.stride, row.score_dtype)
 
 
-def _score(subject: Subject, plan: Plan, row: Row, scorer: "Scorer") -> Row:
+def _score(subject: Subject, plan: Plan, row: Row, scorer: Scorer) -> Row:
     """The row with its numbers, or with the reason why it has none."""
     layers = subject.config.model.n_layers
     impossible = why_not(plan, subject.model.encoding, layers, row.length)
     if impossible is not None:
         return replace(row, status=impossible[0], reason=impossible[1])
-    reset_peak_memory(subject.device)
     try:
-        nll = scorer.nll(plan, row.length)
+        scored = scorer.score(row.length, plan)
     except LengthError as error:
         return replace(row, status="undefined", reason=str(error))
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -180,7 +164,7 @@ def _score(subject: Subject, plan: Plan, row: Row, scorer: "Scorer") -> Row:
             raise
         return replace(row, status="out_of_memory", reason=first_line(error))
     split = subject.data.validation
-    scores = Scores(nll, target_documents(plan.windows), target_bytes(split, plan.windows))
+    scores = Scores(scored.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
     save_scores(_path(subject.run, row), scores)
     level = LEVEL_OF_PROTOCOL[row.protocol](scores)
     return replace(
@@ -189,7 +173,7 @@ def _score(subject: Subject, plan: Plan, row: Row, scorer: "Scorer") -> Row:
         nll=level.nll,
         perplexity=level.perplexity,
         bits_per_byte=level.bits_per_byte,
-        peak_memory_mb=round(peak_memory_mb(subject.device), 1),
+        peak_memory_mb=None if scored.peak_memory_mb is None else round(scored.peak_memory_mb, 1),
     )
 
 
@@ -200,58 +184,7 @@ def _remarks(subject: Subject, plan: Plan) -> str:
     return "; ".join(one for one in remarks if one)
 
 
-class Scorer:
-    """Runs plans; the ranges of positions share one pass where the encoding is prefix consistent."""
-
-    def __init__(self, subject: Subject, evaluation: EvalConfig, ranges: Sequence[Plan], watch: Watcher):
-        self.subject, self.evaluation, self.ranges, self.watch = subject, evaluation, ranges, watch
-
-    def nll(self, plan: Plan, length: int) -> np.ndarray:
-        """The NLL of every target of a plan in nats, float32, in the order of its windows."""
-        if plan.protocol != POSITIONS:
-            what = plan.protocol if plan.control == "none" else f"{plan.control} control"
-            return self._run(plan, length, lambda share: self.watch(what, length, share))
-        if "prefix_consistent" in self.subject.model.encoding.claims:
-            try:
-                return in_range(self._of_all_positions, plan)
-            except LengthError:  # then every range says for itself whether it can be scored
-                pass
-        return self._run(plan, length, self._watch_ranges(plan))
-
-    @cached_property
-    def _of_all_positions(self) -> np.ndarray:
-        whole = one_pass(self.ranges)
-        longest = whole.windows[0].size
-        return self._run(whole, longest, lambda share: self.watch(POSITIONS, longest, share))
-
-    def _watch_ranges(self, plan: Plan) -> Callable[[float], None]:
-        """All ranges are one thing to wait for."""
-        place, longest = self.ranges.index(plan), self.ranges[-1].windows[0].size
-        return lambda share: self.watch(POSITIONS, longest, (place + share) / len(self.ranges))
-
-    @torch.no_grad()
-    def _run(self, plan: Plan, length: int, tell: Callable[[float], None]) -> np.ndarray:
-        model, split, device = self.subject.model, self.subject.data.validation, self.subject.device
-        found, done = [], 0
-        for batch in batches(plan.windows, self.evaluation.batch_tokens):
-            tell(done / len(plan.windows))
-            tokens_BT = inputs(split, batch)
-            # One draw for each length, whatever the batches: a score must not depend on memory.
-            generator = torch.Generator().manual_seed(derive_seed(self.evaluation.seed, "ids", length))
-            # A control changes what is read and not where: the ids are those of the text itself.
-            ids = model.encoding.ids(tokens_BT.to(device), train=False, generator=generator)
-            fed_BT = with_donors(split, batch, tokens_BT) if plan.control == "swap" else tokens_BT
-            hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit)
-            first, count = batch[0].first, batch[0].targets
-            scored = hidden_BTD[:, first : first + count].flatten(0, 1)
-            nll = token_nll(scored, model.output_weight, targets(split, batch).flatten().to(device))
-            found.append(nll.float().cpu().numpy())
-            done += len(batch)
-        tell(1.0)
-        return np.concatenate(found)
-
-
-def _empty_row(subject: Subject, length: int, plan: Plan) -> Row:
+def _empty_row(subject: Subject, length: int, plan: Plan, score_dtype: str) -> Row:
     """A row with all that is known before anything is scored."""
     config, data = subject.config, subject.data
     return Row(
@@ -285,7 +218,7 @@ def _empty_row(subject: Subject, length: int, plan: Plan) -> Row:
         peak_memory_mb=None,
         device=device_name(subject.device),
         train_dtype=subject.train_dtype,
-        score_dtype="float32",
+        score_dtype=score_dtype,
         threads=subject.threads,
         torch=torch.__version__,
         pe_bench=package_version(),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from pe_bench.attention import describe
 from pe_bench.checkpoint import Checkpoint, final_checkpoint, latest_checkpoint, load_weights
 from pe_bench.commands import record_command
 from pe_bench.config import Config, DataConfig
@@ -31,6 +32,7 @@ from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
 from pe_bench.progress import scoring_progress, training_progress
+from pe_bench.protocols import Plan
 from pe_bench.results import Row, gather, read_result, runs_folder
 from pe_bench.runs import (
     encoding_in,
@@ -56,6 +58,7 @@ class Job:
     setting: str
     label: str
     data: Data
+    plans: list[tuple[int, Plan]]
     model: Decoder
     device: torch.device
     dtype: torch.dtype
@@ -140,7 +143,7 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
     config = replace(config, encoding=with_code_hashes(config.encoding, search))
     model = build_decoder(config, data.vocabulary, search)
     _try_one_window(model, config.train.length)
-    make_plans(config, config.eval, data)
+    plans = make_plans(config, config.eval, data)
     check_windows(data, config.train.length)
     dtype = resolve_precision(config)
     known = identity(config, data.hash, _name(dtype), encoding_identity(config.encoding, search))
@@ -150,6 +153,7 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
         setting=setting(known),
         label=_label(config, search),
         data=data,
+        plans=plans,
         model=model,
         device=device,
         dtype=dtype,
@@ -222,7 +226,8 @@ def _train(job: Job) -> Checkpoint:
         _drop_scores(job.run)
     # Written again on every call: they say what the last process to work here was.
     write_config(job.run, replace(config, data=_from_anywhere(config.data)))
-    _write_json(job.run / "environment.json", environment(job.device, job.threads))
+    about = {**environment(job.device, job.threads), "attention": describe(job.device)}
+    _write_json(job.run / "environment.json", about)
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     say(f"{job.run.name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
@@ -246,20 +251,18 @@ def _score(
     own = _subject(job, trained)  # moves what all of them share to the device
     for model in models:
         model.encoding.to(job.device)
-    for line in shortages(own.config, own.config.eval, make_plans(own.config, own.config.eval, own.data)):
+    for line in shortages(job.config, job.config.eval, job.plans):
         say(line)
     labels = [other.label for other in others]
     subjects = [
         replace(own, model=model, scored_with=label) for model, label in zip(models, labels, strict=True)
     ]
-    return [row for subject in (own, *subjects) for row in _rows(subject)]
+    return [row for subject in (own, *subjects) for row in _rows(subject, job.plans)]
 
 
-def _rows(subject: Subject) -> list[Row]:
-    evaluation = subject.config.eval
-    plans = make_plans(subject.config, evaluation, subject.data)
+def _rows(subject: Subject, plans: Sequence[tuple[int, Plan]]) -> list[Row]:
     with scoring_progress(subject.scored_with, count_parts(plans)) as watch:
-        return evaluate(subject, evaluation, watch)
+        return evaluate(subject, subject.config.eval, plans, watch)
 
 
 def _under(other: Other, job: Job, search: Sequence[Path]) -> Decoder:

@@ -5,19 +5,23 @@ import platform
 import resource
 import subprocess
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Self
 
 import torch
 
 from pe_bench.config import Config
 from pe_bench.errors import UserError
 
-_CLEAR_PEAK = Path("/proc/self/clear_refs")
+_CLEAR_HIGHEST = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
+_PAGES = Path("/proc/self/statm")
+SAMPLE_SECONDS = 0.01
 
 
 def resolve_device(name: str) -> torch.device:
@@ -52,25 +56,91 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def reset_peak_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif os.access(_CLEAR_PEAK, os.W_OK):
-        with suppress(OSError):  # not every kernel that has the file takes the word
-            _CLEAR_PEAK.write_text("5")
+class PeakMemory:
+    """The most memory held while a block runs: `with PeakMemory(device) as peak: ...`, and then `peak.mb`.
 
+    On a GPU it is what PyTorch had allocated there. Elsewhere it is the resident memory of the whole process,
+    from the first of these that the system offers:
 
-def peak_memory_mb(device: torch.device) -> float:
-    """Megabytes at the highest since the last reset: of the GPU, or of the whole process.
-
-    Where the system cannot reset its count, the highest since the process began.
+    - the kernel's own highest count, which Linux lets a process set back: exact;
+    - the count of the moment, read every 10 ms by a thread: a shorter peak may be missed;
+    - the highest count since the process began, where that rose meanwhile. Where it did not, the block held
+      no more than it, and `mb` is None: what training took before is never told of what came after.
     """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    status = _STATUS.read_text().splitlines() if _STATUS.exists() else []
-    for line in status:  # some sandboxes leave the line out
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 2**10
+
+    mb: float | None = None
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._found: Callable[[], float | None]
+
+    def __enter__(self) -> Self:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._found = lambda: torch.cuda.max_memory_allocated(self.device) / 2**20
+        elif _reset_highest():
+            self._found = _highest_mb
+        elif _resident_mb() is not None:
+            self._found = _Sampler().highest_mb
+        else:
+            before = _highest_ever_mb()
+            self._found = lambda: after if (after := _highest_ever_mb()) > before else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mb = self._found()
+
+
+class _Sampler:
+    """Reads the resident memory every 10 ms until it is asked for the highest."""
+
+    def __init__(self) -> None:
+        self._highest = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="resident memory", daemon=True)
+        self._thread.start()
+
+    def highest_mb(self) -> float:
+        self._stopped.set()
+        self._thread.join()
+        return self._highest
+
+    def _watch(self) -> None:
+        self._read()
+        while not self._stopped.wait(SAMPLE_SECONDS):
+            self._read()
+        self._read()
+
+    def _read(self) -> None:
+        self._highest = max(self._highest, _resident_mb() or 0.0)
+
+
+def _reset_highest() -> bool:
+    """Whether the kernel's count of the highest is now what is resident."""
+    if not os.access(_CLEAR_HIGHEST, os.W_OK) or _highest_mb() is None:
+        return False
+    try:
+        _CLEAR_HIGHEST.write_text("5")
+    except OSError:  # not every kernel that has the file takes the word
+        return False
+    return True
+
+
+def _highest_mb() -> float | None:
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    # Some sandboxes leave the line out.
+    found = next((line for line in lines if line.startswith("VmHWM")), None)
+    return int(found.split()[1]) / 2**10 if found is not None else None
+
+
+def _resident_mb() -> float | None:
+    try:
+        return int(_PAGES.read_text().split()[1]) * resource.getpagesize() / 2**20
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _highest_ever_mb() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 

@@ -1,17 +1,15 @@
 """Position curves: the NLL of tokens by how many tokens they see, in windows of the longest length.
 
 Ranges of context are log-spaced, two an octave: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, ... Each position
-scores text of its own, so a curve is no comparison of lengths and carries no verdict. Where an encoding is
-prefix consistent one pass over the longest windows serves all ranges; else each has windows that end with
-it, because a token's score depends on how many follow.
+scores text of its own, so a curve is no comparison of lengths and carries no verdict. Each range has windows
+that end with it, because a token's score may depend on how many follow. Where it does not, all of them are
+taken from one pass over the longest windows.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-
-import numpy as np
 
 from pe_bench.data.packed import Data
 from pe_bench.data.targets import ScoredText
@@ -38,15 +36,3 @@ def range_ends(longest: int) -> list[int]:
     octaves = range(longest.bit_length())
     ends = {end for octave in octaves for end in (2**octave, 3 * 2**octave // 2) if end < longest}
     return [0, *sorted(ends), longest]
-
-
-def one_pass(plans: Sequence[Plan]) -> Plan:
-    """What scores all ranges at once: the windows of the last one, from their beginnings on."""
-    windows = [replace(window, first=0, targets=window.size) for window in plans[-1].windows]
-    return replace(plans[-1], windows=windows)
-
-
-def in_range(nll: np.ndarray, plan: Plan) -> np.ndarray:
-    """Of the NLLs of the one pass, float32 [windows * longest], those that one range's plan scores."""
-    first, count = plan.windows[0].first, plan.windows[0].targets
-    return nll.reshape(len(plan.windows), -1)[:, first : first + count].reshape(-1)

@@ -72,14 +72,15 @@ class Row:
         return tuple(map(str, _KEY_OF(self)))
 
     @property
-    def order(self) -> tuple[str, str, str, int, str]:
-        return (self.protocol, self.scored_with, self.control, self.length, self.target_hash)
+    def order(self) -> tuple[str, str, str, int, str, bool]:
+        coarse = self.score_dtype != "float32"
+        return (self.protocol, self.scored_with, self.control, self.length, self.target_hash, coarse)
 
 
 TOLD = "the encoding is told the length of the text"  # the remark of a row
 FORCED = " (forced)"  # ends what a row was scored with, where it may not follow what was trained
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
-KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash")
+KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash", "score_dtype")
 _KEY_OF = attrgetter(*KEY)
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 _VALUES_OF = attrgetter(*COLUMNS)

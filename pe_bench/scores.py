@@ -176,6 +176,7 @@ def score_path(
     target_hash: str,
     scored_with: str | None = None,
     stride: int | None = None,
+    score_dtype: str = "float32",
 ) -> Path:
     """Where a run keeps the scores behind one row.
 
@@ -185,6 +186,7 @@ def score_path(
     if scored_with is not None:
         # It spells options, and so may be long or hold a slash.
         name += f"-{hashlib.sha256(scored_with.encode()).hexdigest()[:8]}"
+    name += f"-{score_dtype}" if score_dtype != "float32" else ""
     return run / "scores" / f"{name}.safetensors"
 
 

@@ -92,7 +92,8 @@ def edit_rows(run: Path, edit: Callable[[Row], Row]) -> None:
 
 def file_of(run: Path, row: Row) -> Path:
     other = row.scored_with if row.scored_with != row.encoding else None
-    return score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
+    of_targets = (row.protocol, row.length, row.control, row.target_hash)
+    return score_path(run, *of_targets, other, row.stride, row.score_dtype)
 
 
 def _at(row: Row, length: int, stride: int | None, context_is_given: bool) -> Row:

@@ -41,10 +41,17 @@ def test_drope_without_a_run_to_go_on_from_is_refused():
 
 
 def test_every_modifier_composes_on_every_encoding():
-    for modifier in choices("modifier"):
-        for encoding in choices("encoding"):
-            config = parse_config(compose([f"encoding={encoding}", f"modifier=[{modifier}]"]))
-            assert modifier in config.encoding["modifiers"]
+    modifiers = choices("modifier")
+    for encoding in choices("encoding"):
+        config = parse_config(compose([f"encoding={encoding}", f"modifier=[{','.join(modifiers)}]"]))
+        assert set(modifiers) <= set(config.encoding["modifiers"])
+
+
+@pytest.mark.parametrize(("word", "meant"), [("bf16", "bfloat16"), ("fp32", "float32")])
+def test_precisions_have_short_names_that_mean_the_same(word, meant):
+    short = parse_config(compose([f"precision={word}", f"eval.precision={word}"]))
+    assert (short.precision, short.eval.precision) == (meant, meant)
+    assert short == parse_config(compose([f"precision={meant}", f"eval.precision={meant}"]))
 
 
 def test_parsing_what_was_written_gives_the_same_configuration():
@@ -142,6 +149,8 @@ def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
         ("data.name=", "data.name is empty"),
         ("tokenizer=hub", "say tokenizer.name=gpt2"),
         ("precision=fp8", "precision must be one of auto, float32, bfloat16, not 'fp8'"),
+        ("eval.precision=auto", "eval.precision must be one of float32, bfloat16, not 'auto'"),
+        ("eval.precision=[bf16]", "eval.precision must be one of float32, bfloat16, not ['bf16']"),
     ],
 )
 def test_what_cannot_work_is_told_with_its_value_and_the_way_out(word, message):

@@ -21,7 +21,7 @@ from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.errors import UserError
-from pe_bench.evaluate import Subject, evaluate, make_plans
+from pe_bench.evaluate import Subject, make_plans
 from pe_bench.protocols import inputs, with_donors
 from pe_bench.results import Row
 from pe_bench.scores import load_scores, score_path
@@ -225,10 +225,10 @@ def test_other_protocols_have_no_controls(tmp_path: Path, protocol: str) -> None
 def test_controls_are_scored_once_and_told(tmp_path: Path) -> None:
     subject = subject_of(tmp_path / "run")
     told: list[tuple[str, int, float]] = []
-    first = evaluate(subject, CONTROLLED, lambda *what: told.append(what))
+    first = scored(subject, CONTROLLED, lambda *what: told.append(what))
     assert {what for what, _, _ in told} == {"paired", "window control", "swap control"}
     told.clear()
-    assert evaluate(subject, CONTROLLED, lambda *what: told.append(what)) == first
+    assert scored(subject, CONTROLLED, lambda *what: told.append(what)) == first
     assert told == []
 
 

@@ -27,6 +27,7 @@ from pe_bench.errors import UserError
 from pe_bench.evaluate import Subject, evaluate, make_plans, shortages
 from pe_bench.model import Decoder
 from pe_bench.results import Row, read_rows
+from pe_bench.scorer import Watcher
 from pe_bench.scores import load_scores, score_path
 
 torch.set_num_threads(1)
@@ -95,8 +96,10 @@ def subject(tmp_path: Path) -> Subject:
     return subject_of(tmp_path / "run")
 
 
-def scored(subject: Subject, evaluation: EvalConfig = EVAL) -> list[Row]:
-    return evaluate(subject, evaluation, lambda *_: None)
+def scored(
+    subject: Subject, evaluation: EvalConfig = EVAL, watch: Watcher = lambda protocol, length, share: None
+) -> list[Row]:
+    return evaluate(subject, evaluation, make_plans(subject.config, evaluation, subject.data), watch)
 
 
 def fed(subject: Subject) -> list[tuple[int, ...]]:
@@ -476,7 +479,7 @@ def test_what_is_scored_stays_when_the_rest_is_interrupted(subject: Subject) -> 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(subject, replace(EVAL, batch_tokens=24), stop)
+        scored(subject, replace(EVAL, batch_tokens=24), stop)
     assert [row.length for row in read_rows(subject.run / "eval.csv")] == [8, 12]
     shapes = fed(subject)
     assert [row.status for row in scored(subject)] == ["ok"] * 3
@@ -546,6 +549,46 @@ def test_bits_per_byte_count_the_bytes_of_the_text_and_not_its_tokens(tmp_path: 
     assert row.perplexity == math.exp(row.nll or 0)
 
 
+# Precision
+
+
+COARSE = replace(EVAL, precision="bfloat16")
+
+
+def test_scores_are_float32_whatever_the_training_unless_another_precision_is_asked_for(
+    subject: Subject,
+) -> None:
+    types: list[torch.dtype] = []
+    subject.model.blocks[0].register_forward_hook(lambda _, given, out: types.append(out.dtype))
+    linear = subject.model.get_submodule("blocks.0.feedforward.down")
+    linear.register_forward_hook(lambda _, given, out: types.append(out.dtype))
+    assert {row.score_dtype for row in scored(subject)} == {"float32"}
+    assert set(types) == {torch.float32}
+    types.clear()
+    assert {row.score_dtype for row in scored(subject, COARSE)} == {"bfloat16"}
+    assert torch.bfloat16 in types
+
+
+@every_protocol
+def test_coarse_scores_stand_beside_the_exact_ones_and_are_near_them(
+    subject: Subject, evaluation: EvalConfig
+) -> None:
+    exact = scored(subject, evaluation)
+    coarse = scored(subject, replace(evaluation, precision="bfloat16"))
+    for row, other in zip(exact, coarse, strict=True):
+        assert row.key != other.key
+        assert row.target_hash == other.target_hash
+        assert row.nll != other.nll
+        assert row.nll == pytest.approx(other.nll, abs=0.05)
+    assert len(list((subject.run / "scores").iterdir())) == 2 * len(exact)
+    shapes = fed(subject)
+    assert scored(subject, evaluation) == exact
+    assert scored(subject, replace(evaluation, precision="bfloat16")) == coarse
+    assert shapes == [], "neither takes the place of the other"
+    rows = read_rows(subject.run / "eval.csv")
+    assert [row.score_dtype for row in rows] == ["float32", "bfloat16"] * len(exact)
+
+
 # Position ids
 
 
@@ -595,7 +638,7 @@ def test_another_seed_of_scoring_draws_other_ids(tmp_path: Path) -> None:
 
 def test_progress_is_told_of_every_length_from_nothing_to_all(subject: Subject) -> None:
     told: list[tuple[str, int, float]] = []
-    evaluate(subject, EVAL, lambda *what: told.append(what))
+    scored(subject, EVAL, lambda *what: told.append(what))
     assert {protocol for protocol, _, _ in told} == {"paired"}
     assert list(dict.fromkeys(length for _, length, _ in told)) == [8, 12, 24]
     for length in (8, 12, 24):

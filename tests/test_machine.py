@@ -2,6 +2,8 @@
 
 import re
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +14,10 @@ from pe_bench import machine
 from pe_bench.config import Config
 from pe_bench.errors import UserError
 from pe_bench.machine import (
+    PeakMemory,
     available_cores,
     environment,
     git_commit,
-    peak_memory_mb,
-    reset_peak_memory,
     resolve_device,
     resolve_precision,
     set_threads,
@@ -26,6 +27,10 @@ from pe_bench.machine import (
 CPU = torch.device("cpu")
 needs_reset = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count"
+)
+
+needs_resident = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="this system does not tell the memory of the moment"
 )
 
 
@@ -100,38 +105,79 @@ def test_threads_are_what_was_asked_for_or_every_core_there_is() -> None:
     assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
 
 
+def megabytes(count: int) -> torch.Tensor:
+    return torch.ones(count * 2**18)
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
+    """As in a sandbox that lacks these files."""
+    for name in names:
+        monkeypatch.setattr(machine, name, folder / "missing")
+
+
 @needs_reset
-def test_the_peak_grows_with_what_is_allocated_and_stays_when_it_is_freed() -> None:
-    torch.ones(2**18)  # what the first call loads is not counted below
-    reset_peak_memory(CPU)
-    before = peak_memory_mb(CPU)
-    block = torch.ones(128 * 2**18)  # 128 times 2^20 bytes
-    assert peak_memory_mb(CPU) - before == pytest.approx(128, abs=2)
-    del block
-    assert peak_memory_mb(CPU) - before == pytest.approx(128, abs=2)
-    reset_peak_memory(CPU)
-    assert peak_memory_mb(CPU) < before + 64
+def test_the_peak_holds_what_was_freed_inside_and_nothing_from_before() -> None:
+    with PeakMemory(CPU) as quiet:
+        megabytes(1)
+    before = megabytes(256)
+    del before
+    with PeakMemory(CPU) as peak:
+        megabytes(128)
+    assert quiet.mb is not None and peak.mb is not None
+    assert 100 < peak.mb - quiet.mb < 156
 
 
-def test_the_peak_is_known_without_the_system_s_count(
+@needs_resident
+@pytest.mark.parametrize("lacking", [("_CLEAR_HIGHEST",), ("_STATUS",)], ids=["no reset", "no highest"])
+def test_without_the_kernel_s_count_the_peak_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: tuple[str, ...]
+) -> None:
+    """What was taken and freed before, as by training, is not told of what comes after."""
+    hide(monkeypatch, tmp_path, *lacking)
+    with PeakMemory(CPU) as quiet:
+        pass
+    megabytes(256)
+    with PeakMemory(CPU) as peak:
+        block = megabytes(128)
+        time.sleep(10 * machine.SAMPLE_SECONDS)
+        del block
+    assert quiet.mb is not None and peak.mb is not None
+    assert 100 < peak.mb - quiet.mb < 156
+    assert list(tmp_path.iterdir()) == []
+    assert "resident memory" not in {thread.name for thread in threading.enumerate()}
+
+
+@needs_resident
+def test_a_kernel_that_refuses_the_reset_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CLEAR_HIGHEST", tmp_path)  # found, and not writable as a file
+    with PeakMemory(CPU) as peak:
+        assert "resident memory" in {thread.name for thread in threading.enumerate()}
+    assert peak.mb is not None and peak.mb > 10
+
+
+def test_a_count_that_only_rises_says_something_only_where_it_rose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As megabytes since the process began, whatever the sandbox hides."""
-    counted = peak_memory_mb(CPU)
-    status = tmp_path / "status"
-    monkeypatch.setattr(machine, "_STATUS", status)
-    for text in (None, "Name: python\nVmRSS: 5 kB\n"):
-        if text is not None:
-            status.write_text(text)
-        assert 0.9 * counted < peak_memory_mb(CPU) < counted + 4_000
+    hide(monkeypatch, tmp_path, "_CLEAR_HIGHEST", "_STATUS", "_PAGES")
+    counts = iter([700.0, 700.0, 700.0, 812.5])
+    monkeypatch.setattr(machine, "_highest_ever_mb", lambda: next(counts))
+    with PeakMemory(CPU) as unknown:
+        pass
+    with PeakMemory(CPU) as risen:
+        pass
+    assert (unknown.mb, risen.mb) == (None, 812.5)
 
 
-def test_a_count_that_cannot_be_reset_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_CLEAR_PEAK", tmp_path / "missing")
-    reset_peak_memory(CPU)
-    monkeypatch.setattr(machine, "_CLEAR_PEAK", tmp_path)  # found, and not writable as a file
-    reset_peak_memory(CPU)
-    assert list(tmp_path.iterdir()) == []
+def test_the_count_since_the_process_began_is_in_megabytes() -> None:
+    resident = machine._resident_mb() or 1.0
+    assert 0.5 * resident < machine._highest_ever_mb() < resident + 8_000
+
+
+def test_an_error_inside_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, tmp_path, "_CLEAR_HIGHEST")
+    with pytest.raises(MemoryError), PeakMemory(CPU):
+        raise MemoryError
+    assert "resident memory" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_the_environment_says_what_a_number_depends_on() -> None:

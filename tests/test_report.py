@@ -111,6 +111,7 @@ def test_an_infinite_score_fails(tmp_path: Path) -> None:
         ({"tokenizer": "bpe"}, "tokenizer"),
         ({"train_length": 64}, "train length"),
         ({"protocol": "nonoverlapping"}, "protocol"),
+        ({"score_dtype": "bfloat16"}, "score dtype"),
     ],
 )
 def test_rows_that_may_not_be_compared_are_in_tables_of_their_own(
@@ -136,6 +137,22 @@ def test_the_title_says_what_was_trained(tmp_path: Path) -> None:
         "tiny model, data stdlib (da7a0123), tokenizer bytes, "
         "trained at length 128 for 250 steps, paired protocol"
     )
+
+
+def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING)
+    assert add_run(tmp_path, "rope", {128: 3.02, 256: 3.04}, score_dtype="bfloat16") == run
+    exact, coarse = build_tables(tmp_path)
+    assert exact.title.endswith("paired protocol")
+    assert coarse.title.endswith("paired protocol, scores in bfloat16")
+    assert exact.lengths == (64, 128, 256, 512)
+    assert line_of(exact, "rope").cells[256].change == pytest.approx(0.1, abs=1e-6)
+    assert line_of(coarse, "rope").cells[256].change == pytest.approx(0.02, abs=1e-6)
+    assert line_of(coarse, "rope").cells[256].interval is not None
+    frame = to_frame([exact, coarse])
+    assert frame["score_dtype"].tolist() == ["float32"] * 4 + ["bfloat16"] * 2
+    rows = [row for row in read_rows(run / "eval.csv") if row.score_dtype == "bfloat16"]
+    assert run_table(rows, run).lengths == (128, 256), "a row of another precision is no reference"
 
 
 def test_controls_are_no_lines_of_the_table(tmp_path: Path) -> None:

@@ -167,3 +167,20 @@ def test_the_page_is_written_beside_the_table(command, results, tmp_path):
     outcome = command("report", "--html", str(page), "--results-dir", str(results))
     assert outcome.code == 0, outcome.err
     assert "rope" in outcome.out and "<!doctype html>" in page.read_text(encoding="utf-8")
+
+
+def test_scores_of_another_precision_are_shown_in_a_table_of_their_own(train, command, folder):
+    assert train("encoding=rope").code == 0
+    words = ("--results-dir", str(folder / "results"))
+    outcome = command("eval", "--lengths", "32", "--precision", "bf16", *words)
+    assert outcome.code == 0, outcome.err
+    assert "scores in bfloat16" in outcome.out
+    assert outcome.out.count("paired protocol") == 1
+    outcome = command("report", *words)
+    assert outcome.out.count("paired protocol") == 2
+    assert outcome.out.count("scores in bfloat16") == 1
+    outcome = command("report", "--where", "score_dtype=float32", *words)
+    assert "bfloat16" not in outcome.out
+    outcome = command("eval", "--precision", "half", *words)
+    assert outcome.code == 2
+    assert "eval.precision must be one of float32, bfloat16, not 'half'" in outcome.line

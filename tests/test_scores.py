@@ -98,11 +98,12 @@ def test_each_row_has_a_file_of_its_own(tmp_path: Path) -> None:
         score_path(tmp_path, "paired", 64, "none", "abc"),
         score_path(tmp_path, "paired", 128, "swap", "abc"),
         score_path(tmp_path, "paired", 128, "none", "abd"),
+        score_path(tmp_path, "paired", 128, "none", "abc", score_dtype="bfloat16"),
     }
     paths |= {score_path(tmp_path, "sliding", 128, "none", "abc", stride=stride) for stride in (32, 64)}
     for name in ("yarn", "yarn factor=4", "my/own.py:Yarn"):
         paths.add(score_path(tmp_path, "paired", 128, "none", "abc", scored_with=name))
-    assert len(paths) == 10
+    assert len(paths) == 11
     assert {path.parent for path in paths} == {tmp_path / "scores"}
 
 

@@ -42,7 +42,8 @@ class ScoreFiles:
     def _read(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
         other = row.scored_with if row.scored_with != row.encoding else None
         run = self._folder_of(row)
-        path = score_path(run, row.protocol, row.length, row.control, row.target_hash, other, row.stride)
+        of_targets = (row.protocol, row.length, row.control, row.target_hash)
+        path = score_path(run, *of_targets, other, row.stride, row.score_dtype)
         scores = load_scores(path).sharing(self._units.get(row.target_hash))
         self._units[row.target_hash] = scores.units
         found, claimed = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte, level_of(row)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
-    *("stride_rule", "encoding", "scored_with", "by", "run", "length", "stride", "status", "reason", "seeds"),
-    *("documents", "targets"),
+    *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
+    *("status", "reason", "seeds", "documents", "targets"),
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict", "break_point"),
     *("uses_context", "beats_window", "swap_gain", "swap_gain_low", "swap_gain_high"),
     *("window_gain", "window_gain_low", "window_gain_high"),

@@ -1,7 +1,7 @@
 """Which rows may stand together, and the tables of them.
 
 Rows of another setting (the model and how it was trained), data, tokenizer, training length,
-protocol or stride are another table: they are never averaged or ranked together.
+protocol, stride or precision of scores are another table: they are never averaged or ranked together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,13 +38,14 @@ class Group:
     setting: str
     protocol: str
     stride_rule: str  # half or a number, of the sliding protocol
+    score_dtype: str
 
     @property
     def order(self) -> tuple[object, ...]:
-        values = {
-            name: value for name, value in vars(self).items() if name not in ("protocol", "stride_rule")
-        }
-        return (*values.values(), PROTOCOLS.get(self.protocol, 3), order_of_rule(self.stride_rule))
+        last = ("protocol", "stride_rule", "score_dtype")
+        values = [value for name, value in vars(self).items() if name not in last]
+        protocol, stride = PROTOCOLS.get(self.protocol, 3), order_of_rule(self.stride_rule)
+        return (*values, protocol, stride, self.score_dtype != "float32", self.score_dtype)
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,10 @@ class Table:
         of = self.group
         steps = f" for {of.steps} steps" if of.steps else ""
         stride = f", stride {describe_rule(of.stride_rule)}" if of.stride_rule else ""
+        coarse = f", scores in {of.score_dtype}" if of.score_dtype != "float32" else ""
         return (
             f"{of.model} model, data {of.data} ({of.data_hash[:8]}), tokenizer {of.tokenizer}, "
-            f"trained at length {of.train_length}{steps}, {of.protocol} protocol{stride}"
+            f"trained at length {of.train_length}{steps}, {of.protocol} protocol{stride}{coarse}"
         )
 
 
@@ -133,13 +135,13 @@ def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
 
 def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
     """The run's rows at a quarter of the training length that are not among these, on the same targets."""
-    known, sets = {row.key for row in rows}, {row.target_hash for row in rows}
+    known, sets = {row.key for row in rows}, {(row.target_hash, row.score_dtype) for row in rows}
     return [
         row
         for row in read_rows(run / "eval.csv")
         if row.length == quarter_of(row.train_length)
         and row.protocol == "paired"  # other protocols may share their targets with each other
-        and row.target_hash in sets
+        and (row.target_hash, row.score_dtype) in sets
         and row.key not in known
     ]
 
@@ -155,6 +157,7 @@ def group_of(row: Row, stride_rule: str = "", setting: str | None = None) -> Gro
         row.setting if setting is None else setting,
         row.protocol,
         stride_rule,
+        row.score_dtype,
     )
 
 
@@ -224,7 +227,7 @@ def _why(index: int, groups: Sequence[Group]) -> str:
     """Which of the groups' values differ; the setting only where nothing else tells them apart."""
     if len(groups) == 1:
         return ""
-    names = ("model", "data", "data_hash", "tokenizer", "train_length", "steps", "protocol", "stride_rule")
+    names = [name for name in vars(groups[index]) if name != "setting"]
     values = {name: {getattr(group, name) for group in groups} - {""} for name in names}
     differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
     visible = {tuple(getattr(group, name) for name in names) for group in groups}
