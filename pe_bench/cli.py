@@ -52,6 +52,10 @@ def _complete_encodings(incomplete: str) -> list[str]:
     return [word.removeprefix("encoding=") for word in complete_word(f"encoding={incomplete}")]
 
 
+def _complete_speed(incomplete: str) -> list[str]:
+    return [*_complete_encodings(incomplete), *(_complete(incomplete) if incomplete else [])]
+
+
 def _complete_with(incomplete: str) -> list[str]:
     from pe_bench.completion import complete_with
 
@@ -149,6 +153,9 @@ def eval(  # noqa: A001  (the command's name)
     per_position: Annotated[
         bool, typer.Option("--per-position", help="Also the NLL by position, at the longest length.")
     ] = False,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, or bfloat16 (bf16), whose scores get a table of their own.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     threads: Annotated[int | None, typer.Option(help="Processor cores to use.", **Count)] = None,
     with_: Annotated[
@@ -178,7 +185,7 @@ def eval(  # noqa: A001  (the command's name)
     from pe_bench.scored_with import read_with
 
     changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
-    changes |= {"controls": controls, "per_position": per_position or None}
+    changes |= {"controls": controls, "per_position": per_position or None, "precision": precision}
     machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
     asked = read_with(with_ or [], config_dir or [], force)
     score_runs(runs or [], lengths, changes, machine, code or [], results_dir, data_path, asked)
@@ -299,6 +306,41 @@ def show(
     from pe_bench.show_command import show_encodings
 
     show_encodings(words or [], plot, [str(path) for path in config_dir or []])
+
+
+@app.command(
+    epilog="Examples: pe-bench speed rope alibi --lengths 512,2048 | pe-bench speed t5 --train model=small | "
+    "pe-bench speed lm_infinite encoding.window=64 threads=1 | pe-bench speed my.py:MyEncoding"
+)
+def speed(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
+            help="Encodings, all if none is named, and Hydra's words as in train.",
+            autocompletion=_complete_speed,
+        ),
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="Tokens of a window, such as 512,2048.")] = "512,2048,8192",
+    train: Annotated[bool, typer.Option("--train", help="Time training steps, not scoring.")] = False,
+    repeats: Annotated[
+        int | None, typer.Option(help="Timed passes of each; 5 or more, fewer of slow ones.", **Count)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The CSV file; the picture stands beside. RESULTS_DIR/speed.csv")
+    ] = None,
+    config_dir: Annotated[
+        list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own.")
+    ] = None,
+) -> None:
+    """Time and memory of each encoding at each length, relative to nope; the path that attention took.
+
+    A table, results/speed.csv and results/speed.png, which hold what the last command measured.
+    """
+    from pe_bench.speed_command import time_encodings
+
+    directories = [str(path) for path in config_dir or []]
+    time_encodings(words or [], lengths, train, repeats, output, directories)
 
 
 def _version(value: bool) -> None:

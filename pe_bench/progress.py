@@ -15,14 +15,14 @@ LINES_PER_RUN = 5  # where there is no terminal to redraw
 
 @contextmanager
 def training_progress(name: str, total_steps: int, batch_tokens: int) -> Iterator["TrainingProgress"]:
-    with _bar(name, total_steps) as bar:
+    with progress_bar(name, total_steps) as bar:
         yield TrainingProgress(bar, total_steps, batch_tokens)
 
 
 @contextmanager
 def scoring_progress(name: str, total: int) -> Iterator["ScoringProgress"]:
     """`total` is the number of lengths that may have to be scored."""
-    with _bar(name, total) as bar:
+    with progress_bar(name, total) as bar:
         yield ScoringProgress(bar)
 
 
@@ -82,7 +82,7 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def _bar(name: str, total: int) -> Iterator[Bar]:
+def progress_bar(name: str, total: int) -> Iterator[Bar]:
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Bar(name, total, None)

@@ -363,7 +363,13 @@ def test_an_error_of_the_system_is_said_in_plain_words(train, folder, monkeypatc
 
 def test_help_imports_nothing_heavy():
     heavy = ("torch", "datasets", "pandas", "hydra", "omegaconf", "matplotlib", "scipy", "numpy", "yaml")
-    for words in (["--help"], ["train", "--help"], ["eval", "--help"], ["report", "--help"]):
+    for words in (
+        ["--help"],
+        ["train", "--help"],
+        ["eval", "--help"],
+        ["report", "--help"],
+        ["speed", "--help"],
+    ):
         program = (
             "import sys; from pe_bench.cli import run; code = run(sys.argv[1:]); "
             f"print([name for name in {heavy} if name in sys.modules]); sys.exit(code)"

@@ -36,6 +36,12 @@ def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch,
             assert any(f"def {word}(" in code for word in re.findall(r"`(\w+)`", hook)), (hook, name)
 
 
+def test_the_page_on_performance_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert "x nope" in run_all(page, tmp_path, monkeypatch, capsys)
+    assert (tmp_path / "results" / "speed.png").stat().st_size > 5_000
+
+
 def test_every_file_that_the_readme_links_to_exists():
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert links

@@ -1,0 +1,206 @@
+"""The `speed` command: what encodings cost, as a table, a file and a picture."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_bench.checking import check_type
+from pe_bench.completion import complete_word
+from pe_bench.config import parse_config, parse_lengths
+from pe_bench.config_checks import check_folder
+from pe_bench.errors import require
+from pe_bench.hydra_app import WORDS_VARIABLE, compose
+from pe_bench.hydra_words import check_words
+from pe_bench.subjects import Subject, subjects
+from pe_bench.terminal import say, write_out
+
+if TYPE_CHECKING:
+    from pe_bench.speed.bench import Bench
+    from pe_bench.speed.rows import Row
+    from pe_bench.speed.table import Limits
+
+REFERENCE = "nope"
+LENGTHS = "512,2048,8192"
+FILE = "speed.csv"
+# Sections and keys of the configuration that say how the model is and what it runs on.
+SHARED = ("model", "train", "seed", "precision", "threads", "device", "results_dir")
+UNUSED = ("data", "tokenizer", "eval", "report", "experiment", "cache_dir")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Encodings, Hydra's words, and folders with encodings of a person's own."""
+
+    names: tuple[str, ...]
+    words: tuple[str, ...]
+    directories: tuple[str, ...]
+    train: bool
+    is_choice: bool = True  # False: all encodings, for none was named
+
+    @property
+    def shared(self) -> list[str]:
+        """What is of the reference too: neither an encoding's option nor a modifier."""
+        return [word for word in self.words if _section(word) in SHARED or _is_score_precision(word)]
+
+    def at(self, length: int) -> list[Subject]:
+        """The reference, then the others, each once. Raises `UserError`."""
+        reference = self.reference(length)
+        others = subjects([*self.names, *self.words, *self._of(length)], self.directories)
+        each = {one.label: one for one in others} | {reference.label: reference}
+        return sorted(each.values(), key=lambda one: one is not reference)
+
+    def reference(self, length: int) -> Subject:
+        config = parse_config(self._composed(self._of(length)))
+        return Subject(REFERENCE, config, search=tuple(map(Path, self.directories)))
+
+    def _of(self, length: int) -> list[str]:
+        """A training step of as many windows of this length as `train.batch_tokens` holds."""
+        if not self.train:
+            return []
+        windows = max(1, self._batch_tokens // length)
+        return [f"train.length={length}", f"train.batch_tokens={windows * length}"]
+
+    @cached_property
+    def _batch_tokens(self) -> int:
+        return check_type(self._composed()["train"]["batch_tokens"], int, "train.batch_tokens")
+
+    def _composed(self, words: Sequence[str] = ()) -> dict[str, Any]:
+        for folder in self.directories:
+            require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
+        check_words(self.shared)
+        return compose([f"encoding={REFERENCE}", *self.shared, *words], self.directories)
+
+
+def time_encodings(
+    words: Sequence[str],
+    lengths: str,
+    train: bool,
+    repeats: int | None,
+    output: Path | None,
+    directories: Sequence[str],
+) -> None:
+    """Time the encodings among `words`, or all of them, at each length; print, write and draw what came out.
+
+    Rows are written as they come, so that an interruption leaves those that there are. Raises `UserError` for
+    words that cannot be, before anything is timed.
+    """
+    wanted = sorted(set(parse_lengths(lengths)))
+    require(wanted[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {wanted[0]} is shorter")
+    if output is not None:
+        require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
+        require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
+    asked = read_words(words, train, directories)
+    first = asked.at(wanted[0])
+    for length in wanted[1:] if train else []:
+        asked.reference(length)
+    results_dir = check_folder(first[0].config.results_dir, "results_dir")
+    for subject in first:
+        _check_build(subject)
+    if not asked.is_choice:
+        say(f"no encoding is named: timing all {len(first)}; Ctrl-C leaves what is done by then")
+    _measure(asked, first, wanted, repeats, output or results_dir / FILE)
+
+
+def read_words(words: Sequence[str], train: bool, directories: Sequence[str]) -> Asked:
+    """Without names all encodings are meant. Raises `UserError` for a word that would change nothing."""
+    names = tuple(word for word in words if "=" not in word or word.startswith("encoding="))
+    options = [word for word in words if word not in names]
+    for word in options:
+        require(
+            _section(word) not in UNUSED or (_is_score_precision(word) and not train),
+            f"{word} would be ignored: speed reads random bytes; leave it out",
+        )
+        require(
+            not train or _key(word) != "train.length",
+            f"{word} would be ignored: with --train each of --lengths is the training length in turn",
+        )
+    before = os.environ.get(WORDS_VARIABLE, "").split()
+    known = names or _all_names(directories)
+    return Asked(known, (*before, *options), tuple(directories), train, is_choice=bool(names))
+
+
+def _is_score_precision(word: str) -> bool:
+    return _key(word) == "eval.precision"
+
+
+def _section(word: str) -> str:
+    """`train` of `train.length=128`."""
+    return _key(word).partition(".")[0]
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def _all_names(directories: Sequence[str]) -> tuple[str, ...]:
+    """Every encoding, and those in a person's own folders."""
+    names = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
+    own = [path.stem for folder in directories for path in Path(folder).glob("encoding/*.yaml")]
+    return (*names, *sorted(set(own) - set(names)))
+
+
+def _check_build(subject: Subject) -> None:
+    """Say which options are examples. Raises `UserError` for an encoding that cannot be built."""
+    given = subject.config.encoding
+    complete = with_examples(subject)
+    for option, value in complete.config.encoding.items():
+        if given.get(option, {}) != value:
+            say(f"{subject.name} has no default for {option}: timed with {option}={value}, an example")
+    _ = complete.encoding
+
+
+def with_examples(subject: Subject) -> Subject:
+    """With a value for each option that its class refuses to do without."""
+    from pe_bench.encodings import load
+
+    encoding = load.with_examples(subject.config.encoding, subject.search)
+    return replace(subject, config=replace(subject.config, encoding=encoding))
+
+
+def _measure(
+    asked: Asked, first: Sequence[Subject], lengths: Sequence[int], repeats: int | None, file: Path
+) -> None:
+    """first: the subjects of the shortest length, which were composed to be checked."""
+    from pe_bench.limits import matmul_rate, memory_bandwidth
+    from pe_bench.machine import resolve_device, set_threads
+    from pe_bench.progress import progress_bar
+    from pe_bench.speed.bench import Bench
+    from pe_bench.speed.passes import dtype_of
+    from pe_bench.speed.rows import Row, write_rows
+    from pe_bench.speed.table import Limits
+
+    config = first[0].config
+    threads, device = set_threads(config.threads), resolve_device(config.device)
+    limits = Limits(matmul_rate(device, dtype_of(config, asked.train)), memory_bandwidth(device))
+    bench = Bench(" ".join(asked.shared), asked.train, repeats, device, threads, limits.matmul_rate)
+    rows: list[Row] = []
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+    def at(length: int) -> list[Subject]:
+        same = length == lengths[0] or not asked.train
+        return [with_examples(one) for one in (first if same else asked.at(length))]
+
+    try:
+        with progress_bar("speed", len(first) * len(lengths)) as bar:
+            for row in bench.rows(lengths, at, lambda now: bar.show(len(rows), now)):
+                rows.append(row)
+                write_rows(file, rows)
+                bar.show(len(rows), row.line, row.line)
+    finally:
+        if rows:
+            _show(rows, bench, limits, file)
+
+
+def _show(rows: Sequence["Row"], bench: "Bench", limits: "Limits", file: Path) -> None:
+    from pe_bench.machine import environment
+    from pe_bench.speed.picture import draw_rows
+    from pe_bench.speed.table import render, title
+
+    processor = str(environment(bench.device, bench.threads)["processor"])
+    write_out(render(rows, processor, limits))
+    picture = file.with_suffix(".png")
+    draw_rows(rows, title(rows, processor), picture)
+    say(f"wrote {file} and {picture}")
