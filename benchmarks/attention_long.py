@@ -1,0 +1,127 @@
+"""What a bias costs in the attention over a long text: `python benchmarks/attention_long.py [NAMES]`.
+
+One layer's attention with each encoding, as scoring has it, takes turns with plain causal fused attention
+of the same shape. Ratios are of medians, and in brackets stands the middle half of the ratios of each round;
+errors are the largest of some rows against the reference in float64, from queries and keys of N(0, 1).
+NAMES are by default all encodings with a bias of the distance, and may have configuration among them.
+"""
+
+import argparse
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from statistics import median
+
+import torch
+from interleaved import add_usual_options, interleaved, machine, print_table, ratio
+from torch import Tensor
+
+from pe_bench.attention import attention, choose, reference_attention
+from pe_bench.attention.denormals import flushed_denormals
+from pe_bench.attention.fused import fused
+from pe_bench.encodings.alibi import ALiBi
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.compose import Composition
+from pe_bench.subjects import subjects
+
+NAMES = ("alibi", "t5", "kerple_log", "kerple_power", "sandwich", "bam")
+PLAIN, WHOLE = "plain causal", "alibi, L x L bias"
+ROWS = 16
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(given.threads)
+    print(machine())
+    with torch.no_grad(), nullcontext() if given.denormals else flushed_denormals():
+        for length in map(int, given.lengths.split(",")):
+            rows = measured(given, length, whole=length <= given.whole)
+            print(f"\n{length:,} tokens, batch {given.batch}, {given.heads} heads of width {given.width}")
+            print_table(["", "path", "ms", f"over {PLAIN}", "error"], rows, left=2)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", metavar="NAMES", help="encodings, and encoding.key=value")
+    parser.add_argument("--lengths", default="8192,32768", help="with commas between (default: 8192,32768)")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--width", type=int, default=32, help="of each head (default: 32)")
+    parser.add_argument("--whole", type=int, default=4096, help=f"up to this length, {WHOLE} (default: 4096)")
+    parser.add_argument("--denormals", action="store_true", help="do not flush them to zero")
+    add_usual_options(parser, repeats=5)
+    return parser.parse_args()
+
+
+def measured(given: argparse.Namespace, length: int, whole: bool) -> list[list[str]]:
+    """A row for each encoding: its name, its path, milliseconds, over plain attention, its error."""
+    inputs, position = drawn(given, length), torch.arange(length)
+    encodings = encodings_of(given)
+    _, q, k, v = inputs
+    calls: dict[str, Callable[[], Tensor]] = {PLAIN: partial(fused, q, k, v, None, given.width**-0.5)}
+    for name, encoding in encodings.items():
+        calls[name] = partial(attention, encoding.layer(0), *inputs, position)
+    if whole:
+        calls[WHOLE] = partial(with_whole_bias, ALiBi(given.heads), inputs)
+    seconds = interleaved(calls, given.repeats, warm_up=1, of_processor=given.cpu_time)
+    rows = []
+    for name, each in seconds.items():
+        row = [name, "", f"{1000 * median(each):.0f}", ratio(seconds, name, PLAIN), ""]
+        if name in encodings:
+            row[1] = choose(encodings[name].layer(0), q, position).__name__
+            row[-1] = f"{error(encodings[name], inputs, calls[name]()):.0e}"
+        rows.append(row)
+    return rows
+
+
+def drawn(given: argparse.Namespace, length: int) -> Inputs:
+    """The input of a layer, queries, keys and values, laid out as a model has them."""
+    generator = torch.Generator().manual_seed(given.seed)
+    x, *rest = torch.randn(4, given.batch, length, given.heads * given.width, generator=generator)
+    q, k, v = (one.unflatten(-1, (given.heads, given.width)).transpose(1, 2) for one in rest)
+    return x, q, k, v
+
+
+def encodings_of(given: argparse.Namespace) -> dict[str, Composition]:
+    """By their labels, with their initial parameters."""
+    names = [] if any("=" not in word for word in given.words) else NAMES
+    found = subjects(
+        [
+            *names,
+            *given.words,
+            f"model.d_model={given.heads * given.width}",
+            f"model.n_heads={given.heads}",
+            f"seed={given.seed}",
+        ]
+    )
+    return {subject.label: subject.encoding for subject in found}
+
+
+def with_whole_bias(layer: LayerEncoding, inputs: Inputs) -> Tensor:
+    """Attention as it is commonly written: the bias of each pair is made, and handed to the fused kernel."""
+    _, q, k, v = inputs
+    index = torch.arange(q.shape[-2])
+    distance = index.unsqueeze(-1) - index
+    bias = layer.distance_bias(distance.flatten())
+    assert bias is not None
+    mask = bias.unflatten(-1, distance.shape).masked_fill(distance < 0, float("-inf"))
+    return fused(q, k, v, mask.unsqueeze(0), q.shape[-1] ** -0.5)
+
+
+def error(encoding: Composition, inputs: Inputs, output: Tensor) -> float:
+    """The largest of some rows, the first and the last among them."""
+    layer, exact, length = encoding.double().layer(0), [one.double() for one in inputs], output.shape[-2]
+    found = 0.0
+    for row in torch.linspace(0, length - 1, ROWS).long().tolist():
+        rows = range(row, row + 1)
+        truth = reference_attention(layer, *exact, position=torch.arange(length), rows=rows)
+        found = max(found, float((output[:, :, row : row + 1] - truth).abs().max()))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Whether training is the same on every path of attention: `python benchmarks/equal_losses.py`.
+
+A small model is trained three times from each seed, on the source of a module of Python: with the path that
+attention chooses, with the reference, and with the reference from weights that were changed by one part in
+ten million. Rounding grows from step to step in any training; the third says how far by itself. A path is
+as exact as the reference where it goes no farther. Exits with 1 where one does.
+"""
+
+import argparse
+import csv
+import inspect
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cache
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from interleaved import machine, print_table
+
+import pe_bench.model
+from pe_bench import cli
+from pe_bench.attention import reference_attention
+from pe_bench.config import Config, parse_config
+from pe_bench.data.packed import Data, Split
+from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.errors import UserError
+from pe_bench.hydra_app import compose
+from pe_bench.model import build_decoder
+from pe_bench.speed.passes import NEVER, path_of
+from pe_bench.train import Trainer, make_optimizer
+
+ROUNDING = 1e-7  # of every weight, relative: about one unit in the last place of float32
+EARLY = 10  # steps that have a column of their own: there rounding has hardly grown
+# How many times farther than rounding a path may go: two trainings that differ by rounding differ so much.
+FACTOR = 10
+FLOOR = 1e-6  # nats: below it, losses in float32 are equal
+CPU = torch.device("cpu")
+WORDS = (
+    *("model.d_model=64", "model.n_layers=2", "model.n_heads=2", "model.d_ff=176"),
+    *("train.length=64", "train.batch_tokens=1024"),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest of each step, in nats, over seeds: of the path and of the changed weights."""
+
+    path: np.ndarray
+    changed: np.ndarray
+
+    @property
+    def is_rounding(self) -> bool:
+        return bool(self.path.max() <= max(FACTOR * self.changed.max(), FLOOR))
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(given.threads)
+    try:
+        families = family_of_each()
+        names = given.encodings.split(",") if given.encodings else one_of_each(families)
+        print(f"{machine()}\nsteps: {given.steps}, seeds: {given.seeds}, float32\n")
+        rows, wrong = [], []
+        for name in names:
+            found = difference(name, given.steps, given.seeds)
+            print(f"trained with {name}: {', '.join(cells(found))}", file=sys.stderr, flush=True)
+            rows.append([name, families.get(name, ""), path(name), *cells(found)])
+            wrong += [] if found.is_rounding else [name]
+    except UserError as error:
+        sys.exit(str(error))
+    early = f"first {EARLY}" if given.steps > EARLY else "all"
+    columns = ["encoding", "family", "attention", f"path, {early} steps", f"rounding, {early}"]
+    print_table([*columns, "path, all steps", "rounding, all"], rows, left=3)
+    print("\nlargest difference from the loss with the reference, in nats per token")
+    sys.exit(f"farther than rounding: {', '.join(wrong)}" if wrong else 0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--encodings", help="names with commas between (default: one of each family)")
+    for name, default in {"steps": 200, "seeds": 5, "threads": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+    given = parser.parse_args()
+    if given.steps < 1 or given.seeds < 1:
+        parser.error("--steps and --seeds are whole numbers from 1 on")
+    return given
+
+
+def family_of_each() -> dict[str, str]:
+    """The family of every encoding, as `pe-bench list encodings` tells it."""
+    with redirect_stdout(io.StringIO()) as listed:
+        cli.run(["list", "encodings", "--csv", "-"])
+    return {row["encoding"]: row["family"] for row in csv.DictReader(io.StringIO(listed.getvalue()))}
+
+
+def one_of_each(families: dict[str, str]) -> list[str]:
+    """The first of each family that does not take the reference, or else the first."""
+    chosen: dict[str, str] = {}
+    for name, family in families.items():
+        if family not in chosen or (path(chosen[family]) == "reference" != path(name)):
+            chosen[family] = name
+    return list(chosen.values())
+
+
+def difference(name: str, steps: int, seeds: int) -> Difference:
+    of_path, of_changed = [], []
+    for seed in range(seeds):
+        chosen = losses(trainer(name, seed), steps)
+        with reference_alone():
+            exact = losses(trainer(name, seed), steps)
+            changed = losses(with_changed_weights(trainer(name, seed), seed), steps)
+        of_path.append(np.abs(chosen - exact))
+        of_changed.append(np.abs(changed - exact))
+    return Difference(np.max(of_path, 0), np.max(of_changed, 0))
+
+
+def losses(trainer: Trainer, steps: int) -> np.ndarray:
+    return np.array([trainer.step(number, 0.0).loss for number in range(steps)])
+
+
+def trainer(name: str, seed: int) -> Trainer:
+    config, data = configuration(name, seed), text()
+    model = build_decoder(config, data.vocabulary)
+    return Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, torch.float32)
+
+
+def with_changed_weights(trainer: Trainer, seed: int) -> Trainer:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight.mul_(1 + ROUNDING * torch.randn(weight.shape, generator=generator))
+    return trainer
+
+
+@contextmanager
+def reference_alone() -> Iterator[None]:
+    with patch.object(pe_bench.model, "attention", reference_attention):
+        yield
+
+
+@cache
+def path(name: str) -> str:
+    """What attention takes in training."""
+    config = configuration(name, seed=0)
+    model = build_decoder(config, text().vocabulary)
+    return path_of(model, config, config.train.batch, config.train.length, CPU, torch.float32, train=True)
+
+
+def configuration(name: str, seed: int) -> Config:
+    config = parse_config(compose([f"encoding={name}", *WORDS, f"seed={seed}"]))
+    return replace(config, train=replace(config.train, steps=NEVER, validate_every=NEVER))
+
+
+def text() -> Data:
+    """The source of argparse, as bytes."""
+    tokens = np.frombuffer(inspect.getsource(argparse).encode(), np.uint8).astype(np.uint16)
+    split = Split(tokens, np.array([0, len(tokens)]), ["argparse"], len(tokens))
+    tokenizer = ByteTokenizer()
+    return Data(
+        "argparse", "", tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text, split, split
+    )
+
+
+def cells(found: Difference) -> list[str]:
+    pairs = (found.path[:EARLY], found.changed[:EARLY], found.path, found.changed)
+    return [f"{values.max():.1e}" for values in pairs]
+
+
+if __name__ == "__main__":
+    main()

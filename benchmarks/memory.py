@@ -1,0 +1,99 @@
+"""Seconds and memory of scoring one long text with each encoding: `python benchmarks/memory.py [NAMES]`.
+
+Each encoding and length has a process of its own. Its memory is the peak above what it held once the model
+was built; the model has its initial weights, the text is drawn from all bytes, and every token is scored.
+NAMES may have configuration among them, as in `rope alibi model=base`; without names it is all encodings.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe_bench.config import config_dir
+from pe_bench.loss import token_nll
+from pe_bench.machine import PeakMemory
+from pe_bench.model import build_decoder
+from pe_bench.subjects import subjects
+
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", metavar="NAMES", help="encodings, and key=value (model=small)")
+    parser.add_argument("--lengths", default="32768", help="with commas between (default: 32768)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_intermixed_args()
+    if given.child:
+        print(json.dumps(measured(given.words, int(given.lengths), given.threads)))
+        return
+    names = [word for word in given.words if "=" not in word] or every_encoding()
+    options = ["model=small", *(word for word in given.words if "=" in word)]
+    print(
+        f"{'encoding':20} {'length':>7} {'seconds':>8} {'MB above':>9}   {given.threads} threads, {options}"
+    )
+    for name in names:
+        for length in given.lengths.split(","):
+            print(line(name, length, in_a_process(name, length, options, given.threads)), flush=True)
+
+
+def every_encoding() -> list[str]:
+    return sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
+
+
+def in_a_process(name: str, length: str, options: list[str], threads: int) -> dict[str, Any]:
+    """What `measured` found, or why there is nothing."""
+    command = [sys.executable, str(Path(__file__)), name, *options, "--lengths", length, "--child"]
+    done = subprocess.run([*command, "--threads", str(threads)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]}
+    return json.loads(done.stdout)
+
+
+def line(name: str, length: str, found: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"{name:20} {length:>7} {found['error']}"
+    return f"{name:20} {length:>7} {found['seconds']:8.1f} {found['megabytes']:9.0f}"
+
+
+def reaching(words: list[str], length: int) -> list[str]:
+    """With as many positions as there are tokens; tables take their last row for all that lies beyond."""
+    (subject,) = subjects(words)
+    encoding = subject.config.encoding
+    modifiers = [name for name, part in encoding.get("modifiers", {}).items() if "max_position" in part]
+    clamped = ["encoding.overflow=clamp"] if encoding.get("overflow") == "error" else []
+    return [*words, *clamped, *(f"encoding.modifiers.{name}.max_position={length}" for name in modifiers)]
+
+
+@torch.no_grad()
+def measured(words: list[str], length: int, threads: int) -> dict[str, float]:
+    """Seconds of scoring every token of a text, and megabytes at the peak above what was there before."""
+    torch.set_num_threads(threads)
+    (subject,) = subjects(reaching(words, length))
+    vocabulary = [chr(byte) for byte in range(256)]
+    model = build_decoder(subject.config, vocabulary)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(len(vocabulary), (1, length + 1), generator=generator)
+    with PeakMemory(CPU) as before:
+        start = time.perf_counter()
+    with PeakMemory(CPU) as after:
+        ids = model.encoding.ids(tokens[:, :-1], train=False, generator=generator)
+        nll = token_nll(model.hidden(tokens[:, :-1], ids)[0], model.output_weight, tokens[0, 1:])
+    if not nll.isfinite().all():
+        sys.exit("the scores are not finite")
+    if before.mb is None or after.mb is None:
+        sys.exit("this system does not tell a process how much memory it holds")
+    return {"seconds": time.perf_counter() - start, "megabytes": after.mb - before.mb}
+
+
+if __name__ == "__main__":
+    main()

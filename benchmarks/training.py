@@ -1,0 +1,214 @@
+"""What a training step costs, ours and that of others: `python benchmarks/training.py [--nanogpt CHECKOUT]`.
+
+Steps of the same tokens, widths, heads and layers take turns in one process: ours with each encoding as
+`pe-bench train` takes it, nanoGPT's model with the loop of its train.py as its README says for a processor,
+and x-transformers with the encodings that it has. Ratios are of medians; in brackets stands the middle half
+of the ratios of each round.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, fields, replace
+from io import StringIO
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from interleaved import Seconds, add_usual_options, interleaved, machine, print_table, ratio
+from peers import LIBRARIES, X_TRANSFORMERS, Size, how_to_get, nanogpt, parameters, x_transformers
+from torch import Tensor, nn
+
+from pe_bench.allocation import large_allocations_kept
+from pe_bench.config import parse_config
+from pe_bench.data.packed import Data, Split
+from pe_bench.errors import UserError
+from pe_bench.hydra_app import compose
+from pe_bench.model import build_decoder
+from pe_bench.speed.passes import NEVER, path_of
+from pe_bench.train import Trainer, make_optimizer
+
+ENCODINGS = "nope,rope,alibi,t5,kerple_log,sandwich,bam,fox,shaw"
+REFERENCE = "nope"
+WARM_UP = 3
+CPU = torch.device("cpu")
+NANOGPT, TUNED, OTHER = "nanoGPT", "nanoGPT tuned", "x-transformers"
+HOW_NANOGPT = "git clone https://github.com/karpathy/nanoGPT, and say --nanogpt nanoGPT"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step, drawing its windows among it."""
+
+    run: Callable[[], object]
+    parameters: int
+    path: str = ""  # what attention takes, of ours
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(given.threads)
+    if given.kernel == "off":
+        os.environ["PE_BENCH_KERNEL"] = "off"
+    names = list(dict.fromkeys([REFERENCE, *given.encodings.split(",")]))
+    size = Size(**{field.name: getattr(given, field.name) for field in fields(Size)})
+    try:
+        steps = {name: our_step(name, size, bf16=given.bf16) for name in names}
+    except UserError as error:
+        sys.exit(str(error))
+    steps |= steps_of_others(given, names, size)
+    with large_allocations_kept() if given.keep_memory else nullcontext():
+        calls = {name: step.run for name, step in steps.items()}
+        seconds = interleaved(calls, given.repeats, WARM_UP, given.cpu_time)
+    print(headline(given, size))
+    print_table(*table(steps, seconds, size), left=2)
+    missing = how_to_get(OTHER)
+    if given.nanogpt is None:
+        missing.append(f"left out, nanoGPT: {HOW_NANOGPT}")
+    print("".join(f"\n{line}" for line in missing))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--encodings", default=ENCODINGS, help=f"default: {ENCODINGS}")
+    for name, default in {"d-model": 128, "layers": 4, "heads": 4, "length": 128}.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="in a step (default: 4096)")
+    parser.add_argument("--vocabulary", type=int, default=257, help="default: 257, for bytes")
+    parser.add_argument("--nanogpt", type=Path, metavar="CHECKOUT", help="a checkout of nanoGPT")
+    parser.add_argument("--tuned", action="store_true", help="also nanoGPT compiled, with fused AdamW")
+    parser.add_argument(
+        "--bf16", action="store_true", help="matrices are multiplied in bfloat16, but for stock nanoGPT"
+    )
+    parser.add_argument("--kernel", choices=("auto", "off"), default="auto", help="off: without our own")
+    parser.add_argument(
+        "--keep-memory", action="store_true", help="what is freed is kept for the next step, of all of them"
+    )
+    add_usual_options(parser, repeats=11)
+    given = parser.parse_args()
+    if given.repeats < 5:
+        parser.error("--repeats is at least 5")
+    if given.nanogpt is not None and not (given.nanogpt / "model.py").exists():
+        parser.error(f"--nanogpt {given.nanogpt}: there is no model.py: {HOW_NANOGPT}")
+    return given
+
+
+def our_step(encoding: str, size: Size, bf16: bool) -> Step:
+    """`Trainer.step`. Raises `UserError` for an encoding that there is not."""
+    config = parse_config(compose([f"encoding={encoding}", *size.words]))
+    config = replace(config, train=replace(config.train, steps=NEVER, validate_every=NEVER))
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    vocabulary = tuple(map(str, range(size.vocabulary)))
+    model = build_decoder(config, vocabulary)
+    split = Split(size.text, np.array([0, len(size.text)]), ["random"], len(size.text))
+    data = Data("random", "", "numbers", vocabulary, 0, split, split)
+    trainer = Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, dtype)
+    numbers = iter(range(NEVER))
+    with autocast(bf16):
+        path = path_of(model, config, size.batch, size.length, CPU, dtype, train=True)
+    return Step(lambda: trainer.step(next(numbers), 0.0), model.parameter_count, path)
+
+
+def steps_of_others(given: argparse.Namespace, names: Sequence[str], size: Size) -> dict[str, Step]:
+    """Of those that are here."""
+    steps: dict[str, Step] = {}
+    if given.nanogpt is not None:
+        steps[NANOGPT] = nanogpt_step(given.nanogpt, size)
+        if given.tuned:
+            steps[TUNED] = tuned_nanogpt_step(given.nanogpt, size, given.bf16)
+    if OTHER in LIBRARIES:
+        both = [name for name in names if name in X_TRANSFORMERS]
+        steps |= {f"{OTHER} {name}": x_transformers_step(name, size, given.bf16) for name in both}
+    return steps
+
+
+def nanogpt_step(checkout: Path, size: Size) -> Step:
+    """In float32, not compiled, with the AdamW of its `configure_optimizers`."""
+    model = nanogpt(checkout, size)
+    loop = nanogpt_loop(model, model, size, fused=False, bf16=False)
+    return Step(loop, parameters(model))
+
+
+def tuned_nanogpt_step(checkout: Path, size: Size, bf16: bool) -> Step:
+    """Compiled, and AdamW fused."""
+    model = nanogpt(checkout, size)
+    loop = nanogpt_loop(torch.compile(model), model, size, fused=True, bf16=bf16)
+    return Step(loop, parameters(model))
+
+
+def nanogpt_loop(
+    called: Callable, model: nn.Module, size: Size, fused: bool, bf16: bool
+) -> Callable[[], None]:
+    """One turn of the loop of its train.py, with the numbers that stand there."""
+    with redirect_stdout(StringIO()):
+        # It takes the fused AdamW where it is told of a GPU, and that runs on a processor too.
+        optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda" if fused else "cpu")
+
+    def step() -> None:
+        windows_BT = size.windows()
+        with autocast(bf16):
+            _, loss = called(windows_BT[:, :-1].contiguous(), windows_BT[:, 1:].contiguous())
+        finish(loss, model, optimizer)
+
+    return step
+
+
+def x_transformers_step(encoding: str, size: Size, bf16: bool) -> Step:
+    """With the fused AdamW and the clipping of ours, so that the difference is the model."""
+    model = x_transformers(encoding, size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
+
+    def step() -> None:
+        with autocast(bf16):
+            loss = model(size.windows())
+        finish(loss, model, optimizer)
+
+    return Step(step, parameters(model))
+
+
+def finish(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def autocast(bf16: bool) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=bf16)
+
+
+def headline(given: argparse.Namespace, size: Size) -> str:
+    words = [
+        f"d={size.d_model}, {size.layers} layers, {size.heads} heads",
+        f"{size.batch} windows of {size.length} tokens",
+        f"vocabulary {size.vocabulary:,}",
+        "bfloat16 but for stock nanoGPT" if given.bf16 else "float32",
+        *(["large allocations kept"] if given.keep_memory else []),
+        *(["time of the processor"] if given.cpu_time else []),
+        f"{given.repeats} rounds, seed {size.seed}",
+    ]
+    return f"{machine(*LIBRARIES)}\na training step: {', '.join(words)}\n"
+
+
+def table(steps: Mapping[str, Step], seconds: Seconds, size: Size) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows; those of others end where they would be compared with themselves."""
+    columns = ["encoding", "attention", "parameters", "ms", "tokens/s", f"it / {REFERENCE}"]
+    columns += [f"{other} / it" for other in (NANOGPT, TUNED, OTHER)]
+    rows = []
+    for name, step in steps.items():
+        middle = median(seconds[name])
+        row = [name, step.path, f"{step.parameters:,}", f"{middle * 1e3:.1f}"]
+        row += [f"{size.batch_tokens / middle:,.0f}", ratio(seconds, name, REFERENCE)]
+        if step.path:
+            row += [ratio(seconds, other, name) for other in (NANOGPT, TUNED, f"{OTHER} {name}")]
+        rows.append(row)
+    return columns, rows
+
+
+if __name__ == "__main__":
+    main()
