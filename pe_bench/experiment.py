@@ -226,7 +226,7 @@ def _train(job: Job) -> Checkpoint:
         _drop_scores(job.run)
     # Written again on every call: they say what the last process to work here was.
     write_config(job.run, replace(config, data=_from_anywhere(config.data)))
-    about = {**environment(job.device, job.threads), "attention": describe(job.device)}
+    about = {**environment(job.device, job.threads), "attention": describe(job.device, job.dtype)}
     _write_json(job.run / "environment.json", about)
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     steps, tokens = config.train.total_steps, config.train.batch_tokens

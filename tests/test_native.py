@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Command, tiny_words
 from torch import Tensor
 from torch.nn import functional
 
@@ -355,3 +357,32 @@ def test_a_process_that_is_killed_while_compiling_leaves_nothing_in_the_way(unbu
     assert died.returncode == 9
     assert build.kernel().library is not None
     assert len(list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))) == 1
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_environment_file_tells_what_served_attention_and_why_it_was_not_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = importlib.import_module("pe_bench.attention.paths")
+
+    def told(single: str | None, half: str | None, dtype: torch.dtype = torch.float32) -> str:
+        library = ctypes.CDLL(None)
+        kernels = {"usable_kernel": (single, "c++ 12"), "usable_tiled_kernel": (half, "c++ 13")}
+        for name, (reason, compiler) in kernels.items():
+            found = build.Kernel(library, compiler) if reason is None else build.Kernel(None, reason)
+            monkeypatch.setattr(paths, name, lambda found=found: found)
+        return paths.describe(CPU, dtype)
+
+    assert told(None, "no tiles") == "pe-bench's kernel in float32, compiled by c++ 12"
+    assert told(None, None, torch.bfloat16) == "pe-bench's kernel in bfloat16, compiled by c++ 13"
+    assert told(None, "no tiles", torch.bfloat16).endswith("in float32, compiled by c++ 12, for no tiles")
+    assert told("no compiler", "no tiles") == "PyTorch's fused kernels and the reference, for no compiler"
+    assert "FlexAttention" in paths.describe(torch.device("cuda"), torch.bfloat16)
+
+
+def test_a_runs_environment_file_names_it(folder: Path, command: Command) -> None:
+    assert command("train", *tiny_words(folder)).code == 0
+    (written,) = (folder / "results" / "runs").glob("*/environment.json")
+    assert json.loads(written.read_text())["attention"].startswith(("pe-bench's kernel", "PyTorch's"))

@@ -10,7 +10,12 @@ from pe_bench.attention.columns import fused_column_attention
 from pe_bench.attention.distance import can_tabulate, fused_distance_attention
 from pe_bench.attention.flex import can_flex, fused_flex_attention
 from pe_bench.attention.fused import fused_attention
-from pe_bench.attention.native import native_attention, native_column_attention, usable_kernel
+from pe_bench.attention.native import (
+    native_attention,
+    native_column_attention,
+    usable_kernel,
+    usable_tiled_kernel,
+)
 from pe_bench.attention.reference import reference_attention
 from pe_bench.encodings.base import LayerEncoding
 
@@ -42,14 +47,18 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     return reference_attention if is_learning(encoding, q) else fused_distance_attention
 
 
-def describe(device: torch.device) -> str:
-    """What serves attention in training on this device, and where it is not the kernel, why."""
+def describe(device: torch.device, dtype: torch.dtype) -> str:
+    """What serves attention in training on this device, and where it is not the kernel for this type, why."""
     if device.type != "cpu":
         return "PyTorch's fused kernels and FlexAttention"
-    found = usable_kernel()
-    if found.library is None:
-        return f"PyTorch's fused kernels and the reference, for {found.told}"
-    return f"pe-bench's kernel, compiled by {found.told}"
+    single, half = usable_kernel(), usable_tiled_kernel()
+    if single.library is None:
+        return f"PyTorch's fused kernels and the reference, for {single.told}"
+    if dtype == torch.float32:
+        return f"pe-bench's kernel in float32, compiled by {single.told}"
+    if half.library is None:
+        return f"pe-bench's kernel in float32, compiled by {single.told}, for {half.told}"
+    return f"pe-bench's kernel in bfloat16, compiled by {half.told}"
 
 
 def is_native(q: Tensor) -> bool:
