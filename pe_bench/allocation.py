@@ -10,10 +10,12 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Of malloc.h. A tensor never has a mapping of its own, and the top of the heap is never given back.
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
-DEFAULT_TRIM_THRESHOLD, DEFAULT_MMAP_MAX = 128 * 2**10, 65_536
-NEVER = -1
+# Of malloc.h.
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+# A tensor never has a mapping of its own, and the top of the heap is never given back.
+KEEPING = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
+# Whoever sets a threshold stops glibc from adjusting it: these are where its own adjustment ends.
+AFTERWARDS = ((MMAP_MAX, 65_536), (MMAP_THRESHOLD, 32 * 2**20), (TRIM_THRESHOLD, 64 * 2**20))
 
 
 @contextmanager
@@ -23,13 +25,13 @@ def large_allocations_kept() -> Iterator[bool]:
     if library is None:
         yield False
         return
-    library.mallopt(MMAP_MAX, 0)
-    library.mallopt(TRIM_THRESHOLD, NEVER)
+    for option, value in KEEPING:
+        library.mallopt(option, value)
     try:
         yield True
     finally:
-        library.mallopt(MMAP_MAX, DEFAULT_MMAP_MAX)
-        library.mallopt(TRIM_THRESHOLD, DEFAULT_TRIM_THRESHOLD)
+        for option, value in AFTERWARDS:
+            library.mallopt(option, value)
         library.malloc_trim(0)
 
 

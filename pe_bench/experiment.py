@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from pe_bench.attention import describe
+from pe_bench.attention import describe, is_kernel_here
 from pe_bench.checkpoint import Checkpoint, final_checkpoint, latest_checkpoint, load_weights
 from pe_bench.commands import record_command
 from pe_bench.config import Config, DataConfig
@@ -228,6 +228,8 @@ def _train(job: Job) -> Checkpoint:
     write_config(job.run, replace(config, data=_from_anywhere(config.data)))
     about = {**environment(job.device, job.threads), "attention": describe(job.device, job.dtype)}
     _write_json(job.run / "environment.json", about)
+    if job.device.type == "cpu" and not is_kernel_here():
+        say(f"attention: {about['attention']}")
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     say(f"{job.run.name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")

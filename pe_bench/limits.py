@@ -15,15 +15,20 @@ MATRIX_SIDES = {"cpu": (512, 1_024, 2_048), "cuda": (4_096, 8_192, 16_384)}
 # What is copied does not fit a cache of that kind of machine.
 COPIED_BYTES = {"cpu": 2**28, "cuda": 2**32}
 REPEATS = 5
+SLOW = 0.1
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, sides: tuple[int, ...] | None = None) -> float:
     """Floating-point operations a second in products of square matrices: the best of several sizes.
 
     A product of matrices with side n takes 2 n^3 operations. Each rate is from the median of several runs.
+    Larger matrices than one whose product takes `SLOW` seconds are left out: some processors have no fast
+    products in half precision.
     """
-    rates = []
+    rates: list[float] = []
     for side in sides or MATRIX_SIDES[device.type]:
+        if rates and 2 * side**3 / rates[-1] > 8 * SLOW:
+            break
         # Of random numbers: zeros take less power, and a GPU then runs faster than it does for a model.
         a, b = torch.randn(2, side, side, device=device).to(dtype)
         product = torch.empty_like(a)

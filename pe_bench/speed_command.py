@@ -11,7 +11,7 @@ from pe_bench.checking import check_type
 from pe_bench.completion import complete_word
 from pe_bench.config import parse_config, parse_lengths
 from pe_bench.config_checks import check_folder
-from pe_bench.errors import require
+from pe_bench.errors import RunError, require
 from pe_bench.hydra_app import WORDS_VARIABLE, compose
 from pe_bench.hydra_words import check_words
 from pe_bench.subjects import Subject, subjects
@@ -92,6 +92,8 @@ def time_encodings(
     if output is not None:
         require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
+        require(not output.is_dir(), f"--output {output}: a folder has that name")
+        require(os.access(output.parent, os.W_OK), f"--output {output}: {output.parent} cannot be written")
     asked = read_words(words, train, directories)
     first = asked.at(wanted[0])
     for length in wanted[1:] if train else []:
@@ -164,6 +166,7 @@ def _measure(
     asked: Asked, first: Sequence[Subject], lengths: Sequence[int], repeats: int | None, file: Path
 ) -> None:
     """first: the subjects of the shortest length, which were composed to be checked."""
+    from pe_bench.attention import describe, is_kernel_here
     from pe_bench.limits import matmul_rate, memory_bandwidth
     from pe_bench.machine import resolve_device, set_threads
     from pe_bench.progress import progress_bar
@@ -174,6 +177,9 @@ def _measure(
 
     config = first[0].config
     threads, device = set_threads(config.threads), resolve_device(config.device)
+    if asked.train and device.type == "cpu" and not is_kernel_here():
+        say(f"attention: {describe(device, dtype_of(config, train=True))}")
+    say("measuring what the machine can do")
     limits = Limits(matmul_rate(device, dtype_of(config, asked.train)), memory_bandwidth(device))
     bench = Bench(" ".join(asked.shared), asked.train, repeats, device, threads, limits.matmul_rate)
     rows: list[Row] = []
@@ -192,6 +198,8 @@ def _measure(
     finally:
         if rows:
             _show(rows, bench, limits, file)
+    if not any(row.status == "ok" for row in rows):
+        raise RunError("nothing could be timed: the reasons stand under the table")
 
 
 def _show(rows: Sequence["Row"], bench: "Bench", limits: "Limits", file: Path) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
 import pytest
 
 from pe_bench import cli
+from pe_bench.cache import cache_root
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "away", "from", "them", "all")
 
@@ -62,9 +62,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "cache"))
     # A cache of its own but for the kernel, which each process would compile again.
-    compiled = Path(platformdirs.user_cache_dir("pe-bench")) / "kernel"
+    compiled = cache_root(None) / "kernel"
+    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "cache"))
     compiled.mkdir(parents=True, exist_ok=True)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "kernel").symlink_to(compiled)

@@ -22,6 +22,7 @@ WRONG = (
     ("Right", ""),
     ("SeesTheNextToken", "causal future prefix blocks"),
     ("RangesTooNarrow", "ranges"),
+    ("OtherInTraining", "fused"),
     ("MaximumOverHiddenKeys", "causal future prefix blocks"),
     ("IdsReadLaterTokens", "future prefix"),
     ("BiasOverTheNumberOfKeys", "prefix blocks"),

@@ -41,11 +41,16 @@ def test_the_bandwidth_is_a_positive_number() -> None:
 
 
 def test_the_best_size_counts(monkeypatch) -> None:
-    seconds = iter([1.0, 4.0])
+    seconds = iter([0.01, 0.04])
     monkeypatch.setattr("pe_bench.limits._median_seconds", lambda run, device: next(seconds))
-    assert matmul_rate(CPU, torch.float32, sides=(2, 4)) == 2 * 4**3 / 4
+    assert matmul_rate(CPU, torch.float32, sides=(2, 4)) == 2 * 4**3 / 0.04
     monkeypatch.setattr("pe_bench.limits._median_seconds", lambda run, device: 0.5)
     assert memory_bandwidth(CPU, size=100) == 400
+
+
+def test_matrices_that_would_take_long_are_left_out(monkeypatch) -> None:
+    monkeypatch.setattr("pe_bench.limits._median_seconds", lambda run, device: 1.0)
+    assert matmul_rate(CPU, torch.float32, sides=(2, 4)) == 2 * 2**3
 
 
 @pytest.mark.parametrize("tied", [True, False])

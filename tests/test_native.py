@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -217,6 +218,60 @@ def test_the_first_columns_of_wider_queries_are_enough_values() -> None:
     assert output.shape == (B, H, 20, K)
 
 
+class OneSlope(LayerEncoding):
+    """A bias that all heads share, in a shape that broadcasts."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.full(shape, 0.3))
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        return -self.slope * distance
+
+
+class OneKeyForAllHeads(LayerEncoding):
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return q, k.mean(1, keepdim=True)
+
+
+@here
+@pytest.mark.parametrize("encoding", [OneSlope(1), OneSlope(1, 1), OneSlope(H, 1), OneKeyForAllHeads()])
+def test_what_heads_share_is_read_as_the_reference_reads_it(encoding: LayerEncoding) -> None:
+    position, leaves = torch.arange(50), torch.randn(3, B, H, 50, K).unbind()
+    wanted = [*(leaf.requires_grad_() for leaf in leaves), *encoding.parameters()]
+
+    def found(path: Callable[..., Tensor]) -> list[Tensor]:
+        output = path(encoding, leaves[0], *leaves, position)
+        return [output, *torch.autograd.grad(output.square().sum(), wanted)]
+
+    assert choose(encoding, leaves[0], position) is native_attention
+    for ours, truth in zip(found(native_attention), found(reference_attention), strict=True):
+        assert worst(ours, truth) < 1e-4 * max(1.0, float(truth.detach().abs().max()))
+    with torch.no_grad():
+        scored = choose(encoding, leaves[0], position)(encoding, leaves[0], *leaves, position)
+        assert worst(scored, reference_attention(encoding, leaves[0], *leaves, position)) < 1e-5
+
+
+@here
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, k, v, table: (q.half(), k.half(), v.half(), table),
+        lambda q, k, v, table: (q, k.double(), v, table),
+        lambda q, k, v, table: (q, k[..., 1:], v, table),
+        lambda q, k, v, table: (q, k[:, :, 1:], v, table),
+        lambda q, k, v, table: (q, k[:, :2], v, table),
+        lambda q, k, v, table: (q, k, v, table[:, 1:]),
+    ],
+)
+def test_what_the_kernel_would_read_wrongly_never_reaches_it(change: Callable[..., Any]) -> None:
+    q, k, v, _, table = (tensor.float() for tensor in drawn(9))
+    with pytest.raises((ValueError, RuntimeError)):
+        causal_attention(*change(q, k, v, table), 0.2)
+
+
 def queries(**changes: bool) -> Tensor:
     return torch.zeros(1, H, 5, K).requires_grad_(changes.get("learns", True))
 
@@ -295,6 +350,17 @@ def test_a_cache_folder_that_cannot_be_written_is_no_error(
     found = usable_kernel()
     assert found.library is None
     assert "\n" not in found.told
+
+
+@here
+def test_a_damaged_library_is_made_again(unbuilt: Path) -> None:
+    script = "import pe_bench.attention.native.build as build; build.kernel()"
+    environment = {**os.environ, "PE_BENCH_CACHE": str(unbuilt)}
+    subprocess.run([sys.executable, "-c", script], env=environment, timeout=120, check=True)
+    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
+    library.write_bytes(bytes(library.stat().st_size))
+    assert build.kernel().library is not None
+    assert any(library.read_bytes())
 
 
 @here
@@ -386,3 +452,16 @@ def test_a_runs_environment_file_names_it(folder: Path, command: Command) -> Non
     assert command("train", *tiny_words(folder)).code == 0
     (written,) = (folder / "results" / "runs").glob("*/environment.json")
     assert json.loads(written.read_text())["attention"].startswith(("pe-bench's kernel", "PyTorch's"))
+
+
+@here
+@pytest.mark.parametrize(("tokens", "bound"), [(128, 2e-5), (1_024, 3e-4)])
+def test_the_sums_of_fox_lose_no_more_digits_than_is_said(tokens: int, bound: float) -> None:
+    encoding, generator = trained(FoX(D, H)), torch.Generator().manual_seed(0)
+    x = torch.randn(1, tokens, D, generator=generator)
+    q, k, v = torch.randn(3, 1, H, tokens, K, generator=generator).unbind()
+    found = native_column_attention(encoding, x, q.requires_grad_(), k, v, torch.arange(tokens))
+    exact = reference_attention(
+        encoding.double(), x.double(), *(one.detach().double() for one in (q, k, v)), torch.arange(tokens)
+    )
+    assert worst(found, exact) < bound

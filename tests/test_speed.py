@@ -351,7 +351,7 @@ def test_the_table_fits_eighty_columns_and_shows_brackets_as_they_are():
     assert "rope a=[red]" in text and "[bold] too much" in text and "out of memory" in text
     assert "65,536" in text and "12.50" in text and "median of 5 passes" in text
     assert "this machine: 1.23 TFLOP/s in float32 matrix products, 12 GB/s in a copy" in text
-    assert "nope: 60% of the former at 16 tokens" in text
+    assert "nope reaches 60% of the former at 16 tokens" in text
 
 
 def test_curves_have_a_point_where_there_is_a_number():

@@ -30,6 +30,18 @@ class SeesTheNextToken(LayerEncoding):
         return keys.index <= queries.index.unsqueeze(-1) + 1
 
 
+class OtherInTraining(LayerEncoding):
+    """As in training, which is in float32 and with gradients, and nowhere else."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125, 0.0625]), persistent=False)
+
+    def distance_bias(self, distance):
+        in_training = self.slopes.dtype == torch.float32 and torch.is_grad_enabled()
+        return -(0.9 if in_training else 1.0) * self.slopes[:, None] * distance
+
+
 class RangesTooNarrow(SlidingWindow):
     """The farthest key of the window is seen, and left out of the ranges."""
 

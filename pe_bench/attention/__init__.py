@@ -6,11 +6,21 @@ gives what the reference gives.
 
 from torch import Tensor
 
-from pe_bench.attention.paths import choose, describe
+from pe_bench.attention.paths import choose, describe, is_kernel_here
 from pe_bench.attention.reference import cut, logits, precise, reference_attention, sides
 from pe_bench.encodings.base import LayerEncoding
 
-__all__ = ["attention", "choose", "cut", "describe", "logits", "precise", "reference_attention", "sides"]
+__all__ = [
+    "attention",
+    "choose",
+    "cut",
+    "describe",
+    "is_kernel_here",
+    "logits",
+    "precise",
+    "reference_attention",
+    "sides",
+]
 
 
 def attention(

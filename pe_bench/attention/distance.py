@@ -35,7 +35,7 @@ def fused_distance_attention(
 
     Where no gradient is wanted, keys that have provably no weight are left out (`Reach`).
     """
-    table = encoding.distance_bias(torch.arange(q.shape[-2], device=q.device))
+    table = distance_table(encoding, q)
     assert table is not None
     queries, keys = sides(encoding, x, q, k, position)
     scaled, scale = scale_queries(encoding, queries), 1 / math.sqrt(q.shape[-1])
@@ -58,6 +58,12 @@ def fused_distance_attention(
             outputs.append(fused(reversed_q[:, heads], seen, values, mask, scale))
         chunks.append(torch.cat(outputs, 1).flip(-2))
     return torch.cat(chunks, -2)
+
+
+def distance_table(encoding: LayerEncoding, q: Tensor) -> Tensor | None:
+    """The bias [H, T] of every distance for queries [B, H, T, K]; heads may share one."""
+    table = encoding.distance_bias(torch.arange(q.shape[-2], device=q.device))
+    return None if table is None else table.expand(q.shape[1], q.shape[-2])
 
 
 def can_tabulate(position: Tensor) -> bool:

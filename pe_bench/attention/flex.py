@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
 from pe_bench.attention.block_masks import block_mask
-from pe_bench.attention.distance import can_tabulate
+from pe_bench.attention.distance import can_tabulate, distance_table
 from pe_bench.attention.fused import scale_queries
 from pe_bench.attention.reference import precise, sides
 from pe_bench.encodings.base import LayerEncoding, Side
@@ -92,7 +92,7 @@ def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added
         return None
     if encoding.has_columns():
         return add_columns(*encoding.columns(queries, keys), like=queries.x)
-    table = encoding.distance_bias(torch.arange(queries.x.shape[-2], device=queries.x.device))
+    table = distance_table(encoding, queries.x)
     assert table is not None
     return add_table(table.to(precise(queries.x.dtype)))
 

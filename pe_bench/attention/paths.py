@@ -32,16 +32,15 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
         return fused_attention if is_plain else fused_flex_attention
     if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("pieces")):
         return reference_attention
-    in_chunks = reference_attention if is_learning(encoding, q) else fused_chunk_attention
     if window is not None or encoding.overrides("visible", "pieces"):
-        return in_chunks
+        return in_chunks(encoding, q)
     native = is_native(q)
     if not encoding.overrides("bias", "distance_bias"):
         return native_attention if native else fused_attention
     if encoding.has_columns() and torch.is_grad_enabled():
         return native_column_attention if native else fused_column_attention
     if encoding.overrides("bias") or not can_tabulate(position):
-        return in_chunks
+        return in_chunks(encoding, q)
     if native:
         return native_attention
     return reference_attention if is_learning(encoding, q) else fused_distance_attention
@@ -51,21 +50,30 @@ def describe(device: torch.device, dtype: torch.dtype) -> str:
     """What serves attention in training on this device, and where it is not the kernel for this type, why."""
     if device.type != "cpu":
         return "PyTorch's fused kernels and FlexAttention"
-    single, half = usable_kernel(), usable_tiled_kernel()
+    single = usable_kernel()
     if single.library is None:
         return f"PyTorch's fused kernels and the reference, for {single.told}"
     if dtype == torch.float32:
         return f"pe-bench's kernel in float32, compiled by {single.told}"
+    half = usable_tiled_kernel()
     if half.library is None:
         return f"pe-bench's kernel in float32, compiled by {single.told}, for {half.told}"
     return f"pe-bench's kernel in bfloat16, compiled by {half.told}"
+
+
+def is_kernel_here() -> bool:
+    return usable_kernel().library is not None
 
 
 def is_native(q: Tensor) -> bool:
     """Whether our own kernel is for these queries: in training, on a processor, where it can be compiled."""
     trains = torch.is_grad_enabled() and q.requires_grad
     single = q.dtype in (torch.float32, torch.bfloat16)
-    return trains and single and q.device.type == "cpu" and usable_kernel().library is not None
+    return trains and single and q.device.type == "cpu" and is_kernel_here()
+
+
+def in_chunks(encoding: LayerEncoding, q: Tensor) -> Path:
+    return reference_attention if is_learning(encoding, q) else fused_chunk_attention
 
 
 def is_learning(encoding: LayerEncoding, q: Tensor) -> bool:

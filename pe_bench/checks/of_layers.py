@@ -40,7 +40,7 @@ def blocks_are_the_whole(specimen: Specimen) -> Finding:
 
 
 def fused_is_the_reference(specimen: Specimen) -> Finding:
-    """The path that is chosen against the reference: outputs and gradients in float64, outputs in float32."""
+    """The paths that are chosen, with and without gradients, against the reference in float64."""
     double, single = [], []
     for length in (1, 2, TRAIN_LENGTH):
         position, inputs = torch.arange(length), layer_inputs(length)
@@ -48,6 +48,8 @@ def fused_is_the_reference(specimen: Specimen) -> Finding:
             truth, expected = _with_gradients(reference_attention, exact, length)
             ours, gradients = _with_gradients(attention, exact, length)
             double += [worst(ours, truth), *map(worst, gradients, expected)]
+            trained, slopes = _with_gradients(attention, rounded, length, torch.float32)
+            single += [worst(trained, truth), *map(_relative, slopes, expected)]
             with torch.no_grad():  # which opens further paths
                 double.append(worst(attention(exact, *inputs, position), truth))
                 for path in (attention, reference_attention):
@@ -155,12 +157,17 @@ def obeys_a_window_from_outside(specimen: Specimen) -> Finding:
 
 
 def _with_gradients(
-    path: Callable[..., Tensor], layer: LayerEncoding, length: int
+    path: Callable[..., Tensor], layer: LayerEncoding, length: int, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, list[Tensor]]:
     """The output and the gradients of its sum of squares, with respect to inputs and parameters."""
-    inputs = layer_inputs(length)
+    inputs = as_type(layer_inputs(length), dtype)
     wanted = [*(tensor.requires_grad_() for tensor in inputs), *layer.parameters()]
     output = path(layer, *inputs, torch.arange(length))
     found = torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)
     pairs = zip(found, wanted, strict=True)
     return output, [torch.zeros_like(one) if gradient is None else gradient for gradient, one in pairs]
+
+
+def _relative(found: Tensor, truth: Tensor) -> float:
+    """The error of a gradient, relative to its largest number where that is more than 1."""
+    return worst(found, truth) / max(1.0, float(truth.abs().max()) if truth.numel() else 0.0)

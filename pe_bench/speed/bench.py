@@ -8,7 +8,7 @@ import torch
 
 from pe_bench.machine import device_name, package_version, today
 from pe_bench.speed.measure import status_of, time_pass
-from pe_bench.speed.passes import Pass, ScoringPass, TrainingPass
+from pe_bench.speed.passes import Pass, ScoringPass, TrainingPass, dtype_of
 from pe_bench.speed.rows import Row
 from pe_bench.subjects import Subject
 
@@ -48,9 +48,7 @@ class Bench:
         row, timed = self._empty_row(subject, length), None
         try:
             timed = self._pass(subject, length)
-            row = replace(
-                row, batch=timed.batch, path=timed.path, dtype=str(timed.dtype).removeprefix("torch.")
-            )
+            row = replace(row, batch=timed.batch, path=timed.path, dtype=_name(timed.dtype))
             timing = time_pass(timed, timed if is_reference else reference, self.repeats)
         except Exception as error:
             status = status_of(error)
@@ -90,8 +88,13 @@ class Bench:
             length=length,
             kind=self._kind.kind,
             device=device_name(self.device),
+            dtype=_name(dtype_of(subject.config, self.train)),
             threads=self.threads,
             torch=torch.__version__,
             pe_bench=package_version(),
             date=today(),
         )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -46,7 +46,7 @@ class Row:
         what = f"{self.encoding}, {self.length:,} tokens: "
         if self.milliseconds is None:
             return what + self.status.replace("_", " ")
-        relative = "" if self.relative is None else f", {self.relative:.2f} times the reference"
+        relative = "" if self.relative is None else f", {self.relative:.2f} x nope"
         return f"{what}{self.milliseconds:,.1f} ms{relative} ({self.path})"
 
 

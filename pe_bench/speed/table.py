@@ -14,6 +14,8 @@ from pe_bench.speed.rows import Row
 
 COLUMNS = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "MB")
 LEFT = ("encoding", "attention")
+# Passes of one encoding that differ by this factor were not alone on the machine.
+NOISE = 4.0
 OF_PASS = {"score": "scoring one window", "train": "a training step"}
 
 
@@ -93,10 +95,27 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         notes.append(
             f"ms: median of {several} {'pass' if max(counts) == 1 else 'passes'}, after one that warms up"
         )
+    notes += _on_noise(rows)
     if any(row.peak_memory_mb is not None for row in rows):
         notes.append("MB: the highest above what was held before the first pass")
     reasons = {f"{row.encoding} at {row.length:,}: {row.reason}" for row in rows if row.reason}
     return [*notes, *sorted(reasons)]
+
+
+def _on_noise(rows: Sequence[Row]) -> list[str]:
+    """A line where passes of one thing differ by more than any encoding would."""
+    spreads = [
+        (row.milliseconds_max / row.milliseconds_min, row)
+        for row in rows
+        if row.milliseconds_max is not None and row.milliseconds_min
+    ]
+    worst, row = max(spreads, key=lambda one: one[0], default=(0.0, None))
+    if row is None or worst < NOISE:
+        return []
+    return [
+        f"noisy: passes of {row.encoding} at {row.length:,} took {number(row.milliseconds_min or 0)} to "
+        f"{number(row.milliseconds_max or 0)} ms; is the machine busy? then try threads=1"
+    ]
 
 
 def _on_limits(rows: Sequence[Row], limits: Limits) -> list[str]:
@@ -109,6 +128,6 @@ def _on_limits(rows: Sequence[Row], limits: Limits) -> list[str]:
     if known:
         last = known[-1]
         notes.append(
-            f"{last.encoding}: {last.share_of_matmul_rate:.0%} of the former at {last.length:,} tokens"
+            f"{last.encoding} reaches {last.share_of_matmul_rate:.0%} of the former at {last.length:,} tokens"
         )
     return notes

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pe_bench.attention.distance import distance_table
 from pe_bench.attention.fused import scale_queries
 from pe_bench.attention.native.build import Kernel, kernel, tiled_kernel
 from pe_bench.attention.reference import sides
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.errors import require
 
 # How far from float64 a kernel may be in its first trial, relative to the largest number of an output.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -30,7 +32,7 @@ def native_attention(
 ) -> Tensor:
     """For encodings with a `distance_bias`, at positions that count tokens, or with no bias."""
     queries, keys = sides(encoding, x, q, k, position)
-    table = encoding.distance_bias(torch.arange(q.shape[-2]))
+    table = distance_table(encoding, q)
     table = table.float() if table is not None else None
     tiled = v.dtype == torch.bfloat16 and usable_tiled_kernel().library is not None
     dtype = torch.bfloat16 if tiled else torch.float32
@@ -42,7 +44,10 @@ def native_attention(
 def native_column_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """For encodings whose bias is low-rank: `columns` of the queries and the keys."""
+    """For encodings whose bias is low-rank: `columns` of the queries and the keys.
+
+    They are float32: of sums over the text, such as FoX's, the differences lose digits as it grows.
+    """
     queries, keys = sides(encoding, x, q, k, position)
     scale = 1 / math.sqrt(q.shape[-1])
     of_query, of_key = encoding.columns(queries, keys)
@@ -55,6 +60,15 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scal
 
     On the CPU, all in float32; or in bfloat16, where there is a kernel for it, and the biases in float32.
     """
+    # Encodings may share keys, or whatever they return, among heads; the kernel reads what the shapes say.
+    shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
+    q, k, v = (x.expand(*shape, x.shape[-1]) for x in (q, k, v))
+    require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
+    require(
+        q.dtype == k.dtype == v.dtype and q.dtype in TOLERANCE and q.device.type == "cpu",
+        f"the kernel takes float32 or bfloat16 on a CPU, not {q.dtype}, {k.dtype}, {v.dtype} on {q.device}",
+    )
+    table = None if table is None else table.float().expand(q.shape[1], q.shape[2])
     output = _Attention.apply(q, k, v, table, scale)
     assert isinstance(output, Tensor)
     return output

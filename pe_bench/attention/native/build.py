@@ -7,7 +7,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,10 +79,8 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
         version = _output_of([compiler, "--version"]).partition("\n")[0]
         digests = [_digest(path) for path in (source, *(FOLDER / name for name in HEADERS))]
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
-        folder = cached_folder(
-            cache_root(None) / "kernel", key, lambda entry: compile_into(entry, compiler, source, more_flags)
-        )
-        return Kernel(ctypes.CDLL(str(folder / LIBRARY)), version)
+        make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
+        return Kernel(_loaded(partial(cached_folder, cache_root(None) / "kernel", key, make)), version)
     except subprocess.CalledProcessError as error:
         return Kernel(None, f"{compiler} failed: {_complaint(error)}")
     except (OSError, subprocess.TimeoutExpired, UserError, RunError) as error:
@@ -95,6 +94,16 @@ def find_compiler() -> str | None:
 def compiler_names() -> Sequence[str]:
     wanted = os.environ.get("CXX")
     return (wanted,) if wanted else COMPILERS
+
+
+def _loaded(find: Callable[[], Path]) -> ctypes.CDLL:
+    """The library in the folder that is found or made; a damaged one is made again. Raises `OSError`."""
+    folder = find()
+    try:
+        return ctypes.CDLL(str(folder / LIBRARY))
+    except OSError:
+        shutil.rmtree(folder)
+        return ctypes.CDLL(str(find() / LIBRARY))
 
 
 def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:
@@ -115,7 +124,9 @@ def compile_library(compiler: str, source: Path, more_flags: Sequence[str], targ
 
 
 def _output_of(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=True
+    ).stdout
 
 
 def _complaint(error: subprocess.CalledProcessError) -> str:

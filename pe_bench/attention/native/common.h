@@ -106,18 +106,17 @@ struct Buffer {
     std::unique_ptr<Number, Free> data;
 };
 
-// Every head of every batch, by as many threads; `failed` is set where one had no memory.
+// Every head of every batch, by as many threads as have the memory; false where none had it.
 template <class Pass, class Work>
 bool each_head(const Shape& shape, Work work) {
     std::atomic<int64_t> next{0};
-    std::atomic<bool> failed{false};
     const auto take = [&] {
         try {
             Pass pass(shape);
             for (int64_t n = next++; n < shape.batch * shape.heads; n = next++)
                 work(pass, n / shape.heads, n % shape.heads);
-        } catch (...) {
-            failed = true;
+        } catch (const std::bad_alloc&) {
+            // What this thread did not take, the others do.
         }
     };
     std::vector<std::thread> others;
@@ -130,7 +129,7 @@ bool each_head(const Shape& shape, Work work) {
     }
     take();
     for (std::thread& other : others) other.join();
-    return !failed;
+    return next >= shape.batch * shape.heads;
 }
 
 // The gradients [batch, heads, tokens] of the bias, added over the batch, in order.
