@@ -1,14 +1,24 @@
 """A tiny corpus and tiny runs, so that whole commands take a fraction of a second."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pe_bench import cli
 from pe_bench.cache import cache_root
+
+# Encodings that act each through other hooks: what takes minutes over all of them meets these in CI.
+ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "irope", "t5", "streaming")
+
+
+def one_of_a_kind(names: Iterable[str]) -> list[Any]:
+    """The names, of which all but those are for `scripts/test --full`."""
+    return [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.full) for name in names]
+
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "away", "from", "them", "all")
 

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from conftest import one_of_a_kind
 from torch import nn
 
 from pe_bench.attention import attention, reference_attention
@@ -30,9 +31,6 @@ from pe_bench.model import Decoder
 
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yaml"))
-
-# Each acts through other hooks; all the others with every modifier take minutes.
-ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "irope")
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
@@ -130,9 +128,7 @@ def test_parameters_follow_the_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("modifier", MODIFIERS)
-@pytest.mark.parametrize(
-    "name", [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
-)
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None:
     try:
         one = specimen_of(name, (f"modifier=[{modifier}]", *enough_rows(name, modifier)))

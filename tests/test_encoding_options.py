@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from conftest import ONE_OF_A_KIND
 
 from pe_bench.checks.specimen import TRAIN_LENGTH, Specimen, ids_of, specimen, tokens, worst
 from pe_bench.config import config_dir
@@ -84,7 +85,10 @@ def differs(some: list[torch.Tensor | str], others: list[torch.Tensor | str]) ->
     )
 
 
-@pytest.mark.parametrize(("name", "place", "option"), options())
+@pytest.mark.parametrize(
+    ("name", "place", "option"),
+    [case if case[0] in ONE_OF_A_KIND else pytest.param(*case, marks=pytest.mark.full) for case in options()],
+)
 def test_another_value_of_an_option_is_another_output(name: str, place: str, option: str) -> None:
     given = (*GIVEN.get(name, ()), *GIVEN_FOR.get(option, ()))
     plain, changes = specimen_of(name, given), []

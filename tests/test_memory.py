@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import one_of_a_kind
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -94,14 +95,14 @@ def is_linear(short: Largest, long: Largest, length: int) -> bool:
     return long.bytes <= 2.2 * short.bytes and long.elements < length**2 / 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_no_tensor_of_attention_grows_with_the_square_of_the_length(name: str) -> None:
     for layer in layers_of(long_specimen(name).drawn()):
         short, long = (largest_in_a_layer(layer, length) for length in (LENGTH // 2, LENGTH))
         assert is_linear(short, long, LENGTH), f"{short.bytes} and then {long.bytes} bytes"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_no_tensor_of_the_input_grows_with_the_square_of_the_length(name: str) -> None:
     short, long = largest_in_the_input(name, LENGTH // 2), largest_in_the_input(name, LENGTH)
     assert is_linear(short, long, LENGTH), f"{short.bytes} and then {long.bytes} bytes"

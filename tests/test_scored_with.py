@@ -547,7 +547,9 @@ def test_every_encoding_is_tried_before_any_part_moves_to_the_device(train, fold
     config = read_config(run)
     monkeypatch.setattr(experiment, "resolve_device", lambda name: torch.device("meta"))
     moved: list[str] = []
-    monkeypatch.setattr(experiment, "_rows", lambda subject: moved.append(_device_of(subject.model)) or [])
+    monkeypatch.setattr(
+        experiment, "_rows", lambda subject, plans: moved.append(_device_of(subject.model)) or []
+    )
     others = find_others(read_with(["yarn,rope_ntk"]), run.name, config)
     experiment.score_run(run, config, folder / "results", others)
     assert moved == ["meta"] * 5

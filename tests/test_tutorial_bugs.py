@@ -70,7 +70,7 @@ def failures(name: str) -> set[str]:
         (wrong.RelativeBesideTheScale, {"root"}, "shaw"),
         (wrong.RelativeValuesUnused, {"gradients"}, "shaw"),
         (wrong.NoRoot, {"root"}, "nope"),
-        (wrong.NoMask, {"causal", "future", "prefix", "blocks"}, "nope"),
+        (wrong.NoMask, {"causal", "future", "prefix", "blocks", "half"}, "nope"),
         (wrong.FiniteMask, {"acts", "hidden"}, "nope"),
         (wrong.LowerMask, {"acts", "hidden"}, "nope"),
     ],
