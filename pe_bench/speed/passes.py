@@ -3,6 +3,7 @@
 Letters: B batch, H query heads, T tokens, K head width.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ TEXT = 2**16  # tokens from which training windows are drawn, or more where a wi
 NEVER = 10**9  # steps
 
 
-class Pass:
+class Pass(ABC):
     """One that can be repeated; `path` is what attention takes in it, `flops` are its operations."""
 
     kind: str
@@ -44,8 +45,8 @@ class Pass:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def run(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self) -> None: ...
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
