@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pe_bench import model
-from pe_bench.attention import attention, chunks, reference
+from pe_bench.attention import attention, chunks, reference, relative
 from pe_bench.checks.specimen import (
     MODEL,
     Specimen,
@@ -28,6 +28,7 @@ from pe_bench.checks.specimen import (
     worst,
 )
 from pe_bench.config import config_dir
+from pe_bench.encodings import dape, fire
 from pe_bench.encodings.base import LayerEncoding, Side
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
@@ -62,6 +63,9 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken at a time is so little that what grows with the length is the largest."""
     monkeypatch.setattr(chunks, "CHUNK_QUERIES", 16)
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2**13)
+    monkeypatch.setattr(relative, "CHUNK_QUERIES", 16)
+    monkeypatch.setattr(fire, "PAIRS", 256)
+    monkeypatch.setattr(dape, "PAIRS", 256)
     monkeypatch.setattr(reference, "REFERENCE_ELEMENTS", 2**13)
     monkeypatch.setattr(model, "FEEDFORWARD_TOKENS", 64)
 

@@ -4,12 +4,14 @@ Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K 
 """
 
 import math
+from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pe_bench.attention.reference import sides
+from pe_bench.attention.reference import precise, sides
 from pe_bench.encodings.base import LayerEncoding, Side
 
 
@@ -42,6 +44,33 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) ->
             q, k, wide_v, attn_mask=mask, is_causal=mask is None, scale=scale
         )
     return output[..., : v.shape[-1]]
+
+
+def fused_with_mass(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The output of all keys, with `mask` as in `fused` or else of all, and its mass [B, H, Q, 1].
+
+    That is the logarithm of the sum of exponentials. On a CPU, and without gradients.
+    """
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=precise(q.dtype)).masked_fill_(~mask, float("-inf"))
+    output, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, False, attn_mask=mask, scale=scale
+    )
+    mass = mass.unsqueeze(-1)
+    # The kernel has a mass of 0 for a query that sees nothing.
+    return output, mass if mask is None else mass.masked_fill(
+        mask.amax(-1, keepdim=True).isneginf(), float("-inf")
+    )
+
+
+def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The output over all keys from outputs and masses over some of them each."""
+    if len(parts) == 1:
+        return parts[0][0]
+    total = reduce(torch.logaddexp, [mass for _, mass in parts])
+    return reduce(torch.add, [(mass - total).exp() * output for output, mass in parts])
 
 
 def scale_queries(encoding: LayerEncoding, queries: Side) -> Tensor:

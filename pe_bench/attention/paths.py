@@ -17,7 +17,9 @@ from pe_bench.attention.native import (
     usable_tiled_kernel,
 )
 from pe_bench.attention.reference import reference_attention
+from pe_bench.attention.relative import fused_relative_attention
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.relative import Relative
 
 # Called as `attention` is; what it is named by is its function's name.
 Path = Callable[..., Tensor]
@@ -30,6 +32,8 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     if q.device.type == "cuda" and can_flex(encoding, q, position):
         is_plain = window is None and not encoding.overrides("visible", "bias", "distance_bias")
         return fused_attention if is_plain else fused_flex_attention
+    if window is None and is_relative(encoding, q, position):
+        return fused_relative_attention
     if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("pieces")):
         return reference_attention
     if window is not None or encoding.overrides("visible", "pieces"):
@@ -70,6 +74,12 @@ def is_native(q: Tensor) -> bool:
     trains = torch.is_grad_enabled() and q.requires_grad
     single = q.dtype in (torch.float32, torch.bfloat16)
     return trains and single and q.device.type == "cpu" and is_kernel_here()
+
+
+def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
+    """Whether tables say all that the encoding does for these queries, on a CPU and without gradients."""
+    scores = q.device.type == "cpu" and not torch.is_grad_enabled()
+    return scores and isinstance(encoding, Relative) and encoding.has_tables() and can_tabulate(position)
 
 
 def in_chunks(encoding: LayerEncoding, q: Tensor) -> Path:

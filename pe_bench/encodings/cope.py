@@ -13,10 +13,13 @@ The bias is not divided by sqrt(K), as in the paper's own listing; the authors' 
 it by default. The gates read the logits after modifiers, such as logn.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.running import sums_from_the_end
 from pe_bench.errors import require
 
 
@@ -32,16 +35,23 @@ class CoPE(LayerEncoding):
         self.table = nn.Parameter(torch.zeros(max_position, d_head))
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-        position = contextual_position(scores, visible).clamp(max=len(self.table) - 1)
+        last = len(self.table) - 1
+        position = contextual_position(scores, visible, last).clamp(max=last)
         by_row = (queries.raw @ self.table.to(queries.raw.dtype).mT).to(scores.dtype)
         below, above = position.floor(), position.ceil()
-        return scores + torch.lerp(
-            by_row.gather(-1, below.long()), by_row.gather(-1, above.long()), position - below
-        )
+        added = torch.lerp(by_row.gather(-1, below.long()), by_row.gather(-1, above.long()), position - below)
+        beyond = by_row[..., -1:].expand(*scores.shape[:-1], scores.shape[-1] - added.shape[-1])
+        return scores + torch.cat([beyond, added], -1)
 
 
-def contextual_position(scores: Tensor, visible: Tensor) -> Tensor:
-    """How much of the row, from each key up to the query, the gates let through."""
-    # Masked before the sum: the gates of keys after the query would be counted otherwise.
-    gates = scores.sigmoid().masked_fill(~visible, 0)
-    return gates.flip(-1).cumsum(-1).flip(-1)
+def contextual_position(scores: Tensor, visible: Tensor, last: float = math.inf) -> Tensor:
+    """How much of the row, from each key up to the query, the gates let through.
+
+    Keys that have at least `last` for every query may be left out: the result is that of the latest keys.
+    """
+
+    def gates(keys: slice) -> Tensor:
+        # Masked before the sum: the gates of keys after the query would be counted otherwise.
+        return scores[..., keys].sigmoid().masked_fill(~visible[..., keys], 0)
+
+    return sums_from_the_end(scores.shape[-1], gates, lambda passed: passed >= last)

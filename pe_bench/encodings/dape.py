@@ -27,6 +27,8 @@ from pe_bench.encodings.kerple_log import KerpleLog
 from pe_bench.errors import require
 
 Inner = Literal["alibi", "kerple_log", "fire"]
+# So many pairs are read at a time on a CPU, for the hidden layers of more do not fit its caches.
+PAIRS = 2_048
 
 
 class DAPE(LayerEncoding):
@@ -63,6 +65,18 @@ class DAPE(LayerEncoding):
         assert bias is not None
         # Biases of thousands do not fit half precision, not even where a model is autocast.
         with torch.autocast(scores.device.type, enabled=False):
-            both = torch.cat([scores, bias.expand_as(scores)], 1).to(self.hidden.weight.dtype)
-            change = self.output(functional.leaky_relu(self.hidden(both.movedim(1, -1))))
-        return scores + bias + change.movedim(-1, 1)
+            both = torch.cat([scores, bias.expand_as(scores)], 1).to(self.hidden.weight.dtype).flatten(2)
+            size = PAIRS if both.device.type == "cpu" else both.shape[-1]
+            change = torch.cat([self._network(pairs) for pairs in both.split(size, -1)], -1)
+        return scores + bias + change.view_as(scores)
+
+    def _network(self, both: Tensor) -> Tensor:
+        """f of some pairs [B, 2 H, n], [B, H, n]: each neuron has a row of memory, and each head."""
+        hidden = functional.leaky_relu(_applied(self.hidden, both))
+        return _applied(self.output, hidden)
+
+
+def _applied(linear: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer from features to features of x [B, features, n]."""
+    weight, intercept = (one.expand(len(x), -1, -1) for one in (linear.weight, linear.bias.unsqueeze(-1)))
+    return torch.baddbmm(intercept, weight, x)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.relative import Relative, Tables
 from pe_bench.errors import require
 
 Terms = Literal["c2p+p2c", "c2p", "p2c"]
@@ -85,7 +86,7 @@ class DeBERTa(PositionalEncoding):
         return log_buckets(distance.clamp(min=0), self.buckets, self.max_distance)
 
 
-class DeBERTaLayer(LayerEncoding):
+class DeBERTaLayer(Relative):
     """What one layer reads of the parameters, which the encoding of the model holds."""
 
     def __init__(self, shared: DeBERTa, number: int):
@@ -110,6 +111,15 @@ class DeBERTaLayer(LayerEncoding):
         if "p2c" in terms:
             scores = scores + of_key.mT.gather(-2, rows)
         return scale / math.sqrt(1 + len(terms)) * scores
+
+    def tables(self) -> Tables:
+        distance = torch.arange(self.shared.max_distance, device=self.shared.positions.device)
+        positions = self.shared.positions[self.shared.rows(distance)]
+        tables = {
+            term: positions @ projections[self.number]
+            for term, projections in self.shared.projections.items()
+        }
+        return Tables(tables.get("c2p"), tables.get("p2c"), factor=1 / math.sqrt(1 + len(tables)))
 
     def _with_products(self, x: Tensor, term: str) -> Tensor:
         """x [B, H, n, K] and, where there is such a term, its products with the rows of W P."""

@@ -22,6 +22,8 @@ from pe_bench.errors import require
 
 # Keeps a fraction of nothing from being 0 / 0.
 SMALL = 1e-6
+# So many pairs are read at a time on a CPU, for the hidden layers of more do not fit its caches.
+PAIRS = 8_192
 
 
 class FIRE(LayerEncoding):
@@ -43,9 +45,16 @@ class FIRE(LayerEncoding):
     def bias(self, queries: Side, keys: Side) -> Tensor:
         # The fractions of neighbours are one number in half precision, even where a model is autocast.
         with torch.autocast(queries.position.device.type, enabled=False):
-            fraction = self.fractions(queries.position, keys.position).unsqueeze(-1)
-            bias = self.output(self.hidden(fraction).relu()).movedim(-1, -3)
-        return bias if bias.dim() == 3 else bias.squeeze(1)  # [H, Q, N] or [B, H, Q, N]
+            fraction = self.fractions(queries.position, keys.position)
+            size = PAIRS if fraction.device.type == "cpu" else fraction.numel()
+            pairs = [self._network(pairs) for pairs in fraction.flatten().split(size)]
+            bias = torch.cat(pairs, -1).unflatten(-1, fraction.shape)
+        return bias if bias.dim() == 3 else bias.squeeze(2).transpose(0, 1)  # [H, Q, N] or [B, H, Q, N]
+
+    def _network(self, fraction: Tensor) -> Tensor:
+        """f of some pairs [n], [H, n]: each neuron has a row of memory, and each head."""
+        hidden = torch.addcmul(self.hidden.bias.unsqueeze(-1), self.hidden.weight, fraction).relu()
+        return torch.addmm(self.output.bias.unsqueeze(-1), self.output.weight, hidden)
 
     def fractions(self, of_query: Tensor, of_key: Tensor) -> Tensor:
         """Normalised distances [Q, N] or [B, 1, Q, N]; 0 for keys after the query."""

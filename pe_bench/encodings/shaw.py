@@ -12,17 +12,18 @@ arXiv:1803.02155, section 3.
 Heads share tables in the paper's big model, with a max_distance of 8; its base model has 16, and tables
 for each head (section 4.1). The authors' tables also have max_distance rows for keys after the query,
 which a decoder never reads. They add row vectors for each pair; here scores are gathered, and weights
-summed, by row.
+summed, by row; long texts are scored from `tables`.
 """
 
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import Side
+from pe_bench.encodings.relative import Relative, Tables
 from pe_bench.errors import require
 
 
-class Shaw(LayerEncoding):
+class Shaw(Relative):
     family = "relative"
     paper = "arXiv:1803.02155"
     past_training = "clamps"
@@ -46,6 +47,9 @@ class Shaw(LayerEncoding):
         empty = precise.new_zeros(*weights.shape[:-1], self.max_distance + 1)
         by_row = empty.scatter_add(-1, self._rows(queries, keys).expand_as(weights), precise)
         return weights @ v + by_row.to(v.dtype) @ self.values.to(v.dtype)
+
+    def tables(self) -> Tables:
+        return Tables(of_query=self.keys.flip(0), of_value=self.values.flip(0))
 
     def _rows(self, queries: Side, keys: Side) -> Tensor:
         """The row of each pair, [Q, N] or [B, 1, Q, N]."""

@@ -11,11 +11,14 @@ Study", ICLR, arXiv:2410.17980.
 The authors' kernel leaves the remainder to its caller. Without it the first token's output is 0.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.running import sums_from_the_end
 
 
 class StickBreaking(LayerEncoding):
@@ -30,11 +33,17 @@ class StickBreaking(LayerEncoding):
         return keys.index < queries.index.unsqueeze(-1)
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-        passed = functional.logsigmoid(-scores).masked_fill(~visible, 0)
-        # Of the keys after j only: a sum from the right end, one place further.
-        nearer = functional.pad(passed[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))
-        broken = functional.logsigmoid(scores) + nearer
-        return broken.masked_fill(~visible, float("-inf")).exp()
+        def passed(keys: slice) -> Tensor:
+            return functional.logsigmoid(-scores[..., keys]).masked_fill(~visible[..., keys], 0)
+
+        count, least = scores.shape[-1], least_exponent(scores.dtype)
+        left = sums_from_the_end(count, passed, lambda left: left < least)
+        near = slice(count - left.shape[-1], count)
+        # Of the keys after j only: one place further.
+        nearer = functional.pad(left[..., 1:], (0, 1))
+        broken = functional.logsigmoid(scores[..., near]) + nearer
+        weights = broken.masked_fill(~visible[..., near], float("-inf")).exp()
+        return functional.pad(weights, (near.start, 0))
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         output = weights @ v
@@ -43,3 +52,9 @@ class StickBreaking(LayerEncoding):
         rest = 1 - weights.sum(-1, keepdim=True, dtype=torch.promote_types(weights.dtype, torch.float32))
         own = queries.index - keys.index[0]
         return output + rest.to(v.dtype) * v[..., own, :]
+
+
+def least_exponent(dtype: torch.dtype) -> float:
+    """Below it the exponential is zero."""
+    limits = torch.finfo(dtype)
+    return math.log(limits.tiny) + math.log(limits.eps) - 1

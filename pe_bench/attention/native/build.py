@@ -5,6 +5,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pe_bench.cache import cache_root, cached_folder, key_of
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.machine import processor_facts
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "kernel.cpp"
@@ -29,7 +31,8 @@ OF_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
 TILES = {"amx_tile", "amx_bf16", "avx512f"}
 TILED_FLAGS = ("-mamx-tile", "-mamx-bf16")
 SECONDS = 120
-CPUINFO = Path("/proc/cpuinfo")
+# What tells processors apart that share a cache folder: their name and what they can do.
+KINDS = ("model name", "flags", "Features", "CPU part")
 
 
 class Kernel(NamedTuple):
@@ -62,10 +65,7 @@ def has_tiles() -> bool:
 
 def abilities() -> set[str]:
     """What this processor can do, in the words of Linux on x86; empty elsewhere."""
-    if not CPUINFO.exists():
-        return set()
-    lines = CPUINFO.read_text(errors="replace").splitlines()
-    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+    return set(processor_facts().get("flags", "").split())
 
 
 def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
@@ -76,7 +76,7 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
     if compiler is None:
         return Kernel(None, f"no C++ compiler is here ({', '.join(compiler_names())})")
     try:
-        version = _output_of([compiler, "--version"]).partition("\n")[0]
+        version = _output_of([*_words(compiler), "--version"]).partition("\n")[0]
         digests = [_digest(path) for path in (source, *(FOLDER / name for name in HEADERS))]
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
         make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
@@ -88,12 +88,25 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
 
 
 def find_compiler() -> str | None:
-    return next((path for name in compiler_names() if (path := shutil.which(name))), None)
+    """A command, as a shell would read it: its program in full, and its words."""
+    for name in compiler_names():
+        program, *words = _words(name) or [name]
+        if path := shutil.which(program):
+            return shlex.join([path, *words])
+    return None
 
 
 def compiler_names() -> Sequence[str]:
-    wanted = os.environ.get("CXX")
+    wanted = os.environ.get("CXX", "").strip()
     return (wanted,) if wanted else COMPILERS
+
+
+def _words(command: str) -> list[str]:
+    """Of `ccache g++`; none where a quote is left open."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
 
 
 def _loaded(find: Callable[[], Path]) -> ctypes.CDLL:
@@ -120,7 +133,7 @@ def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence
 
 
 def compile_library(compiler: str, source: Path, more_flags: Sequence[str], target: Path) -> None:
-    _output_of([compiler, *FLAGS, f"-I{FOLDER}", *more_flags, str(source), "-o", str(target)])
+    _output_of([*_words(compiler), *FLAGS, f"-I{FOLDER}", *more_flags, str(source), "-o", str(target)])
 
 
 def _output_of(command: list[str]) -> str:
@@ -139,9 +152,6 @@ def _digest(path: Path) -> str:
 
 
 def _processor() -> str:
-    """What tells processors apart that share a cache folder: their name and what they can do."""
-    if not CPUINFO.exists():
-        return f"{platform.machine()} {platform.processor()}"
-    lines = CPUINFO.read_text(errors="replace").splitlines()
-    told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return "\n".join(sorted(told))
+    facts = processor_facts()
+    told = [f"{kind}: {facts[kind]}" for kind in KINDS if kind in facts]
+    return "\n".join(told) or f"{platform.machine()} {platform.processor()}"

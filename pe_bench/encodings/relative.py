@@ -1,0 +1,35 @@
+"""Tables with a row for each distance, which is all that some encodings add to scores and values."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding
+
+
+class Tables(NamedTuple):
+    """Rows [n, K] or [H, n, K] for the distances 0 to n - 1, of which the last serves all beyond.
+
+    With the row of the distance of query i and key j, and without what is None,
+
+        z_ij = factor * scale * (q_i . k_j + q_i . of_query + k_j . of_key)
+        out_i = sum_j w_ij (v_j + of_value)
+    """
+
+    of_query: Tensor | None = None
+    of_key: Tensor | None = None
+    of_value: Tensor | None = None
+    factor: float = 1.0
+
+
+class Relative(LayerEncoding, ABC):
+    """An encoding that does what its tables say and nothing else, whatever hooks it has for that."""
+
+    @abstractmethod
+    def tables(self) -> Tables:
+        """Of positions that count tokens."""
+
+    def has_tables(self) -> bool:
+        """Whether `tables` are of this very class, and not of one whose other hooks it has changed."""
+        return "tables" in vars(type(self))
