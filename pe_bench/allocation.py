@@ -35,6 +35,13 @@ def large_allocations_kept() -> Iterator[bool]:
         library.malloc_trim(0)
 
 
+def give_back_free_memory() -> None:
+    """To the system, so that what is taken next is seen."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
 def _glibc() -> ctypes.CDLL | None:
     if platform.libc_ver()[0] != "glibc":
         return None

@@ -1,5 +1,6 @@
 """What Hydra says of a mistake, as one line that names the word and the way out."""
 
+import glob
 import re
 import shlex
 import typing
@@ -12,6 +13,9 @@ from pe_bench.checking import unknown
 from pe_bench.config import FIELD_OF_KEY, SECTIONS, config_dir
 from pe_bench.errors import UserError, first_line
 from pe_bench.hydra_words import CONFIG_DIR, GROUPS, values_of
+
+
+EXTRA_OF_LAUNCHER = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 
 @contextmanager
@@ -58,8 +62,22 @@ def _missing_file(error: Exception, text: str, words: Sequence[str], known_keys:
     if not missing:
         return None
     group, _, name = str(missing).rpartition("/")
+    if group == "hydra/launcher" and name in EXTRA_OF_LAUNCHER:
+        extra = EXTRA_OF_LAUNCHER[name]
+        return f"hydra/launcher={name} is not installed: pip install 'pe-bench[{extra}]'"
     options = getattr(error, "options", None)
-    return unknown(name, group or "configuration", options or names_in(group, values_of(words, CONFIG_DIR)))
+    directories = values_of(words, CONFIG_DIR)
+    told = unknown(name, group or "configuration", options or names_in(group, directories))
+    return told if directories or not group else told + _own_file(group, name, "did you mean" in told)
+
+
+def _own_file(group: str, name: str, is_close: bool) -> str:
+    """How a file of the user's own is found: the one that lies here, or any, where no name is close."""
+    file = f"{glob.escape(group)}/{glob.escape(name)}.yaml"
+    here = [*Path().glob(file), *sorted(Path().glob(f"*/{file}"))]
+    if here:
+        return f"; {here[0]} is found with --config-dir {here[0].parent.parent}"
+    return "" if is_close else f"; FOLDER/{group}/{name}.yaml of your own is found with --config-dir FOLDER"
 
 
 def _not_a_name(error: Exception, text: str, words: Sequence[str], known_keys: Known) -> str | None:

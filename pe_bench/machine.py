@@ -21,6 +21,7 @@ from pe_bench.errors import UserError
 _CLEAR_HIGHEST = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _PAGES = Path("/proc/self/statm")
+CPUINFO = Path("/proc/cpuinfo")
 SAMPLE_SECONDS = 0.01
 
 
@@ -153,7 +154,7 @@ def environment(device: torch.device, threads: int) -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "device": device_name(device),
         "cores": available_cores(),
         "threads": threads,
@@ -187,9 +188,14 @@ def git_commit() -> str:
     return done.stdout.strip()
 
 
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor() or platform.machine()
-    lines = cpuinfo.read_text(errors="replace").splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+def processor_facts() -> dict[str, str]:
+    """What Linux says of the first processor: its `model name`, its `flags`; empty elsewhere."""
+    lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
+    found: dict[str, str] = {}
+    for name, _, value in (line.partition(":") for line in lines):
+        found.setdefault(name.strip(), value.strip())
+    return found
+
+
+def processor_name() -> str:
+    return processor_facts().get("model name") or platform.processor() or platform.machine()

@@ -14,11 +14,11 @@ from pe_bench.config_checks import check_folder
 from pe_bench.errors import RunError, require
 from pe_bench.hydra_app import WORDS_VARIABLE, compose
 from pe_bench.hydra_words import check_words
+from pe_bench.speed.rows import read_rows
 from pe_bench.subjects import Subject, subjects
 from pe_bench.terminal import say, write_out
 
 if TYPE_CHECKING:
-    from pe_bench.speed.bench import Bench
     from pe_bench.speed.rows import Row
     from pe_bench.speed.table import Limits
 
@@ -84,8 +84,8 @@ def time_encodings(
 ) -> None:
     """Time the encodings among `words`, or all of them, at each length; print, write and draw what came out.
 
-    Rows are written as they come, so that an interruption leaves those that there are. Raises `UserError` for
-    words that cannot be, before anything is timed.
+    Rows are written as they come, so that an interruption leaves those that there are, and those of other
+    measurements stay in the file. Raises `UserError` for words that cannot be, before anything is timed.
     """
     wanted = sorted(set(parse_lengths(lengths)))
     require(wanted[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {wanted[0]} is shorter")
@@ -98,12 +98,13 @@ def time_encodings(
     first = asked.at(wanted[0])
     for length in wanted[1:] if train else []:
         asked.reference(length)
-    results_dir = check_folder(first[0].config.results_dir, "results_dir")
+    file = output or check_folder(first[0].config.results_dir, "results_dir") / FILE
+    read_rows(file)
     for subject in first:
         _check_build(subject)
     if not asked.is_choice:
         say(f"no encoding is named: timing all {len(first)}; Ctrl-C leaves what is done by then")
-    _measure(asked, first, wanted, repeats, output or results_dir / FILE)
+    _measure(asked, first, wanted, repeats, file)
 
 
 def read_words(words: Sequence[str], train: bool, directories: Sequence[str]) -> Asked:
@@ -197,18 +198,16 @@ def _measure(
                 bar.show(len(rows), row.line, row.line)
     finally:
         if rows:
-            _show(rows, bench, limits, file)
+            _show(rows, limits, file)
     if not any(row.status == "ok" for row in rows):
         raise RunError("nothing could be timed: the reasons stand under the table")
 
 
-def _show(rows: Sequence["Row"], bench: "Bench", limits: "Limits", file: Path) -> None:
-    from pe_bench.machine import environment
+def _show(rows: Sequence["Row"], limits: "Limits", file: Path) -> None:
     from pe_bench.speed.picture import draw_rows
     from pe_bench.speed.table import render, title
 
-    processor = str(environment(bench.device, bench.threads)["processor"])
-    write_out(render(rows, processor, limits))
+    write_out(render(rows, limits))
     picture = file.with_suffix(".png")
-    draw_rows(rows, title(rows, processor), picture)
+    draw_rows(rows, title(rows), picture)
     say(f"wrote {file} and {picture}")

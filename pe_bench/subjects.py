@@ -4,11 +4,13 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pe_bench.checking import unknown
 from pe_bench.config import Config, parse_config
 from pe_bench.errors import UserError, require
 from pe_bench.hydra_app import compose
@@ -79,9 +81,11 @@ def subjects(words: Sequence[str], directories: Sequence[str] = ()) -> list[Subj
     outside = [word for word in overrides if not _is_option(word)]
     options = [word for word in overrides if _is_option(word)]
     bare = {name: _composed(name, outside, directories) for name in names}
-    wanted = {name: {word: in_full(name, bare[name], word) for word in options} for name in names}
+    known = {name: _with_own_options(name, bare[name]["encoding"]) for name in names}
+    wanted = {name: {word: in_full(name, known[name], word) for word in options} for name in names}
     for word in options:
         if not any(found[word] for found in wanted.values()):
+            _check_key(word, [key for name in names for key in _option_names(name, bare[name], directories)])
             # Hydra says what is wrong with it.
             wanted[names[0]][word] = word if "." in _key(word) else _placed("encoding", word)
     return [
@@ -89,6 +93,23 @@ def subjects(words: Sequence[str], directories: Sequence[str] = ()) -> list[Subj
         for name in names
         for each in product(*(_each_value(word) for word in wanted[name].values() if word))
     ]
+
+
+def _check_key(word: str, options: Sequence[str]) -> None:
+    """Of a word that no encoding has: a mistyped key of the run is told as such. Raises `UserError`."""
+    key, others = _key(word), [*GROUPS, *(field.name for field in fields(Config))]
+    closest = get_close_matches(key, [*options, *others], 1)
+    if "." not in key and (not closest or closest[0] in others):
+        raise UserError(unknown(key, "key", {*options, *others}))
+
+
+def _option_names(name: str, values: dict[str, Any], directories: Sequence[str]) -> list[str]:
+    """What a short word can mean of an encoding and its modifiers."""
+    if ":" in name:
+        return [option for option, _ in _parameters(_class_of(name, directories))]
+    parts = [values["encoding"], *values["encoding"].get("modifiers", {}).values()]
+    told = {"name", "class", "derived", "modifiers", *SIZES}
+    return [key for part in parts for key in part if key not in told]
 
 
 def _each_value(word: str) -> list[str]:
@@ -143,10 +164,19 @@ def _has(encoding: dict[str, Any], key: str) -> bool:
 
 
 def _composed(name: str, words: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
-    """The encoding's part of the configuration."""
-    if ":" in name:
-        return _of_class(name, parse_config(compose(words, directories)), directories)
-    return compose([f"encoding={name}", *words], directories)["encoding"]
+    """The configuration with this encoding, and no option of its own."""
+    if ":" not in name:
+        return compose([f"encoding={name}", *words], directories)
+    values = compose(["encoding=nope", *words], directories)
+    modifiers = values["encoding"].get("modifiers", {})
+    return values | {
+        "encoding": _of_class(name, parse_config(values), directories) | {"modifiers": modifiers}
+    }
+
+
+def _with_own_options(name: str, encoding: dict[str, Any]) -> dict[str, Any]:
+    """What words can change of it: beside a class in a file, nothing of its modifiers."""
+    return encoding if ":" not in name else encoding | {"modifiers": {}}
 
 
 def _subject(
@@ -156,10 +186,11 @@ def _subject(
     directories: Sequence[str],
     bare: dict[str, Any],
 ) -> Subject:
-    if ":" in name:
-        values = compose(["encoding=nope", *outside], directories)
-        modifiers = values["encoding"].get("modifiers", {})
-        values["encoding"] = _with_options(bare, options, directories) | {"modifiers": modifiers}
+    """bare: the configuration without the options."""
+    if not options:
+        values = bare
+    elif ":" in name:
+        values = bare | {"encoding": _with_options(bare["encoding"], options, directories)}
     else:
         values = compose([f"encoding={name}", *outside, *options], directories)
     given = frozenset(map(_key, (*outside, *options)))
@@ -168,18 +199,21 @@ def _subject(
 
 def _of_class(name: str, config: Config, directories: Sequence[str]) -> dict[str, Any]:
     """Sizes for what a class asks for by the names that YAML files use; other options have their defaults."""
-    from pe_bench.encodings.load import find_class
-
-    search = [Path(directory) for directory in directories]
     length = config.train.length
     known = {**asdict(config.model), "train_length": length, "max_position": length, "window": length}
     options = {}
-    for option, parameter in _parameters(find_class(name, search)):
+    for option, parameter in _parameters(_class_of(name, directories)):
         if parameter.default is not parameter.empty:
             options[option] = parameter.default
         elif option in known:
             options[option] = known[option]
     return {"name": name.rpartition(":")[2], "class": name, **options}
+
+
+def _class_of(name: str, directories: Sequence[str]) -> type:
+    from pe_bench.encodings.load import find_class
+
+    return find_class(name, [Path(directory) for directory in directories])
 
 
 def _parameters(encoding: type) -> Iterator[tuple[str, inspect.Parameter]]:
@@ -193,10 +227,7 @@ def _with_options(
     encoding: dict[str, Any], options: Sequence[str], directories: Sequence[str]
 ) -> dict[str, Any]:
     """Values of a class that has no YAML file, read as Hydra reads them."""
-    from pe_bench.checking import unknown
-    from pe_bench.encodings.load import find_class
-
-    known = [option for option, _ in _parameters(find_class(encoding["class"], list(map(Path, directories))))]
+    known = [option for option, _ in _parameters(_class_of(encoding["class"], directories))]
     keys = [_key(word).removeprefix("encoding.") for word in options]
     for key in keys:
         if key not in known:

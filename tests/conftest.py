@@ -1,14 +1,17 @@
 """A tiny corpus and tiny runs, so that whole commands take a fraction of a second."""
 
 import random
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.hydra import Hydra
 
-from pe_bench import cli
+from pe_bench import cli, hydra_app
 from pe_bench.cache import cache_root
 
 # Encodings that act each through other hooks: what takes minutes over all of them meets these in CI.
@@ -65,6 +68,33 @@ def tiny_words(folder: Path) -> list[str]:
     ]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def composed_once() -> Iterator[None]:
+    """Hydra takes longer than a tiny run: no configuration is composed twice from the files that we ship.
+
+    Every one was composed once more to read `hydra.mode` alone.
+    """
+    read_mode, compose = Hydra.get_mode, hydra_app._compose
+    composed: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+        is_given = config_name != hydra_app.CONFIG or any("hydra" in word for word in overrides)
+        return read_mode(self, config_name, overrides) if is_given else None
+
+    def compose_once(overrides: Sequence[str], directories: Sequence[str], name: str) -> dict[str, Any]:
+        if directories:  # of a test's own
+            return compose(overrides, directories, name)
+        key = (*overrides, name, Path.home())
+        if key not in composed:
+            composed[key] = compose(overrides, directories, name)
+        return deepcopy(composed[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hydra, "get_mode", get_mode)
+        patch.setattr(hydra_app, "_compose", compose_once)
+        yield
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in, with a corpus beside."""
@@ -101,6 +131,31 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 def train(command: Command, folder: Path) -> Command:
     """Run `pe-bench train` on the tiny corpus, with more words behind the usual ones."""
     return lambda *words: command("train", *tiny_words(folder), *words)
+
+
+@pytest.fixture(scope="session")
+def trained_before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, ...], Outcome]]:
+    """A folder with a corpus, and what was trained on it: the results of the nth words lie in folder `n`."""
+    home = tmp_path_factory.mktemp("trained")
+    write_corpus(home / "corpus")
+    return home, {}
+
+
+@pytest.fixture
+def begin(
+    command: Command, folder: Path, trained_before: tuple[Path, dict[tuple[str, ...], Outcome]]
+) -> Command:
+    """As `train`, for tests that begin with a run: a copy, where another test began with these words."""
+    home, outcomes = trained_before
+
+    def run(*words: str) -> Outcome:
+        if words not in outcomes:
+            results = f"results_dir={home / str(len(outcomes))}"
+            outcomes[words] = command("train", *tiny_words(home), results, *words)
+        shutil.copytree(home / str(list(outcomes).index(words)), folder / "results", dirs_exist_ok=True)
+        return outcomes[words]
+
+    return run
 
 
 def only_run(folder: Path) -> Path:

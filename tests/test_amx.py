@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pe_bench import machine
 from pe_bench.attention import choose, native, reference_attention
 from pe_bench.attention.native import build, causal_attention, native_attention
 from pe_bench.encodings.alibi import ALiBi
@@ -298,7 +299,7 @@ def test_the_instructions_that_are_compiled_do_what_the_emulation_does(
 def test_it_is_for_processors_that_say_they_have_tiles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str, usable: bool
 ) -> None:
-    monkeypatch.setattr(build, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     assert build.abilities() == set()
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     assert build.has_tiles() == usable
@@ -307,7 +308,7 @@ def test_it_is_for_processors_that_say_they_have_tiles(
 def test_a_processor_without_tiles_compiles_nothing_and_tells_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(build, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(build, "_made", lambda *_: pytest.fail("compiled"))
     build.tiled_kernel.cache_clear()
     assert build.tiled_kernel() == (None, "this processor has no tiles for bfloat16 (AMX)")

@@ -14,6 +14,7 @@ from pe_bench.checks.specimen import (
     MODEL,
     TRAIN_LENGTH,
     VOCABULARY,
+    Specimen,
     hidden,
     layer_inputs,
     layers_of,
@@ -34,7 +35,8 @@ MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yam
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
-every_encoding = pytest.mark.parametrize("name", NAMES)
+# Of the scope of the module, so that all tests of one encoding follow each other and share its specimen.
+every_encoding = pytest.mark.parametrize("name", NAMES, scope="module")
 specimen_of = cache(specimen)
 
 
@@ -131,7 +133,7 @@ def test_parameters_follow_the_seed(name: str) -> None:
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None:
     try:
-        one = specimen_of(name, (f"modifier=[{modifier}]", *enough_rows(name, modifier)))
+        one = with_enough_rows(specimen(name, (f"modifier=[{modifier}]",)))
     except UserError as refusal:
         if "both replace ids" not in str(refusal):
             raise
@@ -143,9 +145,9 @@ def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None
     assert gradient.isfinite().all()
 
 
-def enough_rows(name: str, modifier: str) -> list[str]:
+def with_enough_rows(one: Specimen) -> Specimen:
     """A table of positions must hold the ids of modifiers that spread them."""
-    one = specimen_of(name, (f"modifier=[{modifier}]",))
     spread = [part["max_position"] for part in one.config["modifiers"].values() if "max_position" in part]
-    table = specimen_of(name).past_training == "undefined" and "max_position" in one.config
-    return [f"encoding.max_position={max(spread)}"] if spread and table else []
+    if not spread or one.past_training != "undefined" or "max_position" not in one.config:
+        return one
+    return replace(one, config=one.config | {"max_position": max(spread)})

@@ -329,6 +329,8 @@ def test_it_is_compiled_once_and_kept(unbuilt: Path) -> None:
         ({"PE_BENCH_KERNEL": "off"}, "PE_BENCH_KERNEL=off"),
         ({"CXX": "no-such-compiler"}, "no C++ compiler is here (no-such-compiler)"),
         ({"CXX": "false"}, "false failed: exit code 1"),
+        ({"CXX": "env no-such-compiler -O1"}, "no-such-compiler -O1 failed: exit code 127"),
+        ({"CXX": "'g++"}, "no C++ compiler is here ('g++)"),
     ],
 )
 def test_without_a_compiler_there_is_a_reason(
@@ -350,6 +352,15 @@ def test_a_cache_folder_that_cannot_be_written_is_no_error(
     found = usable_kernel()
     assert found.library is None
     assert "\n" not in found.told
+
+
+@here
+def test_a_compiler_may_be_a_command_of_several_words(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = build.find_compiler()
+    monkeypatch.setenv("CXX", f"env PE_BENCH_WORD='two words' {compiler}")
+    assert build.kernel().library is not None
+    (entry,) = unbuilt.glob("kernel/*/meta.json")
+    assert json.loads(entry.read_text())["compiler"].endswith(f"'PE_BENCH_WORD=two words' {compiler}")
 
 
 @here

@@ -8,6 +8,8 @@ import pytest
 from conftest import write_corpus
 from documents import commands, run_all
 
+from pe_bench import limits
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -38,6 +40,8 @@ def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch,
 
 def test_the_page_on_performance_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    monkeypatch.setitem(limits.MATRIX_SIDES, "cpu", (64,))
+    monkeypatch.setitem(limits.COPIED_BYTES, "cpu", 2**16)
     assert "x nope" in run_all(page, tmp_path, monkeypatch, capsys)
     assert (tmp_path / "results" / "speed.png").stat().st_size > 5_000
 

@@ -56,8 +56,8 @@ def encoded(outcome: Outcome) -> list[str]:
 # Curves
 
 
-def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(train, evaluate, folder):
-    train("encoding=rope")
+def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(begin, evaluate, folder):
+    begin("encoding=rope")
     outcome = evaluate("--lengths", "32", "--with", "yarn")
     assert outcome.code == 0, outcome.err
     assert sorted(encoded(outcome)) == ["rope", "rope -> yarn factor=4.0", "rope -> yarn factor=auto"]
@@ -67,8 +67,8 @@ def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(train, evaluat
     assert {row.length for row in rows_of(folder) if row.scored_with != "rope"} == {16, 32}
 
 
-def test_factor_auto_is_the_plain_run_at_the_training_length_and_fixed_is_not(train, evaluate, folder):
-    train("encoding=rope")
+def test_factor_auto_is_the_plain_run_at_the_training_length_and_fixed_is_not(begin, evaluate, folder):
+    begin("encoding=rope")
     evaluate("--lengths", "32", "--with", "rope_pi")
     nll = levels(folder)
     assert nll["rope_pi factor=auto", 16] == nll["rope", 16]
@@ -76,24 +76,24 @@ def test_factor_auto_is_the_plain_run_at_the_training_length_and_fixed_is_not(tr
     assert len({nll[label, 32] for label in labels(folder)}) == 3
 
 
-def test_one_of_the_two_curves_can_be_asked_for(train, evaluate, folder):
-    train("encoding=rope")
+def test_one_of_the_two_curves_can_be_asked_for(begin, evaluate, folder):
+    begin("encoding=rope")
     assert evaluate("--with", "yarn factor=fixed", "--with", "rope_ntk factor=auto").code == 0
     assert labels(folder) == ["rope", "rope_ntk factor=auto", "yarn factor=4.0"]
     assert evaluate("--with", "rope_pi factor=null").code == 0, "null is the window's, as in training"
     assert "rope_pi factor=auto" in labels(folder) and "rope_pi factor=4.0" not in labels(folder)
 
 
-def test_fixed_is_the_same_as_its_number(train, evaluate, folder):
-    train("encoding=rope")
+def test_fixed_is_the_same_as_its_number(begin, evaluate, folder):
+    begin("encoding=rope")
     evaluate("--with", "yarn")
     before = (only_run(folder) / "eval.csv").read_text()
     evaluate("--with", "yarn factor=4")
     assert (only_run(folder) / "eval.csv").read_text() == before
 
 
-def test_fixed_follows_the_longest_text_that_is_scored(train, evaluate, folder):
-    train("encoding=rope")
+def test_fixed_follows_the_longest_text_that_is_scored(begin, evaluate, folder):
+    begin("encoding=rope")
     evaluate("--lengths", "32,128", "--with", "yarn factor=fixed")
     assert "yarn factor=8.0" in labels(folder)
     assert {row.length for row in rows_of(folder) if row.scored_with == "yarn factor=8.0"} == {16, 32, 128}
@@ -115,16 +115,16 @@ def test_fixed_factor_is_the_longest_length_over_that_of_training(asked, expecte
     assert fixed_factor(asked, 128) == expected
 
 
-def test_scores_are_those_of_the_trained_weights_in_that_encoding(train, evaluate, folder):
+def test_scores_are_those_of_the_trained_weights_in_that_encoding(begin, evaluate, folder):
     """The same numbers as a run of the scaling with the same weights, which are put there by hand."""
-    train("encoding=rope", "encoding.base=500")
+    begin("encoding=rope", "encoding.base=500")
     run = only_run(folder)
     evaluate("--lengths", "32", "--with", "yarn factor=4 beta_fast=16")
     mine = {row.length: row for row in rows_of(folder) if row.scored_with != row.encoding}
     assert {row.scored_with for row in mine.values()} == {"yarn factor=4.0 base=500.0 beta_fast=16.0"}
     shutil.move(run, folder / "rope")
     options = [f"encoding.{word}" for word in ("base=500", "factor=4", "beta_fast=16")]
-    train("encoding=yarn", *options)
+    begin("encoding=yarn", *options)
     other = only_run(folder)
     shutil.rmtree(other / "checkpoints")
     shutil.copytree(folder / "rope" / "checkpoints", other / "checkpoints")
@@ -137,8 +137,8 @@ def test_scores_are_those_of_the_trained_weights_in_that_encoding(train, evaluat
 # What carries over, and what changes on the disk
 
 
-def test_options_that_both_have_take_the_trained_value_unless_given(train, evaluate, folder):
-    train("encoding=rope", "encoding.base=500", "encoding.layout=interleaved")
+def test_options_that_both_have_take_the_trained_value_unless_given(begin, evaluate, folder):
+    begin("encoding=rope", "encoding.base=500", "encoding.layout=interleaved")
     evaluate("--with", "yarn factor=2", "--with", "rope_pi base=100 factor=2")
     assert labels(folder) == [
         "rope base=500.0 layout=interleaved",
@@ -148,8 +148,8 @@ def test_options_that_both_have_take_the_trained_value_unless_given(train, evalu
 
 
 @pytest.mark.parametrize(("trained", "meaning"), [("partial_rope", "features"), ("p_rope", "frequencies")])
-def test_a_fraction_means_what_it_meant_in_training(train, evaluate, folder, trained, meaning):
-    train(f"encoding={trained}", "encoding.fraction=0.5")
+def test_a_fraction_means_what_it_meant_in_training(begin, evaluate, folder, trained, meaning):
+    begin(f"encoding={trained}", "encoding.fraction=0.5")
     outcome = evaluate("--lengths", "32", "--with", "rope_pi,lm_infinite")
     assert outcome.code == 0, outcome.err
     spelled = "" if meaning == "features" else " fraction_of=frequencies"
@@ -161,8 +161,8 @@ def test_a_fraction_means_what_it_meant_in_training(train, evaluate, folder, tra
             assert nll[label, 16] == pytest.approx(nll[own, 16], abs=1e-5)
 
 
-def test_nothing_else_of_the_run_changes_on_the_disk(train, evaluate, folder):
-    train("encoding=rope")
+def test_nothing_else_of_the_run_changes_on_the_disk(begin, evaluate, folder):
+    begin("encoding=rope")
     run = only_run(folder)
     before = hashes(run)
     assert evaluate("--with", "yarn,nope,sliding_window,logn").code == 0
@@ -172,8 +172,8 @@ def test_nothing_else_of_the_run_changes_on_the_disk(train, evaluate, folder):
     assert all(name.startswith("scores/") for name in set(after) - set(before))
 
 
-def test_repeating_the_command_scores_only_what_is_missing(train, evaluate, folder):
-    train("encoding=rope")
+def test_repeating_the_command_scores_only_what_is_missing(begin, evaluate, folder):
+    begin("encoding=rope")
     evaluate("--lengths", "32", "--with", "yarn")
     times = {path: path.stat().st_mtime_ns for path in (only_run(folder) / "scores").iterdir()}
     outcome = evaluate("--lengths", "32,64", "--with", "yarn")
@@ -182,8 +182,8 @@ def test_repeating_the_command_scores_only_what_is_missing(train, evaluate, fold
     assert "yarn factor=auto: paired, length 32 scored" not in outcome.err
 
 
-def test_scores_of_each_encoding_have_a_file_of_their_own(train, evaluate, folder):
-    train("encoding=rope")
+def test_scores_of_each_encoding_have_a_file_of_their_own(begin, evaluate, folder):
+    begin("encoding=rope")
     evaluate("--with", "yarn,nope,rope_pi")
     found = {path.name for path in (only_run(folder) / "scores").glob("paired-32-none-*")}
     assert len(found) == 6
@@ -192,8 +192,8 @@ def test_scores_of_each_encoding_have_a_file_of_their_own(train, evaluate, folde
 # Modifiers and own options
 
 
-def test_a_modifier_goes_on_top_of_the_run_s_own_encoding(train, evaluate, folder):
-    train("encoding=alibi")
+def test_a_modifier_goes_on_top_of_the_run_s_own_encoding(begin, evaluate, folder):
+    begin("encoding=alibi")
     outcome = evaluate("--with", "sliding_window", "--with", "+temperature factor=1.5")
     assert outcome.code == 0, outcome.err
     assert labels(folder) == ["alibi", "alibi+sliding_window", "alibi+temperature temperature.factor=1.5"]
@@ -202,8 +202,8 @@ def test_a_modifier_goes_on_top_of_the_run_s_own_encoding(train, evaluate, folde
     assert nll["alibi+sliding_window", 32] != nll["alibi", 32]
 
 
-def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(train, evaluate, folder):
-    train("encoding=rope", "modifier=[logn]")
+def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, evaluate, folder):
+    begin("encoding=rope", "modifier=[logn]")
     evaluate("--with", "yarn factor=2", "--with", "rope_pi+temperature factor=2", "--with", "sliding_window")
     assert labels(folder) == [
         "rope+logn",
@@ -226,8 +226,8 @@ def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(train, ev
         ),
     ],
 )
-def test_the_run_s_own_encoding_with_other_options(train, evaluate, folder, words, spec, label):
-    train(*words)
+def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, words, spec, label):
+    begin(*words)
     outcome = evaluate("--lengths", "32", "--with", spec)
     assert outcome.code == 0, outcome.err
     own, other = (
@@ -249,16 +249,16 @@ def test_a_position_that_is_divided_lies_where_it_was_in_training():
     assert torch.equal(spread, plain.embed(x, torch.arange(5), tokens))
 
 
-def test_the_run_s_own_encoding_is_scored_once(train, evaluate, folder):
-    train("encoding=rope")
+def test_the_run_s_own_encoding_is_scored_once(begin, evaluate, folder):
+    begin("encoding=rope")
     outcome = evaluate("--with", "rope,rotary", "--with", "rope base=10000")
     assert outcome.code == 0
     assert labels(folder) == ["rope"]
     assert outcome.err.count("was trained with it") == 3
 
 
-def test_two_ways_to_say_one_encoding_are_one(train, evaluate, folder):
-    train("encoding=rope")
+def test_two_ways_to_say_one_encoding_are_one(begin, evaluate, folder):
+    begin("encoding=rope")
     outcome = evaluate("--with", "pi,rope_pi", "--with", "rope_pi encoding.factor=4.0")
     assert sorted(encoded(outcome)) == ["rope", "rope -> rope_pi factor=4.0", "rope -> rope_pi factor=auto"]
 
@@ -286,9 +286,9 @@ def test_two_ways_to_say_one_encoding_are_one(train, evaluate, folder):
     ],
 )
 def test_what_may_not_follow_is_refused_before_anything_is_written(
-    train, evaluate, folder, trained, spec, line
+    begin, evaluate, folder, trained, spec, line
 ):
-    train(f"encoding={trained}")
+    begin(f"encoding={trained}")
     before = hashes(folder / "results")
     outcome = evaluate("--lengths", "64", "--with", spec)
     assert outcome.code == 2 and outcome.line.startswith(
@@ -298,8 +298,8 @@ def test_what_may_not_follow_is_refused_before_anything_is_written(
     assert hashes(folder / "results") == before
 
 
-def test_force_scores_it_and_labels_the_row(train, evaluate, folder):
-    train("encoding=rope")
+def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
+    begin("encoding=rope")
     outcome = evaluate("--with", "alibi", "--force")
     assert outcome.code == 0, outcome.err
     assert labels(folder) == ["alibi (forced)", "rope"]
@@ -308,8 +308,8 @@ def test_force_scores_it_and_labels_the_row(train, evaluate, folder):
     assert "yarn factor=2.0" in labels(folder), "what may follow is not labelled"
 
 
-def test_weights_that_do_not_fit_are_refused_with_both_names(train, evaluate, folder):
-    train("encoding=rope")
+def test_weights_that_do_not_fit_are_refused_with_both_names(begin, evaluate, folder):
+    begin("encoding=rope")
     before = hashes(folder / "results")
     outcome = evaluate("--lengths", "64", "--with", "t5", "--force")
     assert outcome.code == 2
@@ -335,8 +335,8 @@ def test_weights_that_do_not_fit_are_refused_with_both_names(train, evaluate, fo
         ("logn+yarn", "yarn is no modifier, and only one encoding can be the base"),
     ],
 )
-def test_a_mistake_is_one_line(train, evaluate, folder, spec, line):
-    train("encoding=rope")
+def test_a_mistake_is_one_line(begin, evaluate, folder, spec, line):
+    begin("encoding=rope")
     before = hashes(folder / "results")
     outcome = evaluate("--with", spec)
     assert outcome.code == 2 and line in outcome.line
@@ -344,14 +344,14 @@ def test_a_mistake_is_one_line(train, evaluate, folder, spec, line):
 
 
 @pytest.mark.parametrize("words", [["--force"], ["--config-dir", "."]])
-def test_an_option_that_nothing_would_read_is_refused(train, evaluate, words):
-    train("encoding=rope")
+def test_an_option_that_nothing_would_read_is_refused(begin, evaluate, words):
+    begin("encoding=rope")
     outcome = evaluate(*words)
     assert outcome.code == 2 and "is for the encodings of --with: name one" in outcome.line
 
 
-def test_the_last_run_is_checked_before_the_first_is_scored(train, evaluate, folder):
-    train("-m", "encoding=rope,alibi")
+def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, folder):
+    begin("-m", "encoding=rope,alibi")
     runs = sorted((folder / "results" / "runs").iterdir(), reverse=True)
     before = hashes(folder / "results")
     outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "yarn")
@@ -364,7 +364,7 @@ def test_the_last_run_is_checked_before_the_first_is_scored(train, evaluate, fol
 # Somebody's own
 
 
-def test_a_scaling_of_somebody_s_own_is_scored_from_its_folder(train, evaluate, folder):
+def test_a_scaling_of_somebody_s_own_is_scored_from_its_folder(begin, evaluate, folder):
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text(
@@ -380,7 +380,7 @@ def test_a_scaling_of_somebody_s_own_is_scored_from_its_folder(train, evaluate, 
         "    def scaled(self, window):\n"
         "        return Scaled(rope_frequencies(self.width, self.base) / self.factor_at(window))\n"
     )
-    train("encoding=rope")
+    begin("encoding=rope")
     outcome = evaluate("--with", "mine", "--with", "rope_pi factor=2", "--config-dir", str(own.parent))
     assert outcome.code == 0, outcome.err
     label = next(label for label in labels(folder) if label.startswith("mine@"))
@@ -394,7 +394,7 @@ def test_a_scaling_of_somebody_s_own_is_scored_from_its_folder(train, evaluate, 
     assert outcome.code == 2 and "is not a folder" in outcome.line
 
 
-def test_a_run_of_somebody_s_own_encoding_needs_its_file_and_force(train, evaluate, folder):
+def test_a_run_of_somebody_s_own_encoding_needs_its_file_and_force(begin, evaluate, folder):
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("name: mine\nclass: mine.py:Mine\n")
@@ -404,7 +404,7 @@ def test_a_run_of_somebody_s_own_encoding_needs_its_file_and_force(train, evalua
         "    def distance_bias(self, distance):\n"
         "        return -distance[None].expand(2, -1).float()\n"
     )
-    train("encoding=mine", "--config-dir", str(own.parent))
+    begin("encoding=mine", "--config-dir", str(own.parent))
     code = ["--code", str(own / "mine.py")]
     outcome = evaluate("--with", "sliding_window")
     assert outcome.code == 2 and "--code FILE.py" in outcome.line
@@ -430,8 +430,8 @@ def test_words_are_read_as_they_are_typed():
         read_specs(["yarn,"])
 
 
-def test_longrope_is_given_its_factors(train, folder):
-    train("encoding=rope")
+def test_longrope_is_given_its_factors(begin, folder):
+    begin("encoding=rope")
     config = read_config(only_run(folder))
     found = find_others(read_with(["longrope long_factors=[1, 1.5, 2, 4]"]), "run", config)
     assert [other.label for other in found] == [
@@ -440,9 +440,9 @@ def test_longrope_is_given_its_factors(train, folder):
     ]
 
 
-def test_every_other_encoding_is_composed_over_the_run_s_own_model(train, folder):
+def test_every_other_encoding_is_composed_over_the_run_s_own_model(begin, folder):
     """Sizes and the training length are the run's, wherever the encoding has no value from training."""
-    train("encoding=rope")
+    begin("encoding=rope")
     config = read_config(only_run(folder))
     found = find_others(read_with(["rerope,sliding_window,streaming,lm_infinite"]), "run", config)
     assert [other.label for other in found] == ["rerope", "rope+sliding_window", "streaming", "lm_infinite"]
@@ -451,10 +451,10 @@ def test_every_other_encoding_is_composed_over_the_run_s_own_model(train, folder
     assert window["modifiers"]["sliding_window"]["window"] == streaming["cache"] == 16
 
 
-def test_a_path_of_the_run_s_data_is_a_text_and_nothing_else(train, folder):
+def test_a_path_of_the_run_s_data_is_a_text_and_nothing_else(begin, folder):
     odd = folder / 'a "quoted" ${seed}, [x]'
     shutil.copytree(folder / "corpus", odd)
-    outcome = train("encoding=rope")
+    outcome = begin("encoding=rope")
     config = read_config(only_run(folder))
     changed = replace(config, data=replace(config.data, path=str(odd)))
     assert outcome.code == 0
@@ -488,11 +488,11 @@ def test_tiny_runs_have_the_lengths_that_these_tests_count_on(folder):
     assert fixed_factor(EvalConfig(max_length=64, lengths=[16, 32]), 16) == 4
 
 
-def test_an_option_that_a_users_file_derives_is_in_the_label(train, evaluate, folder):
+def test_an_option_that_a_users_file_derives_is_in_the_label(begin, evaluate, folder):
     """Two versions of one file are two models, and never one row."""
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
-    train("encoding=rope")
+    begin("encoding=rope")
     for divisor in (2, 4):
         (own / "mine.yaml").write_text(
             "name: mine\nclass: pe_bench.encodings.lm_infinite:LMInfinite\nd_head: ${model.d_head}\n"
@@ -508,13 +508,13 @@ def test_an_option_that_a_users_file_derives_is_in_the_label(train, evaluate, fo
     }
 
 
-def test_another_encoding_under_the_runs_own_name_is_refused(train, evaluate, folder):
+def test_another_encoding_under_the_runs_own_name_is_refused(begin, evaluate, folder):
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
     (own / "fast.yaml").write_text(
         "name: rope\nclass: pe_bench.encodings.hope:HoPE\nd_head: ${model.d_head}\nactive: 2\n"
     )
-    train("encoding=rope")
+    begin("encoding=rope")
     before = rows_of(folder)
     (own / "fast.yaml").write_text("name: rope\nclass: pe_bench.encodings.nope:NoPE\n")
     outcome = evaluate("--with", "fast", "--config-dir", str(own.parent))
@@ -522,8 +522,8 @@ def test_another_encoding_under_the_runs_own_name_is_refused(train, evaluate, fo
     assert rows_of(folder) == before
 
 
-def test_a_run_of_a_scaling_is_not_asked_for_the_curve_that_only_its_name_implies(train, evaluate, folder):
-    train("encoding=yarn")
+def test_a_run_of_a_scaling_is_not_asked_for_the_curve_that_only_its_name_implies(begin, evaluate, folder):
+    begin("encoding=yarn")
     outcome = evaluate("--with", "yarn")
     assert outcome.code == 0, outcome.err
     assert "was trained with it" in outcome.err
@@ -532,23 +532,23 @@ def test_a_run_of_a_scaling_is_not_asked_for_the_curve_that_only_its_name_implie
     assert outcome.code == 2 and "may not change after training" in outcome.line
 
 
-def test_all_of_p_rope_turned_is_scored_with_what_follows_rope(train, evaluate, folder):
-    train("encoding=p_rope", "encoding.fraction=1.0")
+def test_all_of_p_rope_turned_is_scored_with_what_follows_rope(begin, evaluate, folder):
+    begin("encoding=p_rope", "encoding.fraction=1.0")
     outcome = evaluate("--with", "rope_pi factor=2")
     assert outcome.code == 0, outcome.err
 
 
-def test_every_encoding_is_tried_before_any_part_moves_to_the_device(train, folder, monkeypatch):
+def test_every_encoding_is_tried_before_any_part_moves_to_the_device(begin, folder, monkeypatch):
     """What the models share would be gone from where the next one is tried."""
     from pe_bench import experiment
 
-    train("encoding=rope")
+    begin("encoding=rope")
     run = only_run(folder)
     config = read_config(run)
     monkeypatch.setattr(experiment, "resolve_device", lambda name: torch.device("meta"))
     moved: list[str] = []
     monkeypatch.setattr(
-        experiment, "_rows", lambda subject, plans: moved.append(_device_of(subject.model)) or []
+        experiment, "_rows", lambda subject, *_: moved.append(_device_of(subject.model)) or []
     )
     others = find_others(read_with(["yarn,rope_ntk"]), run.name, config)
     experiment.score_run(run, config, folder / "results", others)

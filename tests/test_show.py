@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from conftest import one_of_a_kind
 
 from pe_bench.completion import complete_word
 from pe_bench.errors import UserError
@@ -16,6 +17,7 @@ from pe_bench.show.page import page
 from pe_bench.show.picture import draw, rows_of
 from pe_bench.subjects import Subject, in_full, subjects
 
+NAMES = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
 SMALL = ("model.d_model=16", "model.n_heads=2", "model.d_head=8", "model.d_ff=8", "train.length=16")
 OWN = '''
 """A penalty that grows with the root of the distance."""
@@ -74,7 +76,7 @@ def test_what_an_option_follows_from_is_spelled_out():
     assert option_line(text, key)[1:3] == ["1024", "from 16 * train.length"]
 
 
-@pytest.mark.parametrize("name", [word.removeprefix("encoding=") for word in complete_word("encoding=")])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_option_is_one_line(name):
     subject = one(name)
     blocks = page(subject).split("\n\n")
@@ -287,7 +289,7 @@ def test_layers_that_differ_are_shown_apart_and_alike_ones_once():
     assert len(curves.kinds(one("swan"))) == 2
 
 
-@pytest.mark.parametrize("name", [word.removeprefix("encoding=") for word in complete_word("encoding=")])
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_encoding_has_something_to_draw(name):
     subject = one(name, *SMALL)
     try:

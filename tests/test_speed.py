@@ -17,7 +17,7 @@ from pe_bench.speed.bench import Bench
 from pe_bench.speed.measure import is_due, peak_of, time_pass
 from pe_bench.speed.passes import Pass, ScoringPass, TrainingPass
 from pe_bench.speed.picture import curves_of
-from pe_bench.speed.rows import COLUMNS, Row
+from pe_bench.speed.rows import COLUMNS, Row, write_rows
 from pe_bench.speed.table import Limits, ordered, render
 from pe_bench.speed_command import Asked, read_words
 from pe_bench.subjects import subjects
@@ -107,14 +107,48 @@ def test_the_table_goes_to_standard_output_and_progress_to_standard_error(speed)
     assert "wrote results/speed.csv and results/speed.png" in outcome.err
 
 
-def test_the_picture_is_drawn_and_a_second_command_replaces_both_files(speed):
+def test_the_picture_is_drawn_and_a_second_command_replaces_it(speed):
     speed("rope", "alibi")
     picture = Path("results") / "speed.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5_000
     before = picture.read_bytes()
-    speed("t5")
-    assert {one["encoding"] for one in written()} == {"nope", "t5"}
+    outcome = speed("t5")
+    assert "alibi" not in outcome.out, "the table and the picture are of one command"
     assert picture.read_bytes() != before
+
+
+def test_rows_of_other_measurements_stay_and_those_measured_again_are_replaced(speed):
+    speed("rope", "alibi")
+    before = written()
+    assert speed("rope", "--lengths", "32,48").code == 0
+    kept = [one for one in before if (one["encoding"], one["length"]) not in {("nope", "32"), ("rope", "32")}]
+    after = written()
+    assert after[: len(kept)] == kept
+    added = [(one["encoding"], one["length"]) for one in after[len(kept) :]]
+    assert added == [("nope", "32"), ("rope", "32"), ("nope", "48"), ("rope", "48")]
+    assert speed("rope", "seed=1").code == 0
+    assert written()[: len(after)] == after, "another setting is another measurement"
+
+
+def test_rows_of_another_machine_stay(tmp_path):
+    file = tmp_path / "speed.csv"
+    here, there = (row("rope", 16, 1.0, processor=name) for name in ("here", "there"))
+    write_rows(file, [there])
+    write_rows(file, [here])
+    write_rows(file, [here, row("rope", 16, 1.0, processor="here", threads=2)])
+    assert [(one["processor"], one["threads"]) for one in read(file)] == [
+        ("there", "0"),
+        ("here", "0"),
+        ("here", "2"),
+    ]
+
+
+@pytest.mark.parametrize("content", [b"encoding,length\nrope,16\n", b"\xff\xfe\x00"])
+def test_a_file_of_something_else_is_left_as_it_is(command, folder, content):
+    Path("mine.csv").write_bytes(content)
+    outcome = command("speed", "rope", "--output", "mine.csv")
+    assert outcome.code == 2 and "mine.csv" in outcome.line and "move it away" in outcome.line
+    assert Path("mine.csv").read_bytes() == content
 
 
 def test_the_file_and_the_picture_lie_where_the_user_says(speed, folder):
@@ -341,12 +375,13 @@ def test_the_table_fits_eighty_columns_and_shows_brackets_as_they_are():
         "dtype": "float32",
         "threads": 2,
         "device": "cpu",
+        "processor": "AMD EPYC 9654 96-Core Processor",
         "torch": "2.13.0+cpu",
         "pe_bench": "0.1.0",
     }
     rows = [row("nope", 16, 1.0, **long), row("rope+sliding_window", 65_536, 12.5, **long)]
     rows.append(row("rope a=[red]", 65_536, None, status="out_of_memory", reason="[bold] too much"))
-    text = render(rows, "AMD EPYC 9654 96-Core Processor", Limits(1.234e12, 12e9))
+    text = render(rows, Limits(1.234e12, 12e9))
     assert max(map(len, text.splitlines())) <= 80
     assert "rope a=[red]" in text and "[bold] too much" in text and "out of memory" in text
     assert "65,536" in text and "12.50" in text and "median of 5 passes" in text
@@ -371,6 +406,9 @@ def test_curves_have_a_point_where_there_is_a_number():
         (["ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
         (["rope", "model.d_modell=32"], "did you mean 'model.d_model'?"),
         (["rope", "bas=3"], "unknown key 'encoding.bas'"),
+        (["rope", "treads=1"], "unknown key 'treads': did you mean 'threads'?"),
+        (["rope", "zzz=1"], "unknown key 'zzz': there are: base, "),
+        (["mine"], "encoding/mine.yaml of your own is found with --config-dir FOLDER"),
         (["rope", "--lengths", "5x"], "positive whole numbers, and '5x' is not one"),
         (["rope", "--lengths", "1,16"], "--lengths takes lengths of at least 2 tokens, and 1 is shorter"),
         (["rope", "--repeats", "0"], "'0' is not a positive whole number"),
@@ -394,14 +432,22 @@ def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder
     assert list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["ropee"], ["rope", "model.d_modell=32"], ["rope", "--lengths", "x"]])
-def test_a_mistake_is_told_before_torch_is_imported(words):
+def test_an_encoding_in_a_folder_beside_is_found_with_config_dir_and_that_is_said(command, folder):
+    (folder / "work" / "my" / "encoding").mkdir(parents=True)
+    (folder / "work" / "my" / "encoding" / "rope_x.yaml").write_text("name: rope_x\n", encoding="utf-8")
+    outcome = command("speed", "rope_x")
+    assert outcome.code == 2
+    assert outcome.line.endswith("; my/encoding/rope_x.yaml is found with --config-dir my")
+
+
+def test_a_mistake_is_told_before_torch_is_imported():
     program = (
-        "import sys; from pe_bench.cli import run; code = run(['speed', *sys.argv[1:]]); "
-        "print(code, 'torch' in sys.modules)"
+        "import sys; from pe_bench.cli import run; "
+        "mistakes = ['ropee'], ['rope', 'model.d_modell=32'], ['rope', '--lengths', 'x']; "
+        "print([run(['speed', *words]) for words in mistakes], 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["2", "False"], done.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[2, 2, 2] False", done.stderr
 
 
 def test_words_of_the_environment_come_first(monkeypatch):

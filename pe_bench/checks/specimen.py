@@ -158,12 +158,17 @@ def hidden(model: Decoder, tokens_BT: Tensor, shift: int = 0) -> Tensor:
     return model.hidden(tokens_BT, ids_of(model.encoding, tokens_BT) + shift)
 
 
-def layer_inputs(length: int, dtype: torch.dtype = torch.float64, batch: int = 2) -> Inputs:
-    """The input of a layer [B, T, D] and its queries, keys and values [B, H, T, K]."""
+def layer_inputs(
+    length: int, dtype: torch.dtype = torch.float64, batch: int = 2, drawn_as: torch.dtype = torch.float64
+) -> Inputs:
+    """The input of a layer [B, T, D] and its queries, keys and values [B, H, T, K].
+
+    drawn_as: float32 is drawn sooner, and is other numbers.
+    """
     generator = torch.Generator().manual_seed(4)
-    x = torch.randn(batch, length, MODEL.d_model, generator=generator, dtype=torch.float64)
+    x = torch.randn(batch, length, MODEL.d_model, generator=generator, dtype=drawn_as)
     shape = (3, batch, MODEL.n_heads, length, MODEL.d_head)
-    q, k, v = torch.randn(shape, generator=generator, dtype=torch.float64)
+    q, k, v = torch.randn(shape, generator=generator, dtype=drawn_as)
     return as_type((x, q, k, v), dtype)
 
 

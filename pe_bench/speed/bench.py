@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pe_bench.machine import device_name, package_version, today
+from pe_bench.machine import device_name, package_version, processor_name, today
 from pe_bench.speed.measure import status_of, time_pass
 from pe_bench.speed.passes import Pass, ScoringPass, TrainingPass, dtype_of
 from pe_bench.speed.rows import Row
@@ -88,6 +88,7 @@ class Bench:
             length=length,
             kind=self._kind.kind,
             device=device_name(self.device),
+            processor=processor_name(),
             dtype=_name(dtype_of(subject.config, self.train)),
             threads=self.threads,
             torch=torch.__version__,

@@ -1,15 +1,14 @@
 """How a pass is timed: in turns with the reference, after a pass of each that warms up."""
 
-import ctypes
 import gc
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
+from pe_bench.allocation import give_back_free_memory
 from pe_bench.encodings import LengthError
 from pe_bench.machine import PeakMemory
 from pe_bench.speed.passes import Pass
@@ -86,19 +85,13 @@ def peak_of(first: Pass) -> float | None:
     On a GPU of PyTorch's tensors, else of the whole process; None where the system cannot tell. What a first
     pass loads and later ones find is counted too, and is a few megabytes.
     """
-    _give_back_free_memory()
+    gc.collect()
+    give_back_free_memory()
     with PeakMemory(first.device) as before:
         pass
     with PeakMemory(first.device) as peak:
         first()
     return None if peak.mb is None or before.mb is None else max(0.0, peak.mb - before.mb)
-
-
-def _give_back_free_memory() -> None:
-    """To the system, so that what a pass takes of it is seen."""
-    gc.collect()
-    with suppress(AttributeError, OSError):  # glibc's alone
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _seconds(timed: Pass) -> float:

@@ -1,12 +1,13 @@
-"""The rows of speed.csv: one for each encoding and length."""
+"""The rows of speed.csv: one for each encoding and length, in each setting and on each machine."""
 
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pe_bench.errors import UserError, require
 from pe_bench.files import write_text
 
 
@@ -34,6 +35,7 @@ class Row:
     )
     repeats: int = 0
     device: str = ""
+    processor: str = ""
     threads: int = 0
     dtype: str = ""
     torch: str = ""
@@ -55,10 +57,43 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 COLUMNS = tuple("pass" if name == "kind" else name for name in FIELDS)
 
 
+# What is measured: of two rows with the same, the later one holds.
+KEY = ("encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype")
+
+Cells = Mapping[str, str]
+
+
+def read_rows(path: Path) -> Sequence[Cells]:
+    """The rows that the file has, as they are spelled; none without a file. Raises `UserError`."""
+    if not path.exists():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            known = set(reader.fieldnames or COLUMNS)
+            rows = list(reader)
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read ({error}): move it away") from error
+    odd = sorted(known ^ set(COLUMNS))
+    require(not odd, f"{path} has other columns than this pe-bench writes ({', '.join(odd)}): move it away")
+    return rows
+
+
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Replace the file by these rows."""
+    """Put these rows behind those that the file has, which are kept where they say something else."""
+    ours = [dict(zip(COLUMNS, map(_spelled, dataclasses.astuple(row)), strict=True)) for row in rows]
+    measured = {_key(row) for row in ours}
+    kept = [row for row in read_rows(path) if _key(row) not in measured]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(dataclasses.astuple(row) for row in rows)
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([*kept, *ours])
     write_text(path, text.getvalue())
+
+
+def _key(row: Cells) -> tuple[str, ...]:
+    return tuple(row[column] for column in KEY)
+
+
+def _spelled(value: object) -> str:
+    return "" if value is None else str(value)

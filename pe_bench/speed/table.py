@@ -39,10 +39,10 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=place)
 
 
-def title(rows: Sequence[Row], processor: str) -> str:
+def title(rows: Sequence[Row]) -> str:
     """What was timed, with what, and where."""
     first = rows[0]
-    machine = processor if first.device == "cpu" else first.device
+    machine = first.processor if first.device == "cpu" else first.device
     dtype = next((row.dtype for row in rows if row.dtype), "")
     threads = "1 thread" if first.threads == 1 else f"{first.threads} threads"
     return (
@@ -51,7 +51,7 @@ def title(rows: Sequence[Row], processor: str) -> str:
     )
 
 
-def render(rows: Sequence[Row], processor: str, limits: Limits) -> str:
+def render(rows: Sequence[Row], limits: Limits) -> str:
     """The table with its title and notes, as wide as the terminal, or uncut where there is none."""
     reference = rows[0].encoding
     table = Table(box=None, pad_edge=False, padding=(0, 1))
@@ -65,7 +65,7 @@ def render(rows: Sequence[Row], processor: str, limits: Limits) -> str:
     with console.capture() as captured:
         console.print(table)
     notes = "".join(f"{note}\n" for note in [*_notes(rows), *_on_limits(rows, limits)])
-    return f"{title(rows, processor)}\n\n{captured.get()}{notes and chr(10) + notes}"
+    return f"{title(rows)}\n\n{captured.get()}{notes and chr(10) + notes}"
 
 
 def _cells(row: Row) -> list[str]:
