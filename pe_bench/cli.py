@@ -3,11 +3,13 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.signals import EXIT_CODE, Stopped, signals_heard
+from pe_bench.terminal import printable
 
 app = typer.Typer(
     name="pe-bench",
@@ -16,7 +18,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a transformer with a positional encoding on short sequences; score it at longer lengths.",
 )
-INTERRUPTED = 130
 
 
 def _whole_number(text: str) -> int:
@@ -86,42 +87,9 @@ def train(
 
     Hydra's flags: -m for a sweep, --cfg job to see every key, --info, --config-dir DIR.
     """
-    from pe_bench.hydra_app import run_job
+    from pe_bench.train_command import run_train
 
-    done: list[Any] = []
-    job_words = [*(words or []), *context.args]
-    failures = run_job(job_words, lambda *job: done.append(_run_experiment(*job)), _check_experiment)
-    if done:
-        _print_experiments(done)
-    if failures:
-        jobs = "1 job" if len(failures) == 1 else f"{len(failures)} jobs"
-        raise RunError(f"{jobs} of the sweep failed; repeat the command to do the rest")
-
-
-def _check_experiment(config: Any, search: Any) -> None:
-    from pe_bench.config_checks import check_folder
-    from pe_bench.experiment import check
-
-    check_folder(config.results_dir, "results_dir")
-    check(config, search)
-
-
-def _run_experiment(config: Any, search: Any) -> Any:
-    from pe_bench.config_checks import check_folder
-    from pe_bench.experiment import run_experiment
-
-    check_folder(config.results_dir, "results_dir")
-    return (*run_experiment(config, search), config.report.margin)
-
-
-def _print_experiments(done: list[Any]) -> None:
-    from pe_bench.report_command import print_run, print_runs
-
-    if len(done) == 1:
-        run, rows, margin = done[0]
-        print_run(rows, run, margin)
-    else:
-        print_runs([run for run, _, _ in done], done[0][2])
+    run_train([*(words or []), *context.args])
 
 
 @app.command(
@@ -335,7 +303,7 @@ def speed(
 ) -> None:
     """Time and memory of each encoding at each length, relative to nope; the path that attention took.
 
-    A table, results/speed.csv and results/speed.png, which hold what the last command measured.
+    A table; a picture, results/speed.png; and rows in results/speed.csv, behind those of other measurements.
     """
     from pe_bench.speed_command import time_encodings
 
@@ -371,9 +339,9 @@ def run(arguments: list[str]) -> int:
 
     remember_command(arguments)
     try:
-        code = (
-            typer.main.get_command(app).main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0
-        )
+        with signals_heard():
+            command = typer.main.get_command(app)
+            code = command.main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `pe-bench report | head -3`
         return _leave_quietly()
@@ -381,18 +349,15 @@ def run(arguments: list[str]) -> int:
         return _fail(str(error), 2)
     except (RunError, OSError) as error:
         return _fail(first_line(error), 1)
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
+    except (Stopped, typer.Abort) as error:
+        return _stop(arguments, str(error))
     except Exception as error:
         # Typer's own errors of usage; they carry their exit code.
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise
         return _fail(message(), code)
-    if code == INTERRUPTED:
-        keeps = arguments[0] in ("train", "eval")
-        return _fail(f"interrupted{'; the same command goes on from where it was' if keeps else ''}", code)
-    return code
+    return _stop(arguments, "") if code == EXIT_CODE else code
 
 
 def _leave_quietly() -> int:
@@ -403,6 +368,13 @@ def _leave_quietly() -> int:
     return 1
 
 
+def _stop(arguments: list[str], told: str) -> int:
+    keeps = arguments[:1] in (["train"], ["eval"])
+    return _fail(
+        told or f"interrupted{'; the same command goes on from where it was' if keeps else ''}", EXIT_CODE
+    )
+
+
 def _fail(message: str, code: int) -> int:
-    print(f"pe-bench: {' '.join(message.split())}", file=sys.stderr)
+    print(f"pe-bench: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -31,11 +31,12 @@ from pe_bench.evaluate import Subject, count_parts, evaluate, make_plans, shorta
 from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
-from pe_bench.progress import scoring_progress, training_progress
+from pe_bench.progress import Bars, progress_bar, scoring_progress, training_progress
 from pe_bench.protocols import Plan
 from pe_bench.results import Row, gather, read_result, runs_folder
 from pe_bench.runs import (
     encoding_in,
+    error_kept,
     find_run,
     identity,
     locked,
@@ -73,19 +74,27 @@ def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, l
     is written, `RunError` after.
     """
     job = check(config, search)
+    return job.run, run_checked(job)
+
+
+def run_checked(job: Job, bars: Bars = progress_bar) -> list[Row]:
+    """What `run_experiment` does after its checks, its progress shown by `bars`; the rows.
+
+    What goes wrong stands in the run's directory too, until the run goes on.
+    """
     job.run.mkdir(parents=True, exist_ok=True)
-    with locked(job.run):
+    with locked(job.run), error_kept(job.run):
         remove_leftovers(job.run)
         trained = _finished(job)
         if trained is not None:
             say(f"{job.run} is trained already")
-            rows = _score(job, trained)
+            rows = _score(job, trained, bars=bars)
         else:
-            trained = _train(job)
-            rows = _score(job, trained)
+            trained = _train(job, bars)
+            rows = _score(job, trained, bars=bars)
             _write_result(job, trained)
-    _gather(Path(config.results_dir))
-    return job.run, rows
+    _gather(Path(job.config.results_dir))
+    return rows
 
 
 def check(config: Config, search: Sequence[Path] = ()) -> Job:
@@ -219,7 +228,7 @@ def _outside_line(error: Exception) -> str | None:
     return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else None
 
 
-def _train(job: Job) -> Checkpoint:
+def _train(job: Job, bars: Bars) -> Checkpoint:
     config = job.config
     found = latest_checkpoint(job.run / "checkpoints")
     if found is None or found.meta.step < config.train.total_steps:
@@ -233,7 +242,7 @@ def _train(job: Job) -> Checkpoint:
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     say(f"{job.run.name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
-    with training_progress(job.label, steps, tokens) as watch:
+    with training_progress(bars, job.label, steps, tokens) as watch:
         trained = train(config, job.model, job.data, job.run, job.device, job.dtype, watch)
     say(f"{job.run.name}: trained in {trained.meta.train_seconds:.0f} s, loss {trained.meta.loss:.3f}")
     return trained
@@ -244,6 +253,7 @@ def _score(
     trained: Checkpoint,
     others: Sequence[Other] = (),
     search: Sequence[Path] = (),
+    bars: Bars = progress_bar,
 ) -> list[Row]:
     """The rows of the run's own encoding, then those of the others, at the same lengths and targets."""
     record_command(job.run)
@@ -259,11 +269,11 @@ def _score(
     subjects = [
         replace(own, model=model, scored_with=label) for model, label in zip(models, labels, strict=True)
     ]
-    return [row for subject in (own, *subjects) for row in _rows(subject, job.plans)]
+    return [row for subject in (own, *subjects) for row in _rows(subject, job.plans, bars)]
 
 
-def _rows(subject: Subject, plans: Sequence[tuple[int, Plan]]) -> list[Row]:
-    with scoring_progress(subject.scored_with, count_parts(plans)) as watch:
+def _rows(subject: Subject, plans: Sequence[tuple[int, Plan]], bars: Bars) -> list[Row]:
+    with scoring_progress(bars, subject.scored_with, count_parts(plans)) as watch:
         return evaluate(subject, subject.config.eval, plans, watch)
 
 

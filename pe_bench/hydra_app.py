@@ -1,11 +1,12 @@
 """Hands a command's words to Hydra, which composes the configuration of each job."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,11 +19,9 @@ from pe_bench.hydra_words import (
     CONFIG_NAME,
     GROUPS,
     check_words,
-    is_sweep,
     order_words,
     overrides_in,
     values_of,
-    with_swept_options,
 )
 
 # Words put before the user's own: how tests run the README's commands on shorter budgets.
@@ -33,32 +32,30 @@ CONFIG = "train"
 Job = Callable[[Config, Sequence[Path]], Any]
 
 
-def run_job(words: Sequence[str], job: Job, check: Job | None = None) -> list[Exception]:
-    """Compose the configuration of each job that `words` ask for, and call `job` with it.
-
-    Returns what the jobs of a sweep raised; a single job raises. `UserError` for words that
-    Hydra cannot use, and what `check` raises for the first jobs of a sweep, before any job runs.
-    """
+def read_words(words: Sequence[str]) -> list[str]:
+    """A command's words, in the order that Hydra wants, checked. Raises `UserError`."""
     words = order_words([*os.environ.get(WORDS_VARIABLE, "").split(), *words])
     check_words(words)
-    words = without_aliases(words, values_of(words, CONFIG_DIR))
-    sweep = is_sweep(words)
-    swept = _check_every_value(words, check) if sweep else []
+    return without_aliases(words, values_of(words, CONFIG_DIR))
+
+
+def run_job(words: Sequence[str], job: Job) -> None:
+    """Compose the configuration of the one job that `words` ask for, and call `job` with it.
+
+    Raises `UserError` for words that Hydra cannot use, and what the job raises.
+    """
     failures: list[Exception] = []
 
     def task(composed: Any) -> None:
-        # Kept, not raised: Hydra would print a report of its own and stop at a sweep's first.
+        # Kept, not raised: Hydra would print a report of its own.
         try:
-            job(*_parse(composed))
+            job(*parse_composed(composed))
         except Exception as error:
             failures.append(error)
-            if sweep:
-                print(f"error: {_job_words(swept)}: {first_line(error)}", file=sys.stderr, flush=True)
 
-    _call_hydra(with_swept_options(words) if sweep else words, task)
-    if failures and not sweep:
+    call_hydra(words, task)
+    if failures:
         raise failures[0]
-    return failures
 
 
 def compose(overrides: Sequence[str], directories: Sequence[str] = (), name: str = CONFIG) -> dict[str, Any]:
@@ -113,7 +110,6 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("quotient", lambda a, b: max(1, a // b), replace=True)
     OmegaConf.register_new_resolver("times", lambda a, b: a * b, replace=True)
     OmegaConf.register_new_resolver("required", _require_value, replace=True)
-    OmegaConf.register_new_resolver("process_id", os.getpid, replace=True)
     OmegaConf.register_new_resolver("expanduser", lambda path: os.path.expanduser(str(path)), replace=True)
 
 
@@ -132,9 +128,11 @@ def _divide(d_model: int, n_heads: int) -> int:
     return d_model // n_heads
 
 
-def _parse(composed: Any) -> tuple[Config, list[Path]]:
+def parse_composed(composed: Any) -> tuple[Config, list[Path]]:
+    """What Hydra hands to a task, and the folders of configurations that the command named."""
     from hydra.core.hydra_config import HydraConfig
 
+    register_resolvers()  # a launcher may have begun this process
     sources = HydraConfig.get().runtime.config_sources
     search = [Path(source.path) for source in sources if source.schema == "file"]
     return parse_config(to_plain_values(composed)), [path for path in search if path != config_dir()]
@@ -152,7 +150,8 @@ def _mark_derived(raw: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]
     return {**values, "derived": derived}
 
 
-def _call_hydra(words: Sequence[str], task: Callable[[Any], None]) -> None:
+def call_hydra(words: Sequence[str], task: Callable[[Any], None]) -> None:
+    """Have Hydra compose each job that `words` ask for, and its launcher call `task` with it."""
     import hydra
 
     _mend_argparse()
@@ -197,10 +196,19 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _flatten(value, f"{prefix}{key}.")
 
 
-def _check_every_value(words: Sequence[str], check: Job | None) -> list[str]:
+@dataclass(frozen=True)
+class Swept:
+    """What is known of a sweep before its first job runs."""
+
+    keys: tuple[str, ...]  # that are swept over
+    jobs: int
+    results_dir: Path  # of its first job
+
+
+def check_sweep(words: Sequence[str], check: Job) -> Swept:
     """Compose a sweep's values one by one, so that a mistake in the last is told before the first runs.
 
-    Returns the keys that are swept over.
+    `check` is called with the first of the jobs. Raises `UserError`.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -210,25 +218,31 @@ def _check_every_value(words: Sequence[str], check: Job | None) -> list[str]:
     with one_line(words, lambda: _known_keys(words)):
         parsed = OverridesParser.create().parse_overrides(overrides)
         swept = [override for override in parsed if override.is_sweep_override()]
-        options = [_options(override, directories) for override in swept if override.is_discrete_sweep()]
+        discrete = [override for override in swept if override.is_discrete_sweep()]
+        values = [_values(override, directories) for override in discrete]
     plain = [word for word, override in zip(overrides, parsed, strict=True) if override not in swept]
-    for place, chosen in enumerate(_combinations(options)):
-        config = parse_config(compose([*plain, *chosen], directories, name))
-        if check is not None and place < MOST_CHECKED:
-            check(config, search)
-    return [override.get_key_element() for override in swept]
+    configs = []
+    composed = [
+        each[:MOST_CHECKED] if override.is_range_sweep() else each
+        for override, each in zip(discrete, values, strict=True)
+    ]
+    for place, chosen in enumerate(_combinations(composed)):
+        configs.append(parse_config(compose([*plain, *chosen], directories, name)))
+        if place < MOST_CHECKED:
+            check(configs[-1], search)
+    keys = tuple(override.get_key_element() for override in swept)
+    return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
 
 
-def _options(override: Any, directories: Sequence[str]) -> list[str]:
-    """The values of a sweep as words of one value; of a range its first ones."""
+def _values(override: Any, directories: Sequence[str]) -> list[str]:
+    """The values of a sweep as words of one value."""
     from hydra.core.override_parser.types import Glob
 
     pattern = override.value()
     if isinstance(pattern, Glob):
         values = pattern.filter(names_in(override.key_or_group, directories))
     else:
-        most = MOST_CHECKED if override.is_range_sweep() else None
-        values = list(islice(override.sweep_string_iterator(), most))
+        values = list(override.sweep_string_iterator())
     if not values:
         raise UserError(f"{override.input_line} stands for no value at all")
     return [f"{override.get_key_element()}={value}" for value in values]
@@ -243,14 +257,6 @@ def _combinations(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
         for value in values
     ]
     return list(dict.fromkeys([first, *others]))
-
-
-def _job_words(swept: Sequence[str]) -> str:
-    """The words that make this job another than the rest of its sweep."""
-    from hydra.core.hydra_config import HydraConfig
-
-    words = HydraConfig.get().overrides.task
-    return " ".join(word for word in words if word.partition("=")[0] in swept) or "the job"
 
 
 def _mend_argparse() -> None:

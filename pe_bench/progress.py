@@ -1,8 +1,9 @@
 """What a person sees while a run works: a bar on a terminal, a line now and then elsewhere."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -13,20 +14,32 @@ from pe_bench.train import Step
 LINES_PER_RUN = 5  # where there is no terminal to redraw
 
 
+class Bar(Protocol):
+    """What shows how far something is; `line` is said where nothing can be redrawn."""
+
+    def show(self, done: float, text: str, line: str | None = None) -> None: ...
+
+
+# Of a name and what it counts to.
+Bars = Callable[[str, int], AbstractContextManager[Bar]]
+
+
 @contextmanager
-def training_progress(name: str, total_steps: int, batch_tokens: int) -> Iterator["TrainingProgress"]:
-    with progress_bar(name, total_steps) as bar:
+def training_progress(
+    bars: Bars, name: str, total_steps: int, batch_tokens: int
+) -> Iterator["TrainingProgress"]:
+    with bars(name, total_steps) as bar:
         yield TrainingProgress(bar, total_steps, batch_tokens)
 
 
 @contextmanager
-def scoring_progress(name: str, total: int) -> Iterator["ScoringProgress"]:
+def scoring_progress(bars: Bars, name: str, total: int) -> Iterator["ScoringProgress"]:
     """`total` is the number of lengths that may have to be scored."""
-    with progress_bar(name, total) as bar:
+    with bars(name, total) as bar:
         yield ScoringProgress(bar)
 
 
-class Bar:
+class TerminalBar:
     """A progress bar, or lines where standard error is not a terminal."""
 
     def __init__(self, name: str, total: int, progress: Progress | None):
@@ -57,7 +70,7 @@ class TrainingProgress:
         left = (self.total - step.step) * self.batch_tokens / speed if speed else 0.0
         text = f"step {step.step} of {self.total}  loss {step.loss:.3f}"
         if speed:
-            text += f"  {speed:,.0f} tokens/s  {_duration(left)} left"
+            text += f"  {speed:,.0f} tokens/s  {duration(left)} left"
         due = step.step * LINES_PER_RUN // self.total > (step.step - 1) * LINES_PER_RUN // self.total
         self.bar.show(step.step, text, text if due else None)
 
@@ -76,17 +89,20 @@ class ScoringProgress:
         self.bar.show(done, text, f"{protocol}, length {length:,} scored" if share == 1.0 else None)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Bar]:
+def progress_bar(name: str, total: int) -> Iterator[TerminalBar]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Bar(name, total, None)
+        yield TerminalBar(name, total, None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, transient=True) as progress:
-        yield Bar(name, total, progress)
+        yield TerminalBar(name, total, progress)

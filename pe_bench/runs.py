@@ -9,8 +9,9 @@ import fnmatch
 import hashlib
 import json
 import re
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from pe_bench.config import Config, ModelConfig, TrainConfig, parse_config, to_p
 from pe_bench.errors import RunError, UserError
 from pe_bench.files import write_text
 from pe_bench.results import read_result, runs_folder
-from pe_bench.yaml_files import DamagedYamlError, read_mapping
+from pe_bench.strangers import check_files
+from pe_bench.yaml_files import read_mapping
 
 IDENTITY_VERSION = 1
+ERROR = "error.txt"
 # Names are for people, and how often something is written changes no weights. Steps stand in place of
 # what they were computed from.
 NOT_IDENTITY = {
@@ -79,7 +82,7 @@ def read_config(run: Path) -> Config:
     """The configuration of a run directory. Raises `UserError` when it is damaged."""
     try:
         return parse_config(read_mapping(run / "config.yaml"))
-    except (OSError, DamagedYamlError, AttributeError, TypeError, UserError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"
@@ -134,7 +137,8 @@ def newest_run(results_dir: Path) -> Path:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run; `RunError` when another process does."""
+    """Hold the run; `RunError` when another process does, and for what is not safe to write to."""
+    check_files(run)
     lock = FileLock(run / "lock", timeout=0)
     try:
         lock.acquire()
@@ -144,6 +148,23 @@ def locked(run: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def error_kept(run: Path) -> Iterator[None]:
+    """What fails in here stands in the run's `error.txt`, until it succeeds; the holder of the lock's."""
+    try:
+        yield
+    except Exception as error:
+        write_error(run, "".join(traceback.format_exception(error)))
+        raise
+    (run / ERROR).unlink(missing_ok=True)
+
+
+def write_error(run: Path, text: str) -> None:
+    """Where the disk takes no more, the error is only said."""
+    with suppress(RunError, OSError):
+        write_text(run / ERROR, f"{text.rstrip()}\n")
 
 
 def _finished(run: Path) -> Path:

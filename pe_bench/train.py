@@ -5,7 +5,7 @@ import io
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from pe_bench.files import write_text
 from pe_bench.loss import token_nll
 from pe_bench.model import Decoder
 from pe_bench.seeds import derive_seed
+from pe_bench.signals import Stopped, steps_finished
 
 
 @dataclass(frozen=True)
@@ -83,21 +84,35 @@ def train(
 def _take_steps(
     trainer: "Trainer", found: Checkpoint | None, run: Path, log: list[Step], watch: Watcher
 ) -> None:
-    """From the checkpoint that was found to the last step, with checkpoints and train.csv on the way."""
+    """From the checkpoint that was found to the last step, with checkpoints and train.csv on the way.
+
+    A signal that asks for an end is obeyed after the step at work, which is saved.
+    """
     train, folder = trainer.config.train, run / "checkpoints"
     first, seconds = (found.meta.step, found.meta.train_seconds) if found else (0, 0.0)
-    for step in range(first, train.total_steps):
-        try:
-            state = trainer.step(step, seconds)
-        except NonFiniteError as error:
-            raise RunError(f"{error}; {_what_is_kept(folder)}: lower train.lr={train.lr:g}") from error
-        seconds = state.seconds
-        watch(state)
-        if _due(state.step, train.log_every, train.total_steps) or state.validation_loss is not None:
-            log.append(state)
-        if _due(state.step, train.checkpoint_every, train.total_steps):
-            _write_log(run / "train.csv", log)
-            save_checkpoint(folder, trainer.model, trainer.optimizer, state.step, seconds, state.loss)
+    if log and log[-1].step == first and _validation_due(first, train) and log[-1].validation_loss is None:
+        log[-1] = replace(log[-1], validation_loss=trainer.validation_loss())  # it was stopped before that
+    with steps_finished() as is_asked:
+        for step in range(first, train.total_steps):
+            try:
+                state = trainer.step(step, seconds)
+            except NonFiniteError as error:
+                raise RunError(f"{error}; {_what_is_kept(folder)}: lower train.lr={train.lr:g}") from error
+            seconds = state.seconds
+            if _validation_due(state.step, train):
+                state = replace(state, validation_loss=trainer.validation_loss(is_asked))
+            watch(state)
+            if _due(state.step, train.log_every, train.total_steps) or _validation_due(state.step, train):
+                log.append(state)
+            asked = is_asked()
+            if asked or _due(state.step, train.checkpoint_every, train.total_steps):
+                _write_log(run / "train.csv", log)
+                save_checkpoint(folder, trainer.model, trainer.optimizer, state.step, seconds, state.loss)
+            if asked:
+                raise Stopped(
+                    f"stopped at step {state.step} of {train.total_steps}, which is saved; "
+                    "the same command goes on from there"
+                )
 
 
 class NonFiniteError(ArithmeticError):
@@ -143,10 +158,8 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         seconds += time.perf_counter() - started
-        done = number + 1
-        checked = self.validation_loss() if _due(done, train.validate_every, train.total_steps) else None
-        rate = learning_rate(number, train)
-        return Step(done, done * train.batch_tokens, float(loss), checked, rate, norm, seconds)
+        done, rate = number + 1, learning_rate(number, train)
+        return Step(done, done * train.batch_tokens, float(loss), None, rate, norm, seconds)
 
     def _backward(self, windows: Tensor, ids: Tensor) -> float:
         """Add the gradient of one part of the batch; its share of the batch's mean loss."""
@@ -155,14 +168,18 @@ class Trainer:
         return loss.item()
 
     @torch.no_grad()
-    def validation_loss(self) -> float:
-        """Mean nats per token over windows of the validation documents, the same at every call."""
+    def validation_loss(self, is_asked: Callable[[], bool] = lambda: False) -> float | None:
+        """Mean nats per token over windows of the validation documents, the same at every call.
+
+        None where the process `is_asked` to end meanwhile.
+        """
         length = self.config.train.length
         windows = self.validation.batch(max(1, self.config.train.validation_tokens // length), 0, 0)
-        nll = [
-            self._nll(part, self._ids(part[:, :-1], derive_seed(0, "ids"), train=False))
-            for part in windows.split(self.config.train.batch)
-        ]
+        nll = []
+        for part in windows.split(self.config.train.batch):
+            if is_asked():
+                return None
+            nll.append(self._nll(part, self._ids(part[:, :-1], derive_seed(0, "ids"), train=False)))
         return float(torch.cat(nll).double().mean())
 
     def _ids(self, tokens_BT: Tensor, seed: int, *, train: bool) -> Tensor:
@@ -213,6 +230,10 @@ def learning_rate(step: int, train: TrainConfig) -> float:
 def _what_is_kept(folder: Path) -> str:
     found = latest_checkpoint(folder)
     return f"the checkpoint of step {found.meta.step} is kept" if found else "no checkpoint was written yet"
+
+
+def _validation_due(step: int, train: TrainConfig) -> bool:
+    return _due(step, train.validate_every, train.total_steps)
 
 
 def _due(step: int, every: int, last: int) -> bool:

@@ -8,9 +8,19 @@ import pytest
 from conftest import files_in
 
 from pe_bench.completion import complete_run, complete_word
-from pe_bench.config import Config, config_dir
+from pe_bench.config import config_dir
 from pe_bench.errors import UserError
-from pe_bench.hydra_app import WORDS_VARIABLE, compose, order_words, run_job
+from pe_bench.hydra_app import (
+    WORDS_VARIABLE,
+    call_hydra,
+    check_sweep,
+    compose,
+    order_words,
+    parse_composed,
+    read_words,
+    run_job,
+)
+from pe_bench.hydra_words import is_sweep, with_swept_options
 
 
 @pytest.mark.parametrize(
@@ -32,7 +42,12 @@ def test_overrides_come_before_flags_and_values_stay_with_theirs(words, ordered)
 
 def seen_by(words: list[str]) -> list[tuple]:
     seen = []
-    run_job(words, lambda config, search: seen.append((config, search)))
+    words = read_words(words)
+    if is_sweep(words):
+        check_sweep(words, lambda config, search: None)
+        call_hydra(with_swept_options(words), lambda composed: seen.append(parse_composed(composed)))
+    else:
+        run_job(words, lambda config, search: seen.append((config, search)))
     return seen
 
 
@@ -58,27 +73,15 @@ def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
     assert [config.encoding["buckets"] for config, _ in seen_by(words)] == [8, 16]
 
 
-def test_all_jobs_of_a_sweep_run_though_the_first_fails(folder, capsys):
-    seen = []
-
-    def job(config, search):
-        seen.append(config.seed)
-        if config.seed == 0:
-            raise RuntimeError("the first\nfails")
-
-    failures = run_job(["-m", "seed=0,1,2", f"results_dir={folder / 'r'}"], job)
-    assert seen == [0, 1, 2]
-    assert [str(failure) for failure in failures] == ["the first\nfails"]
-    assert capsys.readouterr().err == "error: seed=0: the first\n"
+def checked_by(words: list[str], check=lambda config, search: None):
+    return check_sweep(read_words(words), check)
 
 
-def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs(folder):
-    seen = []
+def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs():
     with pytest.raises(UserError, match="unknown encoding 'ropee'"):
-        run_job(["-m", "encoding=alibi,ropee"], lambda config, search: seen.append(config))
+        checked_by(["-m", "encoding=alibi,ropee"])
     with pytest.raises(UserError, match=r"train.lr must be a number, not 'x'"):
-        run_job(["-m", "train.lr=1e-3,x"], lambda config, search: seen.append(config))
-    assert seen == []
+        checked_by(["-m", "train.lr=1e-3,x"])
 
 
 def test_a_sweep_takes_names_by_a_pattern_and_numbers_by_a_range(folder):
@@ -102,47 +105,25 @@ def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep(folder, name):
         assert config.encoding["name"] == "mine" and search == [folder / name]
 
 
-def checked_by(words: list[str], folder, check) -> list[Config]:
-    seen: list[Config] = []
-    run_job([*words, f"results_dir={folder / 'r'}"], lambda config, search: seen.append(config), check)
-    return seen
-
-
-def test_what_the_check_of_a_sweep_refuses_runs_no_job_and_writes_nothing(folder):
+def test_what_the_check_of_a_sweep_refuses_is_raised_and_nothing_is_written(folder):
     def check(config, search):
         if config.encoding["name"] == "alibi":
             raise UserError("no alibi")
 
     with pytest.raises(UserError, match="no alibi"):
-        checked_by(["-m", "encoding=rope,alibi"], folder, check)
+        checked_by(["-m", "encoding=rope,alibi", f"results_dir={folder / 'r'}"], check)
     assert files_in(folder / "work") == [] and not (folder / "r").exists()
 
 
-def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once(folder):
+def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once():
     checked = []
-    seen = checked_by(
-        ["-m", "encoding=rope,alibi,nope", "seed=0,1"], folder, lambda *job: checked.append(job[0])
-    )
-    assert len(seen) == 6
+    swept = checked_by(["-m", "encoding=rope,alibi,nope", "seed=0,1"], lambda *job: checked.append(job[0]))
+    assert swept.jobs == 6 and swept.keys == ("encoding", "seed")
     found = [(config.encoding["name"], config.seed) for config in checked]
     assert found == [("rope", 0), ("alibi", 0), ("nope", 0), ("rope", 1)]
     checked.clear()
-    assert len(checked_by(["-m", "seed=range(0,30)"], folder, lambda *job: checked.append(job[0]))) == 30
+    assert checked_by(["-m", "seed=range(0,30)"], lambda *job: checked.append(job[0])).jobs == 30
     assert len(checked) == 20, "a big sweep starts quickly"
-
-
-def test_a_single_job_is_not_checked_twice(folder):
-    seen = checked_by(["seed=3"], folder, lambda *job: pytest.fail("checked"))
-    assert [config.seed for config in seen] == [3]
-
-
-def test_a_failed_job_of_a_sweep_is_named_by_what_is_swept_over(folder, capsys):
-    def job(config, search):
-        raise RuntimeError("no")
-
-    words = ["-m", "encoding=alibi,t5", "encoding.n_heads=2", "seed=4", f"results_dir={folder / 'r'}"]
-    run_job(words, job)
-    assert capsys.readouterr().err == "error: encoding=alibi: no\nerror: encoding=t5: no\n"
 
 
 def test_a_folder_of_results_below_the_users_own_is_found(folder, monkeypatch):

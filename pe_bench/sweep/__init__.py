@@ -1,0 +1,125 @@
+"""A sweep: many runs from one command, each in a process of its own, under any of Hydra's launchers.
+
+Nothing is kept of a sweep but its runs: repeating the command does what is missing.
+"""
+
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pe_bench.errors import UserError, first_line
+from pe_bench.hydra_app import Swept, call_hydra, parse_composed
+from pe_bench.hydra_words import (
+    CONFIG_DIR,
+    CONFIG_NAME,
+    overrides_in,
+    values_of,
+    with_swept_options,
+)
+from pe_bench.signals import ASKING, Stopped, handled
+from pe_bench.sweep.job import Surroundings, carry_out, fail, surroundings
+from pe_bench.sweep.states import JobState, SweepFolder
+from pe_bench.sweep.summary import Summary, summarize
+from pe_bench.sweep.view import View
+
+SWEEP_DIR = "hydra.sweep.dir"
+
+
+def run_sweep(words: Sequence[str], swept: Swept) -> Summary:
+    """Launch every job that `words` ask for, show how they stand, and tell how all of them ended.
+
+    A signal stops all jobs, which save; a second one leaves at once.
+    """
+    folder = SweepFolder(_folder(words, swept))
+    task = _Task(surroundings(folder.path), swept, _flags(words)).function()
+    launched = with_swept_options(_with_folder(words, folder.path))
+    problem = ""
+    try:
+        with _stopped_by_signals(folder), View(folder, swept.jobs):
+            call_hydra(launched, task)
+    except Stopped:
+        folder.ask_to_stop()
+    except UserError:
+        raise
+    except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    return summarize(folder, swept.jobs, problem)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a launcher calls for each job, in this process or in another one, maybe elsewhere."""
+
+    around: Surroundings
+    swept: Swept
+    flags: tuple[str, ...]
+
+    def function(self) -> Any:
+        def task(composed: Any) -> None:
+            self(composed)
+
+        return task  # Hydra asks a task for the file that it was written in, which only functions have
+
+    def __call__(self, composed: Any) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from pe_bench.sweep.launchers import cores_each
+
+        hydra = HydraConfig.get()
+        state = self._state(int(hydra.job.num), list(hydra.overrides.task))
+        try:
+            config, search = parse_composed(composed)
+        except Exception as error:
+            fail(SweepFolder(self.around.sweep), state, error)
+            return
+        if config.threads == "auto":
+            config = replace(config, threads=cores_each(hydra, self.swept.jobs))
+        carry_out(state, self.around, config, search)
+
+    def _state(self, number: int, words: list[str]) -> JobState:
+        own = [word for word in words if word.partition("=")[0] in self.swept.keys]
+        command = shlex.join(["pe-bench", "train", *words, *self.flags])
+        return JobState(number, " ".join(own) or f"job {number}", command)
+
+
+@contextmanager
+def _stopped_by_signals(folder: SweepFolder) -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        if folder.is_stopped:
+            raise Stopped
+        folder.ask_to_stop()
+        os.write(2, b"\nstopping: each job finishes its step and saves; a second time leaves at once\n")
+
+    with handled(ASKING, stop):
+        yield
+
+
+def _folder(words: Sequence[str], swept: Swept) -> Path:
+    named = [
+        word.partition("=")[2] for word in overrides_in(words) if word.lstrip("+").startswith(f"{SWEEP_DIR}=")
+    ]
+    if named:
+        return Path(named[-1])
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    return swept.results_dir / "sweeps" / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def _with_folder(words: Sequence[str], folder: Path) -> list[str]:
+    """The folder by name: what resolves it anew in each process would find another."""
+    overrides = overrides_in(words)
+    rest = list(words[len(overrides) :])
+    quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
+    return [*overrides, f"{SWEEP_DIR}='{quoted}'", *rest]
+
+
+def _flags(words: Sequence[str]) -> tuple[str, ...]:
+    """What composes a configuration besides overrides."""
+    each = ((flags[0], value) for flags in (CONFIG_DIR, CONFIG_NAME) for value in values_of(words, flags))
+    return tuple(word for pair in each for word in pair)

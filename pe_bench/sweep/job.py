@@ -1,0 +1,224 @@
+"""One job of a sweep, in a process of its own: what it raises, and what kills it, ends nothing else."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pe_bench.config import Config
+from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.signals import ASKING, Stopped, ask_to_end, handled, signals_heard
+from pe_bench.sweep.states import DONE, FAILED, SKIPPED, STOPPED, JobState, SweepFolder
+
+WRITE_SECONDS = 0.25  # between two changes of a job's file
+LOOK_SECONDS = 0.2  # between two looks for the word to stop
+SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
+PRELOADED = ["pe_bench.experiment"]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a job finds in every process and on every machine as it was where the sweep was started."""
+
+    sweep: Path
+    work: Path
+    variables: Mapping[str, str]
+
+
+def surroundings(sweep: Path) -> Surroundings:
+    own = {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
+    return Surroundings(sweep.absolute(), Path.cwd(), own)
+
+
+def carry_out(state: JobState, around: Surroundings, config: Config, search: Sequence[Path]) -> None:
+    """Run a job in a child process, and write how it ended; nothing where the sweep was stopped before.
+
+    Called by a launcher, in a process that has no other work and that the child outlives by nothing.
+    """
+    folder = SweepFolder(around.sweep)
+    if folder.is_stopped:
+        return
+    state = replace(state, started=time.time())
+    folder.write(state)
+    context = _context()
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_work, args=(state, around, config, list(search), theirs))
+    with _child_first(child):
+        child.start()
+        theirs.close()
+        try:
+            ended = _receive(ours)
+            child.join()
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            ours.close()
+    folder.write(ended or _killed(folder, state, child.exitcode))
+
+
+def fail(folder: SweepFolder, state: JobState, error: Exception) -> None:
+    """Write of a job that it never began."""
+    folder.log(state.number).parent.mkdir(parents=True, exist_ok=True)
+    folder.log(state.number).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    folder.write(replace(state, state=FAILED, reason=_reason(error), started=time.time()))
+
+
+class Report:
+    """The progress of a job, written to its file in place of being shown."""
+
+    def __init__(self, folder: SweepFolder, state: JobState):
+        self.folder, self.state = folder, state
+        self.has_worked = False
+        self._written = 0.0
+
+    @contextmanager
+    def bar(self, name: str, total: int) -> Iterator["ReportBar"]:
+        yield ReportBar(self, total)
+
+    def change(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+        if time.monotonic() - self._written >= WRITE_SECONDS:
+            self.folder.write(self.state)
+            self._written = time.monotonic()
+
+
+class ReportBar:
+    def __init__(self, report: Report, total: int):
+        self.report, self.total = report, total
+
+    def show(self, done: float, text: str, line: str | None = None) -> None:
+        self.report.has_worked = True
+        self.report.change(share=done / max(1, self.total), text=text)
+
+
+def _work(
+    state: JobState, around: Surroundings, config: Config, search: Sequence[Path], pipe: Connection
+) -> None:
+    """The child process: do the job, and tell how it ended."""
+    folder = SweepFolder(around.sweep)
+    os.chdir(around.work)
+    os.environ.update(around.variables)
+    _write_output_to(folder.log(state.number))
+    report = Report(folder, state)
+    with signals_heard():
+        try:
+            _end_with(folder, pipe)
+            ended = _run(report, config, search)
+        except Stopped as stopped:
+            ended = {"state": STOPPED, "text": str(stopped)}
+        except Exception as error:
+            traceback.print_exc()
+            ended = {"state": FAILED, "reason": _reason(error)}
+    with suppress(OSError):  # the one that would read it is gone
+        pipe.send(replace(report.state, **ended, seconds=time.time() - state.started))
+
+
+def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, Any]:
+    from pe_bench.config_checks import check_folder
+    from pe_bench.experiment import check, run_checked
+
+    check_folder(config.results_dir, "results_dir")
+    job = check(config, search)
+    report.change(run=str(job.run), margin=config.report.margin)
+    run_checked(job, report.bar)
+    return {"state": DONE if report.has_worked else SKIPPED}
+
+
+def _end_with(folder: SweepFolder, pipe: Connection) -> None:
+    """End when the sweep is stopped, and when the process that waits for this one is gone."""
+
+    def watch() -> None:
+        while not folder.is_stopped:
+            try:
+                if pipe.poll(LOOK_SECONDS):  # nothing is ever sent here: the other end was closed
+                    break
+            except OSError:
+                break
+        ask_to_end()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _child_first(child: Any) -> Iterator[None]:
+    """Hand a signal to the child, which saves, before what this process would do with it.
+
+    Ctrl-C reaches both. Submitit puts a job back into the queue when it gets the scheduler's signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in ASKING}
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT and child.is_alive():
+            child.terminate()
+            child.join(SAVE_SECONDS)
+        previous = before[number]
+        if callable(previous):
+            previous(number, frame)
+
+    with handled(ASKING, pass_on):
+        yield
+
+
+def _receive(pipe: Connection) -> JobState | None:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        return None
+
+
+def _killed(folder: SweepFolder, state: JobState, code: int | None) -> JobState:
+    """What is known of a job whose process ended without a word."""
+    last = next((one for one in folder.states() if one.number == state.number), state)
+    if folder.is_stopped:
+        return replace(last, state=STOPPED)
+    number = -(code or 0)
+    name = signal.Signals(number).name if number in list(signal.Signals) else f"exit code {code}"
+    reason = f"killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
+    if last.run is not None and Path(last.run).is_dir():
+        from pe_bench.runs import write_error
+
+        write_error(Path(last.run), reason)
+    return replace(last, state=FAILED, reason=reason, seconds=time.time() - state.started)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    text = first_line(error)
+    return text if isinstance(error, (UserError, RunError, OSError)) else f"{type(error).__name__}: {text}"
+
+
+def _context() -> Any:
+    """Children are copies of a process that has imported PyTorch and has done nothing with it."""
+    known = multiprocessing.get_all_start_methods()
+    method = "forkserver" if "forkserver" in known else "spawn"
+    if multiprocessing.get_start_method() not in known:
+        # Joblib's workers have a method of their own by default, which a child would not find.
+        multiprocessing.set_start_method(method, force=True)
+    if method == "forkserver":
+        multiprocessing.set_forkserver_preload(PRELOADED)
+    return multiprocessing.get_context(method)
+
+
+def _write_output_to(path: Path) -> None:
+    """All that this process writes, from C++ too: the sweep shows one line a job."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)

@@ -1,0 +1,44 @@
+"""How many jobs of a sweep a launcher runs side by side on this machine, and so how many cores each gets."""
+
+from typing import Any
+
+from pe_bench.machine import available_cores
+
+
+def cores_each(hydra: Any, jobs: int) -> int:
+    """The cores of one job: all, shared by those that run at the same time."""
+    return max(1, available_cores() // side_by_side(hydra, jobs))
+
+
+def side_by_side(hydra: Any, jobs: int) -> int:
+    """`hydra` is Hydra's own part of the configuration of one of the sweep's `jobs`."""
+    launcher = hydra.launcher
+    name = str(launcher["_target_"]).rpartition(".")[2]
+    batch = min(jobs, hydra.sweeper.get("max_batch_size") or jobs)
+    count = COUNTS.get(name, _one_by_one)(launcher)
+    return max(1, min(count or batch, batch))
+
+
+def _one_by_one(launcher: Any) -> int:
+    return 1
+
+
+def _joblib(launcher: Any) -> int:
+    """-1 is as many as there are cores, -2 one less."""
+    asked = int(launcher.get("n_jobs") or 1)
+    return asked if asked > 0 else max(1, available_cores() + 1 + asked)
+
+
+def _all_at_once(launcher: Any) -> int:
+    """Submitit's local executor starts every job of a batch."""
+    return 0
+
+
+def _ray(launcher: Any) -> int:
+    ray = launcher.get("ray") or {}
+    cores = (ray.get("init") or {}).get("num_cpus") or available_cores()
+    return max(1, int(cores // ((ray.get("remote") or {}).get("num_cpus") or 1)))
+
+
+# Slurm gives a job cores of its own, which are all that the job sees.
+COUNTS = {"JoblibLauncher": _joblib, "LocalLauncher": _all_at_once, "RayLauncher": _ray}

@@ -1,0 +1,80 @@
+"""A sweep's folder: one small file a job that says how it stands, its output, and the word to stop."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pe_bench.files import TEMPORARY
+
+RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed", "stopped"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """How a job of a sweep stands."""
+
+    number: int
+    label: str  # the words that make it another than the rest of its sweep
+    command: str  # that makes this run alone
+    state: str = RUNNING
+    run: str | None = None  # its directory, once it is known
+    reason: str = ""  # why it failed
+    text: str = ""  # step, loss, tokens per second, time left; or what is being scored
+    share: float = 0.0  # of its training, or of its scoring, that is done
+    started: float = 0.0  # seconds of the system's clock
+    seconds: float = 0.0
+    margin: float = 0.0  # bits per byte, of the table that the sweep ends with
+
+
+class SweepFolder:
+    """Where the jobs of a sweep and the command that launched them tell each other how they stand.
+
+    Files, because a launcher may run the jobs in processes of its own, or on other machines.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def write(self, state: JobState) -> None:
+        """Not flushed to the disk: nothing is lost with it but what a person sees."""
+        target = self._file(state.number, "json")
+        temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
+        self._jobs.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(asdict(state)), encoding="utf-8")
+        os.replace(temporary, target)
+
+    def states(self) -> list[JobState]:
+        """Of the jobs that began, in their order."""
+        return sorted(self._read(), key=lambda state: state.number)
+
+    def log(self, number: int) -> Path:
+        """What a job wrote to standard output and standard error."""
+        return self._file(number, "log")
+
+    def ask_to_stop(self) -> None:
+        """Have the jobs that run save and end, and no other begin."""
+        self._stop.touch()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop.exists()
+
+    @property
+    def _jobs(self) -> Path:
+        return self.path / "jobs"
+
+    @property
+    def _stop(self) -> Path:
+        return self.path / "stop"
+
+    def _file(self, number: int, suffix: str) -> Path:
+        return self._jobs / f"{number:04}.{suffix}"
+
+    def _read(self) -> Iterator[JobState]:
+        for path in self._jobs.glob("[0-9]*.json"):
+            try:
+                yield JobState(**json.loads(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError, TypeError):
+                continue  # another machine's file system may show it late

@@ -1,0 +1,124 @@
+"""How the jobs of a sweep stand, while they run: a line a job on a terminal, lines now and then elsewhere."""
+
+import _thread
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from pe_bench.progress import LINES_PER_RUN, duration
+from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
+
+LOOK_SECONDS = 0.2
+BAR_CELLS = 10
+
+
+class View:
+    """While it is entered, a thread shows what the jobs write of themselves."""
+
+    def __init__(self, folder: SweepFolder, jobs: int, console: Console | None = None):
+        self.folder, self.jobs = folder, jobs
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._told: dict[int, tuple[str, int]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        if self.console.is_terminal:
+            with Live(console=self.console, auto_refresh=False, transient=True) as live:
+                self._look_until_over(live)
+        else:
+            self._look_until_over(None)
+
+    def _look_until_over(self, live: Live | None) -> None:
+        interrupted = False
+        while True:
+            over = self._over.wait(LOOK_SECONDS)
+            states = self.folder.states()
+            for state in states:
+                self._tell(state, changes_are_seen=live is not None)
+            if live is not None:
+                live.update(self._lines(states), refresh=True)
+            if over:
+                return
+            if self.folder.is_stopped and not interrupted and not any(s.state == RUNNING for s in states):
+                # All have saved: end what still waits, and what a launcher would compose for nothing.
+                interrupted = True
+                _thread.interrupt_main()
+
+    def _tell(self, state: JobState, *, changes_are_seen: bool) -> None:
+        """A line that stays, for a job that ended; and for its progress, where nothing can be redrawn."""
+        fifth = int(state.share * LINES_PER_RUN)
+        known = self._told.get(state.number)
+        self._told[state.number] = (state.state, fifth)
+        if state.state != RUNNING:
+            if known is None or known[0] == RUNNING:
+                self.console.print(_ended(state), markup=False)
+        elif not changes_are_seen and known is None:
+            self.console.print(f"{state.label}: begins", markup=False)
+        elif not changes_are_seen and known is not None and fifth > known[1] and state.text:
+            self.console.print(f"{state.label}: {state.text}", markup=False)
+
+    def _lines(self, states: Sequence[JobState]) -> Group:
+        running = [state for state in states if state.state == RUNNING]
+        width = max((len(state.label) for state in running), default=0)
+        lines = [
+            Text(
+                f"{state.label:<{width}}  {_bar(state.share)}  {state.text}",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+            for state in running
+        ]
+        return Group(*lines, Text(self.total(states), no_wrap=True, overflow="ellipsis"))
+
+    def total(self, states: Sequence[JobState]) -> str:
+        """All jobs in one line, with the time left as the finished ones tell it."""
+        counts = {
+            name: sum(state.state == name for state in states) for name in (DONE, SKIPPED, FAILED, RUNNING)
+        }
+        ended = counts[DONE] + counts[SKIPPED] + counts[FAILED]
+        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        text = f"{ended} of {self.jobs} jobs" + (f" ({told})" if told else "")
+        left = self._seconds_left(states)
+        return text + (f"  about {duration(left)} left" if left is not None else "")
+
+    def _seconds_left(self, states: Sequence[JobState]) -> float | None:
+        done = [state for state in states if state.state == DONE]
+        if not done:
+            return None
+        each = sum(state.seconds for state in done) / len(done)
+        running = [state for state in states if state.state == RUNNING]
+        began = [min(each, time.time() - state.started) for state in running]
+        waiting = self.jobs - len(states)
+        return max(0.0, each * (waiting + len(running)) - sum(began)) / max(1, len(running))
+
+
+def _ended(state: JobState) -> str:
+    told = {
+        DONE: f"done in {duration(state.seconds)}",
+        SKIPPED: "was done before",
+        FAILED: f"failed: {state.reason}",
+        STOPPED: state.text or "stopped",
+    }
+    return f"{state.label}: {told[state.state]}"
+
+
+def _bar(share: float) -> str:
+    full = round(min(1.0, share) * BAR_CELLS)
+    return "━" * full + "·" * (BAR_CELLS - full)

@@ -1,0 +1,51 @@
+"""The `train` command: one run, or a sweep of many."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe_bench.config import Config
+from pe_bench.config_checks import check_folder
+from pe_bench.errors import RunError
+from pe_bench.hydra_app import check_sweep, read_words, run_job
+from pe_bench.hydra_words import is_sweep
+from pe_bench.signals import Stopped
+
+
+def run_train(words: Sequence[str]) -> None:
+    """Train and score what `words` ask for, and print one table of it. Raises `UserError`, `RunError`."""
+    words = read_words(words)
+    if is_sweep(words):
+        _train_many(words)
+    else:
+        run_job(words, _train_one)
+
+
+def _train_one(config: Config, search: Sequence[Path]) -> None:
+    from pe_bench.experiment import run_experiment
+    from pe_bench.report_command import print_run
+
+    check_folder(config.results_dir, "results_dir")
+    run, rows = run_experiment(config, search)
+    print_run(rows, run, config.report.margin)
+
+
+def _train_many(words: Sequence[str]) -> None:
+    from pe_bench.report_command import print_runs
+    from pe_bench.sweep import run_sweep
+    from pe_bench.sweep.summary import print_summary
+
+    summary = run_sweep(words, check_sweep(words, _check))
+    if summary.runs:
+        print_runs(summary.runs, summary.margin)
+    print_summary(summary)
+    if summary.stopped:
+        raise Stopped("stopped; the same command goes on from where it was")
+    if not summary.is_done:
+        raise RunError("the sweep is not done; the same command does what is missing")
+
+
+def _check(config: Config, search: Sequence[Path]) -> None:
+    from pe_bench.experiment import check
+
+    check_folder(config.results_dir, "results_dir")
+    check(config, search)

@@ -1,0 +1,128 @@
+"""Signals that ask for an end: a step is finished and saved, and the same command goes on from there."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import only_run
+from safetensors.torch import load_file
+
+from pe_bench.checkpoint import final_checkpoint, latest_checkpoint
+from pe_bench.signals import ASKING, Stopped, ask_to_end, signals_heard, steps_finished
+from pe_bench.train import Trainer
+
+ASKED_AT = 3  # steps that were done before the signal came
+
+
+def test_a_signal_outside_of_a_step_ends_at_once():
+    for number in ASKING:
+        with signals_heard(), pytest.raises(Stopped):
+            os.kill(os.getpid(), number)
+
+
+def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd):
+    with signals_heard(), steps_finished() as is_asked:
+        assert not is_asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert is_asked()
+        assert "a second time leaves at once" in capfd.readouterr().err
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_thread_asks_once_and_never_instead_of_a_second_signal(capfd):
+    with signals_heard(), steps_finished() as is_asked:
+        ask_to_end()
+        ask_to_end()
+        assert is_asked()
+
+
+def test_handlers_are_given_back():
+    before = [signal.getsignal(number) for number in ASKING]
+    with signals_heard():
+        assert [signal.getsignal(number) for number in ASKING] != before
+    assert [signal.getsignal(number) for number in ASKING] == before
+
+
+def asked_in_step(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
+    """Have the signal come while a step, or its validation, is at work."""
+    original = getattr(Trainer, method)
+    calls = []
+
+    def asked(self, *arguments):
+        calls.append(1)
+        if len(calls) == ASKED_AT + 1 or method == "validation_loss":
+            os.kill(os.getpid(), number)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Trainer, method, asked)
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    checkpoint = final_checkpoint(run, 8)
+    assert checkpoint is not None
+    return {
+        name: tensor.numpy().tobytes()
+        for name, tensor in load_file(checkpoint.path / "weights.safetensors").items()
+    }
+
+
+def without_seconds(log: Path) -> list[list[str]]:
+    return [line.split(",")[:-1] for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("number", ASKING)
+def test_a_run_that_was_asked_to_end_saves_its_step_and_goes_on_to_the_same_weights(
+    train, folder, monkeypatch, number
+):
+    with monkeypatch.context() as patched:
+        asked_in_step(patched, "step", number)
+        outcome = train("encoding=alibi")
+    assert outcome.code == 130
+    assert "stopped at step 4 of 8, which is saved; the same command goes on from there" in outcome.line
+    run = only_run(folder)
+    found = latest_checkpoint(run / "checkpoints")
+    assert found is not None and found.meta.step == ASKED_AT + 1
+    assert not (run / "result.json").exists() and not (run / "error.txt").exists()
+    assert train("encoding=alibi").code == 0
+    assert train("encoding=alibi", f"results_dir={folder / 'other'}").code == 0
+    never_stopped = folder / "other" / "runs" / run.name
+    assert weights(run) == weights(never_stopped)
+    assert without_seconds(run / "train.csv") == without_seconds(never_stopped / "train.csv")
+
+
+def test_a_validation_loss_that_a_signal_cut_off_is_computed_when_the_run_goes_on(train, folder, monkeypatch):
+    with monkeypatch.context() as patched:
+        asked_in_step(patched, "validation_loss", signal.SIGINT)
+        assert train("encoding=alibi").code == 130
+    run = only_run(folder)
+    assert (run / "train.csv").read_text().splitlines()[-1].split(",")[3] == ""
+    assert train("encoding=alibi").code == 0
+    assert train("encoding=alibi", f"results_dir={folder / 'other'}").code == 0
+    logs = [without_seconds(place / "train.csv") for place in (run, folder / "other" / "runs" / run.name)]
+    assert logs[0] == logs[1]
+
+
+def test_scoring_that_a_signal_cut_off_keeps_the_lengths_that_were_scored(train, folder, monkeypatch):
+    import pe_bench.evaluate
+
+    original, scored = pe_bench.evaluate.save_scores, []
+
+    def save(*arguments, **named):
+        original(*arguments, **named)
+        scored.append(1)
+        if len(scored) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pe_bench.evaluate, "save_scores", save)
+        outcome = train("encoding=alibi", "eval.lengths=[16,32,64]")
+    assert outcome.code == 130 and "the same command goes on from where it was" in outcome.line
+    run = only_run(folder)
+    kept = {path: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
+    assert len(kept) == 2
+    assert train("encoding=alibi", "eval.lengths=[16,32,64]").code == 0
+    assert len(list((run / "scores").iterdir())) == 3
+    first = next(iter(kept))
+    assert first.stat().st_mtime_ns == kept[first]

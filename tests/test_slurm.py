@@ -1,0 +1,115 @@
+"""Sweeps under submitit's Slurm launcher, with commands of our own in place of `sbatch` and the rest."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import tiny_words, write_corpus
+
+from pe_bench.checkpoint import final_checkpoint, latest_checkpoint
+
+JOB = 71
+# Each runs what Slurm would: the script of a job array once for each task, in the background, and again
+# when a task is requeued.
+COMMANDS = {
+    "sbatch": f"""
+        for script; do :; done
+        cp "$script" "$FAKE_SLURM/script"
+        last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+        for task in $(seq 0 "$last"); do fake-task "$task" >"$FAKE_SLURM/output-$task" 2>&1 & done
+        echo "Submitted batch job {JOB}"
+    """,
+    "fake-task": f"""
+        export SLURM_JOB_ID=$(({JOB} + 1 + $1)) SLURM_ARRAY_JOB_ID={JOB} SLURM_ARRAY_TASK_ID=$1
+        export SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+        exec bash "$FAKE_SLURM/script"
+    """,
+    "srun": """
+        while [ "${1#-}" != "$1" ]; do case "$1" in --output|--error) shift 2;; *) shift;; esac; done
+        echo $$ >"$FAKE_SLURM/pid-$SLURM_ARRAY_TASK_ID"
+        exec "$@"
+    """,
+    "scontrol": """
+        echo "$@" >>"$FAKE_SLURM/scontrol"
+        fake-task "${2##*_}" >>"$FAKE_SLURM/output-requeued" 2>&1 &
+    """,
+    "sacct": "echo 'JobID|State|NodeList'",
+    "squeue": "true",
+}
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the commands keep."""
+    commands, kept = tmp_path / "bin", tmp_path / "slurm"
+    commands.mkdir()
+    kept.mkdir()
+    for name, text in COMMANDS.items():
+        (commands / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(kept))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write_corpus(tmp_path / "corpus")
+    return kept
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    launcher = [
+        "hydra/launcher=submitit_slurm",
+        "hydra.launcher.partition=long",
+        "hydra.launcher.timeout_min=600",
+    ]
+    command = [sys.executable, "-m", "pe_bench", "train", *tiny_words(folder), "-m", "encoding=nope,alibi"]
+    return subprocess.Popen(
+        [*command, *launcher, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
+    )
+
+
+def wait_for(process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
+    while not happened():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+
+
+def test_the_script_asks_slurm_for_what_the_words_say_and_every_job_ends(tmp_path, slurm):
+    process = start(tmp_path, "hydra.launcher.cpus_per_task=2", "hydra.launcher.array_parallelism=5")
+    out, told = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    assert "2 jobs: 2 done" in told and "paired protocol" in out
+    script = (slurm / "script").read_text()
+    for line in (
+        "partition=long",
+        "array=0-1%2",
+        "cpus-per-task=2",
+        "time=600",
+        "signal=USR2@120",
+        "open-mode=append",
+    ):
+        assert f"#SBATCH --{line}\n" in script
+    assert re.search(r"^srun .* -m submitit.core._submit ", script, re.MULTILINE)
+
+
+def test_the_signal_before_the_end_of_the_time_saves_requeues_and_goes_on(tmp_path, slurm):
+    process = start(tmp_path, "train.steps=3000", "train.checkpoint_every=100", "train.validate_every=3000")
+    runs = tmp_path / "results" / "runs"
+    wait_for(process, lambda: bool(list(runs.glob("nope-*/checkpoints/step-*"))))
+    os.kill(int((slurm / "pid-0").read_text()), signal.SIGUSR2)
+    wait_for(process, (slurm / "scontrol").exists)
+    (sweep,) = (tmp_path / "results" / "sweeps").iterdir()
+    assert "stopping after this step" in (sweep / "jobs" / "0000.log").read_text()
+    (saved,) = runs.glob("nope-*/checkpoints")
+    stopped = latest_checkpoint(saved)
+    assert stopped is not None and 100 <= stopped.meta.step <= 3000, "saved before it was put back"
+    told = process.communicate(timeout=300)[1]
+    assert (slurm / "scontrol").read_text() == f"requeue {JOB}_0\n"
+    assert process.returncode == 0, told
+    assert "2 jobs: 2 done" in told
+    assert all(final_checkpoint(run, 3000) is not None for run in runs.iterdir())

@@ -1,0 +1,260 @@
+"""Sweeps: every job ends on its own, what fails is told, and the same command does the rest."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import only_run, tiny_words, write_corpus
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from pe_bench.checkpoint import latest_checkpoint
+from pe_bench.errors import UserError
+from pe_bench.machine import available_cores
+from pe_bench.results import read_rows
+from pe_bench.sweep.launchers import cores_each, side_by_side
+from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
+from pe_bench.sweep.summary import Summary, print_summary
+from pe_bench.sweep.view import View
+
+# An encoding that ends its process in the way that is asked for, where it is a job's own.
+ENDING = """
+import multiprocessing, os, signal
+from pe_bench.encodings.nope import NoPE
+
+
+class Ending(NoPE):
+    def __init__(self, end: str = "well"):
+        super().__init__()
+        self.end = end
+
+    def logit_scale(self, queries):
+        if multiprocessing.parent_process() is not None:
+            {"raise": _fail, "kill": _kill}.get(self.end, bool)()
+        return None
+
+
+def _fail():
+    raise RuntimeError("it ended badly\\nas it was asked to")
+
+
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+LAUNCHERS = {
+    "basic": [],
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+    "submitit_local": ["hydra/launcher=submitit_local"],
+    "ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false"],
+}
+SLOW = ("basic", "submitit_local", "ray")
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+
+
+def pe_bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pe_bench", "train", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment())
+
+
+each_launcher = pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=pytest.mark.full) if name in SLOW else name for name in LAUNCHERS]
+)
+
+
+def ending_words(folder: Path, launcher: str, ends: str) -> list[str]:
+    write_corpus(folder / "corpus")
+    (folder / "own" / "encoding").mkdir(parents=True, exist_ok=True)
+    (folder / "own" / "ending.py").write_text(ENDING)
+    yaml = f"name: ending\nclass: {folder}/own/ending.py:Ending\nend: well\n"
+    (folder / "own" / "encoding" / "ending.yaml").write_text(yaml)
+    words = [word for word in tiny_words(folder) if word != "threads=1"]
+    own = ["--config-dir", str(folder / "own")]
+    return [*words, "-m", "encoding=ending", f"encoding.end={ends}", *own, *LAUNCHERS[launcher]]
+
+
+def finished(folder: Path) -> list[Path]:
+    return [path.parent for path in (folder / "results" / "runs").glob("*/result.json")]
+
+
+def tensors(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+
+
+@each_launcher
+def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_path, launcher):
+    done = pe_bench(tmp_path, *ending_words(tmp_path, launcher, "raise,well,kill"))
+    assert done.returncode == 1
+    assert "3 jobs: 1 done, 2 failed" in done.stderr, done.stderr
+    assert len(finished(tmp_path)) == 1
+    assert len({row.run for row in read_rows(tmp_path / "results" / "results.csv")}) == 1
+    assert done.stdout.count("paired protocol") == 1, "one table of all that is done"
+    # Why, in the summary and in the directory.
+    assert "  failed: encoding.end=raise: " in done.stderr and "it ended badly" in done.stderr
+    assert "  failed: encoding.end=kill: killed by SIGKILL, as the system does when memory" in done.stderr
+    (folder,) = (tmp_path / "results" / "sweeps").iterdir()
+    found = SweepFolder(folder).states()
+    assert [state.state for state in found] == [FAILED, DONE, FAILED]
+    assert [state.label for state in found] == [f"encoding.end={end}" for end in ("raise", "well", "kill")]
+    assert "Traceback" in SweepFolder(folder).log(0).read_text()
+    # The cores are shared by the jobs that run at the same time.
+    cores = {"basic": available_cores(), "submitit_local": max(1, available_cores() // 3)}
+    threads = {json.loads((run / "environment.json").read_text())["threads"] for run in finished(tmp_path)}
+    assert threads == {cores.get(launcher, max(1, available_cores() // 2) if launcher == "joblib" else 1)}
+    # What repeats only the failures.
+    script = re.search(r"repeat only those: sh (\S+)", done.stderr)
+    assert script is not None
+    commands = (tmp_path / script.group(1)).read_text().splitlines()
+    assert [re.findall("encoding.end=([a-z]+)", command) for command in commands] == [["raise"], ["kill"]]
+    assert all("--config-dir" in command and "hydra" not in command for command in commands)
+    before = tensors(tmp_path)
+    longer = [*ending_words(tmp_path, launcher, "well"), "eval.lengths=[16,32,64]"]
+    assert "1 job: 1 done" in pe_bench(tmp_path, *longer).stderr, "a length was missing"
+    again = pe_bench(tmp_path, *longer)
+    assert again.returncode == 0, again.stderr
+    assert "1 job: 0 done, 1 skipped, for it was done before" in again.stderr
+    assert before.items() <= tensors(tmp_path).items(), "nothing is trained or scored twice"
+
+
+@each_launcher
+def test_a_sweep_that_was_asked_to_end_saves_what_it_trains(tmp_path, launcher):
+    write_corpus(tmp_path / "corpus")
+    words = [*tiny_words(tmp_path), "train.steps=20000", "train.validate_every=20000"]
+    command = [sys.executable, "-m", "pe_bench", "train", *words, "-m", "encoding=nope,alibi"]
+    process = subprocess.Popen(
+        [*command, *LAUNCHERS[launcher]], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment()
+    )
+    runs = tmp_path / "results" / "runs"
+    while not list(runs.glob("*/checkpoints/step-*")):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate()[1]
+    assert process.returncode == 130, told
+    assert re.search(r"stopped at step \d+ of 20000, which is saved", told)
+    assert "pe-bench: stopped; the same command goes on from where it was" in told
+    assert not list(runs.glob("*/result.json")) and not list(runs.glob("*/error.txt"))
+    assert latest_checkpoint(next(runs.glob("*/checkpoints"))) is not None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no\nat all"), MemoryError(), UserError("say it")])
+def test_what_stops_a_run_stands_in_its_directory_until_it_succeeds(train, folder, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pe_bench.experiment.train", fail)
+        with suppress(Exception):
+            train("encoding=nope")
+    assert type(error).__name__ in (only_run(folder) / "error.txt").read_text()
+    assert train("encoding=nope").code == 0
+    assert not (only_run(folder) / "error.txt").exists()
+
+
+def hydra_of(target: str, **launcher):
+    return OmegaConf.create(
+        {"launcher": {"_target_": target, **launcher}, "sweeper": {"max_batch_size": None}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("hydra", "count"),
+    [
+        (hydra_of("hydra._internal.core_plugins.basic_launcher.BasicLauncher"), 1),
+        (hydra_of("x.JoblibLauncher", n_jobs=3), 3),
+        (hydra_of("x.JoblibLauncher", n_jobs=30), 8),
+        (hydra_of("x.JoblibLauncher", n_jobs=-1), 4),
+        (hydra_of("x.JoblibLauncher", n_jobs=-2), 3),
+        (hydra_of("x.LocalLauncher"), 8),
+        (hydra_of("x.SlurmLauncher"), 1),
+        (hydra_of("x.RayLauncher", ray={"init": {"num_cpus": 6}, "remote": {"num_cpus": 3}}), 2),
+        (hydra_of("x.RayLauncher", ray={"init": {"address": None}, "remote": {}}), 4),
+        (hydra_of("x.SomebodysLauncher"), 1),
+    ],
+)
+def test_as_many_jobs_of_eight_run_side_by_side_as_the_launcher_says(hydra, count, monkeypatch):
+    monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
+    assert side_by_side(hydra, 8) == count
+    assert cores_each(hydra, 8) == max(1, 4 // count)
+
+
+def test_a_batch_of_the_sweeper_limits_how_many_run(monkeypatch):
+    monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
+    hydra = hydra_of("x.LocalLauncher")
+    hydra.sweeper.max_batch_size = 2
+    assert cores_each(hydra, 8) == 2
+
+
+def states(*kinds: str) -> list[JobState]:
+    return [
+        JobState(
+            number,
+            f"seed={number}",
+            f"pe-bench train seed={number}",
+            kind,
+            text=f"step {number} of 9",
+            share=number / 9,
+            seconds=10.0,
+            started=time.time(),
+        )
+        for number, kind in enumerate(kinds)
+    ]
+
+
+def test_the_view_shows_a_line_a_running_job_and_the_total(tmp_path):
+    folder, shown = SweepFolder(tmp_path), io.StringIO()
+    for state in states(DONE, SKIPPED, FAILED, RUNNING, RUNNING):
+        folder.write(state)
+    with View(folder, 9, Console(file=shown, force_terminal=True, width=100, highlight=False)):
+        time.sleep(0.5)
+    text = shown.getvalue()
+    assert "seed=0: done in 10 s" in text and "seed=1: was done before" in text and "seed=2: failed:" in text
+    assert re.search(r"seed=3\s+━+·+\s+step 3 of 9", text) and re.search(r"seed=4\s+━+·+\s+step 4 of 9", text)
+    assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
+
+
+def test_the_view_prints_plain_lines_where_there_is_no_terminal(tmp_path):
+    folder, shown = SweepFolder(tmp_path), io.StringIO()
+    with View(folder, 2, Console(file=shown)):
+        folder.write(states(RUNNING)[0])
+        time.sleep(0.5)
+        folder.write(JobState(0, "seed=0", "", DONE, seconds=3700.0))
+    lines = shown.getvalue().splitlines()
+    assert lines == ["seed=0: begins", "seed=0: done in 1 h 01 min"]
+
+
+def test_a_damaged_file_of_a_job_hides_no_other(tmp_path):
+    folder = SweepFolder(tmp_path)
+    folder.write(states(DONE)[0])
+    for number, text in enumerate(["", "{", "[]", '{"number": 3}'], 1):
+        (tmp_path / "jobs" / f"000{number}.json").write_text(text)
+    assert [state.number for state in folder.states()] == [0]
+
+
+def summary_of(tmp_path: Path, kinds: list[str], jobs: int, **others) -> Summary:
+    return Summary(tmp_path, states(*kinds), jobs, **{"problem": "", "stopped": False, **others})
+
+
+def test_the_summary_counts_what_no_worker_told_of_as_failed(tmp_path, capsys):
+    print_summary(summary_of(tmp_path, [DONE, RUNNING], 3, problem="TerminatedWorkerError: a worker"))
+    told = capsys.readouterr().err
+    assert "3 jobs: 1 done, 1 failed, 1 stopped or not begun" in told
+    assert "the launcher ended: TerminatedWorkerError: a worker" in told
+    assert "repeat only that: pe-bench train seed=1" in told
+
+
+def test_the_summary_of_a_stopped_sweep_blames_no_job(tmp_path, capsys):
+    summary = summary_of(tmp_path, [DONE, STOPPED, RUNNING], 5, stopped=True)
+    print_summary(summary)
+    assert capsys.readouterr().err == "5 jobs: 1 done, 4 stopped or not begun\n"
+    assert not summary.is_done and not summary.failed
