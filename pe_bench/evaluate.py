@@ -12,7 +12,7 @@ from pe_bench.data.packed import Data
 from pe_bench.data.targets import scored_documents, target_blocks
 from pe_bench.encodings import LengthError
 from pe_bench.errors import RunError, first_line
-from pe_bench.machine import device_name, git_commit, package_version, today
+from pe_bench.machine import device_name, git_commit, is_out_of_memory, package_version, today
 from pe_bench.model import Decoder
 from pe_bench.positions import position_plans
 from pe_bench.protocols import (
@@ -157,10 +157,8 @@ def _score(subject: Subject, plan: Plan, row: Row, scorer: Scorer) -> Row:
         scored = scorer.score(row.length, plan)
     except LengthError as error:
         return replace(row, status="undefined", reason=str(error))
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return replace(row, status="out_of_memory", reason=first_line(error))
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # how PyTorch says it on a CPU
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         return replace(row, status="out_of_memory", reason=first_line(error))
     split = subject.data.validation

@@ -6,7 +6,8 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from typing import Self
 import torch
 
 from pe_bench.config import Config
-from pe_bench.errors import UserError
+from pe_bench.errors import RunError, UserError, first_line
 
 _CLEAR_HIGHEST = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -55,6 +56,25 @@ def set_threads(threads: str | int) -> int:
 
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return (
+        isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        or "can't allocate memory" in str(error)  # how PyTorch says it on a CPU
+    )
+
+
+@contextmanager
+def memory_told() -> Iterator[None]:
+    """Where training runs out of memory, one line says so, with the way out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        ways = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
+        raise RunError(f"out of memory ({first_line(error)}): try {ways}") from error
 
 
 class PeakMemory:

@@ -147,7 +147,7 @@ def test_a_sweep_that_was_asked_to_end_saves_what_it_trains(tmp_path, launcher):
     assert latest_checkpoint(next(runs.glob("*/checkpoints"))) is not None
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no\nat all"), MemoryError(), UserError("say it")])
+@pytest.mark.parametrize("error", [RuntimeError("no\nat all"), UserError("say it")])
 def test_what_stops_a_run_stands_in_its_directory_until_it_succeeds(train, folder, monkeypatch, error):
     def fail(*arguments):
         raise error
@@ -258,3 +258,14 @@ def test_the_summary_of_a_stopped_sweep_blames_no_job(tmp_path, capsys):
     print_summary(summary)
     assert capsys.readouterr().err == "5 jobs: 1 done, 4 stopped or not begun\n"
     assert not summary.is_done and not summary.failed
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 9 GB")])
+def test_training_out_of_memory_is_one_line_with_the_way_out(train, folder, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("pe_bench.experiment.train", fail)
+    outcome = train("encoding=nope")
+    assert outcome.code == 1
+    assert outcome.line.startswith("pe-bench: out of memory (") and "train.micro_batches=2" in outcome.line

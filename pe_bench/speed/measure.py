@@ -6,11 +6,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from pe_bench.allocation import give_back_free_memory
 from pe_bench.encodings import LengthError
-from pe_bench.machine import PeakMemory
+from pe_bench.machine import PeakMemory, is_out_of_memory
 from pe_bench.speed.passes import Pass
 from pe_bench.train import NonFiniteError
 
@@ -64,10 +62,7 @@ def status_of(error: Exception) -> str | None:
         return "undefined"
     if isinstance(error, NonFiniteError):
         return "not_finite"
-    # The words are how PyTorch says it on a CPU.
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
-        return "out_of_memory"
-    return None
+    return "out_of_memory" if is_out_of_memory(error) else None
 
 
 def is_due(done: int, elapsed: float, repeats: int | None) -> bool:

@@ -127,11 +127,13 @@ def _work(
 def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, Any]:
     from pe_bench.config_checks import check_folder
     from pe_bench.experiment import check, run_checked
+    from pe_bench.machine import memory_told
 
     check_folder(config.results_dir, "results_dir")
     job = check(config, search)
     report.change(run=str(job.run), margin=config.report.margin)
-    run_checked(job, report.bar)
+    with memory_told():
+        run_checked(job, report.bar)
     return {"state": DONE if report.has_worked else SKIPPED}
 
 
@@ -196,8 +198,6 @@ def _killed(folder: SweepFolder, state: JobState, code: int | None) -> JobState:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return "out of memory"
     text = first_line(error)
     return text if isinstance(error, (UserError, RunError, OSError)) else f"{type(error).__name__}: {text}"
 

@@ -16,6 +16,7 @@ from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobSt
 
 LOOK_SECONDS = 0.2
 BAR_CELLS = 10
+STARTS = "starts"
 
 
 class View:
@@ -79,7 +80,7 @@ class View:
         width = max((len(state.label) for state in running), default=0)
         lines = [
             Text(
-                f"{state.label:<{width}}  {_bar(state.share)}  {state.text}",
+                f"{state.label:<{width}}  {_bar(state.share)}  {state.text or STARTS}",
                 no_wrap=True,
                 overflow="ellipsis",
             )
@@ -95,7 +96,7 @@ class View:
         ended = counts[DONE] + counts[SKIPPED] + counts[FAILED]
         told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         text = f"{ended} of {self.jobs} jobs" + (f" ({told})" if told else "")
-        left = self._seconds_left(states)
+        left = self._seconds_left(states) if ended < self.jobs else None
         return text + (f"  about {duration(left)} left" if left is not None else "")
 
     def _seconds_left(self, states: Sequence[JobState]) -> float | None:
