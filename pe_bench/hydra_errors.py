@@ -14,7 +14,6 @@ from pe_bench.config import FIELD_OF_KEY, SECTIONS, config_dir
 from pe_bench.errors import UserError, first_line
 from pe_bench.hydra_words import CONFIG_DIR, GROUPS, values_of
 
-
 EXTRA_OF_LAUNCHER = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 
