@@ -18,14 +18,13 @@ def fused_column_attention(
 ) -> Tensor:
     """For encodings with `columns` and nothing else but `transform` and `logit_scale`."""
     queries, keys = sides(encoding, x, q, k, position)
-    columns = encoding.columns(queries, keys)
-    scale = 1 / math.sqrt(q.shape[-1])
-    scaled = scale_queries(encoding, queries)
-    # Columns are cumulative sums and positions, which half precision cannot hold.
+    of_query, of_key = encoding.columns(queries, keys)
+    scaled = scale_queries(encoding, queries) / math.sqrt(q.shape[-1])
+    # Columns are cumulative sums and positions, which half precision cannot hold, and no scale may round.
     dtype = precise(q.dtype)
-    wide_q = torch.cat([scaled.to(dtype), _like(columns[0] / scale, scaled, dtype)], -1)
-    wide_k = torch.cat([keys.x.to(dtype), _like(columns[1], keys.x, dtype)], -1)
-    return fused_causal(wide_q, wide_k, v.to(dtype), scale).to(v.dtype)
+    wide_q = torch.cat([_like(of_query, scaled, dtype), scaled.to(dtype)], -1)
+    wide_k = torch.cat([_like(of_key, keys.x, dtype), keys.x.to(dtype)], -1)
+    return fused_causal(wide_q, wide_k, v.to(dtype), 1.0).to(v.dtype)
 
 
 def _like(columns: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

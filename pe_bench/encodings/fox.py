@@ -51,8 +51,11 @@ class FoX(LayerEncoding):
         return bias
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        # Whole numbers apart: float32 subtracts them exactly, however long the text is.
         of_query, of_key = queries.values[FORGOTTEN], keys.values[FORGOTTEN]
+        whole_of_query, whole_of_key = of_query.detach().round(), of_key.detach().round()
+        one_of_query, one_of_key = torch.ones_like(of_query), torch.ones_like(of_key)
         return (
-            torch.stack([of_query, torch.ones_like(of_query)], -1),
-            torch.stack([torch.ones_like(of_key), -of_key], -1),
+            torch.stack([whole_of_query, one_of_query, of_query - whole_of_query, one_of_query], -1),
+            torch.stack([one_of_key, -whole_of_key, one_of_key, whole_of_key - of_key], -1),
         )

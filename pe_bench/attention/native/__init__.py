@@ -46,13 +46,15 @@ def native_column_attention(
 ) -> Tensor:
     """For encodings whose bias is low-rank: `columns` of the queries and the keys.
 
-    They are float32: of sums over the text, such as FoX's, the differences lose digits as it grows.
+    They come first and are not scaled: the kernel adds in their order, so that large numbers whose difference
+    is small cancel exactly before anything else is added.
     """
     queries, keys = sides(encoding, x, q, k, position)
-    scale = 1 / math.sqrt(q.shape[-1])
+    scaled = scale_queries(encoding, queries) / math.sqrt(q.shape[-1])
     of_query, of_key = encoding.columns(queries, keys)
-    wide_q = _widened(scale_queries(encoding, queries), of_query / scale)
-    return causal_attention(wide_q, _widened(keys.x, of_key), v.float(), None, scale).to(v.dtype)
+    return causal_attention(_widened(of_query, scaled), _widened(of_key, keys.x), v.float(), None, 1.0).to(
+        v.dtype
+    )
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
@@ -217,8 +219,8 @@ def _like_rows_of_tokens(x: Tensor) -> Tensor:
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
-def _widened(x: Tensor, columns: Tensor) -> Tensor:
-    return torch.cat([x.float(), columns.expand(*x.shape[:-1], columns.shape[-1]).float()], -1)
+def _widened(columns: Tensor, x: Tensor) -> Tensor:
+    return torch.cat([columns.expand(*x.shape[:-1], columns.shape[-1]).float(), x.float()], -1)
 
 
 def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
