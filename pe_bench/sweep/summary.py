@@ -48,7 +48,9 @@ class Summary:
 
 
 def summarize(folder: SweepFolder, jobs: int, problem: str) -> Summary:
-    return Summary(folder.path, folder.states(), jobs, problem, folder.is_stopped)
+    """`jobs` are those that the command's words make; a configuration may sweep over more."""
+    states = folder.states()
+    return Summary(folder.path, states, max(jobs, len(states)), problem, folder.is_stopped)
 
 
 def print_summary(summary: Summary) -> None:

@@ -94,9 +94,10 @@ class View:
             name: sum(state.state == name for state in states) for name in (DONE, SKIPPED, FAILED, RUNNING)
         }
         ended = counts[DONE] + counts[SKIPPED] + counts[FAILED]
+        jobs = max(self.jobs, len(states))
         told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        text = f"{ended} of {self.jobs} jobs" + (f" ({told})" if told else "")
-        left = self._seconds_left(states) if ended < self.jobs else None
+        text = f"{ended} of {jobs} jobs" + (f" ({told})" if told else "")
+        left = self._seconds_left(states) if ended < jobs else None
         return text + (f"  about {duration(left)} left" if left is not None else "")
 
     def _seconds_left(self, states: Sequence[JobState]) -> float | None:
@@ -106,7 +107,7 @@ class View:
         each = sum(state.seconds for state in done) / len(done)
         running = [state for state in states if state.state == RUNNING]
         began = [min(each, time.time() - state.started) for state in running]
-        waiting = self.jobs - len(states)
+        waiting = max(0, self.jobs - len(states))
         return max(0.0, each * (waiting + len(running)) - sum(began)) / max(1, len(running))
 
 
