@@ -18,7 +18,9 @@ def unknown(word: str, kind: str, known: Iterable[str]) -> str:
     known = sorted(known)
     ends = [name for name in known if name.endswith(f".{word}")]  # `lr` for `train.lr`
     close = ends or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}"
+    section = word.rpartition(".")[0]
+    beside = [name for name in known if name.rpartition(".")[0] == section] or known
+    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(beside)}"
     return f"unknown {kind} '{word}': {hint}"
 
 

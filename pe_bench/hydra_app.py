@@ -178,7 +178,7 @@ def _lent_arguments(words: Sequence[str]) -> Iterator[None]:
 
 
 def _known_keys(words: Sequence[str]) -> list[str]:
-    """Every key of the configuration, with the groups and the options of the encoding chosen."""
+    """Every key of the configuration, with the groups and the options of encoding and launcher chosen."""
     from hydra.errors import HydraException
 
     chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
@@ -186,7 +186,19 @@ def _known_keys(words: Sequence[str]) -> list[str]:
         values = _compose(chosen, values_of(words, CONFIG_DIR), CONFIG)
     except (HydraException, ValueError):
         values = compose([])
-    return [*_flatten(values), "modifier", "experiment"]
+    return [*_flatten(values), *_launcher_keys(words), "modifier", "experiment"]
+
+
+def _launcher_keys(words: Sequence[str]) -> Iterator[str]:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    chosen = [word for word in words if word.startswith("hydra/launcher=")]
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        launcher = hydra_compose(CONFIG, chosen, return_hydra_config=True).hydra.launcher
+    values: Any = OmegaConf.to_container(launcher, resolve=False)
+    yield from (key for key in _flatten(values, "hydra.launcher.") if not key.endswith("_"))
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -98,6 +98,11 @@ def _unknown_key(error: Exception, text: str, words: Sequence[str], known_keys: 
         return None
     keys = [word.split("=", 1)[0].lstrip("+~") for word in words if "=" in word]
     wrong = [key for key in keys if f"'{key}'" in text or f"Key '{key.split('.')[-1]}'" in str(error)]
+    launchers = [key for key in wrong if key.startswith("hydra.launcher.")]
+    if launchers and not any(word.startswith("hydra/launcher=") for word in words):
+        return (
+            f"{launchers[0]} is no option of the basic launcher: name another, such as hydra/launcher=joblib"
+        )
     known = set(known_keys()) if wrong else set()
     dotted = [key for key in known if "." in key]
     return next(
