@@ -10,15 +10,21 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pe_bench.checking import check_type, shown
+from pe_bench.distributed.sharding import sharded_like, whole
 from pe_bench.errors import UserError
 from pe_bench.files import TEMPORARY, failures_named, flush_to_disk, write_text
+from pe_bench.strangers import read_json
 
 FORMAT = 1
 KEPT = 2
@@ -36,6 +42,9 @@ class Meta:
     checksums: dict[str, str]
 
 
+_KINDS = get_type_hints(Meta)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     path: Path
@@ -49,8 +58,17 @@ def save_checkpoint(
     step: int,
     train_seconds: float,
     loss: float,
+    *,
+    writes: bool = True,
 ) -> None:
-    """Write the checkpoint of `step` into `folder`, then drop all but the newest two."""
+    """Write the checkpoint of `step` into `folder`, then drop all but the newest two.
+
+    A process that does not write only hands over its shares of the tensors, where they are sharded.
+    """
+    if not writes:
+        for named in (model.state_dict(), _optimizer_tensors(model, optimizer)):
+            _whole(named)
+        return
     folder.mkdir(exist_ok=True)
     target = folder / f"step-{step:08d}"
     temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
@@ -100,15 +118,28 @@ def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Raises `UserError` where the weights are not those of such a model, naming what differs."""
-    tensors = load_file(checkpoint.path / WEIGHTS)
-    misfit = _misfit({name: tensor.shape for name, tensor in tensors.items()}, model)
-    if misfit is not None:
-        raise UserError(f"the weights in {checkpoint.path} do not fit this model: {misfit}")
-    model.load_state_dict(tensors, strict=True)
-
-
-def _misfit(saved: dict[str, torch.Size], model: nn.Module) -> str | None:
+    path = checkpoint.path / WEIGHTS
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    _require_fit(f"the weights in {checkpoint.path}", _shapes(path), wanted)
+    model.load_state_dict(load_file(path), strict=True)
+
+
+def _shapes(path: Path) -> dict[str, torch.Size]:
+    """Those of the tensors in a file, from its first bytes: nothing of their size is read."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as safetensors ({error}): delete {path.parent}") from error
+
+
+def _require_fit(what: str, saved: dict[str, torch.Size], wanted: dict[str, torch.Size]) -> None:
+    misfit = _misfit(saved, wanted)
+    if misfit is not None:
+        raise UserError(f"{what} do not fit this model: {misfit}")
+
+
+def _misfit(saved: dict[str, torch.Size], wanted: dict[str, torch.Size]) -> str | None:
     for name in sorted(saved.keys() | wanted.keys()):
         if name not in saved:
             return f"{name} is missing there"
@@ -120,17 +151,36 @@ def _misfit(saved: dict[str, torch.Size], model: nn.Module) -> str | None:
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter its own moments back, by name."""
-    tensors = load_file(checkpoint.path / OPTIMIZER)
+    """Give every parameter its own moments back, by name.
+
+    Raises `UserError` for what is not their shape, which the fused kernel would not notice.
+    """
+    path = checkpoint.path / OPTIMIZER
+    saved = _shapes(path)
+    _require_fit(f"the moments in {checkpoint.path}", saved, _moments_of(model, saved))
+    tensors = load_file(path)
     for name, parameter in model.named_parameters():
         keys = [key for key in tensors if key.startswith(f"{name}/")]
         state = {key.rpartition("/")[2]: tensors[key] for key in keys}
         # AdamW keeps its moments beside the parameter, and its count of steps there only when fused.
         optimizer.state[parameter] = {
             # A copy, for what was loaded is a view of the file.
-            key: value.to(parameter.device if value.dim() or _fused(optimizer) else "cpu", copy=True)
+            key: sharded_like(value, parameter).to(
+                parameter.device if value.dim() or _fused(optimizer) else "cpu", torch.float32, copy=True
+            )
             for key, value in state.items()
         }
+
+
+def _moments_of(model: nn.Module, saved: Iterable[str]) -> dict[str, torch.Size]:
+    """What AdamW keeps for the parameters that have anything in `saved`: one may have had no gradient yet."""
+    begun = {key.rpartition("/")[0] for key in saved}
+    wanted = {}
+    for name, parameter in model.named_parameters():
+        if name in begun:
+            wanted |= {f"{name}/exp_avg": parameter.shape, f"{name}/exp_avg_sq": parameter.shape}
+            wanted[f"{name}/step"] = torch.Size()
+    return wanted
 
 
 def _fused(optimizer: torch.optim.Optimizer) -> bool:
@@ -149,8 +199,12 @@ def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU: a parameter that two modules share is written under both names."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
+        for name, tensor in _whole(tensors).items()
     }
+
+
+def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: whole(tensor) for name, tensor in tensors.items()}
 
 
 def _newest_first(folder: Path) -> list[Path]:
@@ -160,17 +214,20 @@ def _newest_first(folder: Path) -> list[Path]:
 def _read_meta(path: Path) -> Meta | None:
     """The meta.json of a checkpoint whose files are as they were written, else None."""
     try:
-        found = json.loads((path / META).read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            raise UserError(
-                f"{path} has checkpoint format {found['format']}, and this pe-bench reads {FORMAT}: "
-                "use the version that wrote it, or delete the run and train again"
-            )
-        meta = Meta(**found)
-        whole = all(_checksum(path / name) == meta.checksums[name] for name in (WEIGHTS, OPTIMIZER))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        found = read_json(path / META)
+    except (OSError, ValueError):
         return None
-    return meta if whole else None
+    if found.get("format", FORMAT) != FORMAT:
+        raise UserError(
+            f"{path} has checkpoint format {shown(found['format'])}, and this pe-bench reads {FORMAT}: "
+            "use the version that wrote it, or delete the run and train again"
+        )
+    try:
+        meta = Meta(**{name: check_type(found[name], kind, name) for name, kind in _KINDS.items()})
+        is_whole = all(_checksum(path / name) == meta.checksums[name] for name in (WEIGHTS, OPTIMIZER))
+    except (OSError, KeyError, UserError):
+        return None
+    return meta if is_whole and meta.step > 0 and meta.train_seconds > 0 else None
 
 
 def _checksum(path: Path) -> str:

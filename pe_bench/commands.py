@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pe_bench.files import write_text
+from pe_bench.terminal import CONTROL
 
 # A variable, because a launcher may run the jobs of a sweep in processes of their own.
 VARIABLE = "PE_BENCH_COMMAND"
@@ -41,7 +42,18 @@ def recorded_commands(run: Path) -> tuple[str, ...]:
         found = json.loads(_file(run).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return ()
-    return tuple(str(command) for command in found) if isinstance(found, list) else ()
+    return tuple(command for command in found if _is_ours(command)) if isinstance(found, list) else ()
+
+
+def _is_ours(command: object) -> bool:
+    """Whether a shell would run pe-bench with it and nothing else: the file may be a stranger's."""
+    if not isinstance(command, str):
+        return False
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return False
+    return words[:1] == ["pe-bench"] and command == shlex.join(words) and not CONTROL.search(command)
 
 
 def _file(run: Path) -> Path:

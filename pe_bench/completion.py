@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from pe_bench.config import KEY_OF_FIELD, SECTIONS, Config, config_dir
+from pe_bench.config_checks import NAME
 from pe_bench.hydra_words import GROUPS
 
 
@@ -65,7 +66,8 @@ def _options_of(name: str) -> list[str]:
 
 def complete_run(incomplete: str) -> list[str]:
     folder = Path("results") / "runs"
-    return sorted(path.parent.name for path in folder.glob(f"{incomplete}*/config.yaml"))
+    names = sorted(path.parent.name for path in folder.glob(f"{incomplete}*/config.yaml"))
+    return [name for name in names if NAME.fullmatch(name)]  # a shell would read more into others
 
 
 def _keys() -> list[str]:

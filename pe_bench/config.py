@@ -22,6 +22,7 @@ ScorePrecision = Literal["float32", "bfloat16"]
 SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 Protocol = Literal["paired", "nonoverlapping", "sliding"]
 Controls = Literal["auto", "all", "none"]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1.5, 2, 4, 8, 16)  # times the training length
 
 
@@ -65,6 +66,8 @@ class TrainConfig:
     tokens: int = 1_024_000
     batch_tokens: int = 4_096
     micro_batches: int = 1
+    processes: int = 1
+    shard: bool = False
     lr: float = 3e-3
     final_lr: float = 0.1
     warmup_steps: int = 25
@@ -142,6 +145,7 @@ class Config:
     device: str = "auto"
     results_dir: str = "results"
     cache_dir: str | None = None
+    tracker: Tracker | None = None
 
 
 SECTIONS = {

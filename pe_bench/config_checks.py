@@ -133,6 +133,7 @@ def _refuse_unused(section: Any, prefix: str, chosen: str, used: dict[str, tuple
 
 def _check_train(train: "TrainConfig") -> None:
     _positive(train, "train", "length", "steps", "tokens", "batch_tokens", "micro_batches", "lr", "clip")
+    _positive(train, "train", "processes")
     _positive(train, "train", "log_every", "validate_every", "validation_tokens", "checkpoint_every")
     require(train.warmup_steps >= 0, f"train.warmup_steps must not be negative, and is {train.warmup_steps}")
     require(train.weight_decay >= 0, f"train.weight_decay must not be negative, and is {train.weight_decay}")
@@ -149,6 +150,23 @@ def _check_train(train: "TrainConfig") -> None:
     require(
         train.batch % train.micro_batches == 0,
         f"train.micro_batches={train.micro_batches} does not divide the {train.batch} windows of a step",
+    )
+    _check_processes(train)
+
+
+def _check_processes(train: "TrainConfig") -> None:
+    parts = f"train.processes={train.processes}"
+    if train.micro_batches > 1:
+        parts += f" times train.micro_batches={train.micro_batches}"
+    require(
+        train.batch % (train.processes * train.micro_batches) == 0,
+        f"{parts} does not divide the {train.batch} windows of a step "
+        f"(train.batch_tokens={train.batch_tokens} / train.length={train.length})",
+    )
+    require(
+        train.processes > 1 or not train.shard,
+        f"train.shard=true would be ignored with train.processes={train.processes}: "
+        "parameters are shared by two processes or more",
     )
 
 
@@ -195,4 +213,9 @@ def _check_run(config: "Config") -> None:
     require(
         config.device in ("auto", "cpu") or config.device.split(":")[0] == "cuda",
         f"device must be auto, cpu, cuda or cuda:N, not {config.device!r}",
+    )
+    require(
+        config.train.processes == 1 or ":" not in config.device,
+        f"device={config.device} is one GPU, and train.processes={config.train.processes} takes one each: "
+        "say device=cuda",
     )

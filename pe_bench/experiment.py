@@ -17,6 +17,7 @@ from pe_bench.commands import record_command
 from pe_bench.config import Config, DataConfig
 from pe_bench.data.packed import Data, load_data
 from pe_bench.data.targets import summary
+from pe_bench.distributed.launch import Work, check_processes, train_together
 from pe_bench.encodings import LengthError
 from pe_bench.encodings.load import (
     OUTSIDE_MODULE,
@@ -33,7 +34,7 @@ from pe_bench.machine import environment, resolve_device, resolve_precision, set
 from pe_bench.model import Decoder, build_decoder
 from pe_bench.progress import Bars, progress_bar, scoring_progress, training_progress
 from pe_bench.protocols import Plan
-from pe_bench.results import Row, gather, read_result, runs_folder
+from pe_bench.results import Row, gather, read_result, read_rows, runs_folder
 from pe_bench.runs import (
     encoding_in,
     error_kept,
@@ -47,7 +48,8 @@ from pe_bench.runs import (
 )
 from pe_bench.scored_with import Other
 from pe_bench.terminal import say
-from pe_bench.train import check_windows, train
+from pe_bench.trackers import Tracking, check_tracker, tracking
+from pe_bench.train import Step, check_windows, train
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Job:
     dtype: torch.dtype
     train_dtype: str
     threads: int
+    search: tuple[Path, ...] = ()  # folders in which an encoding's file may lie
+    source: Checkpoint | None = None  # whose weights it starts from
 
 
 def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, list[Row]]:
@@ -85,15 +89,22 @@ def run_checked(job: Job, bars: Bars = progress_bar) -> list[Row]:
     job.run.mkdir(parents=True, exist_ok=True)
     with locked(job.run), error_kept(job.run):
         remove_leftovers(job.run)
-        trained = _finished(job)
-        if trained is not None:
-            say(f"{job.run} is trained already")
-            rows = _score(job, trained, bars=bars)
-        else:
-            trained = _train(job, bars)
-            rows = _score(job, trained, bars=bars)
-            _write_result(job, trained)
+        with tracking(job.run, job.config) as tracked:
+            rows = _work(job, bars, tracked)
     _gather(Path(job.config.results_dir))
+    return rows
+
+
+def _work(job: Job, bars: Bars, tracked: Tracking) -> list[Row]:
+    trained = _finished(job)
+    if trained is not None:
+        say(f"{job.run} is trained already")
+        rows = _score(job, trained, bars=bars)
+    else:
+        trained = _train(job, bars, tracked)
+        rows = _score(job, trained, bars=bars)
+        _write_result(job, trained)
+    tracked.scores(read_rows(job.run / "eval.csv"))
     return rows
 
 
@@ -104,8 +115,12 @@ def check(config: Config, search: Sequence[Path] = ()) -> Job:
     """
     word = config.train.from_run
     job = prepare(_name_source(config), search)
+    check_processes(job.config, job.device, job.model)
+    check_tracker(config.tracker)
     if word is not None and latest_checkpoint(job.run / "checkpoints") is None:
-        load_weights(_source(word, Path(config.results_dir)), job.model)
+        source = _source(word, Path(config.results_dir))
+        load_weights(source, job.model)
+        job = replace(job, source=source)
     return job
 
 
@@ -129,7 +144,9 @@ def score_run(
     result = read_result(run) or {}
     job = replace(prepare(config), run=run)
     if "setting" in result:  # of the training, wherever it is scored
-        job = replace(job, setting=str(result["setting"]), train_dtype=str(result["train_dtype"]))
+        job = replace(
+            job, setting=str(result["setting"]), train_dtype=str(result.get("train_dtype", job.train_dtype))
+        )
     trained = final_checkpoint(run, config.train.total_steps)
     if trained is None:
         raise UserError(
@@ -168,6 +185,7 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
         dtype=dtype,
         train_dtype=_name(dtype),
         threads=threads,
+        search=tuple(search),
     )
 
 
@@ -228,7 +246,7 @@ def _outside_line(error: Exception) -> str | None:
     return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else None
 
 
-def _train(job: Job, bars: Bars) -> Checkpoint:
+def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
     config = job.config
     found = latest_checkpoint(job.run / "checkpoints")
     if found is None or found.meta.step < config.train.total_steps:
@@ -242,8 +260,17 @@ def _train(job: Job, bars: Bars) -> Checkpoint:
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     say(f"{job.run.name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
-    with training_progress(bars, job.label, steps, tokens) as watch:
-        trained = train(config, job.model, job.data, job.run, job.device, job.dtype, watch)
+    with training_progress(bars, job.label, steps, tokens) as shown:
+
+        def watch(step: Step) -> None:
+            shown(step)
+            tracked.step(step)
+
+        work = Work(config, job.search, job.source, job.run, job.device, job.dtype, job.threads)
+        if config.train.processes > 1:
+            trained = train_together(work, watch)
+        else:
+            trained = train(config, job.model, job.data, job.run, job.device, job.dtype, watch)
     say(f"{job.run.name}: trained in {trained.meta.train_seconds:.0f} s, loss {trained.meta.loss:.3f}")
     return trained
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pe_bench.aliases import aliases
 from pe_bench.checking import unknown
@@ -18,7 +19,8 @@ from pe_bench.config import ModelConfig, config_dir, parse_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.hydra_app import compose
 from pe_bench.results import POSITIONS, read_result, read_rows, require_results_folder, runs_folder
-from pe_bench.terminal import say, write_out
+from pe_bench.runs import ERROR
+from pe_bench.terminal import printable, say, write_out
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
 GPT2 = 50_257
@@ -38,7 +40,8 @@ class Listing:
             numeric = any(isinstance(row[place], int) for row in self.rows)
             table.add_column(column, overflow="fold", justify="right" if numeric else "left")
         for row in self.rows:
-            table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in row))
+            # As text, for a run's name is its folder's: brackets in it are no marks.
+            table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else cell) for cell in row))
         return table
 
     def csv(self) -> str:
@@ -170,7 +173,7 @@ def _runs(results_dir: Path) -> Listing:
     require_results_folder(results_dir)
     listing = Listing(("run", "state", "steps", "loss", "lengths scored"))
     for run in sorted(runs_folder(results_dir).glob("*/config.yaml")):
-        listing.rows.append((run.parent.name, *_state(run.parent)))
+        listing.rows.append((printable(run.parent.name), *_state(run.parent)))
     return listing
 
 
@@ -179,7 +182,7 @@ def _state(run: Path) -> tuple[str, str, str, str]:
     try:
         result = read_result(run)
         if result is None:
-            return ("not finished", _steps(run), "", "")
+            return ("failed" if (run / ERROR).exists() else "not finished", _steps(run), "", "")
         lengths = sorted({row.length for row in read_rows(run / "eval.csv") if row.protocol != POSITIONS})
         return ("finished", str(result["steps"]), f"{result['loss']:.3f}", ", ".join(map(str, lengths)))
     except (RunError, KeyError, ValueError, TypeError):

@@ -7,7 +7,7 @@ a lock and never appended to, so that processes that finish together lose nothin
 import csv
 import dataclasses
 import io
-import json
+import re
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from pe_bench.checking import LARGEST
 from pe_bench.errors import RunError, UserError
 from pe_bench.files import TEMPORARY, write_text
+from pe_bench.strangers import check_files, read_json
+from pe_bench.terminal import CONTROL, printable
 
 if TYPE_CHECKING:
     import _csv
@@ -87,6 +90,10 @@ _VALUES_OF = attrgetter(*COLUMNS)
 _TYPES = typing.get_type_hints(Row)
 _MAY_BE_EMPTY = {name for name, kind in _TYPES.items() if type(None) in typing.get_args(kind)}
 _WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
+_FORMULA = ("=", "+", "-", "@")  # begin what a spreadsheet computes
+_FILE_NAME = re.compile(r"[\w.+-]*")
+_IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype"}  # of scores
+_AT_LEAST = {"train_length": 1, "length": 1}
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,7 @@ def read_all(results_dir: Path) -> Gathered:
         try:
             rows += sorted(_rows_of(path.parent), key=lambda row: row.order)
         except RunError as error:
-            problems.append(str(error))
+            problems.append(printable(str(error)))
     return Gathered(rows, problems)
 
 
@@ -167,19 +174,22 @@ def read_result(run: Path) -> dict[str, object] | None:
     path = run / "result.json"
     if not path.exists():
         return None
+    check_files(run)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
-    return found
 
 
 def _rows_of(run: Path) -> Iterable[Row]:
     """A run's rows under the name that its folder has now: a copy is another run than its original."""
+    check_files(run)
+    try:
+        name = _text(run.name, "its name")
+    except ValueError as error:
+        raise RunError(f"{run} is left out ({error}): give the folder another name") from error
     read = read_rows(run / "eval.csv")
-    rows = [row if row.run == run.name else replace(row, run=run.name) for row in read]
+    rows = [row if row.run == name else replace(row, run=name) for row in read]
     return {row.key: row for row in rows}.values()
 
 
@@ -187,6 +197,9 @@ def _spell(value: object) -> str:
     """A cell's text. `repr` of a float reads back as the same float; numpy's would not be a number."""
     if value is None:
         return ""
+    if isinstance(value, str):
+        text = printable(value)
+        return f"'{text}" if text.startswith(_FORMULA) else text
     return repr(float(value)) if isinstance(value, float) else str(value)
 
 
@@ -213,13 +226,29 @@ def _parse(cells: list[str], read: Sequence[tuple[int, Callable[[str], Any]]], l
 
 
 def _reader(name: str) -> Callable[[str], Any]:
-    return str if _TYPES[name] is str else partial(_value, name=name)
+    return partial(_text if _TYPES[name] is str else _value, name=name)
+
+
+def _text(text: str, name: str) -> str:
+    """A stranger's, maybe: it goes to terminals, spreadsheets and the names of files."""
+    if CONTROL.search(text):
+        raise ValueError(f"{name} has control characters: {text!a:.60}")
+    if text.startswith(_FORMULA):
+        raise ValueError(f"{name} begins as a formula does: {text!r:.60}")
+    if name in _IN_FILE_NAMES and not _FILE_NAME.fullmatch(text):
+        raise ValueError(f"{name} is {text!r:.60}, which cannot stand in a file's name")
+    return text
 
 
 def _value(text: str, name: str) -> Any:
     if not text and name in _MAY_BE_EMPTY:
         return None
     try:
-        return int(text) if name in _WHOLE else float(text)
+        if name not in _WHOLE:
+            return float(text)
+        number = int(text)
     except ValueError as error:
-        raise ValueError(f"{name} is {text!r}, which is not a number") from error
+        raise ValueError(f"{name} is {text!r:.60}, which is not a number") from error
+    if not _AT_LEAST.get(name, 0) <= number <= LARGEST:
+        raise ValueError(f"{name} is {number}, which cannot be")
+    return number

@@ -27,6 +27,7 @@ from pe_bench.yaml_files import read_mapping
 
 IDENTITY_VERSION = 1
 ERROR = "error.txt"
+CHECKSUM = "# sha256 of what stands above: "
 # Names are for people, and how often something is written changes no weights. Steps stand in place of
 # what they were computed from.
 NOT_IDENTITY = {
@@ -37,6 +38,8 @@ NOT_IDENTITY = {
     "validate_every",
     "validation_tokens",
     "checkpoint_every",
+    "processes",
+    "shard",
 }
 
 
@@ -75,18 +78,32 @@ def setting(identity: dict[str, Any]) -> str:
 
 
 def write_config(run: Path, config: Config) -> None:
-    write_text(run / "config.yaml", yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+    write_text(run / "config.yaml", f"{text}{CHECKSUM}{_checksum(text)}\n")
 
 
 def read_config(run: Path) -> Config:
     """The configuration of a run directory. Raises `UserError` when it is damaged."""
     try:
-        return parse_config(read_mapping(run / "config.yaml"))
+        values = read_mapping(run / "config.yaml")
+        _refuse_changed((run / "config.yaml").read_text(encoding="utf-8"))
+        return parse_config(values)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"
         ) from error
+
+
+def _refuse_changed(text: str) -> None:
+    """What has no checksum, as if written by hand, is taken as it is; else a byte may make it another run."""
+    written, has_checksum, checksum = text.rpartition(CHECKSUM)
+    if has_checksum and checksum.strip() != _checksum(written):
+        raise ValueError("its checksum is of something else: delete its last line if you changed it")
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def finished_runs(results_dir: Path) -> list[Path]:

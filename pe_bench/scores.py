@@ -1,8 +1,9 @@
 """The NLLs of single targets: kept in a file, and summed to the numbers of a row."""
 
 import hashlib
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,8 @@ from pe_bench.files import write_atomically
 
 ENOUGH_DOCUMENTS = 20  # for an interval over documents
 LONG_STRETCH = 64  # targets
-TENSORS = ("nll", "document", "bytes")
+CHECKSUM = "sha256"  # of the three tensors, in the file's header
+TENSORS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
 
 
 @dataclass(frozen=True)
@@ -193,20 +195,43 @@ def score_path(
 def save_scores(path: Path, scores: Scores) -> None:
     path.parent.mkdir(exist_ok=True)
     tensors = {name: np.ascontiguousarray(getattr(scores, name)) for name in TENSORS}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary))
+    about = {CHECKSUM: _checksum(tensors)}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
 
 
 def load_scores(path: Path) -> Scores:
     """The scores in a file. Raises `RunError` when it is missing or damaged."""
     try:
-        scores = Scores(**load(path.read_bytes()))
-    except (OSError, SafetensorError, TypeError) as error:
+        content = path.read_bytes()
+        found = load(content)
+        scores = Scores(**found)
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
         raise RunError(f"{path} is {reason}") from error
-    shapes = {getattr(scores, name).shape for name in TENSORS}
+    kinds = {name: str(tensor.dtype) for name, tensor in found.items() if tensor.dtype != TENSORS[name]}
+    if kinds:
+        raise RunError(f"{path} is damaged ({kinds}, not the kinds of numbers that scores are)")
+    if _checksum_in(content) not in (None, _checksum(found)):
+        raise RunError(f"{path} is damaged (its numbers are not those of its checksum)")
+    shapes = {tensor.shape for tensor in found.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise RunError(f"{path} is damaged (shapes {sorted(shapes)}, not three of [targets])")
+    if not len(scores.nll):
+        raise RunError(f"{path} is damaged (it has no target)")
     return scores
+
+
+def _checksum(tensors: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in TENSORS:
+        digest.update(tensors[name].tobytes())
+    return digest.hexdigest()
+
+
+def _checksum_in(content: bytes) -> str | None:
+    """What a whole file says of itself; None where it was written without."""
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(CHECKSUM)
 
 
 def perplexity_of(nll: float) -> float:

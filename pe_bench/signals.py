@@ -69,7 +69,9 @@ def ask_to_end() -> None:
 
 
 @contextmanager
-def handled(numbers: tuple[int, ...], handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+def handled(
+    numbers: tuple[int, ...], handler: Callable[[int, FrameType | None], Any] | signal.Handlers
+) -> Iterator[None]:
     """Let `handler` have these signals; Python lets only the main thread choose."""
     if threading.current_thread() is not threading.main_thread():
         yield

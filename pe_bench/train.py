@@ -24,12 +24,14 @@ from pe_bench.checkpoint import (
 from pe_bench.config import Config, TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
-from pe_bench.errors import RunError
+from pe_bench.distributed.group import Group
+from pe_bench.distributed.sharding import whole
+from pe_bench.errors import RunError, first_line
 from pe_bench.files import write_text
 from pe_bench.loss import token_nll
 from pe_bench.model import Decoder
 from pe_bench.seeds import derive_seed
-from pe_bench.signals import Stopped, steps_finished
+from pe_bench.signals import Stopped
 
 
 @dataclass(frozen=True)
@@ -56,29 +58,44 @@ def train(
     device: torch.device,
     dtype: torch.dtype,
     watch: Watcher,
+    group: Group | None = None,
 ) -> Checkpoint:
     """Train `model` to `config.train.total_steps` and return the checkpoint of the last step.
 
     Goes on from the newest whole checkpoint of the run, and ends in the same weights as a run
-    that was never stopped. Raises `RunError` when the loss is not finite.
+    that was never stopped. Raises `RunError` when the loss is not finite. Each process of a `group` calls
+    this with the same arguments; the first of them writes.
     """
+    group = group or Group()
     model.to(device)
-    optimizer = make_optimizer(model, config.train, device)
     folder = run / "checkpoints"
-    drop_damaged_checkpoints(folder)
-    drop_old_checkpoints(folder)  # a killed process may have written one and not dropped another
+    if group.is_first:
+        drop_damaged_checkpoints(folder)
+        drop_old_checkpoints(folder)  # a killed process may have written one and not dropped another
+    group.wait()
     found = latest_checkpoint(folder)
     if found is not None:
         load_weights(found, model)
+    group.shard(model)
+    optimizer = make_optimizer(model, config.train, device)
+    if found is not None:
         load_optimizer(found, model, optimizer)
     log = _read_log(run / "train.csv", found.meta.step if found else 0)
-    trainer = Trainer(config, model, optimizer, data, device, dtype)
+    trainer = Trainer(config, model, optimizer, data, device, dtype, group)
     with large_allocations_kept():
         _take_steps(trainer, found, run, log, watch)
-    final = latest_checkpoint(folder)
-    if final is None or final.meta.step != config.train.total_steps:
-        raise RunError(f"the last checkpoint in {folder} is missing or damaged: repeat the command")
-    return final
+    group.wait()
+    return last_checkpoint(config, run)
+
+
+def last_checkpoint(config: Config, run: Path) -> Checkpoint:
+    """That of the last step. Raises `RunError` where it is not there."""
+    found = latest_checkpoint(run / "checkpoints")
+    if found is None or found.meta.step != config.train.total_steps:
+        raise RunError(
+            f"the last checkpoint in {run / 'checkpoints'} is missing or damaged: repeat the command"
+        )
+    return found
 
 
 def _take_steps(
@@ -88,11 +105,11 @@ def _take_steps(
 
     A signal that asks for an end is obeyed after the step at work, which is saved.
     """
-    train, folder = trainer.config.train, run / "checkpoints"
+    train, group, folder = trainer.config.train, trainer.group, run / "checkpoints"
     first, seconds = (found.meta.step, found.meta.train_seconds) if found else (0, 0.0)
     if log and log[-1].step == first and _validation_due(first, train) and log[-1].validation_loss is None:
         log[-1] = replace(log[-1], validation_loss=trainer.validation_loss())  # it was stopped before that
-    with steps_finished() as is_asked:
+    with group.steps_finished() as is_asked:
         for step in range(first, train.total_steps):
             try:
                 state = trainer.step(step, seconds)
@@ -106,8 +123,10 @@ def _take_steps(
                 log.append(state)
             asked = is_asked()
             if asked or _due(state.step, train.checkpoint_every, train.total_steps):
-                _write_log(run / "train.csv", log)
-                save_checkpoint(folder, trainer.model, trainer.optimizer, state.step, seconds, state.loss)
+                if group.is_first:
+                    _write_log(run / "train.csv", log)
+                about = (state.step, seconds, state.loss)
+                save_checkpoint(folder, trainer.model, trainer.optimizer, *about, writes=group.is_first)
             if asked:
                 raise Stopped(
                     f"stopped at step {state.step} of {train.total_steps}, which is saved; "
@@ -130,11 +149,13 @@ class Trainer:
         data: Data,
         device: torch.device,
         dtype: torch.dtype,
+        group: Group | None = None,
     ):
         self.config, self.model, self.optimizer = config, model, optimizer
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.group = device, dtype, group or Group()
         # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
-        self.layers = torch.compile(model.layers) if device.type == "cuda" else model.layers
+        fused = device.type == "cuda" and not self.group.is_sharded  # shares are gathered between the layers
+        self.layers = torch.compile(model.layers) if fused else model.layers
         length = config.train.length
         self.windows = TrainingWindows(data.train, length, data.end_of_text)
         self.validation = TrainingWindows(data.validation, length, data.end_of_text, side="validation")
@@ -148,12 +169,13 @@ class Trainer:
         # What an encoding may draw inside the model is a function of the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
         windows = self.windows.batch(train.batch, self.config.seed, number)
-        ids = self._ids(windows[:, :-1], derive_seed(self.config.seed, "ids", number), train=True)
         # Drawn for the whole batch: the parts must give what the whole would.
+        windows, ids = self._share(windows, derive_seed(self.config.seed, "ids", number), train=True)
         ids_of_parts = ids.chunk(train.micro_batches) if ids.dim() == 2 else [ids] * train.micro_batches
         parts = zip(windows.chunk(train.micro_batches), ids_of_parts, strict=True)
-        loss = sum(self._backward(part, part_ids) for part, part_ids in parts)
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), train.clip))
+        (loss,) = self.group.sum(sum(self._backward(part, part_ids) for part, part_ids in parts))
+        self.group.sum_gradients(self.model)
+        norm = float(whole(nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)))
         self._refuse_non_finite(float(loss), norm, number)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -163,7 +185,8 @@ class Trainer:
 
     def _backward(self, windows: Tensor, ids: Tensor) -> float:
         """Add the gradient of one part of the batch; its share of the batch's mean loss."""
-        loss = self._nll(windows, ids).sum() / (self.config.train.batch * self.config.train.length)
+        nll = self.group.call(self._nll, windows, ids)
+        loss = nll.sum() / (self.config.train.batch * self.config.train.length)
         loss.backward()
         return loss.item()
 
@@ -179,8 +202,15 @@ class Trainer:
         for part in windows.split(self.config.train.batch):
             if is_asked():
                 return None
-            nll.append(self._nll(part, self._ids(part[:, :-1], derive_seed(0, "ids"), train=False)))
-        return float(torch.cat(nll).double().mean())
+            windows, ids = self._share(part, derive_seed(0, "ids"), train=False)
+            found = self.group.call(self._nll, windows, ids)
+            nll.append(found if self.group.rank < len(part) else found[:0])
+        return self.group.mean(torch.cat(nll))
+
+    def _share(self, windows: Tensor, seed: int, *, train: bool) -> tuple[Tensor, Tensor]:
+        """What this process has of a batch, and the position ids, which are drawn for all of it."""
+        ids = self._ids(windows[:, :-1], seed, train=train)
+        return self.group.share(windows), self.group.share(ids) if ids.dim() == 2 else ids
 
     def _ids(self, tokens_BT: Tensor, seed: int, *, train: bool) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -244,8 +274,13 @@ def _read_log(path: Path, last_step: int) -> list[Step]:
     """The rows up to a step; later ones are done again."""
     if not path.exists() or last_step == 0:
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [_parse_step(record) for record in csv.DictReader(file)]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [_parse_step(record) for record in csv.DictReader(file)]
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise RunError(
+            f"{path} is damaged ({first_line(error)}): delete it and repeat the command"
+        ) from error
     return [row for row in rows if row.step <= last_step]
 
 

@@ -1,15 +1,17 @@
 """Runs a command many times in children that die, and prints what each series came to, as JSON.
 
-Usage: crashing.py FOLDER renames|kills COUNT -- WORDS. A child is a fork of a process that has run
-the command once, so that it starts in milliseconds; with one thread there is no pool to break.
+Usage: crashing.py FOLDER KIND,... COUNT,... -- WORDS. A child is a fork of a process that has run the command
+once, so that it starts in milliseconds; with one thread there is no pool to break.
 """
 
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,29 +21,35 @@ from pe_bench import cli
 from pe_bench.config import Config, parse_config
 from pe_bench.experiment import run_experiment
 from pe_bench.hydra_app import compose
+from pe_bench.results import gather
 
 DIED = 9
+RUNS = 8  # that are gathered
+SCORED = ("eval.csv", "scores", "result.json", "commands.json")  # what scoring leaves in a run
+
+Act = Callable[[], object]
 
 
-def run_child(config: Config, die_at: int | None = None, kill_after: float | None = None) -> int:
-    """The exit status of one run: it may die at a rename (odd: before it, even: after), or be killed."""
+def begin_child(act: Act) -> int:
+    """A process that does this alone, and its number."""
     child = os.fork()
     if child == 0:
-        if die_at is not None:
-            die_at_rename(die_at)
         status = 1
         try:
-            run_experiment(config)
+            act()
             status = 0
         finally:
             os._exit(status)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
+    return child
+
+
+def end_of(child: int) -> int:
+    """The exit status; minus the number of the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def die_at_rename(number: int) -> None:
+def die_at_rename(number: int, act: Act) -> None:
+    """Odd: before the rename; even: after it."""
     rename, seen = os.replace, 0
 
     def dying(source, target):
@@ -54,6 +62,7 @@ def die_at_rename(number: int) -> None:
             os._exit(DIED)
 
     os.replace = dying
+    act()
 
 
 def at(config: Config, folder: Path) -> Config:
@@ -65,22 +74,91 @@ def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]
     ends = []
     for number in range(1, count + 1):
         series = at(config, folder / f"{number:03}")
-        if run_child(series, die_at=number) != DIED:
+        if end_of(begin_child(lambda: die_at_rename(number, lambda: run_experiment(series)))) != DIED:  # noqa: B023
             break
-        ends.append(run_child(series))
+        ends.append(end_of(begin_child(lambda: run_experiment(series))))  # noqa: B023
     return ends
 
 
-def kill_at_random_moments(folder: Path, config: Config, count: int) -> list[int]:
-    """Each series is killed again and again, each time later, until it has come to its end."""
-    drawn, ends = random.Random(0), []
-    for number in range(1, count + 1):
-        series, patience = at(config, folder / f"{number:03}"), 0.2
-        while (status := run_child(series, kill_after=drawn.uniform(0, patience))) == -signal.SIGKILL:
-            patience *= 1.5
-        ends.append(status)
+def kill_until_done(act: Act, drawn: random.Random, patience: float) -> int:
+    """Repeats what is killed at random moments, each time later, until it has come to its end."""
+    while True:
+        child = begin_child(act)
+        time.sleep(drawn.uniform(0, patience))
+        os.kill(child, signal.SIGKILL)
+        status = end_of(child)
+        if status != -signal.SIGKILL:
+            return status
+        patience *= 1.5
+
+
+def kill_in_training(folder: Path, config: Config, count: int) -> list[int]:
+    """At any moment from the first to the last."""
+    drawn = random.Random(0)
+    series = [at(config, folder / f"{number:03}") for number in range(count)]
+    return [kill_until_done(lambda: run_experiment(one), drawn, 0.2) for one in series]  # noqa: B023
+
+
+def kill_in_scoring(folder: Path, config: Config, count: int) -> list[int]:
+    """Runs that are trained and not scored."""
+    drawn, ends = random.Random(1), []
+    whole = at(config, folder.with_name("whole"))
+    run_experiment(whole)
+    for number in range(count):
+        series = at(config, folder / f"{number:03}")
+        shutil.copytree(
+            whole.results_dir, series.results_dir, ignore=shutil.ignore_patterns(*SCORED, "*.csv.*")
+        )
+        Path(series.results_dir, "results.csv").unlink()
+        ends.append(kill_until_done(lambda: run_experiment(series), drawn, 0.1))  # noqa: B023
     return ends
 
+
+def kill_in_gathering(folder: Path, config: Config, count: int) -> list[int]:
+    """A folder with several finished runs."""
+    drawn, ends = random.Random(2), []
+    whole = at(config, folder.with_name("whole"))
+    run_experiment(whole)
+    for number in range(count):
+        results = folder / f"{number:03}" / "results"
+        several(Path(whole.results_dir), results)
+        ends.append(kill_until_done(lambda: gather(results), drawn, 0.02))  # noqa: B023
+    return ends
+
+
+def gather_together(folder: Path, config: Config, count: int) -> list[int]:
+    """Processes that each finish a run, and gather all, at the same time."""
+    ends = []
+    whole = at(config, folder.with_name("whole"))
+    run_experiment(whole)
+    for number in range(count):
+        waiting, results = folder.with_name("waiting") / f"{number:03}", folder / f"{number:03}" / "results"
+        several(Path(whole.results_dir), waiting)
+        (results / "runs").mkdir(parents=True)
+        children = [begin_child(lambda: finish(run, results)) for run in (waiting / "runs").iterdir()]  # noqa: B023
+        ends += [end_of(child) for child in children]
+    return ends
+
+
+def finish(run: Path, results: Path) -> None:
+    os.replace(run, results / "runs" / run.name)
+    gather(results)
+
+
+def several(whole: Path, results: Path) -> None:
+    """Copies of a run under names of their own."""
+    for run in (whole / "runs").iterdir():
+        for number in range(RUNS):
+            shutil.copytree(run, results / "runs" / f"{run.name}-{number}")
+
+
+KINDS = {
+    "renames": crash_at_every_rename,
+    "training": kill_in_training,
+    "scoring": kill_in_scoring,
+    "gathering": kill_in_gathering,
+    "together": gather_together,
+}
 
 if __name__ == "__main__":
     folder, kind, count, _, *words = sys.argv[1:]
@@ -92,5 +170,6 @@ if __name__ == "__main__":
     warm = Path(folder).with_name("warm")
     cli.run([*words, f"results_dir={warm / 'results'}", f"cache_dir={warm / 'cache'}"])
     config = parse_config(compose(words[1:]))
-    series = {"renames": crash_at_every_rename, "kills": kill_at_random_moments}[kind]
-    os.write(answer, json.dumps(series(Path(folder), config, int(count))).encode())
+    pairs = zip(kind.split(","), map(int, count.split(",")), strict=True)
+    ends = {name: KINDS[name](Path(folder) / name, config, times) for name, times in pairs}
+    os.write(answer, json.dumps(ends).encode())

@@ -148,7 +148,9 @@ def test_a_sweep_that_was_asked_to_end_saves_what_it_trains(tmp_path, launcher):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nat all"), UserError("say it")])
-def test_what_stops_a_run_stands_in_its_directory_until_it_succeeds(train, folder, monkeypatch, error):
+def test_what_stops_a_run_stands_in_its_directory_until_it_succeeds(
+    train, command, folder, monkeypatch, error
+):
     def fail(*arguments):
         raise error
 
@@ -157,6 +159,7 @@ def test_what_stops_a_run_stands_in_its_directory_until_it_succeeds(train, folde
         with suppress(Exception):
             train("encoding=nope")
     assert type(error).__name__ in (only_run(folder) / "error.txt").read_text()
+    assert "failed" in command("list", "runs", "--results-dir", str(folder / "results")).out
     assert train("encoding=nope").code == 0
     assert not (only_run(folder) / "error.txt").exists()
 

@@ -1,10 +1,12 @@
 """Documents from the Hugging Face Hub, and what happens where there is no network."""
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ from pe_bench.data.text_files import row_text
 from pe_bench.errors import UserError
 
 PROBE_SECONDS = 1.0
+OWNER_AND_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WITHOUT = "use data=stdlib, or data=files data.path=DIR"
 
 
@@ -22,6 +25,7 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
 
     With a budget the dataset is streamed, so that only what is used is fetched.
     """
+    _require_name(str(config.path))
     with connection() as online:
         try:
             splits = _load(config, streaming=byte_budget is not None)
@@ -36,6 +40,12 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
             raise
         except Exception as error:  # datasets, httpx, pyarrow and fsspec each raise their own kinds
             raise UserError(explain(error, online, f"data.path={config.path}", WITHOUT)) from error
+
+
+def _require_name(path: str) -> None:
+    """`datasets` takes other words for folders or formats of its own; they may be a stranger's."""
+    if not OWNER_AND_NAME.fullmatch(path) or Path(path).exists():
+        raise UserError(f"data.path={path} is no OWNER/NAME of a dataset of the Hub: {WITHOUT}")
 
 
 def explain(error: Exception, online: bool, what: str, instead: str) -> str:

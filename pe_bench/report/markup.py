@@ -41,8 +41,8 @@ def _markdown(table: Table) -> str:
     rule = ["---", *["---:"] * (len(headings) - 1)]
     escaped = [[_inert(value) for value in row] for row in rows]
     lines = [f"| {' | '.join(row)} |" for row in (headings, rule, *escaped)]
-    parts = [f"**{table.title}**", *([table.why] if table.why else []), "\n".join(lines)]
-    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in _notes(table))])
+    parts = [f"**{_inert(table.title)}**", *([_inert(table.why)] if table.why else []), "\n".join(lines)]
+    return "\n\n".join([*parts, "\n".join(f"- {_inert(note)}" for note in _notes(table))])
 
 
 def _inert(text: str) -> str:
@@ -52,7 +52,8 @@ def _inert(text: str) -> str:
 
 def _latex(table: Table) -> str:
     headings, *rows = _grid(table)
-    comments = [f"% {line}" for line in ([table.why] if table.why else []) + _notes(table)]
+    notes = ([table.why] if table.why else []) + _notes(table)
+    comments = [f"% {' '.join(note.split())}" for note in notes]  # a second line would be no comment
     body = [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
     return "\n".join(
         [

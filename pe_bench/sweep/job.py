@@ -1,6 +1,5 @@
 """One job of a sweep, in a process of its own: what it raises, and what kills it, ends nothing else."""
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from pe_bench.config import Config
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.processes import child_context
 from pe_bench.signals import ASKING, Stopped, ask_to_end, handled, signals_heard
 from pe_bench.sweep.states import DONE, FAILED, SKIPPED, STOPPED, JobState, SweepFolder
 
@@ -50,7 +50,7 @@ def carry_out(state: JobState, around: Surroundings, config: Config, search: Seq
         return
     state = replace(state, started=time.time())
     folder.write(state)
-    context = _context()
+    context = child_context(PRELOADED)
     ours, theirs = context.Pipe()
     child = context.Process(target=_work, args=(state, around, config, list(search), theirs))
     with _child_first(child):
@@ -200,18 +200,6 @@ def _killed(folder: SweepFolder, state: JobState, code: int | None) -> JobState:
 def _reason(error: Exception) -> str:
     text = first_line(error)
     return text if isinstance(error, (UserError, RunError, OSError)) else f"{type(error).__name__}: {text}"
-
-
-def _context() -> Any:
-    """Children are copies of a process that has imported PyTorch and has done nothing with it."""
-    known = multiprocessing.get_all_start_methods()
-    method = "forkserver" if "forkserver" in known else "spawn"
-    if multiprocessing.get_start_method() not in known:
-        # Joblib's workers have a method of their own by default, which a child would not find.
-        multiprocessing.set_start_method(method, force=True)
-    if method == "forkserver":
-        multiprocessing.set_forkserver_preload(PRELOADED)
-    return multiprocessing.get_context(method)
 
 
 def _write_output_to(path: Path) -> None:

@@ -1,0 +1,27 @@
+"""Child processes that start quickly: copies of one that has imported what they need, and done nothing."""
+
+import multiprocessing
+from collections.abc import Sequence
+from signal import SIG_IGN
+from typing import Any
+
+from pe_bench.signals import ASKING, handled
+
+
+def start_method() -> str:
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+def child_context(preloaded: Sequence[str]) -> Any:
+    """The `multiprocessing` context of such children, which find the modules `preloaded` imported."""
+    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
+        # Joblib's workers have a method of their own by default, which a child would not find.
+        multiprocessing.set_start_method(start_method(), force=True)
+    if start_method() == "forkserver":
+        from multiprocessing import forkserver
+
+        multiprocessing.set_forkserver_preload(list(preloaded))
+        # What they are copied from leaves a signal that is sent to all processes to the children.
+        with handled(ASKING, SIG_IGN):
+            forkserver.ensure_running()
+    return multiprocessing.get_context(start_method())

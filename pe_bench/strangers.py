@@ -1,0 +1,91 @@
+"""What a run's directory may hold, for it may be a stranger's: plain files, plain values, plain text.
+
+Whatever reads or writes a run calls `check_files` first; `docs/security.md` says what follows from it.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pe_bench.errors import RunError
+from pe_bench.terminal import CONTROL
+
+# Bytes of what is read as a whole. Ours are hundreds of times smaller.
+MOST_BYTES = {".yaml": 2**16, ".json": 2**20, ".csv": 2**27}
+DEEPEST = 20  # lists and mappings inside one another
+
+
+def check_files(run: Path) -> None:
+    """Raises `RunError` for a run that is no folder of plain files and folders, each of a sensible size.
+
+    So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
+    """
+    _check_file(run, run.lstat())
+    for path, found in _below(run):
+        _check_file(path, found)
+
+
+def check_values(values: Any) -> None:
+    """Raises `ValueError` for what is no plain value, nested too deeply, or text that steers a terminal."""
+    level = [values]
+    for _ in range(DEEPEST):
+        level = [inner for value in level for inner in _inner(value)]
+    if level:
+        raise ValueError("it is nested too deeply")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The plain values of a file. Raises `OSError`, and `ValueError` where it holds anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    check_values(found)
+    return found
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Everything below, no link followed; what another process takes away meanwhile is passed over."""
+    folders = [str(folder)]
+    while folders:
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(found.st_mode):
+                        folders.append(entry.path)
+                    yield Path(entry.path), found
+
+
+def _check_file(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise RunError(f"{path} is a symbolic link, and a run's files lie in its own folder: {_WAY_OUT}")
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        raise RunError(f"{path} is no plain file: {_WAY_OUT}")
+    if CONTROL.search(path.name):
+        raise RunError(f"{path} has control characters in its name: {_WAY_OUT}")
+    most = MOST_BYTES.get(path.suffix)
+    if most is not None and stat.S_ISREG(found.st_mode) and found.st_size > most:
+        raise RunError(f"{path} has {found.st_size:,} bytes, and no such file has over {most:,}: {_WAY_OUT}")
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str):
+        if CONTROL.search(value):
+            raise ValueError(f"it has control characters: {value!a:.60}")
+    elif not (value is None or isinstance(value, (bool, int, float))):
+        raise ValueError(f"it holds a {type(value).__name__}, which is no plain value")
+    return ()
+
+
+_WAY_OUT = "delete it, or ask for a whole copy of the run"
