@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -376,5 +377,6 @@ def _stop(arguments: list[str], told: str) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"pe-bench: {printable(' '.join(message.split()))}", file=sys.stderr)
+    with suppress(BrokenPipeError):
+        print(f"pe-bench: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -81,13 +81,14 @@ def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, l
     return job.run, run_checked(job)
 
 
-def run_checked(job: Job, bars: Bars = progress_bar) -> list[Row]:
+def run_checked(job: Job, bars: Bars = progress_bar, *, waits: bool = False) -> list[Row]:
     """What `run_experiment` does after its checks, its progress shown by `bars`; the rows.
 
-    What goes wrong stands in the run's directory too, until the run goes on.
+    What goes wrong stands in the run's directory too, until the run goes on. Jobs of a sweep may be scores
+    of one and the same run: each `waits` for the other.
     """
     job.run.mkdir(parents=True, exist_ok=True)
-    with locked(job.run), error_kept(job.run):
+    with locked(job.run, waits=waits), error_kept(job.run):
         remove_leftovers(job.run)
         with tracking(job.run, job.config) as tracked:
             rows = _work(job, bars, tracked)

@@ -192,11 +192,15 @@ def _known_keys(words: Sequence[str]) -> list[str]:
 def _launcher_keys(words: Sequence[str]) -> Iterator[str]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     chosen = [word for word in words if word.startswith("hydra/launcher=")]
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        launcher = hydra_compose(CONFIG, chosen, return_hydra_config=True).hydra.launcher
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            launcher = hydra_compose(CONFIG, chosen, return_hydra_config=True).hydra.launcher
+    except HydraException:  # a launcher's file of the user's own
+        return
     values: Any = OmegaConf.to_container(launcher, resolve=False)
     yield from (key for key in _flatten(values, "hydra.launcher.") if not key.endswith("_"))
 

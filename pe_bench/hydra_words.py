@@ -40,7 +40,10 @@ def check_words(words: Sequence[str]) -> None:
     """Refuse what Hydra would take, or refuse at length. `words` are in order."""
     overrides = overrides_in(words)
     _check_flags(words[len(overrides) :])
-    for word in overrides:
+    for before, word in zip(["", *overrides], overrides, strict=False):
+        require(
+            not before.endswith(",") or "=" in word, f"'{before} {word}': no space may stand after the comma"
+        )
         _check_override(word)
     values = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
     if "train.steps" in values and "train.tokens" in values:

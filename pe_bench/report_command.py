@@ -1,6 +1,7 @@
 """The `report` command, and the table that follows a run: to the terminal, and to files."""
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +69,13 @@ def print_run(rows: list[Row], run: Path, margin: float = MARGIN) -> None:
     if place.parent.name != "runs":
         say(f"the run: {run}")
     else:
-        option = "" if results_dir == USUAL_FOLDER else f" --results-dir {results_dir}"
-        say(f"the run: {run}   all rows: {results_file(results_dir)}   all runs: pe-bench report{option}")
+        command = f"pe-bench report{_option(results_dir)}"
+        rows_file = results_file(results_dir)
+        say(f"the run: {run}   all rows: {rows_file}   all runs: {command}")
+
+
+def _option(results_dir: Path) -> str:
+    return "" if results_dir == USUAL_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
 def print_runs(runs: Sequence[Path], margin: float = MARGIN) -> None:
@@ -78,7 +84,10 @@ def print_runs(runs: Sequence[Path], margin: float = MARGIN) -> None:
     for results_dir in folders:
         names = [run.name for run in runs if run.parent.parent == results_dir]
         show(build_tables(results_dir, names, selection=Selection(margin=margin)))
-        say(f"the runs: {runs_folder(results_dir)}   all rows: {results_file(results_dir)}")
+        command = f"pe-bench report{_option(results_dir)}"
+        say(
+            f"the runs: {runs_folder(results_dir)}   all rows: {results_file(results_dir)}   all runs: {command}"
+        )
 
 
 def read_selection(

@@ -153,12 +153,15 @@ def newest_run(results_dir: Path) -> Path:
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Hold the run; `RunError` when another process does, and for what is not safe to write to."""
+def locked(run: Path, *, waits: bool = False) -> Iterator[None]:
+    """Hold the run, once another process that holds it is done, or `RunError` where nobody `waits`.
+
+    `RunError` also for what is not safe to write to.
+    """
     check_files(run)
-    lock = FileLock(run / "lock", timeout=0)
+    lock = FileLock(run / "lock")
     try:
-        lock.acquire()
+        lock.acquire(timeout=-1 if waits else 0)
     except Timeout as error:
         raise RunError(f"another process is working on {run}: wait for it, or stop it") from error
     try:

@@ -7,8 +7,9 @@ for a training step: that is finished and saved, unless the signal comes twice.
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,8 @@ ASKING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
 )
 EXIT_CODE = 130
+# One request may come several ways at once: from the terminal, a scheduler, and the process that waits.
+TWICE_SECONDS = 0.5
 
 
 class Stopped(BaseException):
@@ -30,15 +33,21 @@ class _Asked:
     """Whether this process was asked to end, and whether it may finish a step first."""
 
     def __init__(self) -> None:
-        self.once = False
         self.finishing = False
+        self.forget()
+
+    def forget(self) -> None:
+        self.once, self._heard = False, 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.once and now - self._heard < TWICE_SECONDS:
+            return
         again, self.once = self.once, True
+        self._heard = self._heard or now
         if again or not self.finishing:
             raise Stopped
-        # Not `print`, which may be what the signal interrupted.
-        os.write(2, b"\nstopping after this step; a second time leaves at once\n")
+        tell("stopping after this step; a second time leaves at once")
 
 
 _asked = _Asked()
@@ -47,19 +56,30 @@ _asked = _Asked()
 @contextmanager
 def signals_heard() -> Iterator[None]:
     """In here the signals that ask for an end raise `Stopped` in the main thread."""
-    _asked.once = False
+    _asked.forget()
     with handled(ASKING, _asked):
         yield
 
 
 @contextmanager
 def steps_finished() -> Iterator[Callable[[], bool]]:
-    """In here the first signal only makes what is yielded return True; the second raises `Stopped`."""
+    """In here the first signal only makes what is yielded return True; the second raises `Stopped`.
+
+    Raises it at the end too, where nobody looked after the first.
+    """
     _asked.finishing = True
     try:
         yield lambda: _asked.once
     finally:
         _asked.finishing = False
+    if _asked.once:
+        raise Stopped
+
+
+def tell(message: str) -> None:
+    """A line from a signal's handler: not printed, which may be what the signal interrupted."""
+    with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
+        os.write(2, f"\n{message}\n".encode())
 
 
 def ask_to_end() -> None:

@@ -40,7 +40,7 @@ def _train_many(words: Sequence[str]) -> None:
     if summary.runs:
         print_runs(summary.runs, summary.margin)
     print_summary(summary)
-    if summary.stopped:
+    if summary.stopped and not summary.is_done:
         raise Stopped("stopped; the same command goes on from where it was")
     if not summary.is_done:
         raise RunError("the sweep is not done; the same command does what is missing")

@@ -247,6 +247,19 @@ def test_columns_of_a_composition_are_the_sum_of_its_biases() -> None:
     assert worst(fused_column_attention(encoding, *inputs(9), torch.arange(9)), exact) < 1e-10
 
 
+@pytest.mark.parametrize("modifiers", [[], [LogN(5)]])
+def test_no_scale_rounds_queries_of_half_precision_beside_columns(modifiers: list[LayerEncoding]) -> None:
+    torch.manual_seed(0)
+    width = 32  # whose root is no power of two
+    x, q, k, v = torch.randn(4, 1, H, 60, width).bfloat16()
+    x = x.transpose(1, 2).flatten(2)
+    fox, position = FoX(H * width, H), torch.arange(60)
+    found = fused_column_attention(Stack([fox, *modifiers]), x, q, k, v.float(), position)
+    inputs = [one.double() for one in (x, q, k, v)]
+    exact = reference_attention(Stack([fox.double(), *modifiers]), *inputs, position=position)
+    assert worst(found, exact) < 1e-5
+
+
 def test_a_bias_without_columns_is_not_left_out_of_a_composition() -> None:
     encoding = Stack([FoX(D, H).double(), ALiBi(H).double()])
     exact = reference_attention(encoding, *inputs(9), position=torch.arange(9))

@@ -69,6 +69,14 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+def test_the_bound_is_no_wider_in_a_model_that_is_autocast() -> None:
+    _, q, k, v = inputs(dtype=torch.float32)
+    reach = Reach(q, k, v, falling().float().expand(H, -1), K**-0.5)
+    expected = reach._content(2_048, 2_304)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(reach._content(2_048, 2_304), expected)
+
+
 def everything(queries: int = FUSED_QUERIES) -> int:
     """The pairs when nothing is left out, with so many queries at a time."""
     starts = range(0, TOKENS, queries)

@@ -119,6 +119,34 @@ def test_half_precision_is_off_by_its_rounding() -> None:
     assert worst(output, exact) < 0.15
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("make", [*MADE.values(), lambda: ReRoPE(K, train_length=8, window=5)])
+def test_in_a_model_that_is_autocast_no_error_is_larger_than_the_references(make) -> None:
+    torch.manual_seed(0)
+    encoding, inputs = make(), as_type(layer_inputs(61), torch.bfloat16)
+    for parameter in encoding.parameters():
+        parameter.normal_()
+    exact = reference_attention(encoding.double(), *as_type(inputs, torch.float64), torch.arange(61))
+    encoding.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(encoding, *inputs, torch.arange(61))
+        reference = reference_attention(encoding, *inputs, torch.arange(61))
+    assert found.dtype == torch.bfloat16
+    assert worst(found, exact) <= worst(reference, exact)
+
+
+@torch.no_grad()
+def test_masses_and_what_is_merged_by_them_are_single_precision_in_a_model_that_is_autocast() -> None:
+    _, q, k, v = as_type(layer_inputs(9), torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = [fused_with_mass(q, k[:, :, keys], v[:, :, keys], None, 0.5) for keys in (range(4), range(9))]
+        assert merged(parts).dtype == torch.float32
+    exact = (0.5 * q.double() @ k.double().mT).logsumexp(-1, keepdim=True)
+    assert parts[-1][1].dtype == torch.float32
+    # The kernel's exponentials are rougher for such queries, and a mass in their type would be 2^-8 off.
+    assert worst(parts[-1][1], exact) < 1e-3
+
+
 @pytest.mark.parametrize("before", [0, 2, 4])
 def test_a_band_has_the_row_of_each_pairs_distance(before: int) -> None:
     queries, rows = 6, 5

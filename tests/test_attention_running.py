@@ -63,6 +63,14 @@ def test_contextual_positions_end_where_the_last_row_serves(
         monkeypatch.setattr(running, "BLOCK", 8)
 
 
+def test_sums_of_a_model_that_is_autocast_are_single_precision() -> None:
+    scores, visible = torch.randn(1, 1, 20, 64), torch.ones(20, 64, dtype=torch.bool)
+    expected = contextual_position(scores, visible), StickBreaking().weights(scores, visible)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = contextual_position(scores, visible), StickBreaking().weights(scores, visible)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_contextual_positions_of_far_keys_are_not_summed() -> None:
     scores, visible = torch.full((1, 1, 2, 64), 5.0), torch.ones(2, 64, dtype=torch.bool)
     assert contextual_position(scores, visible, last=4).shape[-1] == 8

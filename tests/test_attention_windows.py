@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pe_bench.attention import attention, choose, chunks, reference_attention
 from pe_bench.attention.chunks import fused_chunk_attention
@@ -12,7 +13,7 @@ from pe_bench.checks import of_layers
 from pe_bench.checks.specimen import Specimen, as_type, layer_inputs, layers_of, specimen, worst
 from pe_bench.config import config_dir
 from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.base import LayerEncoding, LengthError, Side
+from pe_bench.encodings.base import LayerEncoding, LengthError, Piece, Side
 from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.fire import FIRE
 from pe_bench.encodings.fox import FoX
@@ -175,6 +176,32 @@ def test_every_encoding_keeps_its_scores_in_chunks_on_the_path_that_is_chosen(na
                 continue
             with torch.no_grad():
                 assert worst(attention(layer, *arguments), exact) < 1e-10
+
+
+class Resized(ReRoPE):
+    """Of two distances, with heads that have zeros beyond their width, or only the first half of it."""
+
+    def __init__(self, width: int):
+        super().__init__(K, train_length=8, window=5)
+        self.width = width
+
+    def pieces(self, queries: Side, keys: Side) -> list[Piece]:
+        return [
+            Piece(self._resized(q), self._resized(k), holds) for q, k, holds in super().pieces(queries, keys)
+        ]
+
+    def _resized(self, x: Tensor) -> Tensor:
+        return functional.pad(x, (0, self.width - K))
+
+
+@pytest.mark.parametrize("width", [K // 2, K, 3 * K])
+@pytest.mark.parametrize("learning", [True, False])
+def test_pieces_have_any_width(width: int, learning: bool) -> None:
+    encoding, arguments = Resized(width), (*layer_inputs(33), torch.arange(33))
+    exact = reference_attention(encoding, *arguments)
+    with torch.set_grad_enabled(learning):
+        assert choose(encoding, arguments[1], arguments[-1]) is fused_chunk_attention
+        assert worst(attention(encoding, *arguments), exact) < 1e-10
 
 
 def test_a_hook_gets_queries_that_are_not_yet_scaled() -> None:

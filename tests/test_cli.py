@@ -228,6 +228,10 @@ def test_the_version_is_the_packages(command):
         (["train", "-m", "encoding=glob(z*)"], "encoding=glob(z*) stands for no value at all"),
         (["train", "-m", "seed=0,1", "encoding.foo=3"], "unknown key 'encoding.foo'"),
         (
+            ["train", "-m", "encoding=rope,", "alibi"],
+            "'encoding=rope, alibi': no space may stand after the comma",
+        ),
+        (
             ["train", "-m", "seed=0,1", "hydra.launcher.n_jobs=2"],
             "hydra.launcher.n_jobs is no option of the basic launcher: name another, such as hydra/launcher=",
         ),

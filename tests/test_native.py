@@ -173,6 +173,7 @@ ENCODINGS = {
 @here
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_training_takes_the_kernel_and_has_the_gradients_of_the_reference(name: str) -> None:
+    torch.manual_seed(0)
     parts = [trained(part) for part in ENCODINGS[name]()]
     position = torch.arange(130)
     generator = torch.Generator().manual_seed(0)
@@ -216,6 +217,19 @@ def test_the_first_columns_of_wider_queries_are_enough_values() -> None:
     leaves = [torch.randn(B, H, 20, K).requires_grad_() for _ in range(3)]
     output = native_column_attention(FoX(D, H), torch.randn(B, 20, D), *leaves, torch.arange(20))
     assert output.shape == (B, H, 20, K)
+
+
+@here
+@pytest.mark.parametrize("modifiers", [[], [LogN(5)]])
+def test_no_scale_rounds_queries_of_half_precision_beside_columns(modifiers: list[LayerEncoding]) -> None:
+    torch.manual_seed(0)
+    x, q, k, v = torch.randn(4, B, H, 60, K).bfloat16()
+    x = x.transpose(1, 2).flatten(2)
+    fox, position = FoX(D, H), torch.arange(60)
+    found = native_column_attention(Stack([fox, *modifiers]), x, q, k, v.float(), position)
+    inputs = [one.double() for one in (x, q, k, v)]
+    exact = reference_attention(Stack([fox.double(), *modifiers]), *inputs, position=position)
+    assert worst(found, exact) < 1e-5
 
 
 class OneSlope(LayerEncoding):

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,21 +24,50 @@ def test_a_signal_outside_of_a_step_ends_at_once():
             os.kill(os.getpid(), number)
 
 
-def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd):
-    with signals_heard(), steps_finished() as is_asked:
+def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd, monkeypatch):
+    with signals_heard(), suppress(Stopped), steps_finished() as is_asked:
         assert not is_asked()
         os.kill(os.getpid(), signal.SIGTERM)
         assert is_asked()
         assert "a second time leaves at once" in capfd.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)  # one request may come twice
+        monkeypatch.setattr("pe_bench.signals.TWICE_SECONDS", 0.0)
         with pytest.raises(Stopped):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_thread_asks_once_and_never_instead_of_a_second_signal(capfd):
-    with signals_heard(), steps_finished() as is_asked:
+def test_a_thread_asks_once_and_never_instead_of_a_second_signal(monkeypatch):
+    monkeypatch.setattr("pe_bench.signals.TWICE_SECONDS", 0.0)
+    with signals_heard(), suppress(Stopped), steps_finished() as is_asked:
         ask_to_end()
         ask_to_end()
         assert is_asked()
+
+
+def test_a_signal_that_nobody_looked_for_ends_after_the_steps():
+    went_on = False
+    with signals_heard(), suppress(Stopped):
+        with steps_finished():
+            os.kill(os.getpid(), signal.SIGTERM)
+        went_on = True
+    assert not went_on
+
+
+def test_a_signal_whose_answer_nobody_can_read_is_obeyed_all_the_same():
+    program = (
+        "import os, signal\n"
+        "from pe_bench.signals import Stopped, signals_heard, steps_finished\n"
+        "read, write = os.pipe()\n"
+        "os.dup2(write, 2); os.close(read)\n"
+        "with signals_heard():\n"
+        "    try:\n"
+        "        with steps_finished() as is_asked:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            assert is_asked()\n"
+        "    except Stopped:\n"
+        "        os._exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 7
 
 
 def test_handlers_are_given_back():

@@ -3,6 +3,8 @@
 import csv
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,13 @@ import torch
 import pe_bench.attention
 from pe_bench import limits, speed_command
 from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.errors import RunError
 from pe_bench.speed import measure
 from pe_bench.speed.bench import Bench
 from pe_bench.speed.measure import is_due, peak_of, time_pass
 from pe_bench.speed.passes import Pass, ScoringPass, TrainingPass
 from pe_bench.speed.picture import curves_of
-from pe_bench.speed.rows import COLUMNS, Row, write_rows
+from pe_bench.speed.rows import COLUMNS, Row, read_rows, write_rows
 from pe_bench.speed.table import Limits, ordered, render
 from pe_bench.speed_command import Asked, read_words
 from pe_bench.subjects import subjects
@@ -143,6 +146,25 @@ def test_rows_of_another_machine_stay(tmp_path):
     ]
 
 
+def test_of_two_commands_at_once_neither_loses_the_others_rows(tmp_path, monkeypatch):
+    def slow(path):
+        found = read_rows(path)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr("pe_bench.speed.rows.read_rows", slow)
+    file = tmp_path / "speed.csv"
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: write_rows(file, [row(name, 16, 1.0)]), ["rope", "alibi", "fox"]))
+    assert {one["encoding"] for one in read(file)} == {"rope", "alibi", "fox"}
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"speed\.csv could not be written"):
+        write_rows(tmp_path / "file" / "speed.csv", [row("rope", 16, 1.0)])
+
+
 @pytest.mark.parametrize("content", [b"encoding,length\nrope,16\n", b"\xff\xfe\x00"])
 def test_a_file_of_something_else_is_left_as_it_is(command, folder, content):
     Path("mine.csv").write_bytes(content)
@@ -153,7 +175,7 @@ def test_a_file_of_something_else_is_left_as_it_is(command, folder, content):
 
 def test_the_file_and_the_picture_lie_where_the_user_says(speed, folder):
     assert speed("rope", "--output", "mine.csv").code == 0
-    assert {path.name for path in Path().iterdir()} == {"mine.csv", "mine.png"}
+    assert {path.name for path in Path().iterdir()} == {"mine.csv", "mine.csv.lock", "mine.png"}
     assert speed("rope", f"results_dir={folder / 'there'}").code == 0
     assert (folder / "there" / "speed.csv").is_file()
 

@@ -18,8 +18,11 @@ from rich.console import Console
 
 from pe_bench.checkpoint import latest_checkpoint
 from pe_bench.errors import UserError
+from pe_bench.hydra_app import Swept
 from pe_bench.machine import available_cores
 from pe_bench.results import read_rows
+from pe_bench.sweep import _new_folder, _with_folder
+from pe_bench.sweep.job import Report
 from pe_bench.sweep.launchers import cores_each, side_by_side
 from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
 from pe_bench.sweep.summary import Summary, print_summary
@@ -101,7 +104,7 @@ def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_
     assert done.stdout.count("paired protocol") == 1, "one table of all that is done"
     # Why, in the summary and in the directory.
     assert "  failed: encoding.end=raise: " in done.stderr and "it ended badly" in done.stderr
-    assert "  failed: encoding.end=kill: killed by SIGKILL, as the system does when memory" in done.stderr
+    assert "  failed: encoding.end=kill: killed by SIGKILL, by somebody or for lack of memory" in done.stderr
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
     found = SweepFolder(folder).states()
     assert [state.state for state in found] == [FAILED, DONE, FAILED]
@@ -132,19 +135,90 @@ def test_a_sweep_that_was_asked_to_end_saves_what_it_trains(tmp_path, launcher):
     words = [*tiny_words(tmp_path), "train.steps=20000", "train.validate_every=20000"]
     command = [sys.executable, "-m", "pe_bench", "train", *words, "-m", "encoding=nope,alibi"]
     process = subprocess.Popen(
-        [*command, *LAUNCHERS[launcher]], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment()
+        [*command, *LAUNCHERS[launcher]],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
     )
     runs = tmp_path / "results" / "runs"
     while not list(runs.glob("*/checkpoints/step-*")):
         time.sleep(0.05)
         assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    if launcher == "submitit_local":  # whose own processes do not live through Ctrl-C
+        process.send_signal(signal.SIGTERM)
+    else:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     told = process.communicate()[1]
     assert process.returncode == 130, told
     assert re.search(r"stopped at step \d+ of 20000, which is saved", told)
     assert "pe-bench: stopped; the same command goes on from where it was" in told
     assert not list(runs.glob("*/result.json")) and not list(runs.glob("*/error.txt"))
     assert latest_checkpoint(next(runs.glob("*/checkpoints"))) is not None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("end", ["second", "kill"])
+def test_a_command_that_left_its_jobs_leaves_runs_that_go_on(tmp_path, end):
+    write_corpus(tmp_path / "corpus")
+    words = [
+        *tiny_words(tmp_path),
+        "train.steps=3000",
+        "train.validate_every=3000",
+        "-m",
+        "encoding=nope,alibi",
+    ]
+    command = [sys.executable, "-m", "pe_bench", "train", *words, *LAUNCHERS["joblib"]]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment())
+    while len(list((tmp_path / "results" / "runs").glob("*/checkpoints/step-*"))) < 2:
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT if end == "second" else signal.SIGKILL)
+    if end == "second":
+        time.sleep(0.6)
+        process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) in (130, -signal.SIGKILL)
+    done = pe_bench(tmp_path, *words, *LAUNCHERS["joblib"])
+    assert done.returncode == 0, done.stderr
+    assert "2 jobs: 2 done" in done.stderr
+
+
+@pytest.mark.full
+def test_jobs_that_score_one_run_wait_for_each_other(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    words = [*tiny_words(tmp_path), "-m", "eval.protocol=paired,sliding", *LAUNCHERS["joblib"]]
+    done = pe_bench(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "results" / "runs").iterdir()
+    assert {row.protocol for row in read_rows(run / "eval.csv")} == {"paired", "sliding"}
+
+
+def test_a_sweep_has_a_folder_of_its_own_below_the_one_that_is_named():
+    swept = Swept(("seed",), 2, Path("results"))
+    first, second = (_new_folder(["hydra.sweep.dir='a b'", "-m"], swept) for _ in range(2))
+    assert first.parent == second.parent == Path("a b") and first != second
+    assert _new_folder(["-m"], swept).parent == Path("results/sweeps")
+    assert _with_folder(["seed=0", "hydra.sweep.dir=x", "-m"], Path("/it's")) == [
+        "seed=0",
+        "hydra.sweep.dir='/it\\'s'",
+        "-m",
+    ]
+    with pytest.raises(UserError, match="name the folder as it is"):
+        _new_folder(["hydra.sweep.dir=${results_dir}/x", "-m"], swept)
+
+
+def test_the_word_to_stop_needs_no_folder_to_be_there(tmp_path):
+    folder = SweepFolder(tmp_path / "new" / "sweep")
+    folder.ask_to_stop()
+    assert folder.is_stopped
+
+
+def test_progress_that_cannot_be_written_ends_no_job(tmp_path):
+    (tmp_path / "jobs").touch()  # no folder
+    report = Report(SweepFolder(tmp_path), states(RUNNING)[0])
+    report.change(share=0.5)
+    assert report.state.share == 0.5
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nat all"), UserError("say it")])

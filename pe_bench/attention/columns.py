@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from pe_bench.attention.fused import fused_causal, scale_queries
+from pe_bench.attention.fused import fused_causal, times
 from pe_bench.attention.reference import precise, sides
 from pe_bench.encodings.base import LayerEncoding
 
@@ -19,10 +19,10 @@ def fused_column_attention(
     """For encodings with `columns` and nothing else but `transform` and `logit_scale`."""
     queries, keys = sides(encoding, x, q, k, position)
     of_query, of_key = encoding.columns(queries, keys)
-    scaled = scale_queries(encoding, queries) / math.sqrt(q.shape[-1])
     # Columns are cumulative sums and positions, which half precision cannot hold, and no scale may round.
     dtype = precise(q.dtype)
-    wide_q = torch.cat([_like(of_query, scaled, dtype), scaled.to(dtype)], -1)
+    scaled = times(queries.x.to(dtype), encoding.logit_scale(queries)) / math.sqrt(q.shape[-1])
+    wide_q = torch.cat([_like(of_query, scaled, dtype), scaled], -1)
     wide_k = torch.cat([_like(of_key, keys.x, dtype), keys.x.to(dtype)], -1)
     return fused_causal(wide_q, wide_k, v.to(dtype), 1.0).to(v.dtype)
 

@@ -35,13 +35,13 @@ def fused_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """With what is visible or added in `mask` [1 or B, 1 or H, Q, N] or [Q, N], or else causal.
 
-    The fused kernels want one width for all three: the values are padded to that of the queries.
+    The fused kernels want one width for all three: what is narrower is padded.
     """
-    wide_v = functional.pad(v, (0, q.shape[-1] - v.shape[-1])) if q.shape[-1] > v.shape[-1] else v
+    wide_q, wide_k, wide_v = _as_wide(q, k, v)
     # Autocast would make half precision of what is float32 here because it has to be: sums, and their biases.
     with torch.autocast(q.device.type, enabled=False):
         output = functional.scaled_dot_product_attention(
-            q, k, wide_v, attn_mask=mask, is_causal=mask is None, scale=scale
+            wide_q, wide_k, wide_v, attn_mask=mask, is_causal=mask is None, scale=scale
         )
     return output[..., : v.shape[-1]]
 
@@ -56,9 +56,9 @@ def fused_with_mass(
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=precise(q.dtype)).masked_fill_(~mask, float("-inf"))
     output, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, False, attn_mask=mask, scale=scale
+        *_as_wide(q, k, v), 0.0, False, attn_mask=mask, scale=scale
     )
-    mass = mass.unsqueeze(-1)
+    output, mass = output[..., : v.shape[-1]], mass.unsqueeze(-1)
     # The kernel has a mass of 0 for a query that sees nothing.
     return output, mass if mask is None else mass.masked_fill(
         mask.amax(-1, keepdim=True).isneginf(), float("-inf")
@@ -71,6 +71,12 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         return parts[0][0]
     total = reduce(torch.logaddexp, [mass for _, mass in parts])
     return reduce(torch.add, [(mass - total).exp() * output for output, mass in parts])
+
+
+def _as_wide(*tensors: Tensor) -> list[Tensor]:
+    """All with zeros up to the width of the widest."""
+    widest = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == widest else functional.pad(x, (0, widest - x.shape[-1])) for x in tensors]
 
 
 def scale_queries(encoding: LayerEncoding, queries: Side) -> Tensor:

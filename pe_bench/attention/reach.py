@@ -59,7 +59,9 @@ class Reach:
         blocks = start // BLOCK
         q = self._q[:, :, start:stop].to(self._radii.dtype)
         own = (q * self._k[:, :, start:stop]).sum(-1, keepdim=True)
-        at_centre = q @ self._centres[:, :, :blocks].mT
+        # Autocast would make half precision of the product, and rounding would break the bound.
+        with torch.autocast(q.device.type, enabled=False):
+            at_centre = q @ self._centres[:, :, :blocks].mT
         around = q.norm(dim=-1, keepdim=True) * self._radii[:, :, None, :blocks]
         return self._scale * (at_centre + around - own).amax(-2)
 

@@ -29,17 +29,22 @@ def fused_relative_attention(
     encoding: Relative, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
     """For encodings that have tables, at positions that count tokens, where no gradient is wanted."""
-    near = Near(encoding, q)
-    chunks = []
-    for start in range(0, q.shape[-2], near.size):
-        stop, first = min(start + near.size, q.shape[-2]), max(0, start - near.reach)
-        chunk = q[:, :, start:stop]
-        parts = [near(chunk, k[:, :, first:stop], v[:, :, first:stop])]
-        if first:
-            parts.append(fused_with_mass(near.far(chunk), k[:, :, :first], v[:, :, :first], None, near.scale))
-        chunks.append(merged(parts).to(v.dtype))
-    output = torch.cat(chunks, -2)
-    return output if near.last_of_value is None else output + near.last_of_value.to(v.dtype)
+    # Autocast would make half precision of scores, masses and weights, which are float32 here.
+    with torch.autocast(q.device.type, enabled=False):
+        near = Near(encoding, q)
+        starts = range(0, q.shape[-2], near.size)
+        return torch.cat([_attend(near, q, k, v, start) for start in starts], -2)
+
+
+def _attend(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    """The output [B, H, Q, K] of the chunk of queries that begins at `start`."""
+    stop, first = min(start + near.size, q.shape[-2]), max(0, start - near.reach)
+    chunk = q[:, :, start:stop]
+    parts = [near(chunk, k[:, :, first:stop], v[:, :, first:stop])]
+    if first:
+        parts.append(fused_with_mass(near.far(chunk), k[:, :, :first], v[:, :, :first], None, near.scale))
+    output = merged(parts)
+    return (output if near.last_of_value is None else output + near.last_of_value).to(v.dtype)
 
 
 class Near:

@@ -99,15 +99,16 @@ def train_together(work: Work, watch: Watcher) -> Checkpoint:
     ours = [pipe for pipe, _ in pipes]
     agent = _Agent(work, [pipe for _, pipe in pipes])
     heard = Heard()
-    with steps_finished() as is_asked, agent.running():
-        was_asked = False
-        while agent.is_alive() or any(pipe.poll() for pipe in ours):
-            _hear(ours, heard, watch)
-            if is_asked() and not was_asked:
-                was_asked = True
-                for pipe in ours:
-                    pipe.send("stop")
-    _raise_what_ended_it(heard, agent.error, count)
+    with steps_finished() as is_asked:
+        with agent.running():
+            was_asked = False
+            while agent.is_alive() or any(pipe.poll() for pipe in ours):
+                _hear(ours, heard, watch)
+                if is_asked() and not was_asked:
+                    was_asked = True
+                    for pipe in ours:
+                        pipe.send("stop")
+        _raise_what_ended_it(heard, agent.error, count)
     return last_checkpoint(work.config, work.run)
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from pe_bench.errors import UserError, require
-from pe_bench.files import write_text
+from pe_bench.files import failures_named, write_text
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,19 @@ def read_rows(path: Path) -> Sequence[Cells]:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Put these rows behind those that the file has, which are kept where they say something else."""
+    """Put these rows behind those that the file has, which are kept where they say something else.
+
+    Under a lock: of two commands at once, the later one has read what the other wrote.
+    """
     ours = [dict(zip(COLUMNS, map(_spelled, dataclasses.astuple(row)), strict=True)) for row in rows]
     measured = {_key(row) for row in ours}
-    kept = [row for row in read_rows(path) if _key(row) not in measured]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([*kept, *ours])
-    write_text(path, text.getvalue())
+    with failures_named(path), FileLock(path.with_name(path.name + ".lock")):
+        kept = [row for row in read_rows(path) if _key(row) not in measured]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*kept, *ours])
+        write_text(path, text.getvalue())
 
 
 def _key(row: Cells) -> tuple[str, ...]:

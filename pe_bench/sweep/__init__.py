@@ -23,7 +23,7 @@ from pe_bench.hydra_words import (
     values_of,
     with_swept_options,
 )
-from pe_bench.signals import ASKING, Stopped, handled
+from pe_bench.signals import ASKING, EXIT_CODE, TWICE_SECONDS, Stopped, handled, tell
 from pe_bench.sweep.job import Surroundings, carry_out, fail, surroundings
 from pe_bench.sweep.states import JobState, SweepFolder
 from pe_bench.sweep.summary import Summary, summarize
@@ -37,12 +37,12 @@ def run_sweep(words: Sequence[str], swept: Swept) -> Summary:
 
     A signal stops all jobs, which save; a second one leaves at once.
     """
-    folder = SweepFolder(_folder(words, swept))
+    folder = SweepFolder(_new_folder(words, swept))
     task = _Task(surroundings(folder.path), swept, _flags(words)).function()
     launched = with_swept_options(_with_folder(words, folder.path))
     problem = ""
     try:
-        with _stopped_by_signals(folder), View(folder, swept.jobs):
+        with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view):
             call_hydra(launched, task)
     except Stopped:
         folder.ask_to_stop()
@@ -90,25 +90,43 @@ class _Task:
 
 
 @contextmanager
-def _stopped_by_signals(folder: SweepFolder) -> Iterator[None]:
+def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
+    first = 0.0
+
     def stop(number: int, frame: FrameType | None) -> None:
-        if folder.is_stopped:
+        nonlocal first
+        if first and view.has_seen_all_end:
             raise Stopped
-        folder.ask_to_stop()
-        os.write(2, b"\nstopping: each job finishes its step and saves; a second time leaves at once\n")
+        if first and time.monotonic() - first >= TWICE_SECONDS:
+            # A launcher would wait for its workers. The jobs find that this process is gone, and end.
+            view.give_back_terminal()
+            tell("left; each job finishes its step, saves and ends")
+            os._exit(EXIT_CODE)
+        if not first:
+            first = time.monotonic()
+            folder.ask_to_stop()
+            tell("stopping: each job finishes its step and saves; a second time leaves at once")
 
     with handled(ASKING, stop):
         yield
 
 
-def _folder(words: Sequence[str], swept: Swept) -> Path:
-    named = [
-        word.partition("=")[2] for word in overrides_in(words) if word.lstrip("+").startswith(f"{SWEEP_DIR}=")
-    ]
-    if named:
-        return Path(named[-1])
+def _new_folder(words: Sequence[str], swept: Swept) -> Path:
+    """One that no other sweep has: below that of `results_dir`, or the one that the words name."""
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    return swept.results_dir / "sweeps" / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
+    return _parent(words, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def _parent(words: Sequence[str], swept: Swept) -> Path:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    named = [word for word in overrides_in(words) if _names_folder(word)]
+    if not named:
+        return swept.results_dir / "sweeps"
+    value = str(OverridesParser.create().parse_override(named[-1]).value())
+    if "${" in value:
+        raise UserError(f"{named[-1]}: name the folder as it is, without ${{...}}")
+    return Path(value)
 
 
 def _with_folder(words: Sequence[str], folder: Path) -> list[str]:
@@ -116,7 +134,11 @@ def _with_folder(words: Sequence[str], folder: Path) -> list[str]:
     overrides = overrides_in(words)
     rest = list(words[len(overrides) :])
     quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
-    return [*overrides, f"{SWEEP_DIR}='{quoted}'", *rest]
+    return [*(word for word in overrides if not _names_folder(word)), f"{SWEEP_DIR}='{quoted}'", *rest]
+
+
+def _names_folder(word: str) -> bool:
+    return word.lstrip("+").startswith(f"{SWEEP_DIR}=")
 
 
 def _flags(words: Sequence[str]) -> tuple[str, ...]:

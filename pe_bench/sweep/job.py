@@ -17,11 +17,12 @@ from typing import Any
 from pe_bench.config import Config
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.processes import child_context
-from pe_bench.signals import ASKING, Stopped, ask_to_end, handled, signals_heard
+from pe_bench.signals import ASKING, EXIT_CODE, Stopped, ask_to_end, handled, signals_heard
 from pe_bench.sweep.states import DONE, FAILED, SKIPPED, STOPPED, JobState, SweepFolder
 
 WRITE_SECONDS = 0.25  # between two changes of a job's file
 LOOK_SECONDS = 0.2  # between two looks for the word to stop
+ALIVE_SECONDS = 1.0  # between two looks for the process that launched a worker
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
 PRELOADED = ["pe_bench.experiment"]
 
@@ -33,11 +34,12 @@ class Surroundings:
     sweep: Path
     work: Path
     variables: Mapping[str, str]
+    process: int  # that launched the sweep
 
 
 def surroundings(sweep: Path) -> Surroundings:
     own = {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
-    return Surroundings(sweep.absolute(), Path.cwd(), own)
+    return Surroundings(sweep.absolute(), Path.cwd(), own, os.getpid())
 
 
 def carry_out(state: JobState, around: Surroundings, config: Config, search: Sequence[Path]) -> None:
@@ -57,14 +59,24 @@ def carry_out(state: JobState, around: Surroundings, config: Config, search: Seq
         child.start()
         theirs.close()
         try:
-            ended = _receive(ours)
+            ended = _receive(ours, None if os.getpid() == around.process else os.getppid())
             child.join()
         except BaseException:
             child.kill()
             raise
         finally:
             ours.close()
-    folder.write(ended or _killed(folder, state, child.exitcode))
+    _write_surely(folder, ended or _killed(folder, state, child.exitcode, around.work))
+
+
+def _write_surely(folder: SweepFolder, state: JobState) -> None:
+    """A disk that fails for a moment, or a full one, must not make a finished job a lost one."""
+    try:
+        folder.write(state)
+    except OSError:
+        time.sleep(WRITE_SECONDS)
+        with suppress(OSError):
+            folder.write(state)
 
 
 def fail(folder: SweepFolder, state: JobState, error: Exception) -> None:
@@ -89,7 +101,8 @@ class Report:
     def change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
         if time.monotonic() - self._written >= WRITE_SECONDS:
-            self.folder.write(self.state)
+            with suppress(OSError):  # only the view misses it
+                self.folder.write(self.state)
             self._written = time.monotonic()
 
 
@@ -133,7 +146,7 @@ def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, An
     job = check(config, search)
     report.change(run=str(job.run), margin=config.report.margin)
     with memory_told():
-        run_checked(job, report.bar)
+        run_checked(job, report.bar, waits=True)
     return {"state": DONE if report.has_worked else SKIPPED}
 
 
@@ -168,32 +181,43 @@ def _child_first(child: Any) -> Iterator[None]:
             child.terminate()
             child.join(SAVE_SECONDS)
         previous = before[number]
-        if callable(previous):
+        # Python's own handler of Ctrl-C would raise here, in a launcher's worker, while the child saves.
+        if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)
 
     with handled(ASKING, pass_on):
         yield
 
 
-def _receive(pipe: Connection) -> JobState | None:
+def _receive(pipe: Connection, parent: int | None) -> JobState | None:
+    """What the child tells at its end.
+
+    A launcher's worker whose `parent` is gone ends too; its child saves, and the run is free for the command
+    that goes on.
+    """
     try:
+        while not pipe.poll(ALIVE_SECONDS):
+            if parent is not None and os.getppid() != parent:
+                pipe.close()
+                os._exit(EXIT_CODE)
         return pipe.recv()
     except (EOFError, OSError):
         return None
 
 
-def _killed(folder: SweepFolder, state: JobState, code: int | None) -> JobState:
+def _killed(folder: SweepFolder, state: JobState, code: int | None, work: Path) -> JobState:
     """What is known of a job whose process ended without a word."""
     last = next((one for one in folder.states() if one.number == state.number), state)
     if folder.is_stopped:
         return replace(last, state=STOPPED)
     number = -(code or 0)
     name = signal.Signals(number).name if number in list(signal.Signals) else f"exit code {code}"
-    reason = f"killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
-    if last.run is not None and Path(last.run).is_dir():
+    reason = f"killed by {name}" + (", by somebody or for lack of memory" if name == "SIGKILL" else "")
+    reason += f", at {last.text}" if last.text else ""
+    if last.run is not None and (work / last.run).is_dir():
         from pe_bench.runs import write_error
 
-        write_error(Path(last.run), reason)
+        write_error(work / last.run, reason)
     return replace(last, state=FAILED, reason=reason, seconds=time.time() - state.started)
 
 

@@ -55,6 +55,7 @@ class SweepFolder:
 
     def ask_to_stop(self) -> None:
         """Have the jobs that run save and end, and no other begin."""
+        self.path.mkdir(parents=True, exist_ok=True)
         self._stop.touch()
 
     @property

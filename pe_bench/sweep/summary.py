@@ -1,5 +1,6 @@
 """How a sweep ended: what is done, what failed and why, and the command that repeats only that."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def _counts(summary: Summary) -> str:
 
 
 def _reason(state: JobState) -> str:
-    return state.reason or "its process ended without a word"
+    return state.reason or state.text or "its process ended without a word"
 
 
 def _place(summary: Summary, state: JobState) -> str:
@@ -98,4 +99,4 @@ def _tell_repeat(summary: Summary) -> None:
     elif failed:
         script = summary.folder / REPEAT
         write_text(script, "".join(f"{state.command}\n" for state in failed))
-        say(f"repeat only those: sh {script}")
+        say(f"repeat only those: sh {shlex.quote(str(script))}")

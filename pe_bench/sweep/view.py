@@ -17,6 +17,9 @@ from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobSt
 LOOK_SECONDS = 0.2
 BAR_CELLS = 10
 STARTS = "starts"
+STOPPING = "  stopping: each saves; a second Ctrl-C leaves at once"
+WIDTH_WITH_BAR = 70  # columns beside a job's label: below, the numbers need them more than a bar
+EARLY_SHARE = 0.1
 
 
 class View:
@@ -26,6 +29,7 @@ class View:
         self.folder, self.jobs = folder, jobs
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._told: dict[int, tuple[str, int]] = {}
+        self.has_seen_all_end = False  # after a signal
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -47,7 +51,6 @@ class View:
             self._look_until_over(None)
 
     def _look_until_over(self, live: Live | None) -> None:
-        interrupted = False
         while True:
             over = self._over.wait(LOOK_SECONDS)
             states = self.folder.states()
@@ -57,9 +60,10 @@ class View:
                 live.update(self._lines(states), refresh=True)
             if over:
                 return
-            if self.folder.is_stopped and not interrupted and not any(s.state == RUNNING for s in states):
+            runs = any(state.state == RUNNING for state in states)
+            if self.folder.is_stopped and not runs and not self.has_seen_all_end:
                 # All have saved: end what still waits, and what a launcher would compose for nothing.
-                interrupted = True
+                self.has_seen_all_end = True
                 _thread.interrupt_main()
 
     def _tell(self, state: JobState, *, changes_are_seen: bool) -> None:
@@ -75,18 +79,26 @@ class View:
         elif not changes_are_seen and known is not None and fifth > known[1] and state.text:
             self.console.print(f"{state.label}: {state.text}", markup=False)
 
+    def give_back_terminal(self) -> None:
+        """Where this process ends without leaving the view."""
+        if self.console.is_terminal:
+            self.console.show_cursor(True)
+
     def _lines(self, states: Sequence[JobState]) -> Group:
         running = [state for state in states if state.state == RUNNING]
         width = max((len(state.label) for state in running), default=0)
+        has_room = self.console.width - width >= WIDTH_WITH_BAR
         lines = [
             Text(
-                f"{state.label:<{width}}  {_bar(state.share)}  {state.text or STARTS}",
+                f"{state.label:<{width}}  {_bar(state.share) if has_room else ''}  {state.text or STARTS}",
                 no_wrap=True,
                 overflow="ellipsis",
             )
             for state in running
         ]
-        return Group(*lines, Text(self.total(states), no_wrap=True, overflow="ellipsis"))
+        # The total first: a terminal that is not high enough cuts at the bottom.
+        total = self.total(states) + (STOPPING if self.folder.is_stopped else "")
+        return Group(Text(total, no_wrap=True, overflow="ellipsis"), *lines)
 
     def total(self, states: Sequence[JobState]) -> str:
         """All jobs in one line, with the time left as the finished ones tell it."""
@@ -101,11 +113,14 @@ class View:
         return text + (f"  about {duration(left)} left" if left is not None else "")
 
     def _seconds_left(self, states: Sequence[JobState]) -> float | None:
-        done = [state for state in states if state.state == DONE]
-        if not done:
-            return None
-        each = sum(state.seconds for state in done) / len(done)
         running = [state for state in states if state.state == RUNNING]
+        took = [state.seconds for state in states if state.state == DONE]
+        # Before one is done, what those at work have done of their training tells.
+        told = [state for state in running if state.share >= EARLY_SHARE]
+        took = took or [(time.time() - state.started) / state.share for state in told]
+        if not took:
+            return None
+        each = sum(took) / len(took)
         began = [min(each, time.time() - state.started) for state in running]
         waiting = max(0, self.jobs - len(states))
         return max(0.0, each * (waiting + len(running)) - sum(began)) / max(1, len(running))

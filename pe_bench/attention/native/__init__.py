@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pe_bench.attention.distance import distance_table
-from pe_bench.attention.fused import scale_queries
+from pe_bench.attention.fused import scale_queries, times
 from pe_bench.attention.native.build import Kernel, kernel, tiled_kernel
 from pe_bench.attention.reference import sides
 from pe_bench.encodings.base import LayerEncoding
@@ -50,7 +50,8 @@ def native_column_attention(
     is small cancel exactly before anything else is added.
     """
     queries, keys = sides(encoding, x, q, k, position)
-    scaled = scale_queries(encoding, queries) / math.sqrt(q.shape[-1])
+    # Widened first, so that no scale rounds to half precision.
+    scaled = times(queries.x.float(), encoding.logit_scale(queries)) / math.sqrt(q.shape[-1])
     of_query, of_key = encoding.columns(queries, keys)
     return causal_attention(_widened(of_query, scaled), _widened(of_key, keys.x), v.float(), None, 1.0).to(
         v.dtype
