@@ -84,10 +84,8 @@ def print_runs(runs: Sequence[Path], margin: float = MARGIN) -> None:
     for results_dir in folders:
         names = [run.name for run in runs if run.parent.parent == results_dir]
         show(build_tables(results_dir, names, selection=Selection(margin=margin)))
-        command = f"pe-bench report{_option(results_dir)}"
-        say(
-            f"the runs: {runs_folder(results_dir)}   all rows: {results_file(results_dir)}   all runs: {command}"
-        )
+        rows, command = results_file(results_dir), f"pe-bench report{_option(results_dir)}"
+        say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   all runs: {command}")
 
 
 def read_selection(
