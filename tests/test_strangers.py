@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,7 +264,12 @@ def test_a_class_of_ours_that_is_no_encoding_is_refused(stranger):
         assert stranger.eval().code == 2
 
 
+def outside_modules() -> set[str]:
+    return {name for name in sys.modules if name.startswith(OUTSIDE_MODULE)}
+
+
 def test_a_file_is_imported_only_where_its_hash_is_the_runs(stranger):
+    before = outside_modules()  # other tests may have named files of their own
     named = Path("named.py")
     named.write_text(CODE)
     wanted = hashlib.sha256(b"another file").hexdigest()[:16]
@@ -273,9 +279,7 @@ def test_a_file_is_imported_only_where_its_hash_is_the_runs(stranger):
     outcome = stranger.eval("--code", "named.py")
     assert outcome.code == 2 and wanted in outcome.line
     assert hashlib.sha256(CODE.encode()).hexdigest()[:16] in outcome.line
-    import sys
-
-    assert not any(name.startswith(OUTSIDE_MODULE) for name in sys.modules)
+    assert outside_modules() == before
 
 
 LINKS = ["scores", "checkpoints", "checkpoints/step-00000008", "eval.csv", "lock", "error.txt", "config.yaml"]
