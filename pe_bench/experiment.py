@@ -30,7 +30,7 @@ from pe_bench.encodings.load import (
 from pe_bench.errors import UserError, first_line
 from pe_bench.evaluate import Subject, count_parts, evaluate, make_plans, shortages
 from pe_bench.files import remove_leftovers, write_text
-from pe_bench.machine import environment, resolve_device, resolve_precision, set_threads, today
+from pe_bench.machine import environment, memory_told, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
 from pe_bench.progress import Bars, progress_bar, scoring_progress, training_progress
 from pe_bench.protocols import Plan
@@ -88,7 +88,7 @@ def run_checked(job: Job, bars: Bars = progress_bar, *, waits: bool = False) -> 
     of one and the same run: each `waits` for the other.
     """
     job.run.mkdir(parents=True, exist_ok=True)
-    with locked(job.run, waits=waits), error_kept(job.run):
+    with locked(job.run, waits=waits), error_kept(job.run), memory_told():
         remove_leftovers(job.run)
         with tracking(job.run, job.config) as tracked:
             rows = _work(job, bars, tracked)

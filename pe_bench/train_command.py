@@ -22,12 +22,10 @@ def run_train(words: Sequence[str]) -> None:
 
 def _train_one(config: Config, search: Sequence[Path]) -> None:
     from pe_bench.experiment import run_experiment
-    from pe_bench.machine import memory_told
     from pe_bench.report_command import print_run
 
     check_folder(config.results_dir, "results_dir")
-    with memory_told():
-        run, rows = run_experiment(config, search)
+    run, rows = run_experiment(config, search)
     print_run(rows, run, config.report.margin)
 
 

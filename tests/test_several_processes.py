@@ -18,7 +18,7 @@ from pe_bench.checkpoint import latest_checkpoint
 from pe_bench.config import parse_config
 from pe_bench.data.packed import load_data
 from pe_bench.distributed.group import Group
-from pe_bench.distributed.launch import Heard, _raise_what_ended_it, check_processes
+from pe_bench.distributed.launch import _raise_what_ended_it, check_processes
 from pe_bench.errors import RunError, UserError
 from pe_bench.hydra_app import compose
 from pe_bench.model import build_decoder
@@ -206,11 +206,11 @@ def test_what_was_lost_is_told_before_what_followed_from_it():
 
     followed = Failure("RuntimeError: Connection closed by peer", "trace")
     with pytest.raises(RunError, match="rank 1 of 2 processes was lost"):
-        _raise_what_ended_it(Heard({0: followed}), None, 2)
+        _raise_what_ended_it({0: followed}, None, 2)
     with pytest.raises(RunError, match="rank 0 of 2 processes failed: RuntimeError: Connection closed"):
-        _raise_what_ended_it(Heard({0: followed, 1: None}), None, 2)
+        _raise_what_ended_it({0: followed, 1: None}, None, 2)
     with pytest.raises(RunError, match="no space"):
-        _raise_what_ended_it(Heard({1: followed, 0: RunError("no space")}), None, 2)
+        _raise_what_ended_it({1: followed, 0: RunError("no space")}, None, 2)
 
 
 # Signals and losses

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from signal import SIG_IGN, signal
@@ -65,11 +65,8 @@ class WorkerError(Exception):
     """What went wrong in another process, with the lines that it came through."""
 
 
-@dataclass
-class Heard:
-    """How each process ended, in the order in which they told; `Failure` and errors come from a few."""
-
-    ends: dict[int, BaseException | Failure | None] = field(default_factory=dict)
+# How each process ended, in the order in which they told; `Failure` and errors come from a few.
+Ends = dict[int, BaseException | Failure | None]
 
 
 def check_processes(config: Config, device: torch.device, model: nn.Module) -> None:
@@ -98,17 +95,17 @@ def train_together(work: Work, watch: Watcher) -> Checkpoint:
     pipes = [multiprocessing.Pipe() for _ in range(count)]
     ours = [pipe for pipe, _ in pipes]
     agent = _Agent(work, [pipe for _, pipe in pipes])
-    heard = Heard()
+    ends: Ends = {}
     with steps_finished() as is_asked:
         with agent.running():
             was_asked = False
             while agent.is_alive() or any(pipe.poll() for pipe in ours):
-                _hear(ours, heard, watch)
+                _hear(ours, ends, watch)
                 if is_asked() and not was_asked:
                     was_asked = True
                     for pipe in ours:
                         pipe.send("stop")
-        _raise_what_ended_it(heard, agent.error, count)
+        _raise_what_ended_it(ends, agent.error, count)
     return last_checkpoint(work.config, work.run)
 
 
@@ -170,25 +167,25 @@ def _prepare() -> None:
     child_context(PRELOADED)
 
 
-def _hear(pipes: Sequence[Connection], heard: Heard, watch: Watcher) -> None:
+def _hear(pipes: Sequence[Connection], ends: Ends, watch: Watcher) -> None:
     for pipe in wait(pipes, LOOK_SECONDS):
         assert isinstance(pipe, Connection)
         message = pipe.recv()
         if isinstance(message, Step):
             watch(message)
         else:
-            heard.ends[pipes.index(pipe)] = message
+            ends[pipes.index(pipe)] = message
 
 
-def _raise_what_ended_it(heard: Heard, error: Exception | None, count: int) -> None:
+def _raise_what_ended_it(ends: Ends, error: Exception | None, count: int) -> None:
     """What a process said for people, else which was lost, else what failed first: the rest follow."""
-    for end in heard.ends.values():
+    for end in ends.values():
         if isinstance(end, TOLD):
             raise end
-    lost = [rank for rank in range(count) if rank not in heard.ends]
+    lost = [rank for rank in range(count) if rank not in ends]
     if lost:
         raise RunError(_loss(lost, error, count)) from error
-    for rank, end in heard.ends.items():
+    for rank, end in ends.items():
         if isinstance(end, Failure):
             cause = WorkerError(end.trace)
             raise RunError(f"rank {rank} of {count} processes failed: {end.reason}") from cause

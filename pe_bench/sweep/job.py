@@ -140,13 +140,11 @@ def _work(
 def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, Any]:
     from pe_bench.config_checks import check_folder
     from pe_bench.experiment import check, run_checked
-    from pe_bench.machine import memory_told
 
     check_folder(config.results_dir, "results_dir")
     job = check(config, search)
     report.change(run=str(job.run), margin=config.report.margin)
-    with memory_told():
-        run_checked(job, report.bar, waits=True)
+    run_checked(job, report.bar, waits=True)
     return {"state": DONE if report.has_worked else SKIPPED}
 
 
