@@ -103,11 +103,13 @@ def drop_old_checkpoints(folder: Path) -> None:
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole. Raises `UserError` for one of another format."""
-    for path in _newest_first(folder):
-        meta = _read_meta(path)
-        if meta is not None:
-            return Checkpoint(path, meta)
-    return None
+    return next(filter(None, map(read_checkpoint, _newest_first(folder))), None)
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The one at `path`; None where it is not whole. Raises `UserError` for one of another format."""
+    meta = _read_meta(path)
+    return None if meta is None else Checkpoint(path, meta)
 
 
 def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:

@@ -18,6 +18,7 @@ from pe_bench.config import Config, DataConfig
 from pe_bench.data.packed import Data, load_data
 from pe_bench.data.targets import summary
 from pe_bench.distributed.launch import Work, check_processes, train_together
+from pe_bench.distributed.machines import ALONE, Machines
 from pe_bench.encodings import LengthError
 from pe_bench.encodings.load import (
     OUTSIDE_MODULE,
@@ -49,7 +50,7 @@ from pe_bench.runs import (
 from pe_bench.scored_with import Other
 from pe_bench.terminal import say
 from pe_bench.trackers import Tracking, check_tracker, tracking
-from pe_bench.train import Step, check_windows, train
+from pe_bench.train import Step, check_windows, last_checkpoint, train
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Job:
     threads: int
     search: tuple[Path, ...] = ()  # folders in which an encoding's file may lie
     source: Checkpoint | None = None  # whose weights it starts from
+    machines: Machines = ALONE
 
 
 def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, list[Row]]:
@@ -109,14 +111,20 @@ def _work(job: Job, bars: Bars, tracked: Tracking) -> list[Row]:
     return rows
 
 
-def check(config: Config, search: Sequence[Path] = ()) -> Job:
+def take_part(job: Job) -> None:
+    """Train with the first machine of several, which does all the rest."""
+    with memory_told():
+        train_together(_training(job), lambda step: None)
+
+
+def check(config: Config, search: Sequence[Path] = (), machines: Machines = ALONE) -> Job:
     """A job that is ready to run: all that can be found wrong is, and nothing is written.
 
     Raises `UserError`.
     """
     word = config.train.from_run
-    job = prepare(_name_source(config), search)
-    check_processes(job.config, job.device, job.model)
+    job = replace(prepare(_name_source(config), search), machines=machines)
+    check_processes(job.config, job.device, job.model, machines)
     check_tracker(config.tracker)
     if word is not None and latest_checkpoint(job.run / "checkpoints") is None:
         source = _source(word, Path(config.results_dir))
@@ -267,13 +275,26 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
             shown(step)
             tracked.step(step)
 
-        work = Work(config, job.search, job.source, job.run, job.device, job.dtype, job.threads)
         if config.train.processes > 1:
-            trained = train_together(work, watch)
+            train_together(_training(job), watch)
+            trained = last_checkpoint(config, job.run)
         else:
             trained = train(config, job.model, job.data, job.run, job.device, job.dtype, watch)
     say(f"{job.run.name}: trained in {trained.meta.train_seconds:.0f} s, loss {trained.meta.loss:.3f}")
     return trained
+
+
+def _training(job: Job) -> Work:
+    return Work(
+        config=job.config,
+        search=job.search,
+        source=job.source,
+        run=job.run,
+        device=job.device,
+        dtype=job.dtype,
+        threads=job.threads,
+        machines=job.machines,
+    )
 
 
 def _score(

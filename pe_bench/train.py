@@ -19,6 +19,7 @@ from pe_bench.checkpoint import (
     latest_checkpoint,
     load_optimizer,
     load_weights,
+    read_checkpoint,
     save_checkpoint,
 )
 from pe_bench.config import Config, TrainConfig
@@ -72,30 +73,37 @@ def train(
     if group.is_first:
         drop_damaged_checkpoints(folder)
         drop_old_checkpoints(folder)  # a killed process may have written one and not dropped another
-    group.wait()
-    found = latest_checkpoint(folder)
+    found = _newest(folder, group)
     if found is not None:
         load_weights(found, model)
     group.shard(model)
     optimizer = make_optimizer(model, config.train, device)
     if found is not None:
         load_optimizer(found, model, optimizer)
-    log = _read_log(run / "train.csv", found.meta.step if found else 0)
+    log = _read_log(run / "train.csv", found.meta.step if found and group.is_first else 0)
     trainer = Trainer(config, model, optimizer, data, device, dtype, group)
     with large_allocations_kept():
         _take_steps(trainer, found, run, log, watch)
-    group.wait()
-    return last_checkpoint(config, run)
+    return _last(_newest(folder, group), config, folder)
 
 
 def last_checkpoint(config: Config, run: Path) -> Checkpoint:
     """That of the last step. Raises `RunError` where it is not there."""
-    found = latest_checkpoint(run / "checkpoints")
+    folder = run / "checkpoints"
+    return _last(latest_checkpoint(folder), config, folder)
+
+
+def _last(found: Checkpoint | None, config: Config, folder: Path) -> Checkpoint:
     if found is None or found.meta.step != config.train.total_steps:
-        raise RunError(
-            f"the last checkpoint in {run / 'checkpoints'} is missing or damaged: repeat the command"
-        )
+        raise RunError(f"the last checkpoint in {folder} is missing or damaged: repeat the command")
     return found
+
+
+def _newest(folder: Path, group: Group) -> Checkpoint | None:
+    """The newest checkpoint, as the first process finds it: other machines may see the folder as it was."""
+    found = latest_checkpoint(folder) if group.is_first else None
+    name = group.told(found.path.name if found else "")
+    return found if group.is_first or not name else read_checkpoint(folder / name)
 
 
 def _take_steps(
@@ -107,8 +115,10 @@ def _take_steps(
     """
     train, group, folder = trainer.config.train, trainer.group, run / "checkpoints"
     first, seconds = (found.meta.step, found.meta.train_seconds) if found else (0, 0.0)
-    if log and log[-1].step == first and _validation_due(first, train) and log[-1].validation_loss is None:
-        log[-1] = replace(log[-1], validation_loss=trainer.validation_loss())  # it was stopped before that
+    has_missed = log and log[-1].step == first and log[-1].validation_loss is None
+    if group.any(bool(has_missed) and _validation_due(first, train)):  # it was stopped before that
+        loss = trainer.validation_loss()
+        log[-1:] = [replace(last, validation_loss=loss) for last in log[-1:]]
     with group.steps_finished() as is_asked:
         for step in range(first, train.total_steps):
             try:

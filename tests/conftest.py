@@ -1,7 +1,9 @@
 """A tiny corpus and tiny runs, so that whole commands take a fraction of a second."""
 
+import csv
 import random
 import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -50,6 +52,18 @@ def write_corpus(folder: Path, documents: int = 12, words: int = 120) -> Path:
         text = " ".join(drawn.choice(WORDS) for _ in range(words))
         (folder / f"{number:02}.txt").write_text(f"document {number}: {text}\n", encoding="utf-8")
     return folder
+
+
+def children_of(parent: int) -> list[int]:
+    asked = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
+    return [int(pid) for pid in asked.stdout.split()]
+
+
+def losses(run: Path) -> list[float]:
+    with (run / "train.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = ("loss", "validation_loss", "gradient_norm")
+    return [float(row[name]) for row in rows for name in names if row[name]]
 
 
 def tiny_words(folder: Path) -> list[str]:

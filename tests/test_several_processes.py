@@ -1,17 +1,17 @@
 """Training in several processes: the steps of one, and nothing lost when one of them is."""
 
-import csv
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import only_run, tiny_words
+from conftest import children_of, losses, only_run, tiny_words
 from safetensors.torch import load_file
 
 from pe_bench.checkpoint import latest_checkpoint
@@ -19,6 +19,7 @@ from pe_bench.config import parse_config
 from pe_bench.data.packed import load_data
 from pe_bench.distributed.group import Group
 from pe_bench.distributed.launch import _raise_what_ended_it, check_processes
+from pe_bench.distributed.machines import ALONE, Machines, check_machines, machines_of_job
 from pe_bench.errors import RunError, UserError
 from pe_bench.hydra_app import compose
 from pe_bench.model import build_decoder
@@ -42,13 +43,6 @@ class Idle(LayerEncoding):
     def distance_bias(self, distance):
         return -self.used[:, None] * distance.sqrt()
 """
-
-
-def losses(run: Path) -> list[float]:
-    with (run / "train.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    names = ("loss", "validation_loss", "gradient_norm")
-    return [float(row[name]) for row in rows for name in names if row[name]]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -168,17 +162,71 @@ def test_what_cannot_be_shared_is_refused_with_both_values(train, folder, words,
     assert not (folder / "results").exists()
 
 
-def test_several_tasks_of_slurms_are_refused(folder, monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    with pytest.raises(UserError, match="Slurm runs this job 2 times"):
-        check_processes(parse_config(compose(tiny_words(folder))), CPU, torch.nn.Module())
+@pytest.fixture
+def submitted(monkeypatch):
+    """As submitit starts a job of Slurm's on two machines, with more tasks than that."""
+    found = {
+        "SUBMITIT_EXECUTOR": "slurm",
+        "SLURM_NTASKS": "4",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NODEID": "1",
+    }
+    for name, value in {**found, "SLURM_JOB_NODELIST": "gpu[07-08]"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_machines_of_a_job_are_those_that_slurm_names(submitted, tmp_path, monkeypatch):
+    assert machines_of_job(tmp_path) == Machines(2, 1, "gpu07", tmp_path / "attempt-0")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    assert machines_of_job(tmp_path).folder == tmp_path / "attempt-3", "what was told before is over"
+    monkeypatch.delenv("SUBMITIT_EXECUTOR")
+    assert machines_of_job(tmp_path) is ALONE, "in a script of one's own each task is a job by itself"
+
+
+def test_several_tasks_on_a_machine_are_refused(submitted, tmp_path):
+    with pytest.raises(UserError, match="this job is started 4 times on 2 machines.* tasks_per_node at 1"):
+        check_machines(machines_of_job(tmp_path), 4)
+    with pytest.raises(UserError, match="started 4 times on one machine"):
+        check_machines(ALONE, 4)
+
+
+def test_machines_that_cannot_have_equally_many_processes_are_refused():
+    with pytest.raises(UserError, match="train.processes=3.* cannot be shared by 2 machines"):
+        check_machines(Machines(2), 3)
+    check_machines(Machines(2), 4)
+
+
+def test_machines_meet_at_the_address_of_the_first(tmp_path):
+    first, second = (Machines(2, rank, folder=tmp_path) for rank in range(2))
+    found = []
+
+    def come():
+        with second.meeting() as address:
+            found.append(address)
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    with first.meeting() as address:
+        thread.join(5)
+        assert address is not None and address.startswith("localhost:") and found == [address]
+
+
+def test_a_machine_does_not_wait_for_one_that_has_left(tmp_path):
+    first, second = (Machines(2, rank, folder=tmp_path) for rank in range(2))
+    second.leave("data.path=books is not there")
+    with pytest.raises(RunError, match="takes no part: data.path=books is not there"), first.meeting():
+        pass
+    assert first.reason() == "data.path=books is not there"
+    first.leave()
+    with second.meeting() as address:
+        assert address is None, "nothing was to be trained"
+    assert second.reason() == ""
 
 
 def test_more_processes_than_gpus_are_refused(folder):
     config = parse_config(compose([*tiny_words(folder), "train.processes=4"]))
     with pytest.raises(UserError, match=r"train.processes=4 takes a GPU each, and \d+ are here"):
-        check_processes(config, torch.device("cuda"), torch.nn.Module())
+        check_processes(config, torch.device("cuda"), torch.nn.Module(), ALONE)
 
 
 # A group of its own
@@ -201,16 +249,18 @@ def test_the_shares_of_a_batch_are_all_of_it_in_order():
     assert torch.equal(torch.cat(few[:6]), rows) and torch.equal(few[7], rows[:1])
 
 
-def test_what_was_lost_is_told_before_what_followed_from_it():
-    from pe_bench.distributed.launch import Failure
+def test_what_was_lost_is_told_before_what_followed_from_it(folder):
+    from pe_bench.distributed.launch import Failure, Work
 
+    config = parse_config(compose([*tiny_words(folder), "train.processes=2"]))
+    work = Work(config, (), None, folder, CPU, torch.float32, 2)
     followed = Failure("RuntimeError: Connection closed by peer", "trace")
     with pytest.raises(RunError, match="rank 1 of 2 processes was lost"):
-        _raise_what_ended_it({0: followed}, None, 2)
+        _raise_what_ended_it({0: followed}, None, work)
     with pytest.raises(RunError, match="rank 0 of 2 processes failed: RuntimeError: Connection closed"):
-        _raise_what_ended_it({0: followed, 1: None}, None, 2)
+        _raise_what_ended_it({0: followed, 1: None}, None, work)
     with pytest.raises(RunError, match="no space"):
-        _raise_what_ended_it({1: followed, 0: RunError("no space")}, None, 2)
+        _raise_what_ended_it({1: followed, 0: RunError("no space")}, None, work)
 
 
 # Signals and losses
@@ -237,11 +287,6 @@ def working(folder):
     process.wait()
     assert process.stderr is not None
     process.stderr.close()
-
-
-def children_of(parent: int) -> list[int]:
-    asked = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
-    return [int(pid) for pid in asked.stdout.split()]
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:

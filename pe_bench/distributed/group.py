@@ -63,6 +63,14 @@ class Group:
         total, number = self.sum(float(values.double().sum()), values.numel())
         return total / number
 
+    def told(self, text: str) -> str:
+        """What the first process says, to all of them."""
+        if self.count == 1:
+            return text
+        box = [text]
+        together.broadcast_object_list(box, device=self.device)
+        return box[0]
+
     def wait(self) -> None:
         """Until all are here."""
         self.sum(0.0)

@@ -1,7 +1,7 @@
 """Starts the processes that train one run, and hears from them; the one that starts them does no step itself.
 
 They are the workers of an elastic launch of PyTorch's, which gives them their places and a port to meet at.
-The configuration reaches them as an object.
+The configuration reaches them as an object. On several machines each starts its own.
 """
 
 import logging
@@ -26,12 +26,13 @@ from pe_bench.checkpoint import Checkpoint, load_weights
 from pe_bench.config import Config
 from pe_bench.data.packed import load_data
 from pe_bench.distributed.group import Group
+from pe_bench.distributed.machines import ALONE, Machines, check_machines
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.machine import set_threads
 from pe_bench.model import build_decoder
 from pe_bench.processes import child_context, start_method
 from pe_bench.signals import ASKING, Stopped, steps_finished
-from pe_bench.train import Step, Watcher, last_checkpoint, train
+from pe_bench.train import Step, Watcher, train
 
 LOOK_SECONDS = 0.1
 END_SECONDS = "1"  # that the others have to end when one is lost
@@ -50,7 +51,13 @@ class Work:
     run: Path
     device: torch.device
     dtype: torch.dtype
-    threads: int  # of all processes together
+    threads: int  # of all processes on this machine together
+    machines: Machines = ALONE
+
+    @property
+    def processes(self) -> int:
+        """Those of this machine."""
+        return self.config.train.processes // self.machines.count
 
 
 @dataclass(frozen=True)
@@ -69,19 +76,13 @@ class WorkerError(Exception):
 Ends = dict[int, BaseException | Failure | None]
 
 
-def check_processes(config: Config, device: torch.device, model: nn.Module) -> None:
-    """Raises `UserError` for too few GPUs, too many tasks of Slurm's, and what cannot be sharded."""
+def check_processes(config: Config, device: torch.device, model: nn.Module, machines: Machines) -> None:
+    """Raises `UserError` for too few GPUs, machines that cannot share the run, and what cannot be sharded."""
     count = config.train.processes
-    # In a script of one's own each task may have words of its own; those that submitit starts are the same.
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) if "SUBMITIT_EXECUTOR" in os.environ else 1
-    require(
-        tasks == 1,
-        f"Slurm runs this job {tasks} times (nodes or tasks_per_node above 1), and pe-bench trains on one "
-        "machine: leave both at 1, and say train.processes=N",
-    )
+    check_machines(machines, count)
     if device.type == "cuda" and count > 1:
-        found = torch.cuda.device_count()
-        require(count <= found, f"train.processes={count} takes a GPU each, and {found} are here")
+        found, here = torch.cuda.device_count(), count // machines.count
+        require(here <= found, f"train.processes={count} takes a GPU each, and {found} are here")
     single = next((name for name, one in model.named_parameters() if one.dim() == 0), None)
     require(
         single is None or not config.train.shard,
@@ -89,12 +90,20 @@ def check_processes(config: Config, device: torch.device, model: nn.Module) -> N
     )
 
 
-def train_together(work: Work, watch: Watcher) -> Checkpoint:
-    """As `train`, in `train.processes` processes. A lost process ends all of them, with a `RunError`."""
-    count = work.config.train.processes
-    pipes = [multiprocessing.Pipe() for _ in range(count)]
+def train_together(work: Work, watch: Watcher) -> None:
+    """As `train`, in `train.processes` processes. A lost process ends all of them, with a `RunError`.
+
+    Each of several machines calls this; where the first has nothing to train, nothing happens.
+    """
+    with work.machines.meeting() as address:
+        if address is not None:
+            _launch(work, address, watch)
+
+
+def _launch(work: Work, address: str, watch: Watcher) -> None:
+    pipes = [multiprocessing.Pipe() for _ in range(work.processes)]
     ours = [pipe for pipe, _ in pipes]
-    agent = _Agent(work, [pipe for _, pipe in pipes])
+    agent = _Agent(work, address, [pipe for _, pipe in pipes])
     ends: Ends = {}
     with steps_finished() as is_asked:
         with agent.running():
@@ -105,16 +114,15 @@ def train_together(work: Work, watch: Watcher) -> Checkpoint:
                     was_asked = True
                     for pipe in ours:
                         pipe.send("stop")
-        _raise_what_ended_it(ends, agent.error, count)
-    return last_checkpoint(work.config, work.run)
+        _raise_what_ended_it(ends, agent.error, work)
 
 
 class _Agent(threading.Thread):
     """PyTorch's agent, which waits for its workers: in a thread, where it leaves signals alone."""
 
-    def __init__(self, work: Work, pipes: list[Connection]):
+    def __init__(self, work: Work, address: str, pipes: list[Connection]):
         super().__init__(daemon=True)
-        self.work, self.pipes = work, pipes
+        self.work, self.address, self.pipes = work, address, pipes
         self.error: Exception | None = None
         self._others = set(multiprocessing.active_children())
 
@@ -137,16 +145,17 @@ class _Agent(threading.Thread):
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+        machines = self.work.machines
         with tempfile.TemporaryDirectory() as folder:
             config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
+                min_nodes=machines.count,
+                max_nodes=machines.count,
                 nproc_per_node=len(self.pipes),
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
                 run_id=self.work.run.name,
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",  # a port that is free
-                local_addr="localhost",
+                rdzv_backend="static",  # the first machine has the first process, which writes
+                rdzv_endpoint=self.address,
+                rdzv_configs={"rank": machines.rank},
                 max_restarts=0,
                 start_method=start_method(),
             )
@@ -177,44 +186,57 @@ def _hear(pipes: Sequence[Connection], ends: Ends, watch: Watcher) -> None:
             ends[pipes.index(pipe)] = message
 
 
-def _raise_what_ended_it(ends: Ends, error: Exception | None, count: int) -> None:
+def _raise_what_ended_it(ends: Ends, error: Exception | None, work: Work) -> None:
     """What a process said for people, else which was lost, else what failed first: the rest follow."""
     for end in ends.values():
         if isinstance(end, TOLD):
             raise end
-    lost = [rank for rank in range(count) if rank not in ends]
+    lost = [rank for rank in range(work.processes) if rank not in ends]
     if lost:
-        raise RunError(_loss(lost, error, count)) from error
-    for rank, end in ends.items():
-        if isinstance(end, Failure):
-            cause = WorkerError(end.trace)
-            raise RunError(f"rank {rank} of {count} processes failed: {end.reason}") from cause
-    if error is not None:
-        raise RunError(f"the {count} processes failed: {first_line(error)}") from error
+        raise RunError(_loss(lost, error, work)) from error
+    failed = next((rank for rank, end in ends.items() if isinstance(end, Failure)), None)
+    if failed is None and error is None:
+        return
+    reason = work.machines.reason(MOST_SECONDS)
+    if reason:
+        raise RunError(reason) from error
+    if failed is not None:
+        end = ends[failed]
+        assert isinstance(end, Failure)
+        raise RunError(f"{_place(failed, work)} failed: {end.reason}") from WorkerError(end.trace)
+    assert error is not None
+    raise RunError(f"the {work.config.train.processes} processes failed: {first_line(error)}") from error
 
 
-def _loss(lost: Sequence[int], error: Exception | None, count: int) -> str:
+def _loss(lost: Sequence[int], error: Exception | None, work: Work) -> str:
     failures: dict[int, Any] = getattr(error, "failures", {})
-    rank = next((rank for rank in lost if rank in failures), lost[0])
-    was_killed = rank in failures and failures[rank].exitcode < 0
-    how = f" (killed by {failures[rank].signal_name()})" if was_killed else ""
+    first = work.machines.rank * work.processes
+    rank = next((rank for rank in lost if first + rank in failures), lost[0])
+    failure = failures.get(first + rank)
+    how = f" (killed by {failure.signal_name()})" if failure is not None and failure.exitcode < 0 else ""
     return (
-        f"rank {rank} of {count} processes was lost{how}, and the others ended: "
+        f"{_place(rank, work)} was lost{how}, and the others ended: "
         "the same command goes on from the last checkpoint"
     )
+
+
+def _place(rank: int, work: Work) -> str:
+    """Which process, of all, this machine's `rank` is."""
+    machines = work.machines
+    return f"rank {machines.rank * work.processes + rank} of {work.config.train.processes} processes"
 
 
 # What follows runs in the workers.
 
 
 def _work(work: Work, pipes: Sequence[Connection]) -> None:
-    rank = int(os.environ["RANK"])
-    pipe = pipes[rank]
+    rank, place = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    pipe = pipes[place]
     _end_with_parent()
     for number in ASKING:  # the process that started this one hears them, and tells
         signal(number, SIG_IGN)
     try:
-        _train(work, rank, pipe)
+        _train(work, rank, place, pipe)
     except Stopped as stopped:  # in all of them, and the first may still be saving
         pipe.send(stopped)
     except (RunError, UserError) as error:
@@ -227,18 +249,18 @@ def _work(work: Work, pipes: Sequence[Connection]) -> None:
         pipe.send(None)
 
 
-def _train(work: Work, rank: int, pipe: Connection) -> None:
+def _train(work: Work, rank: int, place: int, pipe: Connection) -> None:
     import torch.distributed as together
 
     config, count = work.config, work.config.train.processes
-    set_threads(max(1, work.threads // count))
+    set_threads(max(1, work.threads // work.processes))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary, work.search)
     if work.source is not None:
         load_weights(work.source, model)
     device = work.device
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", place)
         torch.cuda.set_device(device)
     together.init_process_group("nccl" if device.type == "cuda" else "gloo")
     group = Group(rank, count, device, pipe.poll, is_sharded=config.train.shard)

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from pe_bench.config import Config
+from pe_bench.distributed.machines import Machines, machines_of_job
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.processes import child_context
 from pe_bench.signals import ASKING, EXIT_CODE, Stopped, ask_to_end, handled, signals_heard
@@ -45,16 +46,30 @@ def surroundings(sweep: Path) -> Surroundings:
 def carry_out(state: JobState, around: Surroundings, config: Config, search: Sequence[Path]) -> None:
     """Run a job in a child process, and write how it ended; nothing where the sweep was stopped before.
 
-    Called by a launcher, in a process that has no other work and that the child outlives by nothing.
+    Called by a launcher, in a process that has no other work and that the child outlives by nothing. A
+    scheduler's may call it on several machines: those after the first only take part in the training.
     """
     folder = SweepFolder(around.sweep)
     if folder.is_stopped:
         return
+    machines = machines_of_job(folder.machines(state.number))
     state = replace(state, started=time.time())
-    folder.write(state)
+    if machines.is_first:
+        folder.write(state)
+    arguments = (state, around, config, list(search), machines)
+    ended, code = _in_child(_work if machines.is_first else _take_part, arguments, around)
+    if machines.is_first:
+        _write_surely(folder, ended or _killed(folder, state, code, around.work))
+    machines.leave(ended.reason if ended else _how(code))
+
+
+def _in_child(
+    work: Callable[..., None], arguments: tuple[Any, ...], around: Surroundings
+) -> tuple[JobState | None, int | None]:
+    """Call `work` with the arguments and a pipe in a child process; what it told last, and its exit code."""
     context = child_context(PRELOADED)
     ours, theirs = context.Pipe()
-    child = context.Process(target=_work, args=(state, around, config, list(search), theirs))
+    child = context.Process(target=work, args=(*arguments, theirs))
     with _child_first(child):
         child.start()
         theirs.close()
@@ -66,7 +81,7 @@ def carry_out(state: JobState, around: Surroundings, config: Config, search: Seq
             raise
         finally:
             ours.close()
-    _write_surely(folder, ended or _killed(folder, state, child.exitcode, around.work))
+    return ended, child.exitcode
 
 
 def _write_surely(folder: SweepFolder, state: JobState) -> None:
@@ -116,34 +131,69 @@ class ReportBar:
 
 
 def _work(
-    state: JobState, around: Surroundings, config: Config, search: Sequence[Path], pipe: Connection
+    state: JobState,
+    around: Surroundings,
+    config: Config,
+    search: Sequence[Path],
+    machines: Machines,
+    pipe: Connection,
 ) -> None:
     """The child process: do the job, and tell how it ended."""
     folder = SweepFolder(around.sweep)
-    os.chdir(around.work)
-    os.environ.update(around.variables)
-    _write_output_to(folder.log(state.number))
     report = Report(folder, state)
-    with signals_heard():
-        try:
-            _end_with(folder, pipe)
-            ended = _run(report, config, search)
-        except Stopped as stopped:
-            ended = {"state": STOPPED, "text": str(stopped)}
-        except Exception as error:
-            traceback.print_exc()
-            ended = {"state": FAILED, "reason": _reason(error)}
+    ended = _ended(around, folder.log(state.number), pipe, lambda: _run(report, config, search, machines))
     with suppress(OSError):  # the one that would read it is gone
         pipe.send(replace(report.state, **ended, seconds=time.time() - state.started))
 
 
-def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, Any]:
+def _take_part(
+    state: JobState,
+    around: Surroundings,
+    config: Config,
+    search: Sequence[Path],
+    machines: Machines,
+    pipe: Connection,
+) -> None:
+    """The child process on a machine that is not the first of its job's."""
+
+    def run() -> dict[str, Any]:
+        from pe_bench.experiment import check, take_part
+
+        take_part(check(config, search, machines))
+        return {}
+
+    log = machines.folder / f"machine-{machines.rank}.log"
+    ended = _ended(around, log, pipe, run)
+    with suppress(OSError):
+        pipe.send(replace(state, **ended))
+
+
+def _ended(
+    around: Surroundings, log: Path, pipe: Connection, run: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What `run` changes in the state of a job, or what ended it."""
+    os.chdir(around.work)
+    os.environ.update(around.variables)
+    _write_output_to(log)
+    with signals_heard():
+        try:
+            _end_with(SweepFolder(around.sweep), pipe)
+            return run()
+        except Stopped as stopped:
+            return {"state": STOPPED, "text": str(stopped)}
+        except Exception as error:
+            traceback.print_exc()
+            return {"state": FAILED, "reason": _reason(error)}
+
+
+def _run(report: Report, config: Config, search: Sequence[Path], machines: Machines) -> dict[str, Any]:
     from pe_bench.config_checks import check_folder
     from pe_bench.experiment import check, run_checked
 
     check_folder(config.results_dir, "results_dir")
-    job = check(config, search)
-    report.change(run=str(job.run), margin=config.report.margin)
+    job = check(config, search, machines)
+    targets = sorted({plan.target_hash for _, plan in job.plans})
+    report.change(run=str(job.run), margin=config.report.margin, targets=targets)
     run_checked(job, report.bar, waits=True)
     return {"state": DONE if report.has_worked else SKIPPED}
 
@@ -208,15 +258,18 @@ def _killed(folder: SweepFolder, state: JobState, code: int | None, work: Path) 
     last = next((one for one in folder.states() if one.number == state.number), state)
     if folder.is_stopped:
         return replace(last, state=STOPPED)
-    number = -(code or 0)
-    name = signal.Signals(number).name if number in list(signal.Signals) else f"exit code {code}"
-    reason = f"killed by {name}" + (", by somebody or for lack of memory" if name == "SIGKILL" else "")
-    reason += f", at {last.text}" if last.text else ""
+    reason = _how(code) + (f", at {last.text}" if last.text else "")
     if last.run is not None and (work / last.run).is_dir():
         from pe_bench.runs import write_error
 
         write_error(work / last.run, reason)
     return replace(last, state=FAILED, reason=reason, seconds=time.time() - state.started)
+
+
+def _how(code: int | None) -> str:
+    number = -(code or 0)
+    name = signal.Signals(number).name if number in list(signal.Signals) else f"exit code {code}"
+    return f"killed by {name}" + (", by somebody or for lack of memory" if name == "SIGKILL" else "")
 
 
 def _reason(error: Exception) -> str:

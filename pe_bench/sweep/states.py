@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class JobState:
     started: float = 0.0  # seconds of the system's clock
     seconds: float = 0.0
     margin: float = 0.0  # bits per byte, of the table that the sweep ends with
+    targets: Sequence[str] = ()  # the hashes of the sets that it scored, which that table shows
 
 
 class SweepFolder:
@@ -52,6 +53,10 @@ class SweepFolder:
     def log(self, number: int) -> Path:
         """What a job wrote to standard output and standard error."""
         return self._file(number, "log")
+
+    def machines(self, number: int) -> Path:
+        """Where the machines that share a job tell each other how they stand."""
+        return self._file(number, "machines")
 
     def ask_to_stop(self) -> None:
         """Have the jobs that run save and end, and no other begin."""
