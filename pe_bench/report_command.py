@@ -3,13 +3,14 @@
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pe_bench.checking import check_type
 from pe_bench.config import Protocol
 from pe_bench.config_checks import check_margin
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 from pe_bench.files import write_text
 from pe_bench.report import (
     Selection,
@@ -22,11 +23,14 @@ from pe_bench.report import (
     to_markdown,
 )
 from pe_bench.report.order import check_sort
-from pe_bench.report.select import parse_by, parse_condition
+from pe_bench.report.select import Condition, parse_by, parse_condition
 from pe_bench.results import Row, require_results_folder, results_file, runs_folder
 from pe_bench.runs import matching_runs
 from pe_bench.statistics import MARGIN
 from pe_bench.terminal import say, write_out
+
+if TYPE_CHECKING:
+    from pe_bench.sweep.summary import Asked
 
 STANDARD_OUTPUT = Path("-")
 USUAL_FOLDER = Path("results")
@@ -78,14 +82,24 @@ def _option(results_dir: Path) -> str:
     return "" if results_dir == USUAL_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
-def print_runs(runs: Sequence[Path], margin: float = MARGIN) -> None:
-    """One table over the runs of a sweep, each of them in one results folder."""
-    folders = {run.parent.parent: None for run in runs}
+def print_asked(asked: Sequence["Asked"]) -> None:
+    """The tables that a sweep asked for, and where its runs are."""
+    folders = {run.parent.parent: None for each in asked for run in each.runs}
     for results_dir in folders:
-        names = [run.name for run in runs if run.parent.parent == results_dir]
-        show(build_tables(results_dir, names, selection=Selection(margin=margin)))
+        show([table for each in asked for table in _tables_of(each, results_dir)])
         rows, command = results_file(results_dir), f"pe-bench report{_option(results_dir)}"
         say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   all runs: {command}")
+
+
+def _tables_of(asked: "Asked", results_dir: Path) -> list[Table]:
+    names = [run.name for run in asked.runs if run.parent.parent == results_dir]
+    where = (Condition("target_hash", "=", tuple(asked.targets)),) if asked.targets else ()
+    selection = Selection(where=where, margin=asked.margin)
+    tables = build_tables(results_dir, names, selection=selection) if names else []
+    if not asked.words:
+        return tables
+    apart = f"{asked.words}: other values of the sweep have tables of their own"
+    return [replace(table, why="; ".join(filter(None, (apart, table.why)))) for table in tables]
 
 
 def read_selection(
@@ -113,6 +127,8 @@ def print_report(
         protocol = check_type(protocol, Protocol, "--protocol")
     require_results_folder(results_dir)
     check_outputs(outputs)
+    for word in words:
+        require("=" not in word, f"'{word}' is no run: say --where {shlex.quote(word)}")
     runs = [run.name for word in words for run in matching_runs(word, results_dir)] or None
     tables = build_tables(results_dir, runs, protocol, selection)
     if outputs.printed:

@@ -30,13 +30,12 @@ def _train_one(config: Config, search: Sequence[Path]) -> None:
 
 
 def _train_many(words: Sequence[str]) -> None:
-    from pe_bench.report_command import print_runs
+    from pe_bench.report_command import print_asked
     from pe_bench.sweep import run_sweep
     from pe_bench.sweep.summary import print_summary
 
     summary = run_sweep(words, check_sweep(words, _check))
-    if summary.runs:
-        print_runs(summary.runs, summary.margin)
+    print_asked(summary.asked)
     print_summary(summary)
     if summary.stopped and not summary.is_done:
         raise Stopped("stopped; the same command goes on from where it was")

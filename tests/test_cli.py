@@ -277,6 +277,49 @@ def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder
     assert files_in(folder / "work") == []
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("report results_dir=X", "--results-dir X"),
+        ("list runs results_dir=X", "--results-dir X"),
+        ("list family=rotary", "--family rotary"),
+        ("eval threads=2 eval.lengths=64", "--threads 2 --lengths 64"),
+        ("eval per_position=true", "--per-position"),
+        ("eval data.path=X", "--data-path X"),
+        ("show rope plot=X.png", "--plot X.png"),
+        ("speed nope lengths=16", "--lengths 16"),
+        ("train config_dir=X", "--config-dir X"),
+        ("report seed=0,1", "--where seed=0,1"),
+        ("train --results-dir X", "results_dir=X"),
+        ("train --results_dir=X --seed 3 encoding=rope", "results_dir=X seed=3"),
+        ("train --lr", "train.lr=VALUE"),
+        ("train --base 500 --train.steps 3", "encoding.base=500 train.steps=3"),
+        ("speed --threads 2", "threads=2"),
+        ("check rope --base 500", "encoding.base=500"),
+    ],
+)
+def test_a_word_in_the_spelling_of_another_command_is_told_in_that_of_this_one(command, folder, typed, meant):
+    outcome = command(*typed.split())
+    assert outcome.code == 2 and outcome.line.endswith(f": say {meant}"), outcome.err
+    assert files_in(folder / "work") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("speed --length 512", "No such option: --length (Possible options: --lengths)"),
+        ("train --multirn", "unknown option '--multirn': did you mean '--multirun'?"),
+        ("eval --encoding rope", "No such option: --encoding"),
+        ("show rope threads=1 factor=2", "unknown key 'encoding.factor': did you mean"),
+        ("eval elsewhere threads=2", "no run 'elsewhere'"),
+        ("elsewhere --seed 3", "No such command 'elsewhere'"),
+    ],
+)
+def test_another_mistake_is_told_as_it_is(command, folder, typed, told):
+    outcome = command(*typed.split())
+    assert outcome.code == 2 and told in outcome.line, outcome.err
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\xff\xfe" * 40])
 def test_empty_and_binary_data_are_refused_with_their_path(command, folder, content):
     (folder / "bad.txt").write_bytes(content)
