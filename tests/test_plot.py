@@ -255,6 +255,12 @@ def test_tables_are_one_below_the_other_with_titles_that_tell_them_apart(tmp_pat
     assert upper.get_position().y0 > lower.get_position().y1
 
 
+def test_a_long_title_is_broken_into_lines(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, data="words " * 20)
+    (title,) = [text.get_text() for text in draw(build_tables(tmp_path)).texts if "tiny" in text.get_text()]
+    assert len(title.splitlines()) == 3 and max(map(len, title.splitlines())) <= 100
+
+
 def test_positions_are_a_further_panel_that_gives_no_verdict(tmp_path: Path) -> None:
     tables = tables_of(tmp_path)
     assert "no verdict" not in " ".join(text.get_text() for text in draw(tables).texts)

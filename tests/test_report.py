@@ -1,6 +1,8 @@
 """What may stand in one table, what its numbers are, and that they can be read."""
 
+import dataclasses
 import io
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -9,12 +11,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 from result_fixtures import ROW, add_run, edit_rows, file_of
 from rich.console import Console
 
+from pe_bench.config import ModelConfig
 from pe_bench.errors import RunError, UserError
 from pe_bench.report import (
     Line,
+    Selection,
     Table,
     build_tables,
     render,
@@ -137,6 +142,71 @@ def test_the_title_says_what_was_trained(tmp_path: Path) -> None:
         "tiny model, data stdlib (da7a0123), tokenizer bytes, "
         "trained at length 128 for 250 steps, paired protocol"
     )
+
+
+def with_model(run: Path, **sizes: object) -> None:
+    """Write the run's configuration, of the tiny model but for these sizes."""
+    model = {**dataclasses.asdict(ModelConfig()), **sizes}
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": model}))
+
+
+def test_the_title_says_which_sizes_are_not_those_of_the_models_name(tmp_path: Path) -> None:
+    with_model(add_run(tmp_path, "alibi", FLAT, setting="aaaaaaaa"))
+    with_model(add_run(tmp_path, "rope", BREAKING, setting="bbbbbbbb"), d_model=96, d_head=24)
+    own = add_run(tmp_path, "nope", FLAT, setting="cccccccc", model="mine")
+    with_model(own, name="mine", d_model=96)
+    tables = build_tables(tmp_path)
+    assert [table.title.partition(",")[0] for table in tables] == [
+        "mine model",
+        "tiny model",
+        "tiny model with d_model=96 d_head=24",
+    ]
+    assert all("they differ in model, model sizes, and" in table.why for table in tables)
+
+
+def test_the_title_leaves_out_the_sizes_that_set_lines_apart(tmp_path: Path) -> None:
+    with_model(add_run(tmp_path, "rope", FLAT, setting="aaaaaaaa"), d_ff=96)
+    with_model(add_run(tmp_path, "rope", FLAT, setting="bbbbbbbb"), d_ff=96, n_layers=2)
+    [table] = build_tables(tmp_path, selection=Selection(by=("model.n_layers",)))
+    assert table.title.startswith("tiny model with d_ff=96, data")
+    assert {line.label for line in table.lines} == {"rope model.n_layers=4", "rope model.n_layers=2"}
+
+
+def test_a_run_whose_configuration_is_lost_stays_with_those_of_its_setting(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", FLAT)
+    with_model(add_run(tmp_path, "rope", BREAKING), d_ff=96)
+    assert only(tmp_path).title.startswith("tiny model with d_ff=96, data")
+
+
+def trained_on(run: Path, **changes: object) -> None:
+    kernel = "pe-bench's kernel in float32, compiled by c++ 12.2.0"
+    found = {"device": "cpu", "processor": "AMD EPYC", "threads": 2, "attention": kernel, **changes}
+    (run / "environment.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"threads": 1}, "2 threads (rope, nope); 1 thread (alibi)"),
+        ({"processor": "Xeon"}, "AMD EPYC (rope, nope); Xeon (alibi)"),
+        ({"device": "NVIDIA H200"}, "AMD EPYC (rope, nope); NVIDIA H200 (alibi)"),
+        (
+            {"attention": "PyTorch's fused kernels and the reference, for there is no compiler"},
+            "pe-bench's kernel in float32 (rope, nope); PyTorch's fused kernels and the reference (alibi)",
+        ),
+        ({"attention": "pe-bench's kernel in float32, compiled by clang 19"}, None),
+        ({}, None),
+    ],
+)
+def test_conditions_of_tokens_a_second_are_told_where_they_differ(
+    tmp_path: Path, change: dict[str, object], told: str | None
+) -> None:
+    trained_on(add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}))
+    trained_on(add_run(tmp_path, "nope", {128: 3.1, 256: 3.1}))
+    trained_on(add_run(tmp_path, "alibi", {128: 3.2, 256: 3.2}), **change)
+    notes = [note for note in only(tmp_path).notes if "tokens/s" in note]
+    said = f"tokens/s were measured under different conditions: {told}"
+    assert notes == ([said] if told is not None else [])
 
 
 def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_path: Path) -> None:

@@ -114,7 +114,8 @@ def test_a_modifier_comes_with_what_it_acts_on_and_its_own_docstring_first():
 
 def test_sizes_of_the_model_count():
     assert one("learned", "train.length=64").encoding.state_dict()["base.table"].shape == (64, 128)
-    assert "parameters     65,536  (model=small" in page(one("learned", "model=small", "train.length=256"))
+    assert "parameters     65,536  (model=small," in page(one("learned", "model=small", "train.length=256"))
+    assert "  (model=tiny model.d_model=64, " in page(one("learned", "model.d_model=64"))
 
 
 def test_other_names_and_repeated_ones_are_the_encoding():

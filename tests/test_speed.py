@@ -103,7 +103,8 @@ def test_every_encoding_has_a_row_at_every_length_beside_the_reference(speed):
 
 def test_the_table_goes_to_standard_output_and_progress_to_standard_error(speed):
     outcome = speed("rope")
-    assert "scoring one window, tiny model, random bytes, float32" in outcome.out
+    model = "tiny model with d_model=16 n_layers=2 n_heads=2 d_ff=24"
+    assert f"scoring one window, {model}, random bytes, float32" in outcome.out
     assert "rope" in outcome.out and "x nope" in outcome.out
     assert "this machine: " in outcome.out and " GB/s in a copy" in outcome.out
     assert "speed: rope, 32 tokens: " in outcome.err and "speed: " not in outcome.out

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from textwrap import fill
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from pe_bench.report.tables import Table
 from pe_bench.statistics import break_point, student_interval
 
 SMALLEST_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
+TITLE_LINE = 100  # characters
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
 
 
@@ -109,8 +111,9 @@ def _over_position(table: Table, title: str) -> Chart:
 
 
 def _title(table: Table) -> str:
-    """In two lines."""
-    return table.title.replace(", trained", "\ntrained")
+    """In two lines, or more where they are long."""
+    lines = table.title.replace(", trained", "\ntrained").splitlines()
+    return "\n".join(fill(line, TITLE_LINE, break_long_words=False) for line in lines)
 
 
 def _order(table: Table) -> str:

@@ -1,8 +1,9 @@
 """The lines under a table: what its numbers do not say, and why some are missing."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pe_bench.report.cells import Cell, label_of
+from pe_bench.report.conditions import Conditions
 from pe_bench.report.differences import has_number
 from pe_bench.report.lines import Line
 from pe_bench.report.target_sets import lengths_on_other_sets
@@ -12,10 +13,17 @@ from pe_bench.scores import ENOUGH_DOCUMENTS
 MOST_NAMES = 4  # of lines in one note
 
 
-def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: float) -> tuple[str, ...]:
+def make_notes(
+    lines: Sequence[Line],
+    rows: Sequence[Row],
+    order: str,
+    margin: float,
+    conditions: Mapping[str, Conditions],
+) -> tuple[str, ...]:
     """Whole sentences, each once, the most important first.
 
-    rows: all that the table shows, and their controls. order: that of the lines, in words.
+    rows: all that the table shows, and their controls. order: that of the lines, in words. conditions: of
+    each run's training.
     """
     if not lines:
         return ()
@@ -37,6 +45,7 @@ def make_notes(lines: Sequence[Line], rows: Sequence[Row], order: str, margin: f
         *_windows(lines, rows),
         *_told(lines, plain),
         *_forced(lines),
+        *_speeds(lines, conditions),
         *_not_shown(lines, plain),
     ]
     # A reason comes from a file, which may be a stranger's: no more than a line of it.
@@ -224,6 +233,23 @@ def _told(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
 def _forced(lines: Sequence[Line]) -> Iterator[str]:
     if any(line.scored_with.endswith(FORCED) for line in lines):
         yield f"{FORCED.strip()}: scored with what may not follow what was trained"
+
+
+def _speeds(lines: Sequence[Line], conditions: Mapping[str, Conditions]) -> Iterator[str]:
+    """What the tokens a second of some lines owe to other conditions than those of others."""
+    known = {run: conditions[run] for line in lines for run in line.runs if conditions[run]}
+    values = {
+        name: {each[name] for each in known.values()} - {""} for each in known.values() for name in each
+    }
+    differing = [name for name, found in values.items() if len(found) > 1]
+    labels: dict[str, list[str]] = {}
+    for line in lines:
+        for run in line.runs:
+            words = [known[run][name] for name in differing if known.get(run, {}).get(name)]
+            labels.setdefault(", ".join(words) or "unknown", []).append(line.label)
+    if differing:
+        which = "; ".join(f"{words}{_which(found, lines)}" for words, found in labels.items())
+        yield f"tokens/s were measured under different conditions: {which}"
 
 
 def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:

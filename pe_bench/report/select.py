@@ -13,6 +13,8 @@ from typing import Any
 
 from pe_bench.checking import unknown
 from pe_bench.errors import UserError
+from pe_bench.report.conditions import Conditions, conditions_of
+from pe_bench.report.sizes import changed_sizes
 from pe_bench.results import COLUMNS, Row
 from pe_bench.statistics import MARGIN
 
@@ -113,11 +115,12 @@ def _check_key(key: str, option: str) -> None:
 
 
 class RunKeys:
-    """The values of rows' columns, and of keys in the configurations of their runs."""
+    """The values of rows' columns, and of keys in the configurations and environments of their runs."""
 
     def __init__(self, folder_of: Callable[[Row], Path]) -> None:
         self._folder_of = folder_of
         self._config = cache(_read_flat)
+        self._conditions = cache(conditions_of)
 
     def value(self, row: Row, key: str) -> Any:
         """None where a run does not have such a key."""
@@ -155,6 +158,24 @@ class RunKeys:
         """What the runs' own configurations say, where they say it."""
         found = [self.value(row, "report.margin") for row in _one_a_run(rows)]
         return {float(margin) for margin in found if _is_number(margin)}
+
+    def conditions(self, rows: Sequence[Row]) -> dict[str, Conditions]:
+        """Of the training of each run."""
+        return {row.run: self._conditions(self._folder_of(row)) for row in _one_a_run(rows)}
+
+    def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
+        """In words, what the name of the model of all these rows does not say, but for these keys."""
+        for row in _one_a_run(rows):
+            config = self._config(self._folder_of(row))
+            model = {
+                key.removeprefix("model."): value
+                for key, value in config.items()
+                if key.startswith("model.") and key not in by
+            }
+            sizes = changed_sizes(model)
+            if sizes:
+                return sizes
+        return ""
 
     def words(self, row: Row, by: Sequence[str]) -> str:
         """What the label of a line says of these keys."""

@@ -39,6 +39,7 @@ class Group:
     protocol: str
     stride_rule: str  # half or a number, of the sliding protocol
     score_dtype: str
+    model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -73,8 +74,9 @@ class Table:
         steps = f" for {of.steps} steps" if of.steps else ""
         stride = f", stride {describe_rule(of.stride_rule)}" if of.stride_rule else ""
         coarse = f", scores in {of.score_dtype}" if of.score_dtype != "float32" else ""
+        sizes = f" with {of.model_sizes}" if of.model_sizes else ""
         return (
-            f"{of.model} model, data {of.data} ({of.data_hash[:8]}), tokenizer {of.tokenizer}, "
+            f"{of.model} model{sizes}, data {of.data} ({of.data_hash[:8]}), tokenizer {of.tokenizer}, "
             f"trained at length {of.train_length}{steps}, {of.protocol} protocol{stride}{coarse}"
         )
 
@@ -146,7 +148,7 @@ def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def group_of(row: Row, stride_rule: str = "", setting: str | None = None) -> Group:
+def _group_of(row: Row, keys: RunKeys, by: Sequence[str]) -> Group:
     return Group(
         row.model,
         row.data,
@@ -154,9 +156,9 @@ def group_of(row: Row, stride_rule: str = "", setting: str | None = None) -> Gro
         row.tokenizer,
         row.train_length,
         row.steps,
-        row.setting if setting is None else setting,
+        keys.setting_without(row, by),
         row.protocol,
-        stride_rule,
+        "",
         row.score_dtype,
     )
 
@@ -201,21 +203,22 @@ def _require_shown(tables: Sequence[Table], selection: Selection) -> None:
 def _tables(rows: Sequence[Row], files: ScoreFiles, keys: RunKeys, selection: Selection) -> list[Table]:
     alike: dict[Group, list[Row]] = {}
     for row in rows:
-        alike.setdefault(group_of(row, setting=keys.setting_without(row, selection.by)), []).append(row)
+        alike.setdefault(_group_of(row, keys, selection.by), []).append(row)
     if any(key in ("train.steps", "train.tokens") for key in selection.by):
         alike = _without_steps(alike)
     positions = {group: some for group, some in alike.items() if group.protocol == POSITIONS}
     groups: dict[Group, list[Row]] = {}
     for group, some in alike.items():
         if group not in positions:
+            sizes = keys.model_sizes(some, selection.by)
             for rule, row in by_stride_rule(some):
-                groups.setdefault(replace(group, stride_rule=rule), []).append(row)
+                groups.setdefault(replace(group, stride_rule=rule, model_sizes=sizes), []).append(row)
     ordered_groups = sorted(groups, key=lambda group: group.order)
     return [
         _table(
             group,
             groups[group],
-            positions.get(replace(group, protocol=POSITIONS, stride_rule=""), []),
+            positions.get(replace(group, protocol=POSITIONS, stride_rule="", model_sizes=""), []),
             _why(index, ordered_groups),
             (files, keys, selection),
         )
@@ -228,7 +231,8 @@ def _why(index: int, groups: Sequence[Group]) -> str:
     if len(groups) == 1:
         return ""
     names = [name for name in vars(groups[index]) if name != "setting"]
-    values = {name: {getattr(group, name) for group in groups} - {""} for name in names}
+    values = {name: {getattr(group, name) for group in groups} for name in names}
+    values["stride_rule"].discard("")  # of the other protocols
     differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
     visible = {tuple(getattr(group, name) for name in names) for group in groups}
     if len(visible) < len(groups):
@@ -281,7 +285,7 @@ def _table(
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
     shown = [row for row in rows if row.length in lengths]
-    notes = make_notes(order.lines, shown, order.words, selection.resolved_margin)
+    notes = make_notes(order.lines, shown, order.words, selection.resolved_margin, keys.conditions(rows))
     return Table(
         group=group,
         lengths=lengths,

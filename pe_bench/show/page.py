@@ -39,7 +39,12 @@ def _facts(subject: Subject, must_be_built: bool) -> str:
             raise
         return f"cannot be built as it is: {error}"
     config = subject.config
-    where = f"(model={config.model.name}, train.length={config.train.length})"
+    sizes = (
+        f" {key}={getattr(config.model, key.removeprefix('model.'))}"
+        for key in sorted(subject.given)
+        if key.startswith("model.")
+    )
+    where = f"(model={config.model.name}{''.join(sizes)}, train.length={config.train.length})"
     return _columns(
         [
             ("parameters", f"{parameter_count(encoding):,}", where),

@@ -45,8 +45,10 @@ def title(rows: Sequence[Row]) -> str:
     machine = first.processor if first.device == "cpu" else first.device
     dtype = next((row.dtype for row in rows if row.dtype), "")
     threads = "1 thread" if first.threads == 1 else f"{first.threads} threads"
+    words = (word.removeprefix("model.") for word in first.setting.split() if word.startswith("model."))
+    sizes = " ".join(words)
     return (
-        f"{OF_PASS[first.kind]}, {first.model} model, random bytes, {dtype}\n"
+        f"{OF_PASS[first.kind]}, {first.model} model{sizes and f' with {sizes}'}, random bytes, {dtype}\n"
         f"{machine}, {threads}, torch {first.torch}, pe-bench {first.pe_bench}"
     )
 
