@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 from pe_bench.aliases import without_aliases
 from pe_bench.config import Config, config_dir, parse_config
 from pe_bench.errors import UserError, first_line
-from pe_bench.hydra_errors import cause, names_in, one_line
+from pe_bench.hydra_errors import cause, known_to_other, names_in, of_job, one_line
 from pe_bench.hydra_words import (
     CONFIG_DIR,
     CONFIG_NAME,
     GROUPS,
+    ONE_OF_EACH,
     check_words,
     order_words,
     overrides_in,
@@ -242,12 +243,56 @@ def check_sweep(words: Sequence[str], check: Job) -> Swept:
         each[:MOST_CHECKED] if override.is_range_sweep() else each
         for override, each in zip(discrete, values, strict=True)
     ]
-    for place, chosen in enumerate(_combinations(composed)):
-        configs.append(parse_config(compose([*plain, *chosen], directories, name)))
-        if place < MOST_CHECKED:
-            check(configs[-1], search)
+
+    def parse(chosen: Sequence[str]) -> Config:
+        return parse_config(compose([*plain, *chosen], directories, name))
+
+    combinations = _combinations(composed)
+    for place, chosen in enumerate(combinations):
+        with of_job([word for word in chosen if word not in combinations[0]] or chosen):
+            configs.append(_parse_job(parse, chosen, values, plain))
+            if place < MOST_CHECKED:
+                check(configs[-1], search)
     keys = tuple(override.get_key_element() for override in swept)
     return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
+
+
+def _parse_job(
+    parse: Callable[[Sequence[str]], Config],
+    chosen: Sequence[str],
+    values: Sequence[Sequence[str]],
+    plain: Sequence[str],
+) -> Config:
+    """`chosen` holds one of each of the `values`. Raises `UserError`."""
+    try:
+        return parse(chosen)
+    except UserError as error:
+        for word in chosen:
+            option = _refused_option(word, plain, str(error))
+            others = [other for each in values if word in each for other in each if option]
+            other = next((other for other in others if _parses(parse, _instead(chosen, word, other))), None)
+            if option and other:
+                raise UserError(known_to_other(option, word, other)) from error
+        raise
+
+
+def _refused_option(word: str, plain: Sequence[str], text: str) -> str | None:
+    """The option of the group that `word` chooses from, which an error's text names."""
+    group = word.partition("=")[0]
+    options = [option for option in plain if group in ONE_OF_EACH and option.startswith(f"{group}.")]
+    return next((option for option in options if option.partition("=")[0] in text), None)
+
+
+def _instead(words: Sequence[str], word: str, other: str) -> list[str]:
+    return [other if one == word else one for one in words]
+
+
+def _parses(parse: Callable[[Sequence[str]], Config], words: Sequence[str]) -> bool:
+    try:
+        parse(words)
+    except UserError:
+        return False
+    return True
 
 
 def _values(override: Any, directories: Sequence[str]) -> list[str]:

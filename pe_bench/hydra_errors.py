@@ -31,6 +31,30 @@ def one_line(words: Sequence[str], known_keys: Callable[[], Iterable[str]]) -> I
         raise UserError(cause(error) or _explain(error, words, known_keys)) from error
 
 
+@contextmanager
+def of_job(words: Sequence[str]) -> Iterator[None]:
+    """Have a mistake in a job of a sweep say which one it is, where its text names no value of the job's."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        if any(word in text or f"'{word.partition('=')[2]}'" in text for word in words):
+            raise
+        raise UserError(f"{text} (the job {' '.join(words)})") from error
+
+
+def known_to_other(option: str, word: str, other: str) -> str:
+    """What to do with an option of a group that is swept over, which is for `other` and not for `word`."""
+    group, _, name = other.partition("=")
+    key, _, value = option.partition("=")
+    line = f"{key.removeprefix(f'{group}.')}: {value}"
+    return (
+        f"{option} is for {other} and not for {word}: to sweep over both, write it into a file of your own, "
+        f"FOLDER/{group}/NAME.yaml with the lines 'defaults: [{name}]' and '{line}', and say "
+        f"--config-dir FOLDER and {group}=NAME for {other}"
+    )
+
+
 def cause(error: BaseException | None) -> str | None:
     """The text of the `UserError` behind an error of Hydra's, where there is one."""
     while error is not None and not isinstance(error, UserError):

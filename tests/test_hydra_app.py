@@ -84,6 +84,69 @@ def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs():
         checked_by(["-m", "train.lr=1e-3,x"])
 
 
+@pytest.mark.parametrize(
+    ("words", "knows", "lacks", "line"),
+    [
+        (["data=stdlib,files", "data.path=texts"], "data=files", "data=stdlib", "path: texts"),
+        (
+            ["tokenizer=bytes,bpe", "seed=0,1", "tokenizer.vocab_size=300"],
+            "tokenizer=bpe",
+            "tokenizer=bytes",
+            "vocab_size: 300",
+        ),
+        (
+            ["seed=0,1", "encoding=t5,alibi", "encoding.buckets=8"],
+            "encoding=t5",
+            "encoding=alibi",
+            "buckets: 8",
+        ),
+    ],
+)
+def test_an_option_that_some_values_of_a_sweep_know_is_refused_with_the_way_to_sweep_over_all(
+    folder, words, knows, lacks, line
+):
+    with pytest.raises(UserError) as error:
+        checked_by(["-m", *words])
+    group, _, name = knows.partition("=")
+    assert str(error.value).startswith(f"{words[-1]} is for {knows} and not for {lacks}: ")
+    for way_out in (f"FOLDER/{group}/NAME.yaml", f"'defaults: [{name}]' and '{line}'", f"{group}=NAME"):
+        assert way_out in str(error.value)
+    # The way out is one.
+    (folder / "own" / group).mkdir(parents=True)
+    (folder / "own" / group / "mine.yaml").write_text(f"defaults: [{name}]\n{line}\n")
+    other = [f"{group}=mine,{lacks.partition('=')[2]}", "--config-dir", str(folder / "own")]
+    assert checked_by(["-m", *other]).jobs == 2
+
+
+def test_an_option_that_no_value_of_a_sweep_knows_is_refused_as_in_a_run():
+    with pytest.raises(UserError, match="data.subset=x would be ignored with data=stdlib"):
+        checked_by(["-m", "data=stdlib,files", "data.subset=x", "seed=0"])
+    with pytest.raises(UserError, match="unknown key 'encoding.bukets': did you mean 'encoding.buckets'"):
+        checked_by(["-m", "encoding=t5,alibi", "encoding.bukets=3"])
+
+
+@pytest.mark.parametrize("values", ["texts,nowhere", "nowhere,texts"])
+def test_a_folder_that_is_not_there_is_named_by_its_value_and_by_where_it_was_looked_for(
+    train, folder, values
+):
+    work = folder / "work"
+    (work / "texts").symlink_to(folder / "corpus")
+    outcome = train("-m", "encoding=nope,rope", f"data.path={values}")
+    assert outcome.code == 2 and files_in(work) == []
+    assert outcome.line.startswith(f"pe-bench: data.path=nowhere does not exist in {work}: name a folder")
+    assert "the job" not in outcome.line, "the value is"
+
+
+@pytest.mark.parametrize("words", [["seed=0,1", "encoding=rope,alibi"], ["encoding=alibi,rope", "seed=0"]])
+def test_a_job_of_a_sweep_that_cannot_run_is_named_where_its_error_names_no_value(words):
+    def check(config, search):
+        if config.encoding["name"] == "alibi":
+            raise UserError("too little text")
+
+    with pytest.raises(UserError, match=r"^too little text \(the job .*encoding=alibi.*\)$"):
+        checked_by(["-m", *words], check)
+
+
 def test_a_sweep_takes_names_by_a_pattern_and_numbers_by_a_range(folder):
     words = ["-m", "encoding=glob(*a*,exclude=*d*)", "seed=range(3,5)", f"results_dir={folder / 'r'}"]
     seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(words)]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_
         assert "1 job: 1 done" in pe_bench(tmp_path, *words).stderr, "a length was missing"
     again = pe_bench(tmp_path, *words)
     assert again.returncode == 0, again.stderr
-    assert "1 job: 0 done, 1 skipped, for it was done before" in again.stderr
+    assert "1 job: 1 was done before" in again.stderr
     assert before.items() <= tensors(tmp_path).items(), "nothing is trained or scored twice"
 
 
@@ -194,6 +195,20 @@ def test_jobs_that_score_one_run_wait_for_each_other(tmp_path):
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "results" / "runs").iterdir()
     assert {row.protocol for row in read_rows(run / "eval.csv")} == {"paired", "sliding"}
+
+
+def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_it_asks_for(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    words = [*tiny_words(tmp_path), "encoding=nope", "-m"]
+    both = pe_bench(tmp_path, *words, "eval.targets=6,12")
+    titles = re.findall("^eval.targets=([0-9]+): other values", both.stdout, re.MULTILINE)
+    assert titles == ["6", "12"], both.stdout
+    assert both.stdout.count("paired protocol") == 2 and "not shown" not in both.stdout
+    first, second = (table.split("ranked by")[0] for table in both.stdout.split("\n\ntiny model"))
+    again = pe_bench(tmp_path, *words, "eval.targets=6")
+    assert "1 job: 1 was done before" in again.stderr
+    level = re.compile(r"nope +bits/byte.*")
+    assert level.findall(again.stdout) == level.findall(first) != level.findall(second)
 
 
 def test_a_sweep_has_a_folder_of_its_own_below_the_one_that_is_named():
@@ -297,7 +312,8 @@ def test_the_view_shows_a_line_a_running_job_and_the_total(tmp_path):
     with View(folder, 9, Console(file=shown, force_terminal=True, width=100, highlight=False)):
         time.sleep(0.5)
     text = shown.getvalue()
-    assert "seed=0: done in 10 s" in text and "seed=1: was done before" in text and "seed=2: failed:" in text
+    assert "seed=0: done in 10 s" in text and "seed=2: failed:" in text
+    assert "seed=1:" not in text, "it is counted alone"
     assert re.search(r"seed=3\s+━+·+\s+step 3 of 9", text) and re.search(r"seed=4\s+━+·+\s+step 4 of 9", text)
     assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
 
@@ -310,6 +326,31 @@ def test_the_view_prints_plain_lines_where_there_is_no_terminal(tmp_path):
         folder.write(JobState(0, "seed=0", "", DONE, seconds=3700.0))
     lines = shown.getvalue().splitlines()
     assert lines == ["seed=0: begins", "seed=0: done in 1 h 01 min"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_sweep_with_nothing_to_do_is_one_line_that_comes_before_its_table(tmp_path, capsys, is_terminal):
+    folder, shown = SweepFolder(tmp_path), io.StringIO()
+    looks = JobState(0, "seed=0", "", started=time.time())
+    with View(folder, 2, Console(file=shown, force_terminal=is_terminal, width=100, highlight=False)):
+        folder.write(looks)
+        time.sleep(0.5)
+        for state in states(SKIPPED, SKIPPED):
+            folder.write(state)
+    told = shown.getvalue()
+    assert told.endswith("2 jobs: 2 were done before\n") and told.count("done before") == 1
+    assert "begins" not in told and "seed=0:" not in told
+    assert is_terminal or told.count("\n") == 1
+    print_summary(summary_of(tmp_path, [SKIPPED, SKIPPED], 2))
+    assert capsys.readouterr().err == "", "it was told"
+
+
+def test_a_job_that_looks_for_long_whether_it_was_done_before_begins(tmp_path):
+    folder, shown = SweepFolder(tmp_path), io.StringIO()
+    folder.write(JobState(0, "seed=0", "", started=time.time() - 60))
+    with View(folder, 2, Console(file=shown)):
+        time.sleep(0.3)
+    assert shown.getvalue() == "seed=0: begins\n"
 
 
 def test_a_damaged_file_of_a_job_hides_no_other(tmp_path):
@@ -330,6 +371,71 @@ def test_the_summary_counts_what_no_worker_told_of_as_failed(tmp_path, capsys):
     assert "3 jobs: 1 done, 1 failed, 1 stopped or not begun" in told
     assert "the launcher ended: TerminatedWorkerError: a worker" in told
     assert "repeat only that: pe-bench train seed=1" in told
+
+
+@pytest.mark.parametrize(
+    ("kinds", "line"),
+    [
+        ([DONE, SKIPPED, SKIPPED], "3 jobs: 1 done, 2 were done before\n"),
+        ([SKIPPED, STOPPED], "2 jobs: 1 was done before, 1 stopped or not begun\n"),
+        ([STOPPED], "1 job: 0 done, 1 stopped or not begun\n"),
+    ],
+)
+def test_the_summary_counts_what_was_done_before(tmp_path, capsys, kinds, line):
+    print_summary(summary_of(tmp_path, kinds, len(kinds), stopped=True))
+    assert capsys.readouterr().err == line
+
+
+def scored(*jobs: tuple[str, str, str], margin: float = 0.01) -> list[JobState]:
+    """Finished jobs, each from its label, its run and a letter for each set of targets."""
+    return [
+        JobState(number, label, "", DONE, run=f"results/runs/{run}", targets=list(targets), margin=margin)
+        for number, (label, run, targets) in enumerate(jobs)
+    ]
+
+
+def asked_by(finished: list[JobState]) -> list[tuple[list[str], str, str]]:
+    asked = Summary(Path(), finished, len(finished), "", False).asked
+    return [([run.name for run in each.runs], "".join(each.targets), each.words) for each in asked]
+
+
+def test_jobs_that_score_one_run_on_other_targets_are_shown_apart_and_named():
+    jobs = scored(
+        ("encoding=nope eval.targets=6", "nope", "a"),
+        ("encoding=nope eval.targets=9", "nope", "b"),
+        ("encoding=rope eval.targets=6", "rope", "a"),
+        ("encoding=rope eval.targets=9", "rope", "b"),
+    )
+    both = ["nope", "rope"]
+    assert asked_by(jobs) == [(both, "a", "eval.targets=6"), (both, "b", "eval.targets=9")]
+    # Where rope failed with 6, its 9 belong to nope's all the same.
+    found = asked_by([*jobs[:2], jobs[3]])
+    assert [(runs, targets) for runs, targets, _ in found] == [(["nope"], "a"), (both, "b")]
+
+
+def test_protocols_that_share_their_targets_are_named_together():
+    protocols = ("paired", "a"), ("nonoverlapping", "b"), ("sliding", "b")
+    jobs = [
+        (f"encoding={name} eval.protocol={protocol}", name, targets)
+        for name in ("nope", "rope")
+        for protocol, targets in protocols
+    ]
+    words = [words for _, _, words in asked_by(scored(*jobs))]
+    assert words == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
+
+
+def test_what_excludes_nothing_is_shown_together_without_a_name():
+    longer = scored(("eval.lengths=[16]", "nope", "a"), ("eval.lengths=[16,128]", "nope", "ab"))
+    assert asked_by(longer) == [(["nope"], "ab", "")]
+    texts = scored(("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b"))
+    assert asked_by(texts) == [(["nope-1", "nope-2"], "ab", "")]
+    assert asked_by([]) == []
+
+
+def test_two_margins_of_one_run_are_shown_apart():
+    coarse = [replace(state, number=1) for state in scored(("report.margin=0.1", "nope", "a"), margin=0.1)]
+    jobs = [*scored(("report.margin=0.01", "nope", "a")), *coarse]
+    assert [each.margin for each in Summary(Path(), jobs, 2, "", False).asked] == [0.01, 0.1]
 
 
 def test_the_summary_of_a_stopped_sweep_blames_no_job(tmp_path, capsys):

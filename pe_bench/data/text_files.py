@@ -20,7 +20,8 @@ def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Docume
     """
     root = Path(path).expanduser()
     if not root.exists():
-        raise UserError(f"{key}={path} does not exist: name a folder of text files, or one file")
+        where = "" if root.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file")
     files = _files_in(root) if root.is_dir() else [root]
     if not files:
         raise UserError(f"{key}={path} holds no files (hidden ones are passed over): put text files into it")

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 from pe_bench.files import write_text
@@ -11,6 +12,19 @@ from pe_bench.terminal import say
 
 REPEAT = "repeat.sh"
 MOST_SHOWN = 10
+
+# How a job scores its run: on which sets of targets, and the margin of its verdicts.
+Way = tuple[frozenset[str], float]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What jobs of a sweep asked to be shown together: no run in two ways that exclude each other."""
+
+    runs: Sequence[Path]
+    targets: Sequence[str]  # hashes of sets; empty: all that the runs were scored on
+    margin: float
+    words: str  # of the command, which set these jobs apart; empty where there are no others
 
 
 @dataclass(frozen=True)
@@ -24,13 +38,15 @@ class Summary:
     stopped: bool
 
     @property
-    def runs(self) -> list[Path]:
-        """Those that are finished."""
-        return [Path(state.run) for state in self._in(DONE, SKIPPED) if state.run is not None]
+    def asked(self) -> list[Asked]:
+        """One for all finished jobs, or one for each way in which some run was scored.
 
-    @property
-    def margin(self) -> float:
-        return next((state.margin for state in self._in(DONE, SKIPPED)), 0.0)
+        A table has room for one set of targets at a length, and for one margin.
+        """
+        finished = [state for state in self._in(DONE, SKIPPED) if state.run is not None]
+        groups = _ways_apart(finished)
+        jobs = [[state for state in finished if _way(state) in group] for group in groups]
+        return [_asked(own, [state for state in finished if state not in own]) for own in jobs]
 
     @property
     def is_done(self) -> bool:
@@ -48,6 +64,48 @@ class Summary:
         return [state for state in self.states if state.state in wanted]
 
 
+def _way(state: JobState) -> Way:
+    return frozenset(state.targets), state.margin
+
+
+def _ways_apart(states: Sequence[JobState]) -> list[list[Way]]:
+    """The ways of these jobs in as few groups as keep apart any two that one run was scored in.
+
+    Two that differ only in what one has in addition, such as longer lengths, exclude nothing.
+    """
+    of_run: dict[str | None, set[Way]] = {}
+    for state in states:
+        of_run.setdefault(state.run, set()).add(_way(state))
+    rivals = {pair for ways in of_run.values() for pair in permutations(ways, 2) if not _nested(*pair)}
+    groups: list[list[Way]] = []
+    for way in dict.fromkeys(map(_way, states)):
+        fitting = [group for group in groups if not rivals & {(way, other) for other in group}]
+        if fitting:
+            fitting[0].append(way)
+        else:
+            groups.append([way])
+    return groups
+
+
+def _nested(one: Way, other: Way) -> bool:
+    return one[1] == other[1] and (one[0] <= other[0] or other[0] <= one[0])
+
+
+def _asked(states: Sequence[JobState], others: Sequence[JobState]) -> Asked:
+    runs = dict.fromkeys(Path(state.run) for state in states if state.run is not None)
+    targets = sorted({target for state in states for target in state.targets})
+    return Asked(tuple(runs), targets, states[0].margin, _words_of(states, others) if others else "")
+
+
+def _words_of(states: Sequence[JobState], others: Sequence[JobState]) -> str:
+    """What all labels of the states say, or else what no label of the others says."""
+    labels = [state.label.split() for state in states]
+    common = [word for word in labels[0] if all(word in label for label in labels)]
+    elsewhere = {word for state in others for word in state.label.split()}
+    own = dict.fromkeys(word for label in labels for word in label if word not in elsewhere)
+    return " ".join(common) or ", ".join(own)
+
+
 def summarize(folder: SweepFolder, jobs: int, problem: str) -> Summary:
     """`jobs` are those that the command's words make; a configuration may sweep over more."""
     states = folder.states()
@@ -55,8 +113,12 @@ def summarize(folder: SweepFolder, jobs: int, problem: str) -> Summary:
 
 
 def print_summary(summary: Summary) -> None:
-    """Counts, a line for each failure, and the way to repeat those; nothing is left to do: one line."""
-    say(_counts(summary))
+    """Counts, a line for each failure, and the way to repeat those.
+
+    A sweep that had nothing to do was counted by its view, before the table.
+    """
+    if not all_done_before(summary.states, summary.jobs):
+        say(_counts(summary))
     if summary.problem:
         say(f"the launcher ended: {summary.problem}")
     for state in summary.failed[:MOST_SHOWN]:
@@ -67,17 +129,32 @@ def print_summary(summary: Summary) -> None:
     _tell_repeat(summary)
 
 
+def all_done_before(states: Sequence[JobState], jobs: int) -> str:
+    """The one line of a sweep that had nothing to do; empty for any other."""
+    skipped = sum(state.state == SKIPPED for state in states)
+    is_all = skipped and skipped == max(jobs, len(states))
+    return f"{_jobs(skipped)}: {_before(skipped)}" if is_all else ""
+
+
 def _counts(summary: Summary) -> str:
     done, skipped = summary.count(DONE), summary.count(SKIPPED)
-    parts = [f"{done} done"]
+    parts = [f"{done} done"] if done or not skipped else []
     if skipped:
-        parts.append(f"{skipped} skipped, for {'it was' if skipped == 1 else 'they were'} done before")
+        parts.append(_before(skipped))
     if summary.failed:
         parts.append(f"{len(summary.failed)} failed")
     rest = summary.jobs - done - skipped - len(summary.failed)
     if rest > 0:
         parts.append(f"{rest} stopped or not begun")
-    return f"{summary.jobs} {'job' if summary.jobs == 1 else 'jobs'}: {', '.join(parts)}"
+    return f"{_jobs(summary.jobs)}: {', '.join(parts)}"
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
+def _before(count: int) -> str:
+    return f"{count} {'was' if count == 1 else 'were'} done before"
 
 
 def _reason(state: JobState) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pe_bench.progress import LINES_PER_RUN, duration
 from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
+from pe_bench.sweep.summary import all_done_before
 
 LOOK_SECONDS = 0.2
 BAR_CELLS = 10
@@ -20,6 +21,7 @@ STARTS = "starts"
 STOPPING = "  stopping: each saves; a second Ctrl-C leaves at once"
 WIDTH_WITH_BAR = 70  # columns beside a job's label: below, the numbers need them more than a bar
 EARLY_SHARE = 0.1
+LOOKING_SECONDS = 10  # that a job may take to find that all of it was done before
 
 
 class View:
@@ -42,6 +44,8 @@ class View:
     ) -> None:
         self._over.set()
         self._thread.join()
+        if line := all_done_before(self.folder.states(), self.jobs):
+            self.console.print(line, markup=False)
 
     def _watch(self) -> None:
         if self.console.is_terminal:
@@ -67,7 +71,12 @@ class View:
                 _thread.interrupt_main()
 
     def _tell(self, state: JobState, *, changes_are_seen: bool) -> None:
-        """A line that stays, for a job that ended; and for its progress, where nothing can be redrawn."""
+        """A line that stays, for a job that ended; and for its progress, where nothing can be redrawn.
+
+        None for a job that was done before: the line at the end counts those.
+        """
+        if state.state == SKIPPED or _only_looks(state):
+            return
         fifth = int(state.share * LINES_PER_RUN)
         known = self._told.get(state.number)
         self._told[state.number] = (state.state, fifth)
@@ -126,10 +135,15 @@ class View:
         return max(0.0, each * (waiting + len(running)) - sum(began)) / max(1, len(running))
 
 
+def _only_looks(state: JobState) -> bool:
+    """Whether all of a job that runs may turn out to be done."""
+    since = time.time() - state.started
+    return state.state == RUNNING and not state.text and since < LOOKING_SECONDS
+
+
 def _ended(state: JobState) -> str:
     told = {
         DONE: f"done in {duration(state.seconds)}",
-        SKIPPED: "was done before",
         FAILED: f"failed: {state.reason}",
         STOPPED: state.text or "stopped",
     }
