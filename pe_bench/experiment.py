@@ -3,8 +3,6 @@
 import copy
 import json
 import shutil
-import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +17,14 @@ from pe_bench.data.packed import Data, load_data
 from pe_bench.data.targets import summary
 from pe_bench.distributed.launch import Work, check_processes, train_together
 from pe_bench.distributed.machines import ALONE, Machines
-from pe_bench.encodings import LengthError
 from pe_bench.encodings.load import (
-    OUTSIDE_MODULE,
     build_encoding,
     encoding_identity,
     encoding_label,
     with_code_hashes,
     with_trusted_code,
 )
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import UserError
 from pe_bench.evaluate import Subject, count_parts, evaluate, make_plans, shortages
 from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, memory_told, resolve_device, resolve_precision, set_threads, today
@@ -51,6 +47,7 @@ from pe_bench.scored_with import Other
 from pe_bench.terminal import say
 from pe_bench.trackers import Tracking, check_tracker, tracking
 from pe_bench.train import Step, check_windows, last_checkpoint, train
+from pe_bench.trial import try_one_window
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     config = replace(config, encoding=with_code_hashes(config.encoding, search))
     model = build_decoder(config, data.vocabulary, search)
-    _try_one_window(model, config.train.length)
+    try_one_window(model, config.train.length)
     plans = make_plans(config, config.eval, data)
     check_windows(data, config.train.length)
     dtype = resolve_precision(config)
@@ -230,29 +227,6 @@ def _finished(job: Job) -> Checkpoint | None:
     if read_result(job.run) is None:
         return None
     return final_checkpoint(job.run, job.config.train.total_steps)
-
-
-@torch.no_grad()
-def _try_one_window(model: Decoder, length: int) -> None:
-    tokens = torch.zeros(1, length, dtype=torch.long)
-    try:
-        ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
-        model.hidden(tokens, ids)
-    except LengthError as error:
-        raise UserError(f"train.length={length}: {error}") from error
-    except Exception as error:
-        where = _outside_line(error)
-        if where is None:
-            raise
-        raise UserError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
-
-
-def _outside_line(error: Exception) -> str | None:
-    """The innermost line of a person's own code that an error passed through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    names = {module.__file__ for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)}
-    outside = [frame for frame in frames if frame.filename in names]
-    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else None
 
 
 def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
@@ -335,7 +309,7 @@ def _under(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
     encoding.load_state_dict(job.model.encoding.state_dict(), strict=True)
     model = copy.copy(job.model)
     model._modules = {**job.model._modules, "encoding": encoding}
-    _try_one_window(model, job.config.train.length)
+    try_one_window(model, job.config.train.length)
     return model.eval()
 
 

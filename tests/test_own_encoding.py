@@ -164,6 +164,13 @@ def test_a_misspelt_hook_is_refused(train, own):
     assert "distance_bias" in outcome.line
 
 
+def test_a_hook_with_other_arguments_is_named_with_its_line(train, folder, own):
+    (own / "encoding" / "mine.py").write_text(CODE.replace("(self, distance)", "(self)"))
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and "mine.py:18: TypeError: RootBias.distance_bias() takes 1" in outcome.line
+    assert not (folder / "results").exists()
+
+
 def test_a_file_runs_once_in_a_process_and_its_module_is_found(train, folder, own):
     code = "from __future__ import annotations\nfrom dataclasses import dataclass\nprint('LOADED')\n"
     code += "@dataclass\nclass Options:\n    a: int = 1\n"
