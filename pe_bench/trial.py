@@ -14,7 +14,7 @@ from pe_bench.model import Decoder
 
 @torch.no_grad()
 def try_one_window(model: Decoder, length: int) -> None:
-    """Raises `UserError` for a length that the encoding cannot have, and for what fails in code from outside."""
+    """Raises `UserError` for a length that the encoding refuses, and for what fails in code from outside."""
     tokens = torch.zeros(1, length, dtype=torch.long)
     try:
         ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))

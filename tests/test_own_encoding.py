@@ -167,7 +167,7 @@ def test_a_misspelt_hook_is_refused(train, own):
 def test_a_hook_with_other_arguments_is_named_with_its_line(train, folder, own):
     (own / "encoding" / "mine.py").write_text(CODE.replace("(self, distance)", "(self)"))
     outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2 and "mine.py:18: TypeError: RootBias.distance_bias() takes 1" in outcome.line
+    assert outcome.code == 2 and "mine.py:16: TypeError: RootBias.distance_bias() takes 1" in outcome.line
     assert not (folder / "results").exists()
 
 
