@@ -114,6 +114,7 @@ def take_part(job: Job) -> None:
         train_together(_training(job), lambda step: None)
 
 
+@memory_told()
 def check(config: Config, search: Sequence[Path] = (), machines: Machines = ALONE) -> Job:
     """A job that is ready to run: all that can be found wrong is, and nothing is written.
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -59,15 +60,27 @@ def train(
     device: torch.device,
     dtype: torch.dtype,
     watch: Watcher,
-    group: Group | None = None,
 ) -> Checkpoint:
     """Train `model` to `config.train.total_steps` and return the checkpoint of the last step.
 
     Goes on from the newest whole checkpoint of the run, and ends in the same weights as a run
-    that was never stopped. Raises `RunError` when the loss is not finite. Each process of a `group` calls
-    this with the same arguments; the first of them writes.
+    that was never stopped. Raises `RunError` when the loss is not finite.
     """
-    group = group or Group()
+    take_steps(config, model, data, run, device, dtype, watch, Group())
+    return last_checkpoint(config, run)
+
+
+def take_steps(
+    config: Config,
+    model: Decoder,
+    data: Data,
+    run: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    watch: Watcher,
+    group: Group,
+) -> None:
+    """What `train` does, in each process of a `group`, with the same arguments; the first of them writes."""
     model.to(device)
     folder = run / "checkpoints"
     if group.is_first:
@@ -84,18 +97,15 @@ def train(
     trainer = Trainer(config, model, optimizer, data, device, dtype, group)
     with large_allocations_kept():
         _take_steps(trainer, found, run, log, watch)
-    return _last(_newest(folder, group), config, folder)
 
 
 def last_checkpoint(config: Config, run: Path) -> Checkpoint:
     """That of the last step. Raises `RunError` where it is not there."""
-    folder = run / "checkpoints"
-    return _last(latest_checkpoint(folder), config, folder)
-
-
-def _last(found: Checkpoint | None, config: Config, folder: Path) -> Checkpoint:
+    found = latest_checkpoint(run / "checkpoints")
     if found is None or found.meta.step != config.train.total_steps:
-        raise RunError(f"the last checkpoint in {folder} is missing or damaged: repeat the command")
+        raise RunError(
+            f"the last checkpoint in {run / 'checkpoints'} is missing or damaged: repeat the command"
+        )
     return found
 
 
@@ -103,7 +113,14 @@ def _newest(folder: Path, group: Group) -> Checkpoint | None:
     """The newest checkpoint, as the first process finds it: other machines may see the folder as it was."""
     found = latest_checkpoint(folder) if group.is_first else None
     name = group.told(found.path.name if found else "")
-    return found if group.is_first or not name else read_checkpoint(folder / name)
+    if group.is_first or not name:
+        return found
+    found = read_checkpoint(folder / name)
+    if found is None:
+        raise RunError(
+            f"{folder / name} cannot be read on {socket.gethostname()}: all machines have to see it"
+        )
+    return found
 
 
 def _take_steps(

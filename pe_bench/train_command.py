@@ -1,10 +1,12 @@
 """The `train` command: one run, or a sweep of many."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pe_bench.config import Config
 from pe_bench.config_checks import check_folder
+from pe_bench.distributed.machines import Machines, machines_asked
 from pe_bench.errors import RunError
 from pe_bench.hydra_app import check_sweep, read_words, run_job
 from pe_bench.hydra_words import is_sweep
@@ -34,7 +36,8 @@ def _train_many(words: Sequence[str]) -> None:
     from pe_bench.sweep import run_sweep
     from pe_bench.sweep.summary import print_summary
 
-    summary = run_sweep(words, check_sweep(words, _check))
+    check = partial(_check, machines_asked(words))
+    summary = run_sweep(words, check_sweep(words, check))
     print_asked(summary.asked)
     print_summary(summary)
     if summary.stopped and not summary.is_done:
@@ -43,8 +46,8 @@ def _train_many(words: Sequence[str]) -> None:
         raise RunError("the sweep is not done; the same command does what is missing")
 
 
-def _check(config: Config, search: Sequence[Path]) -> None:
+def _check(machines: Machines, config: Config, search: Sequence[Path]) -> None:
     from pe_bench.experiment import check
 
     check_folder(config.results_dir, "results_dir")
-    check(config, search)
+    check(config, search, machines)

@@ -17,12 +17,28 @@ from safetensors.torch import load_file
 from pe_bench.checkpoint import latest_checkpoint
 from pe_bench.config import parse_config
 from pe_bench.data.packed import load_data
+from pe_bench.distributed import machines
 from pe_bench.distributed.group import Group
-from pe_bench.distributed.launch import _raise_what_ended_it, check_processes
-from pe_bench.distributed.machines import ALONE, Machines, check_machines, machines_of_job
+from pe_bench.distributed.launch import (
+    Failure,
+    Work,
+    _raise_what_ended_it,
+    check_processes,
+    train_together,
+)
+from pe_bench.distributed.machines import (
+    ALONE,
+    Machines,
+    check_machines,
+    machines_asked,
+    machines_of_job,
+)
 from pe_bench.errors import RunError, UserError
 from pe_bench.hydra_app import compose
 from pe_bench.model import build_decoder
+from pe_bench.signals import Stopped
+from pe_bench.sweep.states import JobState
+from pe_bench.train import take_steps
 
 CPU = torch.device("cpu")
 # An encoding whose second parameter has a gradient nowhere.
@@ -184,43 +200,127 @@ def test_the_machines_of_a_job_are_those_that_slurm_names(submitted, tmp_path, m
 
 
 def test_several_tasks_on_a_machine_are_refused(submitted, tmp_path):
-    with pytest.raises(UserError, match="this job is started 4 times on 2 machines.* tasks_per_node at 1"):
+    with pytest.raises(
+        UserError, match="this job is started 4 times for machines 0, 1: .* tasks_per_node at 1"
+    ):
         check_machines(machines_of_job(tmp_path), 4)
-    with pytest.raises(UserError, match="started 4 times on one machine"):
+    with pytest.raises(
+        UserError, match="started 4 times for machine 0: .* -m … hydra/launcher=submitit_slurm"
+    ):
         check_machines(ALONE, 4)
 
 
-def test_machines_that_cannot_have_equally_many_processes_are_refused():
-    with pytest.raises(UserError, match="train.processes=3.* cannot be shared by 2 machines"):
-        check_machines(Machines(2), 3)
-    check_machines(Machines(2), 4)
+def test_machines_that_cannot_have_equally_many_processes_are_refused_before_any_is_asked_for(train, folder):
+    words = ("-m", "encoding=rope", "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2")
+    outcome = train(*words, "train.processes=1")
+    assert outcome.code == 2 and "train.processes=1" in outcome.line and "by 2 machines" in outcome.line
+    assert not (folder / "results").exists()
 
 
-def test_machines_meet_at_the_address_of_the_first(tmp_path):
-    first, second = (Machines(2, rank, folder=tmp_path) for rank in range(2))
+def test_gpus_of_other_machines_are_not_counted_here(folder, monkeypatch):
+    config = parse_config(compose([*tiny_words(folder), "train.processes=4"]))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    asked = machines_asked(["encoding=rope", "hydra.launcher.nodes=2", "-m"])
+    assert asked == Machines(2) and machines_asked(["encoding=rope"]) == ALONE
+    check_processes(config, torch.device("cuda"), torch.nn.Module(), asked)
+    for here in (ALONE, Machines(2, folder=folder)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        with pytest.raises(UserError, match="takes a GPU each, and 1 are here"):
+            check_processes(config, torch.device("cuda"), torch.nn.Module(), here)
+
+
+@pytest.fixture
+def two(tmp_path):
+    return [Machines(2, node, folder=tmp_path / "machines") for node in range(2)]
+
+
+def test_machines_meet_at_the_address_of_the_first(two):
     found = []
 
     def come():
-        with second.meeting() as address:
+        with two[1].meeting() as address:
             found.append(address)
 
     thread = threading.Thread(target=come)
     thread.start()
-    with first.meeting() as address:
+    with two[0].meeting() as address:
         thread.join(5)
         assert address is not None and address.startswith("localhost:") and found == [address]
 
 
-def test_a_machine_does_not_wait_for_one_that_has_left(tmp_path):
-    first, second = (Machines(2, rank, folder=tmp_path) for rank in range(2))
+def test_a_machine_does_not_wait_for_one_that_has_left(two):
+    first, second = two
     second.leave("data.path=books is not there")
-    with pytest.raises(RunError, match="takes no part: data.path=books is not there"), first.meeting():
+    with (
+        pytest.raises(RunError, match=r"machine 1 \(.*\) of 2: data.path=books is not there"),
+        first.meeting(),
+    ):
         pass
-    assert first.reason() == "data.path=books is not there"
     first.leave()
     with second.meeting() as address:
         assert address is None, "nothing was to be trained"
-    assert second.reason() == ""
+
+
+def test_a_stop_on_one_machine_is_no_failure_on_another(two):
+    two[1].leave(was_stopped=True)
+    with pytest.raises(Stopped), two[0].meeting():
+        pass
+    two[0].look(have_begun=True)  # then the processes hear of it, and save
+
+
+def test_a_machine_that_leaves_while_others_begin_ends_them(two, folder):
+    config = parse_config(compose([*tiny_words(folder), "train.processes=2"]))
+    work = Work(config, (), None, folder, CPU, torch.float32, 2, two[0])
+
+    def come_and_leave():
+        with two[1].meeting():
+            two[1].leave("killed by SIGKILL")
+
+    thread = threading.Thread(target=come_and_leave)
+    thread.start()
+    with pytest.raises(RunError, match="killed by SIGKILL"):
+        train_together(work, lambda step: None)
+    thread.join()
+
+
+def test_what_failed_first_is_told_by_all_machines(two, monkeypatch):
+    monkeypatch.setattr(machines, "TELL_SECONDS", 0.3)
+    first, second = two
+    first.leave()  # makes the folder
+    second.note_failure("rank 3 of 4 processes failed: boom")
+    first.note_failure("rank 0 of 4 processes failed: Connection closed by peer")
+    assert first.failure() == second.failure() == "rank 3 of 4 processes failed: boom"
+    second.leave("rank 2 of 4 processes was lost")
+    assert first.failure() == "rank 2 of 4 processes was lost", "it could note nothing itself"
+
+
+class Blind(Group):
+    """A process that is told of a checkpoint and does not find it."""
+
+    def told(self, text: str) -> str:
+        return "step-00000004"
+
+
+def test_a_machine_that_does_not_see_the_checkpoint_does_not_begin_anew(folder):
+    config = parse_config(compose(tiny_words(folder)))
+    data = load_data(config.data, config.tokenizer, config.cache_dir)
+    model = build_decoder(config, data.vocabulary)
+    with pytest.raises(RunError, match="step-00000004 cannot be read on .*: all machines have to see it"):
+        take_steps(config, model, data, folder, CPU, torch.float32, lambda step: None, Blind(1, 2))
+
+
+def test_a_job_that_ends_by_an_exception_tells_the_other_machines(two, monkeypatch, tmp_path):
+    from pe_bench.sweep import job
+
+    def end(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(job, "machines_of_job", lambda folder: two[0])
+    monkeypatch.setattr(job, "_in_child", end)
+    with pytest.raises(OSError, match="no space left"):
+        job.carry_out(JobState(0, "job 0", ""), job.surroundings(tmp_path), parse_config(compose([])), [])
+    with pytest.raises(RunError, match="machine 0 .* it ended without a word"):
+        two[1].look(have_begun=True)
 
 
 def test_more_processes_than_gpus_are_refused(folder):
@@ -250,11 +350,9 @@ def test_the_shares_of_a_batch_are_all_of_it_in_order():
 
 
 def test_what_was_lost_is_told_before_what_followed_from_it(folder):
-    from pe_bench.distributed.launch import Failure, Work
-
     config = parse_config(compose([*tiny_words(folder), "train.processes=2"]))
     work = Work(config, (), None, folder, CPU, torch.float32, 2)
-    followed = Failure("RuntimeError: Connection closed by peer", "trace")
+    followed = Failure("rank 0 of 2 processes failed: RuntimeError: Connection closed by peer", "trace")
     with pytest.raises(RunError, match="rank 1 of 2 processes was lost"):
         _raise_what_ended_it({0: followed}, None, work)
     with pytest.raises(RunError, match="rank 0 of 2 processes failed: RuntimeError: Connection closed"):

@@ -71,10 +71,6 @@ class Group:
         together.broadcast_object_list(box, device=self.device)
         return box[0]
 
-    def wait(self) -> None:
-        """Until all are here."""
-        self.sum(0.0)
-
     def sum_gradients(self, model: nn.Module) -> None:
         """Give every process the sum of all gradients; those of sharded parameters are summed already."""
         if self.count == 1 or self.is_sharded:

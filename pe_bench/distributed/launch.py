@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from signal import SIG_IGN, signal
@@ -32,9 +32,11 @@ from pe_bench.machine import set_threads
 from pe_bench.model import build_decoder
 from pe_bench.processes import child_context, start_method
 from pe_bench.signals import ASKING, Stopped, steps_finished
-from pe_bench.train import Step, Watcher, train
+from pe_bench.train import Step, Watcher, take_steps
 
 LOOK_SECONDS = 0.1
+OTHERS_SECONDS = 1.0  # between two looks at the other machines
+BEGUN = "begun"  # what a process tells when it has met all others
 END_SECONDS = "1"  # that the others have to end when one is lost
 MOST_SECONDS = 5  # that PyTorch has to see that all were ended
 PRELOADED = ["pe_bench.train", "torch.distributed"]
@@ -72,17 +74,26 @@ class WorkerError(Exception):
     """What went wrong in another process, with the lines that it came through."""
 
 
-# How each process ended, in the order in which they told; `Failure` and errors come from a few.
+# How each process of this machine ended, in the order in which they told; only some end by errors.
 Ends = dict[int, BaseException | Failure | None]
+
+
+@dataclass
+class Heard:
+    """What the processes of this machine told."""
+
+    ends: Ends = field(default_factory=dict)
+    has_begun: bool = False  # one of them has met all others
 
 
 def check_processes(config: Config, device: torch.device, model: nn.Module, machines: Machines) -> None:
     """Raises `UserError` for too few GPUs, machines that cannot share the run, and what cannot be sharded."""
     count = config.train.processes
     check_machines(machines, count)
-    if device.type == "cuda" and count > 1:
-        found, here = torch.cuda.device_count(), count // machines.count
-        require(here <= found, f"train.processes={count} takes a GPU each, and {found} are here")
+    is_here = machines.folder is not None or machines.count == 1
+    if device.type == "cuda" and count > 1 and is_here:
+        found, own = torch.cuda.device_count(), count // machines.count
+        require(own <= found, f"train.processes={count} takes a GPU each, and {found} are here")
     single = next((name for name, one in model.named_parameters() if one.dim() == 0), None)
     require(
         single is None or not config.train.shard,
@@ -104,17 +115,22 @@ def _launch(work: Work, address: str, watch: Watcher) -> None:
     pipes = [multiprocessing.Pipe() for _ in range(work.processes)]
     ours = [pipe for pipe, _ in pipes]
     agent = _Agent(work, address, [pipe for _, pipe in pipes])
-    ends: Ends = {}
+    heard = Heard()
     with steps_finished() as is_asked:
         with agent.running():
-            was_asked = False
+            looked, was_asked = 0.0, False
             while agent.is_alive() or any(pipe.poll() for pipe in ours):
-                _hear(ours, ends, watch)
+                _hear(ours, heard, watch)
+                if is_asked() and not heard.has_begun:
+                    raise Stopped  # there is nothing to save
                 if is_asked() and not was_asked:
                     was_asked = True
                     for pipe in ours:
                         pipe.send("stop")
-        _raise_what_ended_it(ends, agent.error, work)
+                if time.monotonic() - looked > OTHERS_SECONDS:
+                    work.machines.look(have_begun=heard.has_begun)
+                    looked = time.monotonic()
+        _raise_what_ended_it(heard.ends, agent.error, work)
 
 
 class _Agent(threading.Thread):
@@ -155,7 +171,7 @@ class _Agent(threading.Thread):
                 run_id=self.work.run.name,
                 rdzv_backend="static",  # the first machine has the first process, which writes
                 rdzv_endpoint=self.address,
-                rdzv_configs={"rank": machines.rank},
+                rdzv_configs={"rank": machines.node},
                 max_restarts=0,
                 start_method=start_method(),
             )
@@ -176,14 +192,16 @@ def _prepare() -> None:
     child_context(PRELOADED)
 
 
-def _hear(pipes: Sequence[Connection], ends: Ends, watch: Watcher) -> None:
+def _hear(pipes: Sequence[Connection], heard: Heard, watch: Watcher) -> None:
     for pipe in wait(pipes, LOOK_SECONDS):
         assert isinstance(pipe, Connection)
         message = pipe.recv()
         if isinstance(message, Step):
             watch(message)
+        elif message == BEGUN:
+            heard.has_begun = True
         else:
-            ends[pipes.index(pipe)] = message
+            heard.ends[pipes.index(pipe)] = message
 
 
 def _raise_what_ended_it(ends: Ends, error: Exception | None, work: Work) -> None:
@@ -191,39 +209,27 @@ def _raise_what_ended_it(ends: Ends, error: Exception | None, work: Work) -> Non
     for end in ends.values():
         if isinstance(end, TOLD):
             raise end
-    lost = [rank for rank in range(work.processes) if rank not in ends]
+    lost = [place for place in range(work.processes) if place not in ends]
     if lost:
         raise RunError(_loss(lost, error, work)) from error
-    failed = next((rank for rank, end in ends.items() if isinstance(end, Failure)), None)
-    if failed is None and error is None:
-        return
-    reason = work.machines.reason(MOST_SECONDS)
-    if reason:
-        raise RunError(reason) from error
-    if failed is not None:
-        end = ends[failed]
-        assert isinstance(end, Failure)
-        raise RunError(f"{_place(failed, work)} failed: {end.reason}") from WorkerError(end.trace)
-    assert error is not None
-    raise RunError(f"the {work.config.train.processes} processes failed: {first_line(error)}") from error
+    failure = next((end for end in ends.values() if isinstance(end, Failure)), None)
+    if failure is not None:
+        raise RunError(work.machines.failure() or failure.reason) from WorkerError(failure.trace)
+    if error is not None:
+        raise RunError(work.machines.failure() or first_line(error)) from error
 
 
 def _loss(lost: Sequence[int], error: Exception | None, work: Work) -> str:
+    """`lost` are places on this machine."""
     failures: dict[int, Any] = getattr(error, "failures", {})
-    first = work.machines.rank * work.processes
-    rank = next((rank for rank in lost if first + rank in failures), lost[0])
-    failure = failures.get(first + rank)
+    ranks = [work.machines.node * work.processes + place for place in lost]
+    rank = next((rank for rank in ranks if rank in failures), ranks[0])
+    failure = failures.get(rank)
     how = f" (killed by {failure.signal_name()})" if failure is not None and failure.exitcode < 0 else ""
     return (
-        f"{_place(rank, work)} was lost{how}, and the others ended: "
+        f"rank {rank} of {work.config.train.processes} processes was lost{how}, and the others ended: "
         "the same command goes on from the last checkpoint"
     )
-
-
-def _place(rank: int, work: Work) -> str:
-    """Which process, of all, this machine's `rank` is."""
-    machines = work.machines
-    return f"rank {machines.rank * work.processes + rank} of {work.config.train.processes} processes"
 
 
 # What follows runs in the workers.
@@ -243,7 +249,10 @@ def _work(work: Work, pipes: Sequence[Connection]) -> None:
         pipe.send(error)
         raise  # perhaps in this one alone: the others do not wait for it
     except Exception as error:
-        pipe.send(Failure(f"{type(error).__name__}: {first_line(error)}", traceback.format_exc()))
+        count = work.config.train.processes
+        reason = f"rank {rank} of {count} processes failed: {type(error).__name__}: {first_line(error)}"
+        work.machines.note_failure(reason)
+        pipe.send(Failure(reason, traceback.format_exc()))
         raise
     else:
         pipe.send(None)
@@ -263,9 +272,10 @@ def _train(work: Work, rank: int, place: int, pipe: Connection) -> None:
         device = torch.device("cuda", place)
         torch.cuda.set_device(device)
     together.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    pipe.send(BEGUN)
     group = Group(rank, count, device, pipe.poll, is_sharded=config.train.shard)
     watch = pipe.send if group.is_first else _say_nothing
-    train(config, model, data, work.run, device, work.dtype, watch, group)
+    take_steps(config, model, data, work.run, device, work.dtype, watch, group)
     together.destroy_process_group()
 
 

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -54,22 +54,25 @@ def carry_out(state: JobState, around: Surroundings, config: Config, search: Seq
         return
     machines = machines_of_job(folder.machines(state.number))
     state = replace(state, started=time.time())
-    if machines.is_first:
-        folder.write(state)
-    arguments = (state, around, config, list(search), machines)
-    ended, code = _in_child(_work if machines.is_first else _take_part, arguments, around)
-    if machines.is_first:
-        _write_surely(folder, ended or _killed(folder, state, code, around.work))
-    machines.leave(ended.reason if ended else _how(code))
+    ended = replace(state, state=FAILED, reason="it ended without a word")
+    try:
+        if machines.is_first:
+            folder.write(state)
+        told, code = _in_child((state, around, config, list(search), machines), around)
+        if machines.is_first:
+            ended = told or _killed(folder, state, code, around.work)
+            _write_surely(folder, ended)
+        else:
+            ended = told or replace(state, state=FAILED, reason=_how(code))
+    finally:
+        machines.leave(ended.reason, was_stopped=ended.state == STOPPED)
 
 
-def _in_child(
-    work: Callable[..., None], arguments: tuple[Any, ...], around: Surroundings
-) -> tuple[JobState | None, int | None]:
-    """Call `work` with the arguments and a pipe in a child process; what it told last, and its exit code."""
+def _in_child(arguments: tuple[Any, ...], around: Surroundings) -> tuple[JobState | None, int | None]:
+    """How the work in a child process ended, as far as it told, and the process's exit code."""
     context = child_context(PRELOADED)
     ours, theirs = context.Pipe()
-    child = context.Process(target=work, args=(*arguments, theirs))
+    child = context.Process(target=_work, args=(*arguments, theirs))
     with _child_first(child):
         child.start()
         theirs.close()
@@ -138,52 +141,33 @@ def _work(
     machines: Machines,
     pipe: Connection,
 ) -> None:
-    """The child process: do the job, and tell how it ended."""
+    """The child process: do the job, or this machine's part of its training, and tell how it ended."""
     folder = SweepFolder(around.sweep)
+    os.chdir(around.work)
+    os.environ.update(around.variables)
+    _write_output_to(folder.log(state.number, machines.node))
     report = Report(folder, state)
-    ended = _ended(around, folder.log(state.number), pipe, lambda: _run(report, config, search, machines))
+    with signals_heard():
+        try:
+            _end_with(folder, pipe)
+            if machines.is_first:
+                ended = _run(report, config, search, machines)
+            else:
+                ended = _take_part(config, search, machines)
+        except Stopped as stopped:
+            ended = {"state": STOPPED, "text": str(stopped)}
+        except Exception as error:
+            traceback.print_exc()
+            ended = {"state": FAILED, "reason": _reason(error)}
     with suppress(OSError):  # the one that would read it is gone
         pipe.send(replace(report.state, **ended, seconds=time.time() - state.started))
 
 
-def _take_part(
-    state: JobState,
-    around: Surroundings,
-    config: Config,
-    search: Sequence[Path],
-    machines: Machines,
-    pipe: Connection,
-) -> None:
-    """The child process on a machine that is not the first of its job's."""
+def _take_part(config: Config, search: Sequence[Path], machines: Machines) -> dict[str, Any]:
+    from pe_bench.experiment import check, take_part
 
-    def run() -> dict[str, Any]:
-        from pe_bench.experiment import check, take_part
-
-        take_part(check(config, search, machines))
-        return {}
-
-    log = machines.folder / f"machine-{machines.rank}.log"
-    ended = _ended(around, log, pipe, run)
-    with suppress(OSError):
-        pipe.send(replace(state, **ended))
-
-
-def _ended(
-    around: Surroundings, log: Path, pipe: Connection, run: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-    """What `run` changes in the state of a job, or what ended it."""
-    os.chdir(around.work)
-    os.environ.update(around.variables)
-    _write_output_to(log)
-    with signals_heard():
-        try:
-            _end_with(SweepFolder(around.sweep), pipe)
-            return run()
-        except Stopped as stopped:
-            return {"state": STOPPED, "text": str(stopped)}
-        except Exception as error:
-            traceback.print_exc()
-            return {"state": FAILED, "reason": _reason(error)}
+    take_part(check(config, search, machines))
+    return {"state": DONE}
 
 
 def _run(report: Report, config: Config, search: Sequence[Path], machines: Machines) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class View:
                 return
             has_to_save = any(state.state == RUNNING and state.text for state in states)
             if self.folder.is_stopped and not has_to_save and not self.has_seen_all_end:
-                # All have saved: end what still waits or starts, and what a launcher would compose for nothing.
+                # All have saved: end what waits or starts, and what a launcher would compose for nothing.
                 self.has_seen_all_end = True
                 _thread.interrupt_main()
 
