@@ -39,7 +39,7 @@ OTHERS_SECONDS = 1.0  # between two looks at the other machines
 BEGUN = "begun"  # what a process tells when it has met all others
 END_SECONDS = "1"  # that the others have to end when one is lost
 MOST_SECONDS = 5  # that PyTorch has to see that all were ended
-PRELOADED = ["pe_bench.train", "torch.distributed"]
+PRELOADED = ["pe_bench.train", "torch.distributed", "torch._dynamo"]  # the last for the first step
 TOLD = (Stopped, RunError, UserError)  # what a person is told in the words that were raised
 
 

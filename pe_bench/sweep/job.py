@@ -25,7 +25,8 @@ WRITE_SECONDS = 0.25  # between two changes of a job's file
 LOOK_SECONDS = 0.2  # between two looks for the word to stop
 ALIVE_SECONDS = 1.0  # between two looks for the process that launched a worker
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
-PRELOADED = ["pe_bench.experiment"]
+# Of PyTorch what the first step of an optimizer imports, which takes longer than a tiny run.
+PRELOADED = ["pe_bench.experiment", "torch._dynamo"]
 
 
 @dataclass(frozen=True)
