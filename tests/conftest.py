@@ -1,6 +1,7 @@
 """A tiny corpus and tiny runs, so that whole commands take a fraction of a second."""
 
 import csv
+import gc
 import random
 import shutil
 import subprocess
@@ -80,6 +81,12 @@ def tiny_words(folder: Path) -> list[str]:
         "train.log_every=2",
         *("eval.lengths=[16,32]", "eval.max_length=64", "eval.targets=6", "eval.controls=none"),
     ]
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: no garbage collection looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

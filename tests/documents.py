@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from pe_bench import limits
 from pe_bench.cli import run
 from pe_bench.hydra_app import WORDS_VARIABLE
 
@@ -34,6 +35,9 @@ def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
     """
     monkeypatch.chdir(folder)
     monkeypatch.setenv(WORDS_VARIABLE, SHORT)
+    # What the machine can do is measured in milliseconds.
+    monkeypatch.setitem(limits.MATRIX_SIDES, "cpu", (64,))
+    monkeypatch.setitem(limits.COPIED_BYTES, "cpu", 2**16)
     for path, text in re.findall(r"`(my/[\w/.]+)`:\n+```\w*\n(.*?)```", page, flags=re.DOTALL):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")

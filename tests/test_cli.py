@@ -136,8 +136,9 @@ def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):
     assert "undefined" in outcome.out
 
 
-def test_report_shows_all_runs_and_writes_every_format(train, command, folder):
-    train("-m", "encoding=rope,nope", "seed=0,1")
+def test_report_shows_all_runs_and_writes_every_format(begin, command, folder):
+    for words in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
+        begin(*words)
     results = ["--results-dir", str(folder / "results")]
     files = {"--csv": "a.csv", "--markdown": "a.md", "--plot": "a.png"}
     outcome = command("report", *results, *(word for pair in files.items() for word in pair))

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 import pytest
+from conftest import one_of_a_kind
 
 from pe_bench.checking import check_type, unknown
 from pe_bench.config import SECTIONS, Config, config_dir, parse_config, parse_lengths, to_plain
@@ -40,11 +41,11 @@ def test_drope_without_a_run_to_go_on_from_is_refused():
         compose(["experiment=drope"])
 
 
-def test_every_modifier_composes_on_every_encoding():
+@pytest.mark.parametrize("encoding", one_of_a_kind(choices("encoding")))
+def test_every_modifier_composes_on_every_encoding(encoding):
     modifiers = choices("modifier")
-    for encoding in choices("encoding"):
-        config = parse_config(compose([f"encoding={encoding}", f"modifier=[{','.join(modifiers)}]"]))
-        assert set(modifiers) <= set(config.encoding["modifiers"])
+    config = parse_config(compose([f"encoding={encoding}", f"modifier=[{','.join(modifiers)}]"]))
+    assert set(modifiers) <= set(config.encoding["modifiers"])
 
 
 @pytest.mark.parametrize(("word", "meant"), [("bf16", "bfloat16"), ("fp32", "float32")])

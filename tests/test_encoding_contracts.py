@@ -38,13 +38,25 @@ torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 # Of the scope of the module, so that all tests of one encoding follow each other and share its specimen.
 every_encoding = pytest.mark.parametrize("name", NAMES, scope="module")
 specimen_of = cache(specimen)
+QUICK = [wanted for wanted in PROPERTIES if wanted.name != "65536"]
+SLOW = [wanted for wanted in PROPERTIES if wanted not in QUICK]
+
+
+def require(name: str, wanted: Property) -> None:
+    finding = check(specimen_of(name), wanted)
+    assert finding.state != "fails", f"{finding.measured}; look at {wanted.look}"
 
 
 @every_encoding
-@pytest.mark.parametrize("wanted", PROPERTIES, ids=lambda wanted: wanted.name)
+@pytest.mark.parametrize("wanted", QUICK, ids=lambda wanted: wanted.name)
 def test_property_that_is_checked_of_every_encoding(name: str, wanted: Property) -> None:
-    finding = check(specimen_of(name), wanted)
-    assert finding.state != "fails", f"{finding.measured}; look at {wanted.look}"
+    require(name, wanted)
+
+
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
+@pytest.mark.parametrize("wanted", SLOW, ids=lambda wanted: wanted.name)
+def test_property_far_out_that_takes_a_second(name: str, wanted: Property) -> None:
+    require(name, wanted)
 
 
 @every_encoding

@@ -54,11 +54,12 @@ def test_every_row_has_the_protocols_name_and_the_hash_of_the_targets(train: Com
 
 
 def test_every_encoding_and_every_seed_of_training_scores_the_same_targets(
-    train: Command, folder: Path
+    begin: Command, folder: Path
 ) -> None:
-    assert train("-m", "encoding=rope,nope", "seed=0,1").code == 0
+    for words in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
+        assert begin(*words).code == 0
     runs = list((folder / "results" / "runs").iterdir())
-    assert len(runs) == 4
+    assert len(runs) == 3
     assert len({row.target_hash for run in runs for row in rows_of(run)}) == 1
 
 

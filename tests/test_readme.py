@@ -8,8 +8,6 @@ import pytest
 from conftest import write_corpus
 from documents import commands, run_all
 
-from pe_bench import limits
-
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -38,10 +36,9 @@ def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch,
             assert any(f"def {word}(" in code for word in re.findall(r"`(\w+)`", hook)), (hook, name)
 
 
+@pytest.mark.full
 def test_the_page_on_performance_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    monkeypatch.setitem(limits.MATRIX_SIDES, "cpu", (64,))
-    monkeypatch.setitem(limits.COPIED_BYTES, "cpu", 2**16)
     assert "x nope" in run_all(page, tmp_path, monkeypatch, capsys)
     assert (tmp_path / "results" / "speed.png").stat().st_size > 5_000
 

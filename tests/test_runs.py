@@ -126,21 +126,23 @@ def test_a_label_shows_the_options_that_somebody_chose(words, label):
     assert encoding_label(config_of(*words).encoding) == label
 
 
-def test_a_run_is_found_by_path_by_name_and_by_the_beginning_of_its_name(train, folder):
-    train("encoding=rope")
+def test_a_run_is_found_by_path_by_name_and_by_the_beginning_of_its_name(begin, folder):
+    begin("encoding=rope")
     run, results = only_run(folder), folder / "results"
     for word in (str(run), run.name, run.name[:9], "rope"):
         assert find_run(word, results).resolve() == run.resolve()
-    train("encoding=rope", "seed=1")
+    begin("encoding=rope", "seed=1")
     with pytest.raises(UserError, match="the beginning of several runs"):
         find_run("rope", results)
     with pytest.raises(UserError, match="no run 'r\\*'"):
         find_run("r*", results)
 
 
-def test_a_word_selects_all_the_runs_that_it_describes(train, folder):
-    train("-m", "encoding=rope,nope", "seed=0,1")
-    train("encoding=rope", "modifier=[logn]")
+def test_a_word_selects_all_the_runs_that_it_describes(begin, folder):
+    begin("encoding=rope")
+    begin("encoding=rope", "seed=1")
+    begin("encoding=nope")
+    begin("encoding=rope", "modifier=[logn]")
     results = folder / "results"
 
     def selected(word: str) -> list[str]:

@@ -351,7 +351,8 @@ def test_an_option_that_nothing_would_read_is_refused(begin, evaluate, words):
 
 
 def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, folder):
-    begin("-m", "encoding=rope,alibi")
+    begin("encoding=rope")
+    begin("encoding=alibi")
     runs = sorted((folder / "results" / "runs").iterdir(), reverse=True)
     before = hashes(folder / "results")
     outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "yarn")

@@ -197,18 +197,16 @@ def test_jobs_that_score_one_run_wait_for_each_other(tmp_path):
     assert {row.protocol for row in read_rows(run / "eval.csv")} == {"paired", "sliding"}
 
 
-def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_it_asks_for(tmp_path):
-    write_corpus(tmp_path / "corpus")
-    words = [*tiny_words(tmp_path), "encoding=nope", "-m"]
-    both = pe_bench(tmp_path, *words, "eval.targets=6,12")
-    titles = re.findall("^eval.targets=([0-9]+): other values", both.stdout, re.MULTILINE)
-    assert titles == ["6", "12"], both.stdout
-    assert both.stdout.count("paired protocol") == 2 and "not shown" not in both.stdout
-    first, second = (table.split("ranked by")[0] for table in both.stdout.split("\n\ntiny model"))
-    again = pe_bench(tmp_path, *words, "eval.targets=6")
-    assert "1 job: 1 was done before" in again.stderr
+def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_it_asks_for(train):
+    both = train("-m", "encoding=nope", "eval.targets=6,12")
+    titles = re.findall("^eval.targets=([0-9]+): other values", both.out, re.MULTILINE)
+    assert titles == ["6", "12"], both.out
+    assert both.out.count("paired protocol") == 2 and "not shown" not in both.out
+    first, second = (table.split("ranked by")[0] for table in both.out.split("\n\ntiny model"))
+    again = train("-m", "encoding=nope", "eval.targets=6")
+    assert "1 job: 1 was done before" in again.err
     level = re.compile(r"nope +bits/byte.*")
-    assert level.findall(again.stdout) == level.findall(first) != level.findall(second)
+    assert level.findall(again.out) == level.findall(first) != level.findall(second)
 
 
 def test_a_sweep_has_a_folder_of_its_own_below_the_one_that_is_named():

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -168,15 +169,16 @@ def test_the_log_has_a_row_for_each_interval_and_validation(train, folder):
         "tokenizer=bpe tokenizer.vocab_size=280",
     ],
 )
-def test_every_key_of_training_changes_what_training_writes(train, folder, word):
-    def outcome(results: str, *words: str) -> list[list[str]]:
-        result = train("encoding=rope", f"results_dir={folder / results}", *words)
-        assert result.code == 0, result.err
-        (run,) = (folder / results / "runs").iterdir()
-        with (run / "train.csv").open() as file:
-            return [[v for k, v in row.items() if k != "seconds"] for row in csv.DictReader(file)]
+def test_every_key_of_training_changes_what_training_writes(begin, train, folder, word):
+    def written() -> list[list[str]]:
+        return [[v for k, v in row.items() if k != "seconds"] for row in log(folder)]
 
-    assert outcome("one") != outcome("two", *word.split())
+    begin("encoding=rope")
+    before = written()
+    shutil.rmtree(folder / "results")
+    result = train("encoding=rope", *word.split())
+    assert result.code == 0, result.err
+    assert written() != before
 
 
 def test_checkpoints_are_written_when_they_are_due_and_two_are_kept(train, folder):

@@ -47,6 +47,7 @@ def right_sinusoids(position: Tensor, width: int, base: float = 10_000.0) -> Ten
     return sinusoids(position, width, base, "interleaved")
 
 
+@cache
 def failures(name: str) -> set[str]:
     return {wanted.name for wanted in QUICK if check(specimen_of(name), wanted).state == "fails"}
 
