@@ -125,7 +125,8 @@ def _unknown_key(error: Exception, text: str, words: Sequence[str], known_keys: 
     launchers = [key for key in wrong if key.startswith("hydra.launcher.")]
     if launchers and not any(word.startswith("hydra/launcher=") for word in words):
         return (
-            f"{launchers[0]} is no option of the basic launcher: name another, such as hydra/launcher=joblib"
+            f"{launchers[0]} is no option of the basic launcher: name the one that it is for, such as "
+            "hydra/launcher=joblib for n_jobs and hydra/launcher=submitit_slurm for nodes"
         )
     known = set(known_keys()) if wrong else set()
     dotted = [key for key in known if "." in key]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from pe_bench.checking import unknown
 from pe_bench.errors import UserError, require
@@ -146,4 +147,4 @@ def _check_modes(flags: Sequence[str]) -> None:
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return zip(words, [*words[1:], ""], strict=True)
+    return pairwise([*words, ""])

@@ -157,7 +157,11 @@ def read_all(results_dir: Path) -> Gathered:
     problems = []
     for path in sorted(runs_folder(results_dir).glob("*/result.json")):
         try:
-            rows += sorted(_rows_of(path.parent), key=lambda row: row.order)
+            found = sorted(_rows_of(path.parent), key=lambda row: row.order)
+            if not found:
+                run = path.parent
+                problems.append(printable(f"{run} has no scores: make them with `pe-bench eval {run.name}`"))
+            rows += found
         except RunError as error:
             problems.append(printable(str(error)))
     return Gathered(rows, problems)

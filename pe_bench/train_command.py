@@ -42,6 +42,8 @@ def _train_many(words: Sequence[str]) -> None:
     print_summary(summary)
     if summary.stopped and not summary.is_done:
         raise Stopped("stopped; the same command goes on from where it was")
+    if summary.failed:
+        raise RunError("the sweep is not done; mend what failed, then the same command does what is missing")
     if not summary.is_done:
         raise RunError("the sweep is not done; the same command does what is missing")
 

@@ -82,7 +82,10 @@ def test_a_failing_job_does_not_stop_a_sweep_and_is_told_in_one_line(train, fold
     assert outcome.code == 1
     assert "not finite" in outcome.err
     assert "2 jobs: 1 done, 1 failed" in outcome.err
-    assert "pe-bench: the sweep is not done; the same command does what is missing" in outcome.line
+    assert (
+        "pe-bench: the sweep is not done; mend what failed, then the same command does what is missing"
+        in outcome.line
+    )
     assert "  failed: train.lr=1e+30: " in outcome.err, "a job is named by what is swept over alone"
     assert len(list((folder / "results" / "runs").glob("*/result.json"))) == 1
 
@@ -234,7 +237,7 @@ def test_the_version_is_the_packages(command):
         ),
         (
             ["train", "-m", "seed=0,1", "hydra.launcher.n_jobs=2"],
-            "hydra.launcher.n_jobs is no option of the basic launcher: name another, such as hydra/launcher=",
+            "hydra.launcher.n_jobs is no option of the basic launcher: name the one that it is for, such as",
         ),
         (
             ["train", "-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_job=2"],
@@ -246,6 +249,7 @@ def test_the_version_is_the_packages(command):
         ),
         (["train", "-m", "seed=0,1", "results_dir=/dev/null/x"], "/dev/null is not a folder"),
         (["train", "results_dir=/dev/null"], "results_dir=/dev/null: /dev/null is not a folder"),
+        (["train", "-m", "seed=0,1", "results_dir=/proc/nobody"], "/proc/nobody/sweeps"),
         (["report", "--results-dir", "/dev/null/x"], "--results-dir=/dev/null/x: /dev/null is not a folder"),
         (["report", "--results-dir", ""], "--results-dir is empty: name a folder"),
         (["train", "--cfg", "jobb"], "--cfg shows one of job, hydra, all, not 'jobb'"),

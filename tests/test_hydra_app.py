@@ -58,6 +58,11 @@ def test_a_job_gets_the_configuration_that_its_words_ask_for():
     assert search == []
 
 
+def test_no_words_at_all_are_the_run_of_the_defaults():
+    ((config, search),) = seen_by([])
+    assert config.encoding["name"] == "rope" and search == []
+
+
 def test_a_sweep_gives_every_combination(folder):
     words = ["-m", "encoding=rope,alibi", "seed=range(0,3)", f"results_dir={folder / 'r'}"]
     seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(words)]

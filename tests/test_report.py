@@ -376,6 +376,23 @@ def test_a_damaged_run_is_named_under_the_tables_of_the_others(tmp_path: Path) -
     assert any(note.startswith("left out: ") and str(bad) in note for note in only(tmp_path).notes)
 
 
+@pytest.mark.parametrize(("text", "told"), [("", "is damaged"), (None, "has no scores: make them with")])
+def test_a_named_run_without_whole_scores_is_told_and_hides_no_other_that_was_named(
+    tmp_path: Path, text: str | None, told: str
+) -> None:
+    good, bad = add_run(tmp_path, "rope", BREAKING), add_run(tmp_path, "alibi", FLAT)
+    (bad / "eval.csv").unlink()
+    if text is not None:
+        (bad / "eval.csv").write_text(text)
+    [table] = build_tables(tmp_path, [good.name, bad.name])
+    assert {line.label for line in table.lines} == {"rope"}
+    assert any(note.startswith("left out: ") and bad.name in note and told in note for note in table.notes)
+    with pytest.raises(RunError, match=told):
+        build_tables(tmp_path, [bad.name])
+    with pytest.raises(UserError, match="unknown run 'nobody'"):
+        build_tables(tmp_path, ["nobody"])
+
+
 def test_a_row_that_claims_a_number_it_lacks_is_undefined(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
     edit_rows(run, lambda row: replace(row, bits_per_byte=None) if row.length == 512 else row)

@@ -51,6 +51,7 @@ def results(tmp_path: Path) -> Path:
         ("encoding=rope, alibi", Condition("encoding", "=", ("rope", "alibi"))),
         ("train.lr >= 1e-3", Condition("train.lr", ">=", ("1e-3",))),
         ("model!=tiny", Condition("model", "!=", ("tiny",))),
+        ("seed==61", Condition("seed", "=", ("61",))),
     ],
 )
 def test_conditions_are_read_as_they_are_written(word: str, expected: Condition) -> None:

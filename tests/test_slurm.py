@@ -108,6 +108,13 @@ def test_the_script_asks_slurm_for_what_the_words_say_and_every_job_ends(tmp_pat
     assert re.search(r"^srun .* -m submitit.core._submit ", script, re.MULTILINE)
 
 
+def shown_step(folder: Path) -> int:
+    """How far the first job of a sweep says that it is; 0 before it does."""
+    states = list((folder / "results").glob("sweeps/*/jobs/0000.json"))
+    found = re.match("step ([0-9]+) of", json.loads(states[0].read_text())["text"]) if states else None
+    return int(found[1]) if found else 0
+
+
 TWO_MACHINES = ("hydra.launcher.nodes=2", "train.processes=4")
 
 
@@ -117,7 +124,9 @@ def test_the_signal_before_the_end_of_the_time_saves_requeues_and_goes_on(tmp_pa
     words = (f"train.steps={steps}", "train.checkpoint_every=100", f"train.validate_every={steps}")
     process = start(tmp_path, *words, *machines)
     runs = tmp_path / "results" / "runs"
-    wait_for(process, lambda: bool(list(runs.glob("nope-*/checkpoints/step-*"))))
+    # Between two checkpoints: what is saved then is saved for the signal.
+    wait_for(process, lambda: 5 <= shown_step(tmp_path) % 100 <= 50)
+    shown = shown_step(tmp_path)
     for task in slurm.glob("pid-0-*"):
         os.kill(int(task.read_text()), signal.SIGUSR2)
     wait_for(process, (slurm / "scontrol").exists)
@@ -125,9 +134,7 @@ def test_the_signal_before_the_end_of_the_time_saves_requeues_and_goes_on(tmp_pa
     assert "stopping after this step" in (sweep / "jobs" / "0000.log").read_text()
     (saved,) = runs.glob("nope-*/checkpoints")
     stopped = latest_checkpoint(saved)
-    assert stopped is not None
-    told = json.loads((sweep / "jobs" / "0000.json").read_text())["text"]
-    assert told.startswith(f"stopped at step {stopped.meta.step} of"), "saved before it was put back"
+    assert stopped is not None and stopped.meta.step >= shown, "saved before it was put back"
     told = process.communicate(timeout=300)[1]
     assert (slurm / "scontrol").read_text() == f"requeue {JOB}_0\n"
     assert process.returncode == 0, told

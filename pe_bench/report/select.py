@@ -18,7 +18,7 @@ from pe_bench.report.sizes import changed_sizes
 from pe_bench.results import COLUMNS, Row
 from pe_bench.statistics import MARGIN
 
-CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*")
+CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
 ORDERS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -87,6 +87,7 @@ def parse_condition(word: str) -> Condition:
             f"--where '{word}' cannot be read: say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
         )
     key, sign, text = found.groups()
+    sign = sign.replace("==", "=")
     values = tuple(value.strip() for value in text.split(",")) if sign in ("=", "!=") else (text,)
     if sign in ORDERS and not _is_number(text):
         raise UserError(f"--where '{word}': {key}{sign} needs a number, and '{text}' is none")

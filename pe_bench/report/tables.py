@@ -19,7 +19,7 @@ from pe_bench.report.strides import by_stride_rule, describe_rule, order_of_rule
 from pe_bench.report.target_sets import rank_sets
 from pe_bench.report.use import quarter_of
 from pe_bench.report.verdicts import count_comparisons, count_verdicts, judge, with_baseline
-from pe_bench.results import POSITIONS, Row, read_all, read_rows, runs_folder
+from pe_bench.results import POSITIONS, Gathered, Row, read_all, read_rows, runs_folder
 from pe_bench.statistics import MARGIN
 
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
@@ -102,7 +102,7 @@ def build_tables(
         return runs_folder(results_dir) / row.run
 
     keys = RunKeys(folder_of)
-    rows = _of_protocol(_of_runs(found.rows, runs), protocol)
+    rows = _of_protocol(_of_runs(found, runs), protocol)
     for key in selection.by:
         keys.require(rows, key, "--by")
     asked = [*selection.by, *(condition.key for condition in selection.where)]
@@ -163,15 +163,19 @@ def _group_of(row: Row, keys: RunKeys, by: Sequence[str]) -> Group:
     )
 
 
-def _of_runs(rows: list[Row], runs: Sequence[str] | None) -> list[Row]:
+def _of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
+    """Those of the named runs that can be read: the problems say what is wrong with the others."""
     if runs is None:
-        return rows
+        return found.rows
     names = [Path(run).name for run in runs]
-    known = {row.run for row in rows}
-    for name in names:
-        if name not in known:
+    known = {row.run for row in found.rows}
+    problems = {name: [one for one in found.problems if name in one] for name in names if name not in known}
+    for name, about in problems.items():
+        if not about:
             raise UserError(unknown(name, "run", known))
-    return [row for row in rows if row.run in names]
+    if len(problems) == len(set(names)):
+        raise RunError("\n".join(problem for about in problems.values() for problem in about))
+    return [row for row in found.rows if row.run in names]
 
 
 def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
