@@ -89,11 +89,12 @@ def save_checkpoint(
     drop_old_checkpoints(folder)
 
 
-def drop_damaged_checkpoints(folder: Path) -> None:
-    """So that those that are kept, the newest two, are whole."""
-    for path in _newest_first(folder):
-        if _read_meta(path) is None:
-            shutil.rmtree(path)
+def drop_damaged_checkpoints(folder: Path) -> list[Path]:
+    """So that those that are kept, the newest two, are whole; the ones that were not."""
+    damaged = [path for path in _newest_first(folder) if _read_meta(path) is None]
+    for path in damaged:
+        shutil.rmtree(path)
+    return damaged
 
 
 def drop_old_checkpoints(folder: Path) -> None:

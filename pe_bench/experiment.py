@@ -10,7 +10,13 @@ from pathlib import Path
 import torch
 
 from pe_bench.attention import describe, is_kernel_here
-from pe_bench.checkpoint import Checkpoint, final_checkpoint, latest_checkpoint, load_weights
+from pe_bench.checkpoint import (
+    Checkpoint,
+    drop_damaged_checkpoints,
+    final_checkpoint,
+    latest_checkpoint,
+    load_weights,
+)
 from pe_bench.commands import record_command
 from pe_bench.config import Config, DataConfig
 from pe_bench.data.packed import Data, load_data
@@ -232,6 +238,8 @@ def _finished(job: Job) -> Checkpoint | None:
 
 def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
     config = job.config
+    for path in drop_damaged_checkpoints(job.run / "checkpoints"):
+        say(f"warning: {path} is damaged, and dropped")
     found = latest_checkpoint(job.run / "checkpoints")
     if found is None or found.meta.step < config.train.total_steps:
         _drop_scores(job.run)
@@ -244,6 +252,8 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     say(f"{job.run.name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
+    if found is not None and found.meta.step < steps:
+        say(f"{job.run.name}: goes on from step {found.meta.step}")
     with training_progress(bars, job.label, steps, tokens) as shown:
 
         def watch(step: Step) -> None:

@@ -19,7 +19,8 @@ from pe_bench.config import ModelConfig, config_dir, parse_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.hydra_app import compose
 from pe_bench.results import POSITIONS, read_result, read_rows, require_results_folder, runs_folder
-from pe_bench.runs import ERROR
+from pe_bench.runs import ERROR, read_config
+from pe_bench.strangers import read_json
 from pe_bench.terminal import printable, say, write_out
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
@@ -171,28 +172,32 @@ def _data(_: Path) -> Listing:
 
 def _runs(results_dir: Path) -> Listing:
     require_results_folder(results_dir)
-    listing = Listing(("run", "state", "steps", "loss", "lengths scored"))
+    listing = Listing(("run", "state", "steps", "of", "loss", "lengths scored"))
     for run in sorted(runs_folder(results_dir).glob("*/config.yaml")):
         listing.rows.append((printable(run.parent.name), *_state(run.parent)))
     return listing
 
 
-def _state(run: Path) -> tuple[str, str, str, str]:
-    """State, steps, loss and lengths; a damaged run hides no other."""
+def _state(run: Path) -> tuple[str, str, str, str, str]:
+    """State, steps done and asked for, loss and lengths; a damaged run hides no other."""
     try:
-        result = read_result(run)
+        result, asked = read_result(run), read_config(run).train.total_steps
         if result is None:
-            return ("failed" if (run / ERROR).exists() else "not finished", _steps(run), "", "")
+            state, newest = ("failed" if (run / ERROR).exists() else "not finished"), _newest_meta(run)
+            steps, loss = newest.get("step", 0), newest.get("loss")
+        else:
+            state, steps, loss = "finished", result["steps"], result["loss"]
         lengths = sorted({row.length for row in read_rows(run / "eval.csv") if row.protocol != POSITIONS})
-        return ("finished", str(result["steps"]), f"{result['loss']:.3f}", ", ".join(map(str, lengths)))
-    except (RunError, KeyError, ValueError, TypeError):
-        return ("damaged", "", "", "")
+        told = "" if loss is None else f"{loss:.3f}"
+        return (state, str(steps), str(asked), told, ", ".join(map(str, lengths)))
+    except (UserError, RunError, KeyError, ValueError, TypeError):
+        return ("damaged", "", "", "", "")
 
 
-def _steps(run: Path) -> str:
-    """Of the newest checkpoint of a run that is not finished."""
-    steps = [path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*")]
-    return str(max((int(step) for step in steps if step.isdecimal()), default=0))
+def _newest_meta(run: Path) -> dict[str, Any]:
+    """What the newest checkpoint of a run says of itself; nothing where there is none."""
+    found = sorted((run / "checkpoints").glob("step-*/meta.json"))
+    return read_json(found[-1]) if found else {}
 
 
 def _parameters(model: ModelConfig, vocabulary: int) -> int:

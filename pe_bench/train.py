@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from pe_bench.allocation import large_allocations_kept
 from pe_bench.checkpoint import (
     Checkpoint,
-    drop_damaged_checkpoints,
     drop_old_checkpoints,
     latest_checkpoint,
     load_optimizer,
@@ -84,7 +83,6 @@ def take_steps(
     model.to(device)
     folder = run / "checkpoints"
     if group.is_first:
-        drop_damaged_checkpoints(folder)
         drop_old_checkpoints(folder)  # a killed process may have written one and not dropped another
     found = _newest(folder, group)
     if found is not None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 from result_fixtures import add_run
 
+from pe_bench.config import parse_config
+from pe_bench.hydra_app import compose
 from pe_bench.report_command import print_run
 from pe_bench.results import read_rows
+from pe_bench.runs import write_config
 
 LEVELS = {64: 3.1, 128: 3.0, 256: 3.1}
 
@@ -105,21 +109,25 @@ def test_a_report_does_not_import_what_trains(results):
 def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command, results, result):
     bad = add_run(results, "alibi", LEVELS)
     for run in (results / "runs").iterdir():
-        (run / "config.yaml").write_text("")
+        write_config(run, parse_config(compose(["encoding=rope", "train.steps=250"])))
         (run / "result.json").write_text('{"steps": 250, "loss": 1.25}')
     (bad / "result.json").write_text(result, errors="surrogateescape")
     states = list_runs(command, results)
     assert states.pop(bad.name) == "damaged"
     [good] = states.values()
-    assert good.split() == ["finished", "250", "1.250", "64,", "128,", "256"]
+    assert good.split() == ["finished", "250", "250", "1.250", "64,", "128,", "256"]
 
 
-def test_a_run_that_is_not_finished_is_listed_with_its_newest_step(command, results):
+def test_a_run_that_is_not_finished_is_listed_with_what_it_has_so_far(command, results):
     [run] = (results / "runs").iterdir()
-    (run / "config.yaml").write_text("")
+    write_config(run, parse_config(compose(["encoding=rope", "train.steps=8"])))
     (run / "result.json").unlink()
-    (run / "checkpoints" / "step-00000006").mkdir(parents=True)
-    assert list_runs(command, results)[run.name].split() == ["not", "finished", "6"]
+    for step, loss in ((4, 2.5), (6, 1.5)):
+        newest = run / "checkpoints" / f"step-{step:08d}"
+        newest.mkdir(parents=True)
+        (newest / "meta.json").write_text(json.dumps({"step": step, "loss": loss}))
+    told = ["not", "finished", "6", "8", "1.500", "64,", "128,", "256"]
+    assert list_runs(command, results)[run.name].split() == told
 
 
 def test_models_are_listed_with_both_vocabularies(command):

@@ -179,9 +179,10 @@ def test_a_command_that_left_its_jobs_leaves_runs_that_go_on(tmp_path, end):
         assert process.poll() is None
     process.send_signal(signal.SIGINT if end == "second" else signal.SIGKILL)
     if end == "second":
-        time.sleep(0.6)
+        time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) in (130, -signal.SIGKILL)
+    # A second one that comes while Python takes itself down ends it as a signal does: 130 in a shell too.
+    assert process.wait(timeout=60) in (130, -signal.SIGINT, -signal.SIGKILL)
     done = pe_bench(tmp_path, *words, *LAUNCHERS["joblib"])
     assert done.returncode == 0, done.stderr
     assert "2 jobs: 2 done" in done.stderr

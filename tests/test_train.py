@@ -245,7 +245,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_done_again(train, folder):
     (run / "result.json").unlink()
     path = run / "checkpoints" / "step-00000008" / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    assert train("encoding=rope").code == 0
+    again = train("encoding=rope")
+    assert again.code == 0
+    assert f"warning: {path.parent} is damaged, and dropped" in again.err
+    assert f"{run.name}: goes on from step 6" in again.err
     assert all(torch.equal(weights(folder)[name], expected[name]) for name in expected)
 
 

@@ -117,9 +117,9 @@ class Report:
     def bar(self, name: str, total: int) -> Iterator["ReportBar"]:
         yield ReportBar(self, total)
 
-    def change(self, **changes: Any) -> None:
+    def change(self, *, at_once: bool = False, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
-        if time.monotonic() - self._written >= WRITE_SECONDS:
+        if at_once or time.monotonic() - self._written >= WRITE_SECONDS:
             with suppress(OSError):  # only the view misses it
                 self.folder.write(self.state)
             self._written = time.monotonic()
@@ -130,8 +130,9 @@ class ReportBar:
         self.report, self.total = report, total
 
     def show(self, done: float, text: str, line: str | None = None) -> None:
-        self.report.has_worked = True
-        self.report.change(share=done / max(1, self.total), text=text)
+        is_first, self.report.has_worked = not self.report.has_worked, True
+        # By the first text a stopped sweep knows that this job has something to save, and waits for it.
+        self.report.change(at_once=is_first, share=done / max(1, self.total), text=text)
 
 
 def _work(
