@@ -183,21 +183,23 @@ def _state(run: Path) -> tuple[str, str, str, str, str]:
     try:
         result, asked = read_result(run), read_config(run).train.total_steps
         if result is None:
-            state, newest = ("failed" if (run / ERROR).exists() else "not finished"), _newest_meta(run)
-            steps, loss = newest.get("step", 0), newest.get("loss")
+            state = "failed" if (run / ERROR).exists() else "not finished"
+            steps, loss = _of_newest_checkpoint(run)
         else:
-            state, steps, loss = "finished", result["steps"], result["loss"]
+            state, steps, loss = "finished", result["steps"], f"{result['loss']:.3f}"
         lengths = sorted({row.length for row in read_rows(run / "eval.csv") if row.protocol != POSITIONS})
-        told = "" if loss is None else f"{loss:.3f}"
-        return (state, str(steps), str(asked), told, ", ".join(map(str, lengths)))
+        return (state, str(steps), str(asked), loss, ", ".join(map(str, lengths)))
     except (UserError, RunError, KeyError, ValueError, TypeError):
         return ("damaged", "", "", "", "")
 
 
-def _newest_meta(run: Path) -> dict[str, Any]:
-    """What the newest checkpoint of a run says of itself; nothing where there is none."""
+def _of_newest_checkpoint(run: Path) -> tuple[int, str]:
+    """The step and the loss, where a run that is not finished has one."""
     found = sorted((run / "checkpoints").glob("step-*/meta.json"))
-    return read_json(found[-1]) if found else {}
+    if not found:
+        return 0, ""
+    meta = read_json(found[-1])
+    return meta["step"], f"{meta['loss']:.3f}"
 
 
 def _parameters(model: ModelConfig, vocabulary: int) -> int:
