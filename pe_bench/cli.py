@@ -1,5 +1,6 @@
 """The commands: they parse and delegate, nothing else. Heavy imports happen inside functions."""
 
+import atexit
 import os
 import sys
 from contextlib import suppress
@@ -331,7 +332,19 @@ def options(
 
 def main() -> None:
     """Run a command; exit with 0 done, 1 failed, 2 misused, 130 interrupted."""
-    sys.exit(run(sys.argv[1:]))
+    code = 1  # of a traceback
+    # Registered first and so called last, when threads and children have ended: what is left is to take
+    # PyTorch down, which takes a second and frees what the system frees anyway.
+    atexit.register(lambda: _leave(code))
+    code = run(sys.argv[1:])
+    sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def run(arguments: list[str]) -> int:

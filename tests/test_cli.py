@@ -460,3 +460,17 @@ def test_help_is_shown_line_by_line_however_it_is_asked_for(command, words):
     outcome = command(*words)
     assert outcome.code == 0 and outcome.err == ""
     assert "\nCommands:\n" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "told"),
+    [
+        ("atexit.register(print, 'written') and 3", 3, "written\n"),
+        ("1 / 0", 1, ""),
+    ],
+)
+def test_a_command_ends_with_its_code_and_with_all_that_was_left_to_do(ends, code, told):
+    program = f"import atexit, pe_bench.cli as cli; cli.run = lambda words: {ends}; cli.main()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (code, told)
+    assert ("ZeroDivisionError" in ended.stderr) == (code == 1)
