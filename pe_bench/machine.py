@@ -1,5 +1,6 @@
 """What a run happens on: device, threads, precision, memory, and the versions that rows carry."""
 
+import math
 import os
 import platform
 import resource
@@ -23,6 +24,9 @@ _CLEAR_HIGHEST = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _PAGES = Path("/proc/self/statm")
 CPUINFO = Path("/proc/cpuinfo")
+CONTAINER_QUOTA = Path(
+    "/sys/fs/cgroup/cpu.max"
+)  # microseconds of processor time, and of the period they are for
 SAMPLE_SECONDS = 0.01
 
 
@@ -54,8 +58,14 @@ def set_threads(threads: str | int) -> int:
     return count
 
 
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
+    """Those that this process may use: of the machine's, and of what a container's `quota` leaves of them."""
+    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed, period = quota.read_text(encoding="ascii").split()
+        return max(1, min(seen, math.ceil(int(allowed) / int(period))))
+    except (OSError, ValueError, ZeroDivisionError):  # no container, or "max", which is no limit
+        return seen
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -116,6 +116,25 @@ def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
 
 
 @needs_reset
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("100000 100000", 1),
+        ("150000 100000", 2),
+        ("20000 100000", 1),
+        ("1600000 100000", 6),
+        ("max 100000", 6),
+    ],
+)
+def test_a_container_that_has_a_share_of_the_processors_has_that_many_cores(
+    tmp_path, monkeypatch, quota, cores
+):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)), raising=False)
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert available_cores(tmp_path / "cpu.max") == cores
+    assert available_cores(tmp_path / "none") == 6
+
+
 def test_the_peak_holds_what_was_freed_inside_and_nothing_from_before() -> None:
     with PeakMemory(CPU) as quiet:
         megabytes(1)
