@@ -13,6 +13,7 @@ from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.cope import CoPE
 from pe_bench.encodings.fox import FoX
+from pe_bench.encodings.lm_infinite import LMInfinite
 from pe_bench.encodings.logn import LogN
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rope import RoPE
@@ -284,3 +285,31 @@ def test_the_reference_computes_weights_in_float32_for_half_precision() -> None:
 
     x, q, k, v = (tensor.bfloat16() for tensor in inputs(6))
     assert attention(Checked(), x, q, k, v, torch.arange(6)).dtype == torch.bfloat16
+
+
+class RawScores(LMInfinite):
+    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        return scale * (queries.raw @ keys.raw.mT)
+
+
+class Everything(SlidingWindow):
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        return keys.index <= queries.index.unsqueeze(-1)
+
+
+class Halved(FoX):
+    def bias(self, queries: Side, keys: Side) -> Tensor:
+        return 0.5 * super().bias(queries, keys)
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [RawScores(K, window=4), Everything(2), Halved(D, H)],
+    ids=lambda encoding: type(encoding).__name__,
+)
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_class_that_changes_a_hook_does_not_inherit_the_faster_form_of_the_old_one(encoding, trains):
+    x, q, k, v = inputs(700, torch.float32)
+    given = (x, q.requires_grad_(trains), k.requires_grad_(trains), v, torch.arange(700))
+    with torch.set_grad_enabled(trains):
+        assert worst(attention(encoding, *given), reference_attention(encoding, *given)) < 1e-6

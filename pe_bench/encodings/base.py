@@ -70,11 +70,22 @@ class Declared:
         return {}
 
 
+# Optional hooks, which only say faster what another says.
+SHORTCUTS = {"scores": "pieces", "bias": "columns", "distance_bias": "columns", "visible": "ranges"}
+
+
 class LayerEncoding(nn.Module, Declared):
     """What an encoding does inside the attention of one layer."""
 
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
     per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class that changes a hook does not inherit the shortcut of the one that it changed."""
+        super().__init_subclass__(**options)
+        for hook, shortcut in SHORTCUTS.items():
+            if hook in vars(cls) and shortcut not in vars(cls):
+                setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         """Values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
