@@ -72,7 +72,7 @@ def test_the_demo_shows_what_the_readme_says(tmp_path):
     assert done.returncode == 0, done.stderr
     points = dict(
         re.findall(
-            r"^(sinusoidal|rope|alibi) +bits/byte.* (none[^0-9]*\d+|by \d+|\d+) +1 ",
+            r"^(sinusoidal|rope|alibi) +bits/byte.*? (none[^0-9]*\d+|by \d+|\d+) +1 ",
             done.stdout,
             re.MULTILINE,
         )
