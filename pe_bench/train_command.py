@@ -8,7 +8,8 @@ from pe_bench.config import Config
 from pe_bench.config_checks import check_folder
 from pe_bench.distributed.machines import Machines, machines_asked
 from pe_bench.errors import RunError
-from pe_bench.hydra_app import check_sweep, read_words, run_job
+from pe_bench.hydra_app import read_words, run_job
+from pe_bench.hydra_sweep import check_sweep
 from pe_bench.hydra_words import is_sweep
 from pe_bench.signals import Stopped
 

@@ -13,14 +13,13 @@ from pe_bench.errors import UserError
 from pe_bench.hydra_app import (
     WORDS_VARIABLE,
     call_hydra,
-    check_sweep,
     compose,
-    order_words,
     parse_composed,
     read_words,
     run_job,
 )
-from pe_bench.hydra_words import is_sweep, with_swept_options
+from pe_bench.hydra_sweep import check_sweep
+from pe_bench.hydra_words import is_sweep, order_words, with_swept_options
 
 
 @pytest.mark.parametrize(

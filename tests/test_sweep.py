@@ -19,7 +19,7 @@ from rich.console import Console
 
 from pe_bench.checkpoint import latest_checkpoint
 from pe_bench.errors import UserError
-from pe_bench.hydra_app import Swept
+from pe_bench.hydra_sweep import Swept
 from pe_bench.machine import available_cores
 from pe_bench.results import read_rows
 from pe_bench.sweep import _new_folder, _with_folder

@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any
 
 from pe_bench.errors import UserError, first_line
-from pe_bench.hydra_app import Swept, call_hydra, parse_composed
+from pe_bench.hydra_app import call_hydra, parse_composed
+from pe_bench.hydra_sweep import Swept
 from pe_bench.hydra_words import (
     CONFIG_DIR,
     CONFIG_NAME,
