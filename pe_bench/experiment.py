@@ -3,7 +3,7 @@
 import copy
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,11 +86,13 @@ def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, l
     return job.run, run_checked(job)
 
 
-def run_checked(job: Job, bars: Bars = progress_bar, *, waits: bool = False) -> list[Row]:
+def run_checked(
+    job: Job, bars: Bars = progress_bar, *, waits: Callable[[str], None] | None = None
+) -> list[Row]:
     """What `run_experiment` does after its checks, its progress shown by `bars`; the rows.
 
     What goes wrong stands in the run's directory too, until the run goes on. Jobs of a sweep may be scores
-    of one and the same run: each `waits` for the other.
+    of one and the same run: each `waits` for the other, told of it first.
     """
     job.run.mkdir(parents=True, exist_ok=True)
     with locked(job.run, waits=waits), error_kept(job.run), memory_told():

@@ -1,8 +1,10 @@
 """Child processes that start quickly: copies of one that has imported what they need, and done nothing."""
 
 import multiprocessing
+import os
+import signal
 from collections.abc import Sequence
-from signal import SIG_IGN
+from contextlib import suppress
 from typing import Any
 
 from pe_bench.signals import ASKING, handled
@@ -22,6 +24,17 @@ def child_context(preloaded: Sequence[str]) -> Any:
 
         multiprocessing.set_forkserver_preload(list(preloaded))
         # What they are copied from leaves a signal that is sent to all processes to the children.
-        with handled(ASKING, SIG_IGN):
+        with handled(ASKING, signal.SIG_IGN):
             forkserver.ensure_running()
     return multiprocessing.get_context(start_method())
+
+
+def end_workers() -> None:
+    """Kill those that a launcher started, which would outlive this process; children of ours go on."""
+    # Joblib's workers have no `kill`; nor has Windows.
+    number = getattr(signal, "SIGKILL", signal.SIGTERM)
+    context: Any = multiprocessing.get_context(start_method())
+    for child in multiprocessing.active_children():
+        if not isinstance(child, context.Process) and child.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, number)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -153,17 +153,20 @@ def newest_run(results_dir: Path) -> Path:
 
 
 @contextmanager
-def locked(run: Path, *, waits: bool = False) -> Iterator[None]:
-    """Hold the run, once another process that holds it is done, or `RunError` where nobody `waits`.
+def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold the run. Where another process does, one that `waits` is told so first; else it is a `RunError`.
 
     `RunError` also for what is not safe to write to.
     """
     check_files(run)
     lock = FileLock(run / "lock")
     try:
-        lock.acquire(timeout=-1 if waits else 0)
+        lock.acquire(timeout=0)
     except Timeout as error:
-        raise RunError(f"another process is working on {run}: wait for it, or stop it") from error
+        if waits is None:
+            raise RunError(f"another process is working on {run}: wait for it, or stop it") from error
+        waits(f"waits for another process that is working on {run}")
+        lock.acquire()
     try:
         yield
     finally:

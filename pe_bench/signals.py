@@ -1,4 +1,4 @@
-"""Being asked to end: by Ctrl-C, by SIGTERM, or by what a scheduler sends before it takes a machine back.
+"""Being asked to end: by Ctrl-C, by SIGTERM, by a connection that is lost, or by what a scheduler sends.
 
 Everything that pe-bench writes survives an end at any moment, so a signal ends a command at once, but
 for a training step: that is finished and saved, unless the signal comes twice.
@@ -6,6 +6,7 @@ for a training step: that is finished and saved, unless the signal comes twice.
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +14,17 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-# Slurm sends what `sbatch --signal` names, and submitit asks for SIGUSR2. Windows has the first two alone.
-ASKING = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
-)
+
+def _here(*names: str) -> tuple[signal.Signals, ...]:
+    """Windows has the first of each alone."""
+    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+# Sent to all that was started there: by Ctrl-C, and by a terminal that is closed or lost.
+FROM_TERMINAL = _here("SIGINT", "SIGHUP")
+# Slurm sends what `sbatch --signal` names, and submitit asks for SIGUSR2.
+FROM_OTHERS = _here("SIGTERM", "SIGUSR1", "SIGUSR2")
+ASKING = (*FROM_TERMINAL, *FROM_OTHERS)
 EXIT_CODE = 130
 # One request may come several ways at once: from the terminal, a scheduler, and the process that waits.
 TWICE_SECONDS = 0.5
@@ -40,6 +48,7 @@ class _Asked:
         self.once, self._heard = False, 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        heed_lost_terminal(number)
         now = time.monotonic()
         if self.once and now - self._heard < TWICE_SECONDS:
             return
@@ -54,10 +63,10 @@ _asked = _Asked()
 
 
 @contextmanager
-def signals_heard() -> Iterator[None]:
+def signals_heard(numbers: tuple[int, ...] = ASKING) -> Iterator[None]:
     """In here the signals that ask for an end raise `Stopped` in the main thread."""
     _asked.forget()
-    with handled(ASKING, _asked):
+    with handled(numbers, _asked):
         yield
 
 
@@ -82,6 +91,16 @@ def tell(message: str) -> None:
         os.write(2, f"\n{message}\n".encode())
 
 
+def heed_lost_terminal(number: int) -> None:
+    """What is written to a terminal that is gone would be an error, before anything is saved."""
+    if number == getattr(signal, "SIGHUP", None):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            if stat.S_ISCHR(os.fstat(standard).st_mode):  # a file or a pipe is there as before
+                os.dup2(nowhere, standard)
+        os.close(nowhere)
+
+
 def ask_to_end() -> None:
     """As SIGTERM would, from any thread; nothing where a signal came already."""
     if not _asked.once:
@@ -92,13 +111,21 @@ def ask_to_end() -> None:
 def handled(
     numbers: tuple[int, ...], handler: Callable[[int, FrameType | None], Any] | signal.Handlers
 ) -> Iterator[None]:
-    """Let `handler` have these signals; Python lets only the main thread choose."""
+    """Let `handler` have these signals; Python lets only the main thread choose.
+
+    But for the terminal's end, where `nohup` has this process ignore that.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    chosen = [number for number in numbers if not _is_kept_from(number)]
+    before = {number: signal.signal(number, handler) for number in chosen}
     try:
         yield
     finally:
         for number, previous in before.items():
             signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+
+
+def _is_kept_from(number: int) -> bool:
+    return number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN

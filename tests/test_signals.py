@@ -1,25 +1,27 @@
 """Signals that ask for an end: a step is finished and saved, and the same command goes on from there."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import only_run
+from conftest import only_run, tiny_words, write_corpus
 from safetensors.torch import load_file
 
 from pe_bench.checkpoint import final_checkpoint, latest_checkpoint
-from pe_bench.signals import ASKING, Stopped, ask_to_end, signals_heard, steps_finished
+from pe_bench.signals import ASKING, FROM_OTHERS, Stopped, ask_to_end, signals_heard, steps_finished
 from pe_bench.train import Trainer
 
 ASKED_AT = 3  # steps that were done before the signal came
 
 
 def test_a_signal_outside_of_a_step_ends_at_once():
-    for number in ASKING:
+    for number in (signal.SIGINT, *FROM_OTHERS):
         with signals_heard(), pytest.raises(Stopped):
             os.kill(os.getpid(), number)
 
@@ -158,3 +160,42 @@ def test_scoring_that_a_signal_cut_off_keeps_the_lengths_that_were_scored(train,
     assert len(list((run / "scores").iterdir())) == 3
     first = next(iter(kept))
     assert first.stat().st_mtime_ns == kept[first]
+
+
+def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    ours, theirs = os.openpty()
+    words = [*tiny_words(tmp_path), "encoding=nope", "train.steps=20000", "train.validate_every=20000"]
+
+    def at_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pe_bench", "train", *words, "train.checkpoint_every=20000"],
+        cwd=tmp_path,
+        start_new_session=True,
+        preexec_fn=at_terminal,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+    )
+    os.close(theirs)
+    shown = b""
+    while b"step 5" not in shown:
+        shown += os.read(ours, 1000)
+    os.close(ours)
+    assert run.wait(timeout=60) == 130
+    saved = latest_checkpoint(only_run(tmp_path) / "checkpoints")
+    assert saved is not None and saved.meta.step >= 5
+
+
+def test_a_terminal_that_is_lost_ends_nothing_that_was_told_not_to_hear_of_it():
+    program = (
+        "import os, signal\n"
+        "from pe_bench.signals import signals_heard\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "with signals_heard():\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "went on\n"

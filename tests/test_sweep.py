@@ -10,10 +10,12 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 from conftest import only_run, tiny_words, write_corpus
+from filelock import FileLock
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -22,8 +24,9 @@ from pe_bench.errors import UserError
 from pe_bench.hydra_sweep import Swept
 from pe_bench.machine import available_cores
 from pe_bench.results import read_rows
+from pe_bench.signals import FROM_OTHERS, Stopped, signals_heard
 from pe_bench.sweep import _new_folder, _with_folder
-from pe_bench.sweep.job import Report
+from pe_bench.sweep.job import END, Report, _end_with
 from pe_bench.sweep.launchers import cores_each, side_by_side
 from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
 from pe_bench.sweep.summary import Summary, print_summary
@@ -116,9 +119,10 @@ def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_
     threads = {json.loads((run / "environment.json").read_text())["threads"] for run in finished(tmp_path)}
     assert threads == {cores.get(launcher, max(1, available_cores() // 2) if launcher == "joblib" else 1)}
     # What repeats only the failures.
-    script = re.search(r"repeat only those: sh (\S+)", done.stderr)
+    script = re.search(r"repeat only those: the same command; or one by one, sh (\S+)", done.stderr)
     assert script is not None
-    commands = (tmp_path / script.group(1)).read_text().splitlines()
+    lines = (tmp_path / script.group(1)).read_text().splitlines()
+    commands = [line for line in lines if line.startswith("pe-bench")]
     assert [re.findall("encoding.end=([a-z]+)", command) for command in commands] == [["raise"], ["kill"]]
     assert all("--config-dir" in command and "hydra" not in command for command in commands)
     before = tensors(tmp_path)
@@ -161,31 +165,96 @@ def test_a_sweep_that_was_asked_to_end_saves_what_it_trains(tmp_path, launcher):
     assert latest_checkpoint(next(runs.glob("*/checkpoints"))) is not None
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("end", ["second", "kill"])
-def test_a_command_that_left_its_jobs_leaves_runs_that_go_on(tmp_path, end):
+# Each step takes so long that a second Ctrl-C comes within it.
+SLOW_STEP = """
+import multiprocessing, time
+from pe_bench.encodings.nope import NoPE
+
+
+class SlowStep(NoPE):
+    def logit_scale(self, queries):
+        if multiprocessing.parent_process() is not None:
+            time.sleep(1)
+        return None
+"""
+
+
+def living(session: int) -> list[str]:
+    """The processes that a command left: the session is its own."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append((stat.parent / "cmdline").read_text().replace("\0", " ")[:100])
+    return found
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("basic", marks=pytest.mark.full), "joblib"])
+@pytest.mark.parametrize("end", ["second", pytest.param("kill", marks=pytest.mark.full)])
+def test_jobs_that_a_command_left_save_their_step_and_nothing_lives_on(tmp_path, launcher, end):
     write_corpus(tmp_path / "corpus")
-    words = [
-        *tiny_words(tmp_path),
-        "train.steps=3000",
-        "train.validate_every=3000",
-        "-m",
-        "encoding=nope,alibi",
-    ]
-    command = [sys.executable, "-m", "pe_bench", "train", *words, *LAUNCHERS["joblib"]]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment())
-    while len(list((tmp_path / "results" / "runs").glob("*/checkpoints/step-*"))) < 2:
+    own = tmp_path / "own" / "encoding"
+    own.mkdir(parents=True)
+    (own / "slow_step.py").write_text(SLOW_STEP)
+    (own / "slow_step.yaml").write_text("name: slow_step\nclass: slow_step.py:SlowStep\n")
+    words = [*tiny_words(tmp_path), "-m", "encoding=slow_step", "seed=1,2", f"--config-dir={own.parent}"]
+    with (tmp_path / "told").open("w") as told:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pe_bench", "train", *words, *LAUNCHERS[launcher]],
+            cwd=tmp_path,
+            env=environment(),
+            stderr=told,
+            start_new_session=True,
+        )
+    runs = tmp_path / "results" / "runs"
+    while not list(runs.glob("*/checkpoints/step-*")):
         time.sleep(0.05)
         assert process.poll() is None
-    process.send_signal(signal.SIGINT if end == "second" else signal.SIGKILL)
     if end == "second":
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-    # A second one that comes while Python takes itself down ends it as a signal does: 130 in a shell too.
-    assert process.wait(timeout=60) in (130, -signal.SIGINT, -signal.SIGKILL)
-    done = pe_bench(tmp_path, *words, *LAUNCHERS["joblib"])
-    assert done.returncode == 0, done.stderr
-    assert "2 jobs: 2 done" in done.stderr
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        time.sleep(0.8)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert "left; each job finishes its step, saves and ends" in (tmp_path / "told").read_text()
+    else:
+        process.kill()
+        process.wait()
+    ended = time.monotonic() + 60
+    while living(process.pid) and time.monotonic() < ended:
+        time.sleep(0.2)
+    assert living(process.pid) == []
+    steps = sorted(int(path.name[5:]) for path in runs.glob("*/checkpoints/step-*"))
+    assert steps[-1] > 2, "what comes after the checkpoint that was due"
+    assert not list(runs.glob("*/error.txt"))
+
+
+def test_a_job_is_told_to_end_before_it_hears_any_signal(tmp_path):
+    ours, theirs = Pipe()
+
+    def wait() -> None:
+        _end_with(SweepFolder(tmp_path), theirs)
+        time.sleep(20)
+
+    with ours, signals_heard(FROM_OTHERS):
+        ours.send(END)
+        with pytest.raises(Stopped):
+            wait()
+
+
+def test_a_job_tells_whom_it_waits_for(tmp_path, monkeypatch):
+    write_corpus(tmp_path / "corpus")
+    words = [*tiny_words(tmp_path), "-m", "encoding=nope", "seed=0,1"]
+    assert pe_bench(tmp_path, *words, "train.steps=2").returncode == 0
+    (held, _) = sorted((tmp_path / "results" / "runs").glob("nope-*"))
+    waits = f"seed=0: waits for another process that is working on {held}\n"
+    with FileLock(held / "lock"), (tmp_path / "told").open("w") as told:
+        command = [sys.executable, "-m", "pe_bench", "train", *words, "train.steps=2", "eval.lengths=[16,24]"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=told)
+        while waits not in (tmp_path / "told").read_text():
+            time.sleep(0.1)
+            assert process.poll() is None
+    assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.full
@@ -320,7 +389,7 @@ def test_the_view_shows_a_line_a_running_job_and_the_total(tmp_path):
 def test_the_view_prints_plain_lines_where_there_is_no_terminal(tmp_path):
     folder, shown = SweepFolder(tmp_path), io.StringIO()
     with View(folder, 2, Console(file=shown)):
-        folder.write(states(RUNNING)[0])
+        folder.write(replace(states(RUNNING)[0], share=0.1))
         time.sleep(0.5)
         folder.write(JobState(0, "seed=0", "", DONE, seconds=3700.0))
     lines = shown.getvalue().splitlines()

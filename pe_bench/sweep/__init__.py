@@ -24,13 +24,23 @@ from pe_bench.hydra_words import (
     values_of,
     with_swept_options,
 )
-from pe_bench.signals import ASKING, EXIT_CODE, TWICE_SECONDS, Stopped, handled, tell
+from pe_bench.processes import end_workers
+from pe_bench.signals import (
+    ASKING,
+    EXIT_CODE,
+    TWICE_SECONDS,
+    Stopped,
+    handled,
+    heed_lost_terminal,
+    tell,
+)
 from pe_bench.sweep.job import Surroundings, carry_out, fail, surroundings
 from pe_bench.sweep.states import JobState, SweepFolder
 from pe_bench.sweep.summary import Summary, summarize
 from pe_bench.sweep.view import View
 
 SWEEP_DIR = "hydra.sweep.dir"
+SEARCH_PATH = "hydra.searchpath="  # where the files of a job's words may lie
 
 
 def run_sweep(words: Sequence[str], swept: Swept) -> Summary:
@@ -76,7 +86,8 @@ class _Task:
         from pe_bench.sweep.launchers import cores_each
 
         hydra = HydraConfig.get()
-        state = self._state(int(hydra.job.num), list(hydra.overrides.task))
+        searched = [word for word in hydra.overrides.hydra if word.startswith(SEARCH_PATH)]
+        state = self._state(int(hydra.job.num), [*searched, *hydra.overrides.task])
         try:
             config, search = parse_composed(composed)
         except Exception as error:
@@ -98,10 +109,12 @@ def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal first
+        heed_lost_terminal(number)
         if first and view.has_seen_all_end:
             raise Stopped
         if first and time.monotonic() - first >= TWICE_SECONDS:
             # A launcher would wait for its workers. The jobs find that this process is gone, and end.
+            end_workers()
             view.give_back_terminal()
             tell("left; each job finishes its step, saves and ends")
             os._exit(EXIT_CODE)

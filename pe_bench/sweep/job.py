@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,12 +18,22 @@ from pe_bench.config import Config
 from pe_bench.distributed.machines import Machines, machines_of_job
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.processes import child_context
-from pe_bench.signals import ASKING, EXIT_CODE, Stopped, ask_to_end, handled, signals_heard
+from pe_bench.signals import (
+    ASKING,
+    EXIT_CODE,
+    FROM_OTHERS,
+    FROM_TERMINAL,
+    Stopped,
+    ask_to_end,
+    handled,
+    signals_heard,
+)
 from pe_bench.sweep.states import DONE, FAILED, SKIPPED, STOPPED, JobState, SweepFolder
 
 WRITE_SECONDS = 0.25  # between two changes of a job's file
 LOOK_SECONDS = 0.2  # between two looks for the word to stop
 ALIVE_SECONDS = 1.0  # between two looks for the process that launched a worker
+END = "end"  # what a worker tells its child
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
 # Of PyTorch what the first step of an optimizer imports, which takes longer than a tiny run.
 PRELOADED = ["pe_bench.experiment", "torch._dynamo"]
@@ -74,11 +84,12 @@ def _in_child(arguments: tuple[Any, ...], around: Surroundings) -> tuple[JobStat
     context = child_context(PRELOADED)
     ours, theirs = context.Pipe()
     child = context.Process(target=_work, args=(*arguments, theirs))
-    with _child_first(child):
+    is_worker = os.getpid() != around.process
+    with _child_first(child, ours) if is_worker else nullcontext():
         child.start()
         theirs.close()
         try:
-            ended = _receive(ours, None if os.getpid() == around.process else os.getppid())
+            ended = _receive(ours, os.getppid() if is_worker else None)
             child.join()
         except BaseException:
             child.kill()
@@ -149,7 +160,7 @@ def _work(
     os.environ.update(around.variables)
     _write_output_to(folder.log(state.number, machines.node))
     report = Report(folder, state)
-    with signals_heard():
+    with handled(FROM_TERMINAL, signal.SIG_IGN), signals_heard(FROM_OTHERS):
         try:
             _end_with(folder, pipe)
             if machines.is_first:
@@ -180,17 +191,20 @@ def _run(report: Report, config: Config, search: Sequence[Path], machines: Machi
     job = check(config, search, machines)
     targets = sorted({plan.target_hash for _, plan in job.plans})
     report.change(run=str(job.run), margin=config.report.margin, targets=targets)
-    run_checked(job, report.bar, waits=True)
+    run_checked(job, report.bar, waits=lambda why: report.change(at_once=True, text=why))
     return {"state": DONE if report.has_worked else SKIPPED}
 
 
 def _end_with(folder: SweepFolder, pipe: Connection) -> None:
-    """End when the sweep is stopped, and when the process that waits for this one is gone."""
+    """End when the sweep is stopped, and when the process that waits for this one says so or is gone.
+
+    A signal would be lost where it came before this process hears any.
+    """
 
     def watch() -> None:
         while not folder.is_stopped:
             try:
-                if pipe.poll(LOOK_SECONDS):  # nothing is ever sent here: the other end was closed
+                if pipe.poll(LOOK_SECONDS):  # it says END, or its end is closed
                     break
             except OSError:
                 break
@@ -200,22 +214,24 @@ def _end_with(folder: SweepFolder, pipe: Connection) -> None:
 
 
 @contextmanager
-def _child_first(child: Any) -> Iterator[None]:
-    """Hand a signal to the child, which saves, before what this process would do with it.
+def _child_first(child: Any, pipe: Connection) -> Iterator[None]:
+    """In a launcher's worker: have the child save before a signal does what it would do with this process.
 
-    Ctrl-C reaches both. Submitit puts a job back into the queue when it gets the scheduler's signal.
+    Submitit puts a job back into the queue when it gets the scheduler's signal. What a terminal sends came to
+    the command too, which stops the sweep.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in ASKING}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in ASKING}
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGINT and child.is_alive():
-            child.terminate()
+        if number in FROM_OTHERS and child.is_alive():
+            with suppress(OSError):  # it has just ended
+                pipe.send(END)
             child.join(SAVE_SECONDS)
         previous = before[number]
-        # Python's own handler of Ctrl-C would raise here, in a launcher's worker, while the child saves.
+        # Python's own handler of Ctrl-C would raise here, while the child saves.
         if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)
 
@@ -254,7 +270,9 @@ def _killed(folder: SweepFolder, state: JobState, code: int | None, work: Path) 
 
 def _how(code: int | None) -> str:
     number = -(code or 0)
-    name = signal.Signals(number).name if number in list(signal.Signals) else f"exit code {code}"
+    if number not in list(signal.Signals):
+        return f"its process ended with exit code {code}"
+    name = signal.Signals(number).name
     return f"killed by {name}" + (", by somebody or for lack of memory" if name == "SIGKILL" else "")
 
 

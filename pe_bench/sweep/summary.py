@@ -1,7 +1,7 @@
 """How a sweep ended: what is done, what failed and why, and the command that repeats only that."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -158,7 +158,7 @@ def _before(count: int) -> str:
 
 
 def _reason(state: JobState) -> str:
-    return state.reason or state.text or "its process ended without a word"
+    return state.reason or "its process ended without a word" + (f", at {state.text}" if state.text else "")
 
 
 def _place(summary: Summary, state: JobState) -> str:
@@ -175,5 +175,11 @@ def _tell_repeat(summary: Summary) -> None:
         say(f"repeat only that: {failed[0].command}")
     elif failed:
         script = summary.folder / REPEAT
-        write_text(script, "".join(f"{state.command}\n" for state in failed))
-        say(f"repeat only those: sh {shlex.quote(str(script))}")
+        write_text(script, _script(state.command for state in failed))
+        say(f"repeat only those: the same command; or one by one, sh {shlex.quote(str(script))}")
+
+
+def _script(commands: Iterable[str]) -> str:
+    """From any folder; its exit code is that of the last command that failed."""
+    lines = [f"{command} || code=$?" for command in commands]
+    return "\n".join([f"cd {shlex.quote(str(Path.cwd()))} || exit", "code=0", *lines, "exit $code", ""])

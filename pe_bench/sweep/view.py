@@ -84,7 +84,8 @@ class View:
             if known is None or known[0] == RUNNING:
                 self.console.print(_ended(state), markup=False)
         elif not changes_are_seen and known is None:
-            self.console.print(f"{state.label}: begins", markup=False)
+            waits = state.text if not state.share else ""
+            self.console.print(f"{state.label}: {waits or 'begins'}", markup=False)
         elif not changes_are_seen and known is not None and fifth > known[1] and state.text:
             self.console.print(f"{state.label}: {state.text}", markup=False)
 
