@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_type_hints
@@ -70,7 +70,7 @@ def save_checkpoint(
             _whole(named)
         return
     folder.mkdir(exist_ok=True)
-    target = folder / f"step-{step:08d}"
+    target = folder / _name(step)
     temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
     tensors = {WEIGHTS: model.state_dict(), OPTIMIZER: _optimizer_tensors(model, optimizer)}
     try:
@@ -114,9 +114,10 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
-    """The whole checkpoint of a run's last step."""
-    found = latest_checkpoint(run / "checkpoints")
-    return found if found is not None and found.meta.step == steps else None
+    """That of a run's last step, where its weights are whole: nothing else of it is wanted any more."""
+    path = run / "checkpoints" / _name(steps)
+    meta = _read_meta(path, (WEIGHTS,))
+    return Checkpoint(path, meta) if meta is not None and meta.step == steps else None
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
@@ -210,12 +211,16 @@ def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: whole(tensor) for name, tensor in tensors.items()}
 
 
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
 def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"), reverse=True)
 
 
-def _read_meta(path: Path) -> Meta | None:
-    """The meta.json of a checkpoint whose files are as they were written, else None."""
+def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta | None:
+    """The meta.json of a checkpoint whose `files` are as they were written, else None."""
     try:
         found = read_json(path / META)
     except (OSError, ValueError):
@@ -227,7 +232,7 @@ def _read_meta(path: Path) -> Meta | None:
         )
     try:
         meta = Meta(**{name: check_type(found[name], kind, name) for name, kind in _KINDS.items()})
-        is_whole = all(_checksum(path / name) == meta.checksums[name] for name in (WEIGHTS, OPTIMIZER))
+        is_whole = all(_checksum(path / name) == meta.checksums[name] for name in files)
     except (OSError, KeyError, UserError):
         return None
     return meta if is_whole and meta.step > 0 and meta.train_seconds > 0 else None

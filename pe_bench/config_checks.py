@@ -1,10 +1,13 @@
 """What a configuration may say: checks that need no data, each with the value and the way out.
 
-A key that the rest of the configuration leaves unused is refused too: nothing is ignored in silence.
+A key that the rest of the configuration leaves unused is refused too: nothing is ignored in silence. Where an
+experiment, or a run that is scored under another protocol, may well hold such a key, it is refused among the
+words of a command alone, by `refuse_unused`.
 """
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,13 @@ if TYPE_CHECKING:
 MOST_THREADS = 1_024
 FAILURE = 0.25  # bits per byte, as in `statistics`, which takes too long to import here
 NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
+# Of the keys of `eval` that not all scoring reads, the choices that do.
+READ_WITH = {
+    "eval.targets": ("eval.protocol=paired",),
+    "eval.target_tokens": ("eval.protocol=paired",),
+    "eval.stride": ("eval.protocol=sliding",),
+    "eval.tokens": ("eval.protocol=nonoverlapping", "eval.protocol=sliding", "eval.per_position=true"),
+}
 
 
 def check_config(config: "Config") -> None:
@@ -29,6 +39,44 @@ def check_config(config: "Config") -> None:
     _check_eval(config.eval, config.train.length)
     check_margin(config.report.margin, "report.margin")
     _check_run(config)
+
+
+def refuse_unused(configs: "Sequence[Config]", words: Sequence[str]) -> None:
+    """Raises `UserError` for a key among a command's words that none of the runs it asks for would obey.
+
+    A sweep over protocols may hold the keys of each.
+    """
+    unused = [unused_keys(config.data, config.eval) for config in configs]
+    for key in dict.fromkeys(map(_key, words)):
+        if all(key in keys for keys in unused):
+            for config, keys in zip(configs, unused, strict=True):
+                _refuse_ignored(getattr(config, key.split(".")[0]), key, *keys[key])
+
+
+def obeyed(words: Sequence[str], data: "DataConfig", evaluation: "EvalConfig") -> list[str]:
+    """The words that `refuse_unused` takes for a run with these values."""
+    unused = unused_keys(data, evaluation)
+    return [word for word in words if _key(word) not in unused]
+
+
+def unused_keys(data: "DataConfig", evaluation: "EvalConfig") -> dict[str, tuple[str, str]]:
+    """The keys that nothing obeys beside these values: what was chosen, and what would obey the key."""
+    chosen = [f"eval.protocol={evaluation.protocol}"]
+    chosen += ["eval.per_position=true"] if evaluation.per_position else []
+    unused = {
+        key: (chosen[0], " or ".join(choices))
+        for key, choices in READ_WITH.items()
+        if not set(choices) & set(chosen)
+    }
+    if data.source == "stdlib":
+        unused["data.text_column"] = (f"data={data.name}", "data=files and data sets of the Hub")
+    if data.validation_path is not None:
+        unused["data.validation_fraction"] = ("a data.validation_path", "data without one")
+    return unused
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
 
 
 def check_margin(margin: float, key: str) -> None:
@@ -123,12 +171,18 @@ def _check_tokenizer(tokenizer: "TokenizerConfig") -> None:
 def _refuse_unused(section: Any, prefix: str, chosen: str, used: dict[str, tuple[bool, str]]) -> None:
     """`used` says of each key whether it is, and what would use it."""
     for name, (is_used, by) in used.items():
-        value = getattr(section, name)
-        require(
-            is_used or value is None,
-            f"{prefix}.{name}={value} would be ignored with {chosen}: it is for {by}; "
-            "leave it out, or choose that",
-        )
+        if not is_used:
+            _refuse_ignored(section, f"{prefix}.{name}", chosen, by)
+
+
+def _refuse_ignored(section: Any, key: str, chosen: str, by: str) -> None:
+    """Raises `UserError` unless the key has its default, which the class of the section has too."""
+    name = key.split(".")[1]
+    value = getattr(section, name)
+    require(
+        value == getattr(type(section), name),
+        f"{key}={value} would be ignored with {chosen}: it is for {by}; leave it out, or choose that",
+    )
 
 
 def _check_train(train: "TrainConfig") -> None:

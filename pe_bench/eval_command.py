@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config import Config, parse_config, parse_lengths, to_plain, without_none
+from pe_bench.config_checks import unused_keys
 from pe_bench.errors import UserError
 from pe_bench.experiment import score_run, trusted
 from pe_bench.report_command import print_run
@@ -52,8 +53,17 @@ def _changed(
     if changes.get("protocol") not in (None, "paired"):
         values["eval"]["controls"] = "auto"  # the run's own are of another protocol
     values["eval"].update(without_none(changes))
-    if changes.get("stride") and values["eval"]["protocol"] != "sliding":
-        raise UserError(f"--stride is for --protocol sliding, and this is {values['eval']['protocol']}")
     if data_path is not None:
         values["data"]["path"] = str(data_path)
-    return parse_config(values)
+    config = parse_config(values)
+    _refuse_unused(config, changes)
+    return config
+
+
+def _refuse_unused(config: Config, changes: dict[str, Any]) -> None:
+    """Of what the user asked for, not of the run's own, which may be of another protocol."""
+    for key, (_, by) in unused_keys(config.data, config.eval).items():
+        name = key.removeprefix("eval.")
+        if changes.get(name) is not None:
+            protocol = by.removeprefix("eval.protocol=")
+            raise UserError(f"--{name} is for --protocol {protocol}, and this is {config.eval.protocol}")

@@ -66,6 +66,16 @@ def evaluate(
     return [asked[place] for place in range(len(plans))]
 
 
+def kept_rows(
+    subject: Subject, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]]
+) -> list[Row] | None:
+    """The rows of all plans, where each is scored already: they need no weights."""
+    kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
+    asked = [_empty_row(subject, length, plan, evaluation.precision).key for length, plan in plans]
+    is_whole = all(_is_scored(subject.run, kept.get(key)) for key in asked)
+    return [kept[key] for key in asked] if is_whole else None
+
+
 def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple[int, Plan]]:
     """What to score at each length, in rising order of lengths. Raises `UserError`.
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from pe_bench.encodings.load import (
     with_trusted_code,
 )
 from pe_bench.errors import UserError
-from pe_bench.evaluate import Subject, count_parts, evaluate, make_plans, shortages
+from pe_bench.evaluate import Subject, count_parts, evaluate, kept_rows, make_plans, shortages
 from pe_bench.files import remove_leftovers, write_text
 from pe_bench.machine import environment, memory_told, resolve_device, resolve_precision, set_threads, today
 from pe_bench.model import Decoder, build_decoder
@@ -99,21 +100,46 @@ def run_checked(
         remove_leftovers(job.run)
         with tracking(job.run, job.config) as tracked:
             rows = _work(job, bars, tracked)
-    _gather(Path(job.config.results_dir))
+    gather_told(Path(job.config.results_dir))
     return rows
 
 
 def _work(job: Job, bars: Bars, tracked: Tracking) -> list[Row]:
-    trained = _finished(job)
-    if trained is not None:
-        say(f"{job.run} is trained already")
-        rows = _score(job, trained, bars=bars)
-    else:
+    rows = _of_finished(job, bars)
+    if rows is None:
         trained = _train(job, bars, tracked)
         rows = _score(job, trained, bars=bars)
         _write_result(job, trained)
     tracked.scores(read_rows(job.run / "eval.csv"))
     return rows
+
+
+def _of_finished(job: Job, bars: Bars) -> list[Row] | None:
+    """The rows of a finished run, with those that were missing; None for one to train, perhaps again."""
+    if read_result(job.run) is None:
+        return None
+    rows = kept_rows(_subject(job, math.nan), job.config.eval, job.plans)
+    trained = None if rows is not None else final_checkpoint(job.run, job.config.train.total_steps)
+    if rows is None and trained is None:
+        _begin_again(job)
+        return None
+    say(f"{job.run} is trained already")
+    if trained is not None:
+        return _score(job, trained, bars=bars)
+    _tell_shortages(job)
+    record_command(job.run)
+    return rows
+
+
+def _begin_again(job: Job) -> None:
+    """A finished run lacks the weights for what is to be scored: from here on it is not finished."""
+    lengths = {row.length for row in read_rows(job.run / "eval.csv")} - {length for length, _ in job.plans}
+    others = f"; its scores at {', '.join(map(str, sorted(lengths)))} go with them: eval makes them again"
+    say(
+        f"warning: {job.run.name} is trained again, for the weights of its last step are missing or damaged"
+        + (others if lengths else "")
+    )
+    (job.run / "result.json").unlink()
 
 
 def take_part(job: Job) -> None:
@@ -173,7 +199,7 @@ def score_run(
         remove_leftovers(run)
         rows = _score(job, trained, others, search)
     if run.resolve().parent == runs_folder(results_dir).resolve():
-        _gather(results_dir)
+        gather_told(results_dir)
     return rows
 
 
@@ -229,13 +255,6 @@ def _label(config: Config, search: Sequence[Path]) -> str:
     """The encoding, and whose weights it started from: one that was only fine-tuned is no other's equal."""
     label, source = encoding_label(config.encoding, search), config.train.from_run
     return f"{label} from={encoding_in(source)}" if source else label
-
-
-def _finished(job: Job) -> Checkpoint | None:
-    """The checkpoint of a finished run; None for one to train, or to train again from what is whole."""
-    if read_result(job.run) is None:
-        return None
-    return final_checkpoint(job.run, job.config.train.total_steps)
 
 
 def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
@@ -296,16 +315,21 @@ def _score(
     load_weights(trained, job.model)
     # All are built before any is scored, for what is wrong with the last is told first.
     models = [_under(other, job, search) for other in others]
-    own = _subject(job, trained)  # moves what all of them share to the device
+    speed = trained.meta.step * job.config.train.batch_tokens / trained.meta.train_seconds
+    own = _subject(job, speed)  # moves what all of them share to the device
     for model in models:
         model.encoding.to(job.device)
-    for line in shortages(job.config, job.config.eval, job.plans):
-        say(line)
+    _tell_shortages(job)
     labels = [other.label for other in others]
     subjects = [
         replace(own, model=model, scored_with=label) for model, label in zip(models, labels, strict=True)
     ]
     return [row for subject in (own, *subjects) for row in _rows(subject, job.plans, bars)]
+
+
+def _tell_shortages(job: Job) -> None:
+    for line in shortages(job.config, job.config.eval, job.plans):
+        say(line)
 
 
 def _rows(subject: Subject, plans: Sequence[tuple[int, Plan]], bars: Bars) -> list[Row]:
@@ -326,7 +350,7 @@ def _under(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
     return model.eval()
 
 
-def _subject(job: Job, trained: Checkpoint) -> Subject:
+def _subject(job: Job, tokens_per_second: float) -> Subject:
     config = job.config
     return Subject(
         run=job.run,
@@ -339,7 +363,7 @@ def _subject(job: Job, trained: Checkpoint) -> Subject:
         setting=job.setting,
         label=job.label,
         scored_with=job.label,
-        tokens_per_second=trained.meta.step * config.train.batch_tokens / trained.meta.train_seconds,
+        tokens_per_second=tokens_per_second,
     )
 
 
@@ -383,7 +407,8 @@ def _warn_of_other_data(job: Job, result: dict[str, object]) -> None:
         )
 
 
-def _gather(results_dir: Path) -> None:
+def gather_told(results_dir: Path) -> None:
+    """Gather the rows of all runs, and say what was not as expected."""
     for problem in gather(results_dir).problems:
         say(f"warning: {problem}")
 

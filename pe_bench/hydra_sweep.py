@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config import Config, parse_config
+from pe_bench.config_checks import refuse_unused
 from pe_bench.errors import UserError
 from pe_bench.hydra_app import CONFIG, Job, compose, known_keys
 from pe_bench.hydra_errors import known_to_other, names_in, of_job, one_line
@@ -55,6 +56,7 @@ def check_sweep(words: Sequence[str], check: Job) -> Swept:
             configs.append(_parse_job(parse, chosen, values, plain))
             if place < MOST_CHECKED:
                 check(configs[-1], search)
+    refuse_unused(configs, overrides)
     keys = tuple(override.get_key_element() for override in swept)
     return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
 

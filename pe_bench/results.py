@@ -1,12 +1,16 @@
 """The rows of results: their columns, one file in each run, and all of them gathered.
 
 A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebuilt whole under
-a lock and never appended to, so that processes that finish together lose nothing.
+a lock and never appended to, so that processes that finish together lose nothing. The SHA-256 of what was
+written stands beside it, by which a file that somebody edited is known, and kept under another name.
 """
 
 import csv
 import dataclasses
+import hashlib
 import io
+import itertools
+import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +24,7 @@ from filelock import FileLock
 
 from pe_bench.checking import LARGEST
 from pe_bench.errors import RunError, UserError
-from pe_bench.files import TEMPORARY, write_text
+from pe_bench.files import TEMPORARY, failures_named, write_text
 from pe_bench.strangers import check_files, read_json
 from pe_bench.terminal import CONTROL, printable
 
@@ -98,7 +102,7 @@ _AT_LEAST = {"train_length": 1, "length": 1}
 
 @dataclass(frozen=True)
 class Gathered:
-    """The rows of all readable runs in a fixed order, and a line for each run that is damaged."""
+    """The rows of all readable runs in a fixed order, and a line for each thing that was not as expected."""
 
     rows: list[Row]
     problems: list[str]
@@ -128,12 +132,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Replace the file by these rows, later ones winning over earlier ones of the same key."""
-    latest = {row.key: row for row in rows}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(map(_spell, _VALUES_OF(row)) for row in latest.values())
-    write_text(path, text.getvalue())
+    write_text(path, _table(rows))
 
 
 def gather(results_dir: Path) -> Gathered:
@@ -144,11 +143,12 @@ def gather(results_dir: Path) -> Gathered:
     results_dir.mkdir(parents=True, exist_ok=True)
     target = results_file(results_dir)
     with FileLock(target.with_name(target.name + ".lock")):
-        for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}"):  # of a killed process
+        for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # of a killed process
             leftover.unlink()
         found = read_all(results_dir)
-        write_rows(target, found.rows)
-    return found
+        edited = _keep_edited(target)
+        _write_with_sum(target, _table(found.rows))
+    return replace(found, problems=[*found.problems, *edited])
 
 
 def read_all(results_dir: Path) -> Gathered:
@@ -183,6 +183,62 @@ def read_result(run: Path) -> dict[str, object] | None:
         return read_json(path)
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
+
+
+def _keep_edited(path: Path) -> list[str]:
+    """Rename a file that is not what was written there, and say so in a line.
+
+    A file without a sum beside it, as older versions left it, passes for unedited; an empty one has nothing
+    to keep.
+    """
+    known, found = _known_sums(path), _read_bytes(path)
+    if not found or not known or hashlib.sha256(found).hexdigest() in known:
+        return []
+    names = (path.with_name(f"{path.name}.edited-{number}") for number in itertools.count(1))
+    kept = next(name for name in names if not name.is_symlink() and not name.exists())
+    with failures_named(kept):
+        os.replace(path, kept)
+    line = f"{path} was edited, and is kept as {kept}: {path.name} is made anew from the runs each time"
+    return [printable(line)]
+
+
+def _write_with_sum(path: Path, text: str) -> None:
+    """Replace the file, and the line beside it that `sha256sum -c` checks.
+
+    While the file is replaced, there are lines for the old one and for the new one: whichever a process that
+    is killed leaves behind, it is known.
+    """
+    before, after = _sum_line(path, _read_bytes(path) or b""), _sum_line(path, text.encode())
+    write_text(_sum_file(path), before + after)
+    write_text(path, text)
+    write_text(_sum_file(path), after)
+
+
+def _known_sums(path: Path) -> set[str]:
+    found = _read_bytes(_sum_file(path)) or b""
+    return {line.split()[0] for line in found.decode(errors="replace").splitlines() if line.strip()}
+
+
+def _sum_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _sum_line(path: Path, content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+
+
+def _read_bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _table(rows: Iterable[Row]) -> str:
+    """Rows as CSV, later ones winning over earlier ones of the same key."""
+    latest = {row.key: row for row in rows}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(map(_spell, _VALUES_OF(row)) for row in latest.values())
+    return text.getvalue()
 
 
 def _rows_of(run: Path) -> Iterable[Row]:

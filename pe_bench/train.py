@@ -139,7 +139,9 @@ def _take_steps(
             try:
                 state = trainer.step(step, seconds)
             except NonFiniteError as error:
-                raise RunError(f"{error}; {_what_is_kept(folder)}: lower train.lr={train.lr:g}") from error
+                raise RunError(
+                    f"{error}; {_what_is_kept(folder)}: {_way_out(step, trainer.config)}"
+                ) from error
             seconds = state.seconds
             if _validation_due(state.step, train):
                 state = replace(state, validation_loss=trainer.validation_loss(is_asked))
@@ -157,6 +159,12 @@ def _take_steps(
                     f"stopped at step {state.step} of {train.total_steps}, which is saved; "
                     "the same command goes on from there"
                 )
+
+
+def _way_out(step: int, config: Config) -> str:
+    if step == 0:  # no weight has changed yet
+        return f"try `pe-bench check {config.encoding['name']}`"
+    return f"lower train.lr={config.train.lr:g}"
 
 
 class NonFiniteError(ArithmeticError):

@@ -5,12 +5,13 @@ from functools import partial
 from pathlib import Path
 
 from pe_bench.config import Config
-from pe_bench.config_checks import check_folder
+from pe_bench.config_checks import check_folder, refuse_unused
 from pe_bench.distributed.machines import Machines, machines_asked
 from pe_bench.errors import RunError
 from pe_bench.hydra_app import read_words, run_job
 from pe_bench.hydra_sweep import check_sweep
-from pe_bench.hydra_words import is_sweep
+from pe_bench.hydra_words import is_sweep, overrides_in
+from pe_bench.results import results_file
 from pe_bench.signals import Stopped
 
 
@@ -20,25 +21,29 @@ def run_train(words: Sequence[str]) -> None:
     if is_sweep(words):
         _train_many(words)
     else:
-        run_job(words, _train_one)
+        run_job(words, partial(_train_one, overrides_in(words)))
 
 
-def _train_one(config: Config, search: Sequence[Path]) -> None:
+def _train_one(words: Sequence[str], config: Config, search: Sequence[Path]) -> None:
     from pe_bench.experiment import run_experiment
     from pe_bench.report_command import print_run
 
+    refuse_unused([config], words)
     check_folder(config.results_dir, "results_dir")
     run, rows = run_experiment(config, search)
     print_run(rows, run, config.report.margin)
 
 
 def _train_many(words: Sequence[str]) -> None:
+    from pe_bench.experiment import gather_told
     from pe_bench.report_command import print_asked
     from pe_bench.sweep import run_sweep
     from pe_bench.sweep.summary import print_summary
 
-    check = partial(_check, machines_asked(words))
-    summary = run_sweep(words, check_sweep(words, check))
+    swept = check_sweep(words, partial(_check, machines_asked(words)))
+    if results_file(swept.results_dir).exists():
+        gather_told(swept.results_dir)  # what a job says of it stands in its log alone
+    summary = run_sweep(words, swept)
     print_asked(summary.asked)
     print_summary(summary)
     if summary.stopped and not summary.is_done:

@@ -127,7 +127,29 @@ def test_eval_options_change_what_is_scored(begin, command, folder):
     strided = rows("--protocol", "sliding", "--stride", "4")
     assert strided.keys() > before, "rows of two strides stand beside each other"
     outcome = command("eval", "--stride", "4", *results)
-    assert outcome.code == 2 and "--stride is for --protocol sliding" in outcome.line
+    assert outcome.code == 2 and "--stride is for --protocol sliding, and this is paired" in outcome.line
+    outcome = command("eval", "--targets", "4", "--protocol", "nonoverlapping", *results)
+    assert (
+        outcome.code == 2 and "--targets is for --protocol paired, and this is nonoverlapping" in outcome.line
+    )
+
+
+def test_a_word_that_nothing_would_obey_is_refused_before_anything_is_written(train, folder):
+    for words in (["eval.stride=4"], ["-m", "eval.stride=4,8"], ["-m", "eval.stride=4", "seed=0,1"]):
+        outcome = train("encoding=nope", *words)
+        assert (
+            outcome.code == 2 and "eval.stride=4 would be ignored with eval.protocol=paired" in outcome.line
+        )
+    assert not (folder / "results").exists()
+
+
+def test_a_run_is_scored_under_another_protocol_than_the_one_its_words_were_for(train, command, folder):
+    assert train("encoding=nope", "eval.targets=192", "eval.protocol=sliding", "eval.stride=4").code == 0
+    outcome = command(
+        "eval", "--protocol", "paired", "--targets", "4", "--results-dir", str(folder / "results")
+    )
+    assert outcome.code == 0, outcome.err
+    assert {row.protocol for row in read_rows(only_run(folder) / "eval.csv")} == {"paired", "sliding"}
 
 
 def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):

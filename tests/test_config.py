@@ -1,14 +1,18 @@
 """Types, defaults and checks of a configuration."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Literal
 
 import pytest
-from conftest import one_of_a_kind
+from conftest import one_of_a_kind, write_corpus
 
 from pe_bench.checking import check_type, unknown
 from pe_bench.config import SECTIONS, Config, config_dir, parse_config, parse_lengths, to_plain
+from pe_bench.config_checks import obeyed, refuse_unused, unused_keys
+from pe_bench.data.packed import load_data
 from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.evaluate import make_plans
 from pe_bench.hydra_app import compose
 
 
@@ -193,6 +197,126 @@ def test_a_key_that_nothing_would_use_is_refused_with_what_uses_it(words, used_b
 )
 def test_a_key_is_taken_where_it_is_used(words):
     parse_config(compose(words))
+
+
+PAIRED, SLIDING, CUT = (f"eval.protocol={name}" for name in ("paired", "sliding", "nonoverlapping"))
+BY_POSITION = "eval.per_position=true"
+OWN_VALIDATION = ["data=files", "data.path=x", "data.validation_path=y"]
+
+
+def refusal(*commands):
+    """What is said of the words of the jobs of one command; None where nothing is."""
+    words = list(dict.fromkeys(word for words in commands for word in words))
+    try:
+        refuse_unused([parse_config(compose(words)) for words in commands], words)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("words", "used_by"),
+    [
+        (["eval.stride=32"], SLIDING),
+        (["eval.stride=32", CUT], SLIDING),
+        (["eval.stride=32", BY_POSITION], SLIDING),
+        (["eval.targets=6", SLIDING], PAIRED),
+        (["eval.targets=6", CUT], PAIRED),
+        (["eval.target_tokens=8", SLIDING], PAIRED),
+        (["eval.target_tokens=8", CUT, BY_POSITION], PAIRED),
+        (["eval.tokens=100"], f"{CUT} or {SLIDING} or {BY_POSITION}"),
+        (["++eval.tokens=100"], f"{CUT} or {SLIDING} or {BY_POSITION}"),
+        (["data.text_column=body"], "data=files and data sets of the Hub"),
+        (["data.validation_fraction=0.5", *OWN_VALIDATION], "data without one"),
+    ],
+)
+def test_a_key_of_a_command_that_no_run_would_obey_is_refused_with_what_does(words, used_by):
+    message = refusal(words)
+    assert message is not None
+    assert message.startswith(f"{words[0].lstrip('+')} would be ignored with ")
+    assert f"it is for {used_by}; leave it out, or choose that" in message
+
+
+def test_a_refused_key_is_told_with_what_was_chosen_in_its_way():
+    assert refusal(["eval.stride=32"]) == (
+        "eval.stride=32 would be ignored with eval.protocol=paired: it is for eval.protocol=sliding; "
+        "leave it out, or choose that"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval.stride=32", SLIDING],
+        ["eval.targets=6", "eval.target_tokens=8"],
+        ["eval.tokens=100", SLIDING],
+        ["eval.tokens=100", CUT],
+        ["eval.tokens=100", BY_POSITION],
+        ["eval.tokens=100", BY_POSITION, PAIRED],
+        ["eval.controls=none", SLIDING],
+        ["eval.targets=192", SLIDING],
+        ["data.text_column=body", "data=files", "data.path=x"],
+        ["data.text_column=body", "data=pg19"],
+        ["data.validation_fraction=0.5"],
+    ],
+)
+def test_a_key_of_a_command_that_is_obeyed_or_as_usual_is_taken(words):
+    assert refusal(words) is None
+
+
+@pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])
+def test_what_an_experiment_sets_for_another_protocol_is_not_refused(protocol):
+    for name in choices("experiment"):
+        assert (
+            refusal([f"experiment={name}", protocol, *(["train.from=x"] if name == "drope" else [])]) is None
+        )
+
+
+def test_a_sweep_may_hold_the_keys_of_each_of_its_protocols_and_no_others():
+    of_both = ["eval.stride=4", "eval.targets=6"]
+    assert refusal([*of_both, PAIRED], [*of_both, SLIDING]) is None
+    assert "eval.stride=4 would be ignored" in str(refusal([*of_both, PAIRED], [*of_both, CUT]))
+    assert "eval.targets=6 would" in str(refusal(["eval.targets=192", CUT], ["eval.targets=6", CUT]))
+
+
+@pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])
+def test_the_words_of_a_job_that_are_obeyed_are_those_that_are_not_refused(protocol):
+    words = [protocol, "seed=1", "+eval.stride=4", "eval.targets=6", "eval.tokens=100"]
+    config = parse_config(compose(words))
+    taken = obeyed(words, config.data, config.eval)
+    assert parse_config(compose(taken)).eval.protocol == config.eval.protocol
+    assert refusal(taken) is None
+    for word in set(words) - set(taken):
+        assert f"{word.lstrip('+')} would be ignored" in str(refusal([*taken, word]))
+
+
+def test_a_configuration_that_is_read_again_may_hold_keys_of_another_protocol():
+    config = parse_config(compose(["eval.stride=4", "eval.targets=6", "eval.tokens=100", SLIDING]))
+    for protocol in ("paired", "sliding", "nonoverlapping"):
+        values = to_plain(config)
+        values["eval"]["protocol"] = protocol
+        assert parse_config(values).eval.stride == 4
+
+
+@pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])
+@pytest.mark.parametrize("positions", [[], [BY_POSITION]], ids=["whole", "positions"])
+def test_the_keys_that_are_refused_are_those_that_scoring_does_not_read(tmp_path, protocol, positions):
+    """Plans are the same, whatever the value of a key that is unused, and others for every other key."""
+    words = [protocol, *positions, "train.length=16", "train.batch_tokens=64", "eval.lengths=[64]"]
+    plain = parse_config(compose([*words, "eval.max_length=64", "eval.tokens=4000"]))
+    source = replace(plain.data, source="files", path=str(write_corpus(tmp_path / "corpus")))
+    data = load_data(source, plain.tokenizer, str(tmp_path / "cache"))
+    changes = {"targets": 6, "target_tokens": 4, "stride": 3, "tokens": 900}
+
+    def plans(evaluation):
+        return [(length, plan.windows) for length, plan in make_plans(plain, evaluation, data)]
+
+    unread = {
+        f"eval.{key}"
+        for key, value in changes.items()
+        if plans(replace(plain.eval, **{key: value})) == plans(plain.eval)
+    }
+    assert unread == {key for key in unused_keys(plain.data, plain.eval) if key.startswith("eval.")}
 
 
 def test_a_tilde_in_a_path_is_the_users_folder(monkeypatch):

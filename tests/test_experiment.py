@@ -31,7 +31,7 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_never_scored_by_an_o
     outcome = command("eval", run.name, "--lengths", "64", "--results-dir", str(folder / "results"))
     assert outcome.code == 2
     assert "no whole checkpoint of step 8" in outcome.line and "repeat the command" in outcome.line
-    assert train("encoding=rope").code == 0
+    assert train("encoding=rope", "eval.lengths=[16,64]").code == 0
     assert all(torch.equal(weights(run)[name], value) for name, value in expected.items())
 
 

@@ -104,8 +104,10 @@ def cut(path: Path, drawn: random.Random) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
-@pytest.mark.parametrize("name", ["weights", "optimizer", "meta"])
-def test_a_damaged_checkpoint_is_told_and_made_again(train, rescore, run, folder, name, damage):
+@pytest.mark.parametrize("name", ["weights", "meta"])
+def test_weights_that_are_damaged_are_told_and_made_again_where_they_are_wanted(
+    train, rescore, run, folder, name, damage
+):
     unbroken, drawn = contents(folder / "results"), random.Random(name)
     step = run / "checkpoints" / "step-00000006"
     (path,) = step.glob(f"{name}.*")
@@ -113,8 +115,34 @@ def test_a_damaged_checkpoint_is_told_and_made_again(train, rescore, run, folder
     if name != "meta" or damage is cut:  # a flip in the time that training took changes nothing else
         outcome = rescore()
         assert outcome.code == 2 and "has no whole checkpoint of step 6" in outcome.line
+        again = train(*WORDS, "eval.lengths=[16,32,48]")
+        assert again.code == 0
+        assert f"warning: {run.name} is trained again, for the weights of its last step" in again.err
+        assert f"warning: {step} is damaged, and dropped" in again.err
     assert train(*WORDS).code == 0
+    found = contents(folder / "results")
+    kept = [name for name in unbroken if name.endswith(".safetensors")]
+    assert kept and all(found[name] == unbroken[name] for name in kept)
+
+
+@pytest.mark.parametrize("name", ["optimizer", "weights"])
+def test_a_finished_run_needs_no_more_than_what_is_still_to_be_done(train, rescore, run, folder, name):
+    step = run / "checkpoints" / "step-00000006"
+    (step / f"{name}.safetensors").unlink()
+    unbroken = contents(folder / "results")
+    again = train(*WORDS)
+    assert again.code == 0 and "is trained already" in again.err
     assert contents(folder / "results") == unbroken
+    assert rescore().code == (0 if name == "optimizer" else 2)
+    assert contents(folder / "results") == unbroken
+
+
+def test_what_goes_with_weights_that_are_lost_is_named(train, command, run, folder):
+    words = ("--lengths", "48", "--threads", "1", "--results-dir", str(folder / "results"))
+    assert command("eval", str(run), *words).code == 0
+    shutil.rmtree(run / "checkpoints")
+    again = train(*WORDS, "eval.lengths=[16,64]")
+    assert "its scores at 32, 48 go with them: eval makes them again" in again.err
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
@@ -197,15 +225,20 @@ def test_a_clock_that_jumps_changes_nothing_but_dates(train, run, folder, monkey
 
 
 @pytest.mark.parametrize("text", ["", "run,encoding\nx,y\n", "\0\0\0", None])
-def test_results_that_somebody_edited_are_what_the_runs_say_after_the_next_command(
+def test_results_that_somebody_edited_are_kept_and_told_and_made_anew_by_the_next_command(
     command, rescore, run, folder, text
 ):
     path = folder / "results" / "results.csv"
     before = path.read_bytes()
-    if text is None:
-        path.write_bytes(before.replace(b"shaw", b"best"))
-    else:
-        path.write_text(text)
+    edited = before.replace(b"shaw", b"best") if text is None else text.encode()
+    path.write_bytes(edited)
     assert "best" not in command("report", "--results-dir", str(folder / "results")).out
-    assert rescore().code == 0
+    outcome = rescore()
+    assert outcome.code == 0
     assert path.read_bytes() == before
+    if edited:
+        kept = path.with_name("results.csv.edited-1")
+        assert kept.read_bytes() == edited
+        assert outcome.err.count(f"warning: {path} was edited, and is kept as {kept}:") == 1
+    assert "warning" not in rescore().err
+    assert len(list(path.parent.glob("*.edited-*"))) == bool(edited), "an empty file holds nothing to keep"

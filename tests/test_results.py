@@ -1,8 +1,12 @@
 """Rows in files, and files gathered."""
 
 import dataclasses
+import hashlib
+import itertools
 import math
 import multiprocessing
+import shutil
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -23,6 +27,12 @@ from pe_bench.results import (
     results_file,
     write_rows,
 )
+
+
+def folder_contents(results_dir: Path) -> dict[str, bytes]:
+    """The files of the folder itself but the lock."""
+    files = (path for path in results_dir.iterdir() if path.is_file() and path.suffix != ".lock")
+    return {path.name: path.read_bytes() for path in files}
 
 
 def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
@@ -96,14 +106,116 @@ def test_the_columns_of_another_version_are_named(
         read_rows(path)
 
 
-def test_an_edited_results_file_is_rebuilt_from_the_runs(tmp_path: Path) -> None:
+EDITED = (b"not,a\ntable", b"\x00\xff")
+
+
+def test_an_edited_results_file_is_rebuilt_from_the_runs_and_each_edit_is_kept_and_told(tmp_path) -> None:
     add_run(tmp_path, "rope", {128: 2.0, 256: 3.0})
+    assert gather(tmp_path).problems == []
+    path = results_file(tmp_path)
+    written = folder_contents(tmp_path)
+    for number, edit in enumerate(EDITED, 1):
+        path.write_bytes(edit)
+        kept = tmp_path / f"results.csv.edited-{number}"
+        assert gather(tmp_path).problems == [
+            f"{path} was edited, and is kept as {kept}: results.csv is made anew from the runs each time"
+        ]
+        written[kept.name] = edit
+        assert folder_contents(tmp_path) == written
+        assert gather(tmp_path).problems == [], "it is told once"
+        assert folder_contents(tmp_path) == written
+
+
+def test_an_edit_is_kept_beside_what_already_has_that_name(tmp_path: Path) -> None:
     gather(tmp_path)
-    first = results_file(tmp_path).read_bytes()
-    for damage in (b"not,a\ntable", b"", b"\x00\xff"):
-        results_file(tmp_path).write_bytes(damage)
-        gather(tmp_path)
-        assert results_file(tmp_path).read_bytes() == first
+    for number in (1, 3):
+        (tmp_path / f"results.csv.edited-{number}").symlink_to("nowhere")
+    results_file(tmp_path).write_bytes(b"mine")
+    gather(tmp_path)
+    assert (tmp_path / "results.csv.edited-2").read_bytes() == b"mine"
+
+
+def test_an_edited_results_file_is_kept_whatever_the_runs_say_by_then(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0})
+    gather(tmp_path)
+    results_file(tmp_path).write_bytes(b"mine")
+    add_run(tmp_path, "alibi", {128: 3.0})
+    assert len(gather(tmp_path).problems) == 1
+    assert (tmp_path / "results.csv.edited-1").read_bytes() == b"mine"
+    assert len(read_rows(results_file(tmp_path))) == 2
+
+
+@pytest.mark.parametrize("change", ["deleted", "emptied", "as an older version left it", "sum emptied"])
+def test_what_holds_no_edit_is_made_anew_without_a_word(tmp_path: Path, change: str) -> None:
+    add_run(tmp_path, "rope", {128: 2.0})
+    gather(tmp_path)
+    before = folder_contents(tmp_path)
+    path, sums = results_file(tmp_path), tmp_path / "results.csv.sha256"
+    if change == "deleted":
+        path.unlink()
+    elif change == "emptied":
+        path.write_bytes(b"")
+    elif change == "sum emptied":
+        sums.write_bytes(b"")
+    else:
+        sums.unlink()
+        path.write_text("an,older,table\n")
+    assert gather(tmp_path).problems == []
+    assert folder_contents(tmp_path) == before
+
+
+def test_the_sum_beside_the_results_is_one_that_sha256sum_checks(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0})
+    gather(tmp_path)
+    digest = hashlib.sha256(results_file(tmp_path).read_bytes()).hexdigest()
+    assert (tmp_path / "results.csv.sha256").read_text() == f"{digest}  results.csv\n"
+    if shutil.which("sha256sum"):
+        check = ["sha256sum", "--strict", "-c", "results.csv.sha256"]
+        assert subprocess.run(check, cwd=tmp_path, capture_output=True).returncode == 0
+
+
+def dies_in_gathering(results_dir: Path, moment: int) -> bool:
+    """Odd: before a rename; even: after it. What it was writing stays as after a kill."""
+    # Here alone: it loads PyTorch, which the processes that this module spawns have no use for.
+    from crashing import DIED, begin_child, die_at_rename, end_of
+
+    child = begin_child(lambda: die_at_rename(moment, lambda: gather(results_dir)))
+    return end_of(child) == DIED
+
+
+MOMENTS = range(1, 9)  # the last of them is after the end of a gathering, also of one that keeps an edit
+
+
+@pytest.mark.parametrize("edit", [None, b"mine"], ids=["unedited", "edited"])
+def test_a_gathering_killed_at_any_moment_and_repeated_ends_as_one_that_was_not(tmp_path, edit) -> None:
+    ends, died = [], []
+    for moment in (*MOMENTS, None):
+        folder = tmp_path / str(moment)
+        add_run(folder, "rope", {128: 2.0})
+        gather(folder)
+        if edit:
+            results_file(folder).write_bytes(edit)
+        add_run(folder, "alibi", {128: 3.0})
+        died.append(moment is not None and dies_in_gathering(folder, moment))
+        problems = gather(folder).problems
+        assert problems == [] or edit
+        ends.append(folder_contents(folder))
+    assert all(died[:-3]) and not died[-1]
+    assert all(end == ends[-1] for end in ends)
+    assert ends[-1].get("results.csv.edited-1") == edit
+
+
+def test_gatherings_killed_one_after_the_other_leave_nothing_that_looks_like_an_edit(tmp_path) -> None:
+    for first, second in itertools.product(MOMENTS[:6:2], repeat=2):
+        folder = tmp_path / f"{first}-{second}"
+        add_run(folder, "rope", {128: 2.0})
+        gather(folder)
+        for encoding, moment in (("alibi", first), ("nope", second)):
+            add_run(folder, encoding, {128: 3.0})
+            assert dies_in_gathering(folder, moment)
+        assert gather(folder).problems == []
+        assert sorted(folder_contents(folder)) == ["results.csv", "results.csv.sha256"]
+        assert len((folder / "results.csv.sha256").read_text().splitlines()) == 1
 
 
 def test_gathering_orders_rows_by_run_and_length(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -277,6 +278,16 @@ def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_
     assert "1 job: 1 was done before" in again.err
     level = re.compile(r"nope +bits/byte.*")
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
+
+
+def test_the_command_of_one_job_holds_no_key_that_only_other_jobs_obey(train, command, folder):
+    assert train("-m", "encoding=nope", "eval.protocol=paired,sliding", "eval.stride=4").code == 0
+    states = sorted((folder / "results" / "sweeps").glob("*/jobs/*.json"))
+    commands = [json.loads(path.read_text())["command"] for path in states]
+    for line, other in zip(commands, ("eval.stride=4", "eval.targets=6"), strict=True):
+        assert other not in line and "eval.protocol=" in line
+        _, *words = shlex.split(line)
+        assert command(*words).code == 0
 
 
 def test_a_sweep_has_a_folder_of_its_own_below_the_one_that_is_named():

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from pe_bench.config_checks import obeyed
 from pe_bench.errors import UserError, first_line
 from pe_bench.hydra_app import call_hydra, parse_composed
 from pe_bench.hydra_sweep import Swept
@@ -87,20 +88,25 @@ class _Task:
 
         hydra = HydraConfig.get()
         searched = [word for word in hydra.overrides.hydra if word.startswith(SEARCH_PATH)]
-        state = self._state(int(hydra.job.num), [*searched, *hydra.overrides.task])
+        words = [*searched, *hydra.overrides.task]
+        state = self._state(int(hydra.job.num), words)
         try:
             config, search = parse_composed(composed)
         except Exception as error:
             fail(SweepFolder(self.around.sweep), state, error)
             return
+        # A sweep may hold keys that only others of its jobs obey; this one's own command may not.
+        state = replace(state, command=self._command(obeyed(words, config.data, config.eval)))
         if config.threads == "auto":
             config = replace(config, threads=cores_each(hydra, self.swept.jobs))
         carry_out(state, self.around, config, search)
 
     def _state(self, number: int, words: list[str]) -> JobState:
         own = [word for word in words if word.partition("=")[0] in self.swept.keys]
-        command = shlex.join(["pe-bench", "train", *words, *self.flags])
-        return JobState(number, " ".join(own) or f"job {number}", command)
+        return JobState(number, " ".join(own) or f"job {number}", self._command(words))
+
+    def _command(self, words: Sequence[str]) -> str:
+        return shlex.join(["pe-bench", "train", *words, *self.flags])
 
 
 @contextmanager
