@@ -1,6 +1,7 @@
 """The `check` command: the conformance suite on some encodings, as a table."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from rich.table import Table
 
 from pe_bench.checks.finding import Finding
 from pe_bench.checks.specimen import Specimen, specimens
-from pe_bench.checks.suite import PROPERTIES, Property, check
+from pe_bench.checks.suite import Property, check_all
 from pe_bench.completion import complete_word
 from pe_bench.errors import RunError, require
 from pe_bench.terminal import say, write_out
 
-SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}  # in colour too, and not by colour alone
-STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim"}
+# In colour too, and not by colour alone.
+SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-", "not checked": "not checked"}
+STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim", "not checked": "red"}
 
 Results = dict[Property, Finding]
 
@@ -37,18 +39,43 @@ def check_encodings(words: Sequence[str], everything: bool, directories: Sequenc
     for one in found:
         for option, value in one.examples.items():
             say(f"{one.name} has no default for {option}: checked with {option}={value}, an example")
-    results = {one.name: _check(one) for one in _with_progress(found)}
+    results = {one.name: check_all(one) for one in _with_progress(found)}
     write_out(_render(_one(results[found[0].name]) if len(found) == 1 else _each(results)))
-    failures = [
-        f"{name}: {wanted.name} fails: {wanted.means}; {finding.measured}. Look at {wanted.look}."
+    lines = [
+        line
         for name, result in results.items()
+        for line in (*_errors(name, result), *_failures(name, result))
+    ]
+    if lines:
+        write_out("\n" + "".join(f"{line}\n" for line in lines))
+        raise RunError(
+            _summary([finding.state for result in results.values() for finding in result.values()])
+        )
+
+
+def _failures(name: str, result: Results) -> list[str]:
+    """Of each property that fails, by how much and where to look."""
+    return [
+        f"{name}: {wanted.name} fails: {wanted.means}; {finding.measured}. Look at {wanted.look}."
         for wanted, finding in result.items()
         if finding.state == "fails"
     ]
-    if failures:
-        write_out("\n" + "".join(f"{line}\n" for line in failures))
-        total = sum(map(len, results.values()))
-        raise RunError(f"{len(failures)} of {total} checks failed")
+
+
+def _errors(name: str, result: Results) -> list[str]:
+    """Of each error that several properties met, how many it kept from being checked."""
+    errors = Counter(finding.measured for finding in result.values() if finding.state == "not checked")
+    return [f"{name}: {error}; {count} properties could not be checked" for error, count in errors.items()]
+
+
+def _summary(states: Sequence[str]) -> str:
+    """`2 of 23 checks failed, 14 could not be made`."""
+    failed, unknown, total = states.count("fails"), states.count("not checked"), len(states)
+    if failed and unknown:
+        return f"{failed} of {total} checks failed, {unknown} could not be made"
+    return (
+        f"{failed} of {total} checks failed" if failed else f"{unknown} of {total} checks could not be made"
+    )
 
 
 def all_names(directories: Sequence[str] = ()) -> list[str]:
@@ -65,17 +92,14 @@ def _with_progress(found: list[Specimen]) -> Sequence[Specimen]:
     return track(found, "checking", console=console, transient=True)  # type: ignore[return-value]
 
 
-def _check(one: Specimen) -> Results:
-    return {wanted: check(one, wanted) for wanted in PROPERTIES}
-
-
 def _one(results: Results) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("property", "result", "measured", "what it means"):
         table.add_column(column, overflow="fold")
     for wanted, finding in results.items():
         sign = f"[{STYLES[finding.state]}]{SIGNS[finding.state]}"
-        table.add_row(wanted.name, sign, finding.measured, wanted.means)
+        measured = "" if finding.state == "not checked" else finding.measured
+        table.add_row(wanted.name, sign, measured, wanted.means)
     return table
 
 
@@ -89,8 +113,11 @@ def _each(results: dict[str, Results]) -> Table:
             state: [wanted.name for wanted, finding in result.items() if finding.state == state]
             for state in SIGNS
         }
-        failing = f"[{STYLES['fails']}]{' '.join(of['fails'])}" if of["fails"] else "0"
-        table.add_row(name, f"{len(of['holds'])} of {len(result)}", failing, " ".join(of["not claimed"]))
+        unknown = len(of["not checked"])
+        failing = [*of["fails"], *([f"{unknown} not checked"] if unknown else [])]
+        styled = f"[{STYLES['fails']}]{' '.join(failing)}" if failing else "0"
+        holding = f"{len(of['holds'])} of {len(result) - unknown}"
+        table.add_row(name, holding, styled, " ".join(of["not claimed"]))
     return table
 
 

@@ -54,7 +54,7 @@ from pe_bench.scored_with import Other
 from pe_bench.terminal import say
 from pe_bench.trackers import Tracking, check_tracker, tracking
 from pe_bench.train import Step, check_windows, last_checkpoint, train
-from pe_bench.trial import try_one_window
+from pe_bench.trial import outside_code_told, try_one_window
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,9 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     config = replace(config, encoding=with_code_hashes(config.encoding, search))
-    model = build_decoder(config, data.vocabulary, search)
-    try_one_window(model, config.train.length)
+    with outside_code_told():
+        model = build_decoder(config, data.vocabulary, search)
+    try_one_window(model, config.train.length, config.encoding["name"])
     plans = make_plans(config, config.eval, data)
     check_windows(data, config.train.length)
     dtype = resolve_precision(config)
@@ -346,7 +347,7 @@ def _under(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
     encoding.load_state_dict(job.model.encoding.state_dict(), strict=True)
     model = copy.copy(job.model)
     model._modules = {**job.model._modules, "encoding": encoding}
-    try_one_window(model, job.config.train.length)
+    try_one_window(model, job.config.train.length, other.encoding["name"])
     return model.eval()
 
 

@@ -171,15 +171,22 @@ def _data(_: Path) -> Listing:
 
 
 def _runs(results_dir: Path) -> Listing:
+    """Raises `UserError` where there is none, finished or not."""
     require_results_folder(results_dir)
-    listing = Listing(("run", "state", "steps", "of", "loss", "lengths scored"))
-    for run in sorted(runs_folder(results_dir).glob("*/config.yaml")):
+    listing = Listing(("run", "encoding", "state", "steps", "of", "loss", "lengths scored"))
+    folder = runs_folder(results_dir)
+    for run in sorted(folder.glob("*/config.yaml")):
         listing.rows.append((printable(run.parent.name), *_state(run.parent)))
+    if not listing.rows:
+        raise UserError(f"no run in {folder}: make one with `pe-bench train encoding=rope`")
     return listing
 
 
-def _state(run: Path) -> tuple[str, str, str, str, str]:
-    """State, steps done and asked for, loss and lengths; a damaged run hides no other."""
+def _state(run: Path) -> tuple[str, str, str, str, str, str]:
+    """The encoding as tables call it, the state, steps done and asked for, loss and lengths with a number.
+
+    A damaged run hides no other.
+    """
     try:
         result, asked = read_result(run), read_config(run).train.total_steps
         if result is None:
@@ -187,10 +194,13 @@ def _state(run: Path) -> tuple[str, str, str, str, str]:
             steps, loss = _of_newest_checkpoint(run)
         else:
             state, steps, loss = "finished", result["steps"], f"{result['loss']:.3f}"
-        lengths = sorted({row.length for row in read_rows(run / "eval.csv") if row.protocol != POSITIONS})
-        return (state, str(steps), str(asked), loss, ", ".join(map(str, lengths)))
+        rows = read_rows(run / "eval.csv")
+        label = rows[0].encoding if rows else ""
+        scored = [row for row in rows if row.protocol != POSITIONS and row.bits_per_byte is not None]
+        lengths = ", ".join(map(str, sorted({row.length for row in scored})))
+        return (label, state, str(steps), str(asked), loss, lengths)
     except (UserError, RunError, KeyError, ValueError, TypeError):
-        return ("damaged", "", "", "", "")
+        return ("", "damaged", "", "", "", "")
 
 
 def _of_newest_checkpoint(run: Path) -> tuple[int, str]:

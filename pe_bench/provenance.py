@@ -12,7 +12,7 @@ from typing import Any
 
 from pe_bench.commands import recorded_commands
 from pe_bench.errors import RunError, UserError
-from pe_bench.repeat import Repeater
+from pe_bench.repeat import Repeater, with_scored_lengths
 from pe_bench.results import Row, read_rows, runs_folder
 from pe_bench.yaml_files import read_mapping
 
@@ -90,7 +90,7 @@ def _repeat(run: Path, rows: Sequence[Row], repeater: Repeater) -> tuple[str, tu
     try:
         config = read_mapping(run / "config.yaml")
         precision = rows[0].train_dtype if rows else config["precision"]
-        words = repeater.words(config, precision)
+        words = repeater.words(with_scored_lengths(config, rows), precision)
         return shlex.join(["pe-bench", "train", *words]), tuple(repeater.needs(config)), ""
     except UserError as error:
         return "", (), str(error)

@@ -12,11 +12,14 @@ from typing import Any
 
 import yaml
 
-from pe_bench.config import config_dir
+from pe_bench.config import DataConfig, EvalConfig, config_dir
+from pe_bench.config_checks import obeyed
 from pe_bench.errors import UserError
+from pe_bench.results import Row
 
 # The key of each group that says which of its files was chosen.
 NAME_IN_GROUP = {"model": "name", "data": "name", "tokenizer": "kind"}
+LENGTHS_FOLLOW = ("lengths", "protocol", "target_tokens")  # of eval, what its lengths follow from
 NOT_OPTIONS = ("code_sha256", "derived", "modifiers")
 GROUP_FILE = re.compile(r"\w+/\w+", re.ASCII)  # a run's configuration may be a stranger's, and name any path
 PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
@@ -79,11 +82,24 @@ class Repeater:
         composed = self._composed(tuple(words))
         for section in (*NAME_IN_GROUP, "train", "eval"):
             words += _differences(section, config.get(section, {}), composed[section])
+        words = obeyed(words, DataConfig(**config.get("data", {})), EvalConfig(**config.get("eval", {})))
         return [word for word in words if word not in self._usual_words()]
 
     def _usual_words(self) -> list[str]:
         usual = self._composed(())
         return [f"{group}={usual[group][key]}" for group, key in NAME_IN_GROUP.items()]
+
+
+def with_scored_lengths(config: Mapping[str, Any], rows: Iterable[Row]) -> Mapping[str, Any]:
+    """The configuration, asking too for the lengths that the run's own protocol has scored it at since."""
+    evaluation, train_length = config.get("eval", {}), config["train"]["length"]
+    known = EvalConfig(**{key: evaluation[key] for key in LENGTHS_FOLLOW if key in evaluation})
+    asked = set(known.resolved_lengths(train_length))
+    own = [row for row in rows if row.protocol == known.protocol and row.scored_with == row.encoding]
+    scored = {row.length for row in own}
+    if scored <= asked:
+        return config
+    return {**config, "eval": {**evaluation, "lengths": sorted(asked | scored)}}
 
 
 def _option_words(key: str, part: Mapping[str, Any], usual: Mapping[str, Any] | None) -> Iterator[str]:

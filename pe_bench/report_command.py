@@ -23,7 +23,7 @@ from pe_bench.report import (
     to_markdown,
 )
 from pe_bench.report.order import check_sort
-from pe_bench.report.select import Condition, parse_by, parse_condition
+from pe_bench.report.select import CONDITION, Condition, parse_by, parse_condition
 from pe_bench.results import Row, require_results_folder, results_file, runs_folder
 from pe_bench.runs import matching_runs
 from pe_bench.statistics import MARGIN
@@ -128,7 +128,7 @@ def print_report(
     require_results_folder(results_dir)
     check_outputs(outputs)
     for word in words:
-        require("=" not in word, f"'{word}' is no run: say --where {shlex.quote(word)}")
+        require(CONDITION.fullmatch(word) is None, f"'{word}' is no run: say --where {shlex.quote(word)}")
     runs = [run.name for word in words for run in matching_runs(word, results_dir)] or None
     tables = build_tables(results_dir, runs, protocol, selection)
     if outputs.printed:

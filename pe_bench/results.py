@@ -242,15 +242,26 @@ def _table(rows: Iterable[Row]) -> str:
 
 
 def _rows_of(run: Path) -> Iterable[Row]:
-    """A run's rows under the name that its folder has now: a copy is another run than its original."""
+    """A run's rows under the name that its folder has now. Raises `RunError` for a copy of one beside it."""
     check_files(run)
     try:
         name = _text(run.name, "its name")
     except ValueError as error:
         raise RunError(f"{run} is left out ({error}): give the folder another name") from error
     read = read_rows(run / "eval.csv")
+    original = _original_of(run, read)
+    if original is not None:
+        raise RunError(f"{name} is a copy of {original}")
     rows = [row if row.run == name else replace(row, run=name) for row in read]
     return {row.key: row for row in rows}.values()
+
+
+def _original_of(run: Path, rows: Iterable[Row]) -> str | None:
+    """The run beside this one that all its rows are of; None where it has its own, or the other is gone."""
+    names = {row.run for row in rows}
+    name = names.pop() if len(names) == 1 else run.name
+    is_beside = name != run.name and name == Path(name).name
+    return name if is_beside and (run.parent / name / "result.json").is_file() else None
 
 
 def _spell(value: object) -> str:

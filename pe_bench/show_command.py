@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pe_bench.subjects import subjects
+from pe_bench.subjects import Subject, subjects
 from pe_bench.terminal import say, write_out
 
 
@@ -19,11 +19,18 @@ def show_encodings(words: Sequence[str], plot: Path | None, directories: Sequenc
     found = subjects(words, directories)
     from pe_bench.show.page import page
 
-    # All pages first: what cannot be drawn is told before anything is printed.
+    # All pages and the picture first: what cannot be drawn is told before anything is printed.
     pages = [page(subject, must_be_built=plot is not None) for subject in found]
+    if plot is not None:
+        _draw(found, plot)
     write_out("\n\n".join(pages))
     if plot is not None:
-        from pe_bench.show.picture import draw_subjects
-
-        draw_subjects(found, plot)
         say(f"wrote {plot}")
+
+
+def _draw(found: Sequence[Subject], plot: Path) -> None:
+    from pe_bench.show.picture import draw_subjects
+    from pe_bench.trial import outside_code_told
+
+    with outside_code_told(*(subject.encoding for subject in found)):
+        draw_subjects(found, plot)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from pe_bench.subjects import Subject, subjects
 from pe_bench.terminal import say, write_out
 
 if TYPE_CHECKING:
+    from pe_bench.encodings.compose import Composition
     from pe_bench.speed.rows import Row
     from pe_bench.speed.table import Limits
 
@@ -100,8 +102,7 @@ def time_encodings(
         asked.reference(length)
     file = output or check_folder(first[0].config.results_dir, "results_dir") / FILE
     read_rows(file)
-    for subject in first:
-        _check_build(subject)
+    _try_each(first, min(wanted[0], first[0].config.train.length))
     if not asked.is_choice:
         say(f"no encoding is named: timing all {len(first)}; Ctrl-C leaves what is done by then")
     _measure(asked, first, wanted, repeats, file)
@@ -145,14 +146,29 @@ def _all_names(directories: Sequence[str]) -> tuple[str, ...]:
     return (*names, *sorted(set(own) - set(names)))
 
 
-def _check_build(subject: Subject) -> None:
-    """Say which options are examples. Raises `UserError` for an encoding that cannot be built."""
+def _try_each(found: Sequence[Subject], length: int) -> None:
+    """Build each, and try it on one window. Raises `UserError` for one that fails there."""
+    from pe_bench.data.tokenizer import ByteTokenizer
+    from pe_bench.encodings import LengthError
+    from pe_bench.model import build_decoder
+    from pe_bench.trial import run_one_window
+
+    encodings = [_built(subject) for subject in found]
+    model = build_decoder(found[0].config, ByteTokenizer().vocabulary)
+    for subject, encoding in zip(found, encodings, strict=True):
+        model.encoding = encoding
+        with suppress(LengthError):  # is measured, and says so in its row
+            run_one_window(model, length, subject.name)
+
+
+def _built(subject: Subject) -> "Composition":
+    """The encoding, with examples of options, which are told. Raises `UserError` for what cannot be built."""
     given = subject.config.encoding
     complete = with_examples(subject)
     for option, value in complete.config.encoding.items():
         if given.get(option, {}) != value:
             say(f"{subject.name} has no default for {option}: timed with {option}={value}, an example")
-    _ = complete.encoding
+    return complete.encoding
 
 
 def with_examples(subject: Subject) -> Subject:
@@ -190,24 +206,32 @@ def _measure(
         same = length == lengths[0] or not asked.train
         return [with_examples(one) for one in (first if same else asked.at(length))]
 
+    # A fault leaves the picture of the last command: one of a few rows would say less.
+    is_drawn = True
     try:
         with progress_bar("speed", len(first) * len(lengths)) as bar:
             for row in bench.rows(lengths, at, lambda now: bar.show(len(rows), now)):
                 rows.append(row)
                 write_rows(file, rows)
                 bar.show(len(rows), row.line, row.line)
+    except Exception:
+        is_drawn = False
+        raise
     finally:
         if rows:
-            _show(rows, limits, file)
+            _show(rows, limits, file, is_drawn)
     if not any(row.status == "ok" for row in rows):
         raise RunError("nothing could be timed: the reasons stand under the table")
 
 
-def _show(rows: Sequence["Row"], limits: "Limits", file: Path) -> None:
+def _show(rows: Sequence["Row"], limits: "Limits", file: Path, is_drawn: bool) -> None:
     from pe_bench.speed.picture import draw_rows
     from pe_bench.speed.table import render, title
 
     write_out(render(rows, limits))
     picture = file.with_suffix(".png")
-    draw_rows(rows, title(rows), picture)
-    say(f"wrote {file} and {picture}")
+    if is_drawn and any(row.relative is not None for row in rows):
+        draw_rows(rows, title(rows), picture)
+        say(f"wrote {file} and {picture}")
+    else:
+        say(f"wrote {file}")

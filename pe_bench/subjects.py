@@ -1,8 +1,10 @@
 """The encodings that the words of `show` and `check` name, each with its resolved configuration."""
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property
@@ -41,8 +43,9 @@ class Subject:
         from pe_bench.data.tokenizer import ByteTokenizer
         from pe_bench.encodings.load import build_encoding
         from pe_bench.seeds import derive_seed
+        from pe_bench.trial import outside_code_told
 
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), outside_code_told():
             torch.manual_seed(derive_seed(self.config.seed, "encoding"))
             vocabulary = ByteTokenizer().vocabulary
             return build_encoding(self.config.encoding, self.config.model.n_layers, self.search, vocabulary)
@@ -70,6 +73,8 @@ def subjects(words: Sequence[str], directories: Sequence[str] = ()) -> list[Subj
     require(bool(names), "name an encoding; `pe-bench list encodings` has them")
     for name in names:
         require("," not in name, f"'{name}' is several: name them with spaces between")
+        if name.endswith(".py"):
+            raise UserError(_without_class(name, directories))
     for word in overrides:
         size = _key(word).removeprefix("encoding.")
         require(
@@ -123,6 +128,20 @@ def _sorted_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     names = [word.removeprefix("encoding=") for word in words if "=" not in word or word[:9] == "encoding="]
     overrides = [word for word in words if "=" in word and word[:9] != "encoding="]
     return list(dict.fromkeys(names)), overrides
+
+
+def _without_class(name: str, directories: Sequence[str]) -> str:
+    """What to say instead of a file alone, which is read and not run."""
+    from pe_bench.encodings.load import find_file
+
+    source = find_file(name, [Path(directory) for directory in directories]).read_bytes()
+    with suppress(SyntaxError, ValueError):  # with its class it is run, and says what is wrong
+        classes = [one.name for one in ast.parse(source).body if isinstance(one, ast.ClassDef)]
+        if len(classes) == 1:
+            return f"'{name}' is a file: say {name}:{classes[0]}"
+        if classes:
+            return f"'{name}' is a file: say {name}:CLASS with one of {', '.join(classes)}"
+    return f"'{name}' is a file: say {name}:CLASS"
 
 
 def _key(word: str) -> str:

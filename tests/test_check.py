@@ -188,6 +188,24 @@ def test_several_are_one_table_and_each_is_told_once(command) -> None:
     assert outcome.code == 1 and outcome.line.endswith(f"1 of {3 * len(PROPERTIES)} checks failed")
 
 
+def test_one_error_is_told_once_and_of_what_it_kept_from_being_checked_nothing_is_said(command) -> None:
+    outcome = command("check", f"{FILE}:RaisesInForward")
+    assert outcome.code == 1
+    told = [line for line in outcome.out.splitlines() if "ZeroDivisionError" in line]
+    assert len(told) == 1 and " fails: " not in outcome.out and "Look at" not in outcome.out
+    found = re.fullmatch(
+        r".*RaisesInForward: wrong_encodings.py:352: ZeroDivisionError: a mistake; "
+        r"(\d+) properties could not be checked",
+        told[0],
+    )
+    assert found
+    assert len(re.findall(r"^\w+ +not checked", outcome.out, re.MULTILINE)) == int(found[1]) > 10
+    assert outcome.line == f"pe-bench: {found[1]} of {len(PROPERTIES)} checks could not be made"
+    outcome = command("check", f"{FILE}:RaisesInForward", f"{FILE}:NormsChange")
+    assert f"{found[1]} not checked" in outcome.out
+    assert outcome.line.endswith(f"1 of {2 * len(PROPERTIES)} checks failed, {found[1]} could not be made")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -201,6 +219,7 @@ def test_several_are_one_table_and_each_is_told_once(command) -> None:
         (["rope", "model.d_head=16"], "model.d_head=16 is no option of an encoding"),
         (["rope", "modifier=[lgn]"], "unknown modifier 'lgn': did you mean 'logn'?"),
         (["rope", "--config-dir", "nowhere"], "--config-dir nowhere is not a folder"),
+        ([str(FILE)], f"'{FILE}' is a file: say {FILE}:CLASS with one of "),
         (["gone.py:Gone"], "the encoding's file gone.py was not found"),
         ([f"{FILE}:Gone"], "names no encoding: Gone must be a class there"),
         ([f"{FILE}:NoEncoding"], "derives from LayerEncoding or PositionalEncoding"),
@@ -253,6 +272,7 @@ def test_a_folder_of_ones_own_is_found_and_is_part_of_all(command, tmp_path: Pat
     (tmp_path / "encoding" / FILE.name).write_text(FILE.read_text())
     outcome = command("check", "mine", "--config-dir", str(tmp_path))
     assert outcome.code == 1 and "mine: norm fails" in outcome.out
+    assert "has no default" not in outcome.err
     assert command("check", f"{FILE.name}:Gone", "--config-dir", str(tmp_path)).code == 2
     assert "mine" in all_names([str(tmp_path)])
 

@@ -194,3 +194,23 @@ def test_a_misspelt_claim_is_told(train, own):
     outcome = train("--config-dir", str(own), "encoding=mine")
     assert outcome.code == 2
     assert "RootBias: unknown claim 'shift_invarient': did you mean 'shift_invariant'?" in outcome.line
+
+
+def test_values_that_are_not_finite_from_the_start_are_told_before_anything_is_written(train, folder, own):
+    (own / "encoding" / "mine.py").write_text(CODE.replace("sqrt()", "log()"))
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2
+    assert (
+        "the encoding gives values that are not finite in a window of 16 tokens: try `pe-bench"
+        in outcome.line
+    )
+    assert not (folder / "results").exists()
+
+
+def test_a_hook_that_returns_another_shape_is_one_line_with_its_file(train, folder, own):
+    code = CODE.replace("-self.strength[:, None] * distance.sqrt()", "-distance.sqrt().expand(7, -1)")
+    (own / "encoding" / "mine.py").write_text(code)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2
+    assert "mine.py: what a hook returns cannot be used: RuntimeError: The expanded" in outcome.line
+    assert not (folder / "results").exists()

@@ -87,3 +87,9 @@ def test_what_runs_have_in_common_is_composed_once(tmp_path, monkeypatch):
     records = provenance(tmp_path, [run.name for run in runs])
     assert all(record.repeat for record in records)
     assert len(composed) == len(set(composed)) <= 2
+
+
+def test_the_command_asks_for_the_lengths_that_were_scored_since(tmp_path):
+    run = add_whole_run(tmp_path, words=["eval.lengths=[64,128]"])
+    [record] = provenance(tmp_path, [run.name])
+    assert "'eval.lengths=[64,128,256]'" in record.repeat

@@ -1,15 +1,18 @@
 """From a resolved configuration back to words: they compose to the same run."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 import yaml
+from result_fixtures import ROW
 
 from pe_bench.config import Config, parse_config, to_plain
+from pe_bench.config_checks import refuse_unused
 from pe_bench.encodings.load import encoding_identity, with_code_hashes
 from pe_bench.errors import UserError
 from pe_bench.hydra_app import compose
-from pe_bench.repeat import Repeater, sweep_commands
+from pe_bench.repeat import Repeater, sweep_commands, with_scored_lengths
 from pe_bench.runs import identity, run_name
 
 LINEAR = """
@@ -65,6 +68,25 @@ def test_words_from_a_configuration_compose_to_the_same_run(words):
     assert (again.eval, again.train) == (config.eval, config.train), found
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=quick", "eval.protocol=sliding", "eval.stride=9"],
+        ["eval.stride=9", "eval.tokens=100", "data.text_column=body"],
+        ["data=files", "data.path=x", "data.validation_path=y", "data.validation_fraction=0.5"],
+    ],
+)
+def test_keys_that_the_run_does_not_obey_are_not_among_its_words(words):
+    config = composed(words)
+    found = Repeater().words(as_written(config), "float32")
+    again = composed(found)
+    refuse_unused([again], found)
+    assert name_of(again) == name_of(config), found
+    assert (
+        (again.eval.protocol == "sliding") == ("eval.stride=9" in found) == ("eval.protocol=sliding" in words)
+    )
+
+
 def test_words_survive_a_shell():
     config = composed(["data=files", 'data.path="/a folder/it\'s"'])
     words = shlex.split(shlex.join(Repeater().words(as_written(config), "float32")))
@@ -113,6 +135,46 @@ def test_a_configuration_without_a_newer_key_has_its_default():
     config = as_written(composed(["encoding=alibi"]))
     del config["train"]["micro_batches"]
     assert name_of(composed(Repeater().words(config, "float32"))) == name_of(composed(["encoding=alibi"]))
+
+
+def scored_at(*lengths, **changes):
+    return [replace(ROW, length=length, **changes) for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "expected"),
+    [
+        (["eval.lengths=[128,256]"], scored_at(32, 128, 256), [32, 128, 256]),
+        (["eval.lengths=[256]"], scored_at(128, 256), [256]),
+        (["eval.lengths=[128,256]"], scored_at(32, status="undefined"), [32, 128, 256]),
+        (["eval.lengths=[128,256]"], scored_at(512, scored_with="yarn"), [128, 256]),
+        (["eval.lengths=[128,256]"], scored_at(512, protocol="sliding"), [128, 256]),
+        (["eval.lengths=[128,256]"], scored_at(1, 2, protocol="positions"), [128, 256]),
+        (["eval.lengths=[128]", "eval.protocol=sliding"], scored_at(64, protocol="sliding"), [64, 128]),
+        ([], scored_at(64, 128, 256, 512), None),
+        ([], [], None),
+    ],
+)
+def test_the_command_asks_for_the_lengths_that_the_run_was_scored_at_since(words, rows, expected):
+    config = with_scored_lengths(as_written(composed(words)), rows)
+    assert composed(Repeater().words(config, "float32")).eval.lengths == expected
+
+
+def test_lengths_beside_the_usual_ones_are_asked_for_with_them():
+    config = with_scored_lengths(as_written(composed([])), scored_at(96))
+    found = composed(Repeater().words(config, "float32")).eval.lengths
+    assert found == sorted({96, *composed([]).eval.resolved_lengths(128)})
+
+
+def test_runs_that_came_to_the_same_lengths_are_one_sweep_again():
+    rows = scored_at(32, 128, 256)
+    configs = [
+        as_written(composed([f"encoding={name}", f"eval.lengths={lengths}"]))
+        for name, lengths in (("rope", "[128,256]"), ("nope", "[32,128,256]"))
+    ]
+    words = [Repeater().words(with_scored_lengths(config, rows), "float32") for config in configs]
+    [command] = sweep_commands(shlex.join(["pe-bench", "train", *found]) for found in words)
+    assert "encoding=rope,nope" in command and "'eval.lengths=[32,128,256]'" in command
 
 
 def test_runs_that_differ_in_encoding_and_seed_become_one_sweep():

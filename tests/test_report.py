@@ -257,12 +257,12 @@ def test_of_two_sets_of_targets_a_column_takes_the_one_that_more_rows_share(tmp_
     assert not any("not all rows" in note for note in table.notes)
 
 
-def test_levels_on_different_targets_are_said_to_be_that(tmp_path: Path) -> None:
-    add_run(tmp_path, "alibi", FLAT)
+def test_levels_on_different_targets_are_said_to_be_that_with_the_lines_that_differ(tmp_path: Path) -> None:
+    for name in ("alibi", "nope"):
+        add_run(tmp_path, name, FLAT)
     add_run(tmp_path, "rope", BREAKING, target_hash="0ther")
-    assert any(
-        note.startswith("256: not all rows were scored on the same targets") for note in only(tmp_path).notes
-    )
+    said = "64, 128, 256, 512: not all rows were scored on the same targets (rope on others)"
+    assert any(note.startswith(said) for note in only(tmp_path).notes)
 
 
 def test_a_length_out_of_reach_shows_its_status_and_its_reason_once(tmp_path: Path) -> None:
@@ -327,6 +327,26 @@ def test_encodings_rank_by_the_longest_length_that_all_have(tmp_path: Path) -> N
     table = only(tmp_path)
     assert (table.ranked_at, [line.label for line in table.lines]) == (256, ["c", "a", "b"])
     assert any("ranked by bits/byte at 256" in note for note in table.notes)
+
+
+def test_levels_on_different_targets_rank_nothing_and_the_way_to_rank_them_is_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "b", {128: 2.0, 256: 3.0})
+    add_run(tmp_path, "c", {128: 2.0, 256: 2.0})
+    add_run(tmp_path, "a", {128: 3.0, 256: 4.0}, target_hash="0ther")
+    for sort, expected in ((None, ["a", "b", "c"]), ("256", ["c", "b", "a"]), ("name", ["a", "b", "c"])):
+        [table] = build_tables(tmp_path, selection=Selection(sort=sort))
+        assert (table.ranked_at, [line.label for line in table.lines]) == (None, expected)
+        assert not any("ranked by" in note for note in table.notes)
+        said = [note for note in table.notes if note.startswith("not ranked")]
+        assert all("at 256" in note and "the same eval.* words" in note for note in said)
+        assert len(said) == (sort != "name")
+
+
+def test_lines_on_one_set_of_targets_are_ranked_whatever_other_lengths_were_scored_on(tmp_path: Path) -> None:
+    add_run(tmp_path, "b", {128: 2.0, 256: 3.0})
+    add_run(tmp_path, "a", {256: 4.0})
+    add_run(tmp_path, "a", {128: 3.0}, target_hash="0ther")
+    assert only(tmp_path).ranked_at == 256
 
 
 def test_without_a_common_length_the_order_is_that_of_names(tmp_path: Path) -> None:
@@ -526,10 +546,16 @@ def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) 
     assert set(to_frame([table])["run"]) >= {"", "rb-s0-5e77da7a1"}
 
 
-def test_a_copied_run_is_no_second_seed(tmp_path: Path) -> None:
+def test_a_copied_run_is_left_out_as_long_as_its_original_is_there(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
-    shutil.copytree(run, run.with_name(run.name + "-copy"))
-    assert [line.seeds for line in only(tmp_path).lines] == [1, 1]
+    copy = shutil.copytree(run, run.with_name(run.name + "-copy"))
+    table = only(tmp_path)
+    assert [line.runs for line in table.lines] == [(run.name,)]
+    assert f"left out: {copy.name} is a copy of {run.name}" in table.notes
+    with pytest.raises(RunError, match=f"{copy.name} is a copy of {run.name}"):
+        build_tables(tmp_path, [copy.name])
+    shutil.rmtree(run)
+    assert [line.runs for line in only(tmp_path).lines] == [(copy.name,)]
 
 
 def test_strides_by_another_rule_are_another_table_with_changes_of_its_own(tmp_path: Path) -> None:

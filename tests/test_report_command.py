@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from result_fixtures import add_run
+from result_fixtures import add_run, edit_rows
 
 from pe_bench.config import parse_config
 from pe_bench.hydra_app import compose
@@ -27,7 +29,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def list_runs(command, results: Path) -> dict[str, str]:
-    """The states of the runs by name."""
+    """The states of the runs by name, behind their encodings."""
     outcome = command("list", "runs", "--results-dir", str(results))
     assert outcome.code == 0, outcome.err
     return {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in outcome.out.splitlines()[1:]}
@@ -115,7 +117,7 @@ def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command, results, re
     states = list_runs(command, results)
     assert states.pop(bad.name) == "damaged"
     [good] = states.values()
-    assert good.split() == ["finished", "250", "250", "1.250", "64,", "128,", "256"]
+    assert good.split() == ["rope", "finished", "250", "250", "1.250", "64,", "128,", "256"]
 
 
 def test_a_run_that_is_not_finished_is_listed_with_what_it_has_so_far(command, results):
@@ -126,8 +128,50 @@ def test_a_run_that_is_not_finished_is_listed_with_what_it_has_so_far(command, r
         newest = run / "checkpoints" / f"step-{step:08d}"
         newest.mkdir(parents=True)
         (newest / "meta.json").write_text(json.dumps({"step": step, "loss": loss}))
-    told = ["not", "finished", "6", "8", "1.500", "64,", "128,", "256"]
+    told = ["rope", "not", "finished", "6", "8", "1.500", "64,", "128,", "256"]
     assert list_runs(command, results)[run.name].split() == told
+
+
+def test_runs_are_listed_with_what_tables_call_their_encoding_and_the_lengths_that_have_a_number(
+    command, results
+):
+    learned = add_run(results, "learned", {64: 3.1, 128: 3.0, 256: None}, scored_with="learned", code="1")
+    edit_rows(learned, lambda row: replace(row, encoding="learned max_position=128"))
+    for run in (results / "runs").iterdir():
+        write_config(run, parse_config(compose(["encoding=rope", "train.steps=250"])))
+        (run / "result.json").write_text('{"steps": 250, "loss": 1.25}')
+    listed = list_runs(command, results)
+    assert listed.pop(learned.name).split() == [
+        *("learned", "max_position=128", "finished", "250", "250", "1.250", "64,", "128"),
+    ]
+    [rope] = listed.values()
+    assert rope.split()[0] == "rope" and rope.endswith("64, 128, 256")
+
+
+@pytest.mark.parametrize("words", [["report"], ["list", "runs"], ["list", "runs", "--csv", "-"]])
+def test_a_folder_without_runs_is_an_error_with_the_way_to_make_one(command, tmp_path, words):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        outcome = command(*words, "--results-dir", str(folder))
+        assert outcome.code == 2 and outcome.out == ""
+        assert f"run in {folder / 'runs'}: make one with `pe-bench train encoding=rope`" in outcome.line
+
+
+def test_a_run_is_reported_by_its_path_and_by_what_tables_call_its_encoding(command, results):
+    run = add_run(results, "root", LEVELS)
+    (run / "config.yaml").write_text("seed: 0\n")
+    (run / "result.json").write_text('{"encoding": "root@0cba s=0.25"}')
+    edit_rows(run, lambda row: replace(row, encoding="root@0cba s=0.25", scored_with="root@0cba s=0.25"))
+    for word in (str(run), f"{run}/", "root@0cba", "root@0cba s=0.25"):
+        outcome = command("report", word, "--csv", "-", "--results-dir", str(results))
+        assert outcome.code == 0, outcome.err
+        assert {row["encoding"] for row in csv.DictReader(io.StringIO(outcome.out))} == {"root@0cba s=0.25"}
+
+
+@pytest.mark.parametrize("word", ["seed=0", "encoding=rope", "seed<3", "train.lr>=0.001"])
+def test_a_condition_in_place_of_a_run_is_told_how_to_say_it(command, results, word):
+    outcome = command("report", word, "--results-dir", str(results))
+    assert outcome.code == 2
+    assert f"'{word}' is no run: say --where {shlex.quote(word)}" in outcome.line
 
 
 def test_models_are_listed_with_both_vocabularies(command):

@@ -1,10 +1,12 @@
 """Which rows a report shows, what sets its lines apart, in which order, and against what."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from result_fixtures import add_run, file_of
+from result_fixtures import add_run, edit_rows, file_of
 
 from pe_bench import config_checks
 from pe_bench.config import Config, ModelConfig, ReportConfig, TrainConfig
@@ -108,7 +110,7 @@ def test_verdicts_are_corrected_for_all_that_were_scored_and_not_for_what_is_sho
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["encoding=t5"], "encoding=t5"), (["length>9000"], "length>9000")],
+    [(["seed=9"], "seed=9"), (["length>9000"], "length>9000")],
 )
 def test_conditions_that_leave_nothing_say_so(results: Path, words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=f"no score is left by --where .*{message}"):
@@ -353,6 +355,58 @@ def test_latex_is_a_booktabs_table_with_every_sign_escaped(results: Path) -> Non
     [headings] = [line for line in lines if line.startswith("encoding")]
     assert headings.count(" & ") == row.count(" & ") == len(columns) - 1
     assert all(line.startswith("%") for line in lines[: lines.index(r"\begin{table}")])
+
+
+# Encodings by the names that tables show
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Runs of an encoding of one's own, in two versions and with options, and of others."""
+    for number, label in enumerate(("root@0cba s=0.25", "root@0cba s=1.0", "root@1111", "root@0cba+logn")):
+        edit_rows(
+            add_run(tmp_path, "root", ROPE, code=str(number)),
+            lambda row, label=label: replace(row, encoding=label, scored_with=label),
+        )
+    add_run(tmp_path, "rope", ROPE)
+    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("encoding=root", {"root@0cba s=0.25", "root@0cba s=1.0", "root@1111"}),
+        ("encoding=root@0cba", {"root@0cba s=0.25", "root@0cba s=1.0"}),
+        ("encoding=root@0cba s=1.0", {"root@0cba s=1.0"}),
+        ("encoding=root+logn,root@1111", {"root@0cba+logn", "root@1111"}),
+        ("encoding=*+logn", {"root@0cba+logn"}),
+        ("encoding!=root", {"root@0cba+logn", "rope", "rope -> yarn factor=auto"}),
+        ("scored_with=yarn", {"rope -> yarn factor=auto"}),
+    ],
+)
+def test_an_encoding_is_chosen_by_its_name_with_or_without_its_code_and_options(
+    own: Path, word: str, expected: set[str]
+) -> None:
+    assert set(labels(only(own, where=where(word)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("encoding=roto", "unknown --where encoding 'roto': did you mean 'root'?"),
+        ("encoding=root,alibbi", "unknown --where encoding 'alibbi': there are: root, root+logn, rope"),
+        ("encoding=root@ffff", "unknown --where encoding 'root@ffff': did you mean 'root'?"),
+        ("scored_with=yarm", "unknown --where scored_with 'yarm': did you mean 'yarn'?"),
+    ],
+)
+def test_an_encoding_that_no_run_has_is_told_with_those_there_are(own: Path, word: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        build_tables(own, selection=Selection(where=where(word)))
+
+
+def test_an_encoding_that_no_run_has_may_be_left_out(own: Path) -> None:
+    assert len(only(own, where=where("encoding!=alibi")).lines) == 6
 
 
 # What may not be lost, or chosen by

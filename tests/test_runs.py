@@ -1,10 +1,12 @@
 """A run's identity, and finding runs again."""
 
 import dataclasses
+import json
 import shutil
 
 import pytest
 from conftest import only_run
+from result_fixtures import add_run
 
 from pe_bench.config import Config, parse_config
 from pe_bench.encodings.load import encoding_identity, encoding_label
@@ -155,6 +157,77 @@ def test_a_word_selects_all_the_runs_that_it_describes(begin, folder):
     for word in ("x", "", "r*x"):
         with pytest.raises(UserError, match="no finished run"):
             matching_runs(word, results)
+
+
+def add_named(results, encoding, label, **result):
+    """A finished run with a configuration, of an encoding that tables call `label`."""
+    run = add_run(results, encoding, {128: 3.0}, code=label.rpartition("=")[2])
+    (run / "config.yaml").write_text("seed: 0\n")
+    (run / "result.json").write_text(json.dumps({"encoding": label, **result}))
+    return run
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["/tmp/nowhere", "/", ".", "..", "../..", "~", "", "a/b", "./rope", "\0", "rope\0", "\ud800", "x" * 5000],
+)
+def test_a_word_that_can_be_no_run_is_told_as_any_that_is_none(tmp_path, monkeypatch, word):
+    monkeypatch.chdir(tmp_path)
+    add_named(tmp_path, "rope", "rope")
+    with pytest.raises(UserError, match="no run '"):
+        find_run(word, tmp_path)
+    with pytest.raises(UserError, match="no finished run '"):
+        matching_runs(word, tmp_path)
+
+
+def test_a_report_takes_the_path_of_a_run_as_eval_does(tmp_path, monkeypatch):
+    run = add_named(tmp_path / "results", "rope", "rope")
+    add_named(tmp_path / "results", "alibi", "alibi")
+    for folder, path in (
+        (tmp_path, str(run)),
+        (tmp_path, f"results/runs/{run.name}"),
+        (tmp_path, f"results/runs/{run.name}/"),
+        (tmp_path, f"./results/../results/runs/{run.name}"),
+        (run.parent, f"{run.name}/"),
+        (run, "."),
+    ):
+        monkeypatch.chdir(folder)
+        assert find_run(path, tmp_path / "results").resolve() == run, path
+        assert matching_runs(path, tmp_path / "results") == [run], path
+
+
+def test_the_path_of_a_run_elsewhere_is_told_with_the_way_to_report_it(tmp_path):
+    run = add_named(tmp_path / "other", "rope", "rope")
+    add_named(tmp_path / "results", "rope", "rope")
+    with pytest.raises(UserError, match=f"is not one of .*: say --results-dir {tmp_path}/other$"):
+        matching_runs(str(run), tmp_path / "results")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    with pytest.raises(UserError, match="put it into a folder runs/"):
+        matching_runs(str(copy), tmp_path / "results")
+
+
+def test_the_path_of_a_run_that_is_not_finished_is_told_as_that(tmp_path):
+    run = add_named(tmp_path, "rope", "rope")
+    (run / "result.json").unlink()
+    for find in (find_run, matching_runs):
+        with pytest.raises(UserError, match="is not finished"):
+            find(str(run), tmp_path)
+
+
+def test_a_word_selects_runs_by_what_tables_call_their_encoding(tmp_path):
+    weak = add_named(tmp_path, "root", "root@0cba strength=0.25")
+    strong = add_named(tmp_path, "root", "root@0cba strength=1.0")
+    other = add_named(tmp_path, "root+logn", "root@1111+logn")
+    (add_run(tmp_path, "damaged", {128: 3.0}) / "result.json").write_text("[")
+    for word, expected in {
+        "root@0cba": {weak, strong},
+        "root@0cba strength=1.0": {strong},
+        "root@1111+logn": {other},
+        "root": {weak, strong},
+    }.items():
+        assert set(matching_runs(word, tmp_path)) == expected, word
+    with pytest.raises(UserError, match="no finished run 'root@ffff'"):
+        matching_runs("root@ffff", tmp_path)
 
 
 def test_the_newest_run_is_the_one_that_finished_last(train, folder):

@@ -363,3 +363,38 @@ def test_a_picture_is_the_same_each_time(command, tmp_path):
     for name in "ab":
         assert command("show", "t5", *SMALL, "--plot", str(tmp_path / f"{name}.svg")).code == 0
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_own_code_that_fails_is_one_line_and_nothing_is_printed_or_drawn(command, folder):
+    for code, told in [
+        ("sqroot()", "mine.py:14: AttributeError: 'Tensor' object has no attribute 'sqroot'"),
+        ("sqrt()[:-1]", "mine.py: what a hook returns cannot be used: RuntimeError: "),
+    ]:
+        (folder / "work" / "mine.py").write_text(OWN.replace("sqrt()", code), encoding="utf-8")
+        outcome = command("show", "mine.py:RootBias", *SMALL, "--plot", "b.png")
+        assert outcome.code == 2 and told in outcome.line
+        assert not outcome.out and not (folder / "work" / "b.png").exists()
+
+
+def test_a_class_that_cannot_be_made_is_one_line(command, folder):
+    (folder / "work" / "mine.py").write_text(OWN.replace("torch.full", "torch.fill_up"), encoding="utf-8")
+    outcome = command("show", "mine.py:RootBias", *SMALL, "--plot", "b.png")
+    assert outcome.code == 2 and "mine.py:11: AttributeError: module 'torch' has no" in outcome.line
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("class A:\n    pass\n", "'mine.py' is a file: say mine.py:A"),
+        ("class A:\n    pass\nclass B(A):\n    pass\n", "say mine.py:CLASS with one of A, B"),
+        ("raise SystemError\n", "'mine.py' is a file: say mine.py:CLASS"),
+        ("class A(\n", "'mine.py' is a file: say mine.py:CLASS"),
+    ],
+)
+def test_a_file_without_a_class_is_answered_with_those_that_it_has(folder, code, told):
+    (folder / "work" / "mine.py").write_text(code, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        subjects(["mine.py"])
+    assert str(caught.value).endswith(told)
+    with pytest.raises(UserError, match=r"the encoding's file gone\.py was not found"):
+        subjects(["gone.py"])

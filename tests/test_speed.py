@@ -43,6 +43,14 @@ class RootBias(LayerEncoding):
         return -distance.sqrt().expand(2, -1)
 """
 
+MISTAKEN = OWN.replace("sqrt()", "sqroot()")
+FAILS_LATER = OWN.replace(
+    "        return",
+    """        if len(distance) > 20:
+            raise IndexError("too many\\nby far")
+        return""",
+)
+
 
 @pytest.fixture
 def speed(command, folder, monkeypatch):
@@ -319,6 +327,53 @@ def test_a_fault_is_no_row_and_keeps_those_before_it(speed, monkeypatch):
     assert [one["encoding"] for one in written()] == ["nope", "rope"]
 
 
+def test_a_fault_leaves_the_picture_of_the_last_command(speed, monkeypatch):
+    speed("rope")
+    picture = Path("results") / "speed.png"
+    before = picture.read_bytes()
+
+    def faulty(self):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(TrainingPass, "run", faulty)
+    told = []
+    monkeypatch.setattr("pe_bench.speed.bench.time_pass", lambda *rest: told.append(1) or time_pass(*rest))
+    with pytest.raises(RuntimeError, match="a fault"):
+        speed("rope", "--train", *TRAINED)
+    assert told and picture.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["", "--train"])
+def test_own_code_that_fails_is_one_line_before_anything_is_measured_or_written(speed, kind):
+    Path("mine.py").write_text(OWN, encoding="utf-8")
+    Path("mistaken.py").write_text(MISTAKEN, encoding="utf-8")
+    outcome = speed("mine.py:RootBias", "mistaken.py:RootBias", *([kind, *TRAINED] if kind else []))
+    assert outcome.code == 2 and not outcome.out
+    assert outcome.err == outcome.line + "\n"
+    assert "mistaken.py:8: AttributeError: 'Tensor' object has no attribute 'sqroot'" in outcome.line
+    assert not Path("results").exists()
+
+
+def test_own_code_that_fails_at_a_length_is_a_row_with_its_line_and_the_others_go_on(speed):
+    Path("mine.py").write_text(FAILS_LATER, encoding="utf-8")
+    outcome = speed("mine.py:RootBias", "rope")
+    assert outcome.code == 0, outcome.err
+    found = {(one["encoding"].partition("@")[0], one["length"]): one for one in written()}
+    failed = found["RootBias", "32"]
+    assert failed["status"] == "failed" and failed["milliseconds"] == ""
+    assert failed["reason"].endswith("mine.py:9: IndexError: too many")
+    assert found["RootBias", "16"]["status"] == found["rope", "32"]["status"] == "ok"
+    assert "failed" in outcome.out and failed["reason"] in outcome.out
+
+
+def test_values_that_are_not_finite_are_told_before_anything_is_measured(speed):
+    Path("mine.py").write_text(OWN.replace("sqrt()", "log()"), encoding="utf-8")
+    outcome = speed("mine.py:RootBias")
+    assert outcome.code == 2
+    assert outcome.line.endswith("not finite in a window of 16 tokens: try `pe-bench check mine.py:RootBias`")
+    assert not Path("results").exists()
+
+
 def test_ctrl_c_keeps_what_was_measured(speed, monkeypatch):
     told = []
 
@@ -432,6 +487,7 @@ def test_curves_have_a_point_where_there_is_a_number():
         (["rope", "treads=1"], "unknown key 'treads': did you mean 'threads'?"),
         (["rope", "zzz=1"], "unknown key 'zzz': there are: base, "),
         (["mine"], "encoding/mine.yaml of your own is found with --config-dir FOLDER"),
+        ([f"{Path(__file__)}"], f"{Path(__file__)}:Scripted"),
         (["rope", "--lengths", "5x"], "positive whole numbers, and '5x' is not one"),
         (["rope", "--lengths", "1,16"], "--lengths takes lengths of at least 2 tokens, and 1 is shorter"),
         (["rope", "--repeats", "0"], "'0' is not a positive whole number"),

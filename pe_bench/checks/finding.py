@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-State = Literal["holds", "fails", "not claimed"]
+State = Literal["holds", "fails", "not claimed", "not checked"]
 
 EXACT = 1e-10  # float64, other shapes of the same products
 SHOWS = 1e-6  # what is more is no rounding
@@ -13,6 +13,7 @@ SHOWS = 1e-6  # what is more is no rounding
 class Finding(NamedTuple):
     state: State
     measured: str
+    raised: bool = False  # the encoding ended the check with an error, which is what `measured` says
 
 
 def largest(errors: Iterable[float]) -> float:

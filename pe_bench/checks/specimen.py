@@ -21,6 +21,7 @@ from pe_bench.encodings.load import build_encoding, with_examples
 from pe_bench.errors import UserError, first_line
 from pe_bench.model import Decoder
 from pe_bench.subjects import Subject, subjects
+from pe_bench.trial import outside_line
 
 # Small, and no two sizes that could stand for each other but where heads share keys.
 MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
@@ -109,7 +110,7 @@ def specimen(name: str, overrides: Sequence[str] = (), directories: Sequence[str
 def _specimen(subject: Subject, name: str) -> Specimen:
     given, search = subject.config.encoding, subject.search
     config = with_examples(given, search)
-    examples = {option: value for option, value in config.items() if given.get(option) != value}
+    examples = {option: value for option, value in config.items() if given.get(option, {}) != value}
     found = Specimen(name, config, search, examples)
     try:
         found.fresh()
@@ -121,9 +122,10 @@ def _specimen(subject: Subject, name: str) -> Specimen:
 
 
 def where(error: Exception) -> str:
-    """The file and line that raised it, and its type."""
+    """The file and line that raised it, of code from outside if it passed through some, and its type."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}: {type(error).__name__}"
+    line = outside_line(error) or f"{frame.filename}:{frame.lineno}"
+    return f"{Path(line).name}: {type(error).__name__}"
 
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:

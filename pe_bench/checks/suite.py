@@ -1,11 +1,13 @@
 """The list of what is checked, in the order in which it is told."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 from pe_bench.checks import of_layers, of_model, of_precision
 from pe_bench.checks.finding import Finding
 from pe_bench.checks.specimen import Specimen, where
+from pe_bench.encodings.base import LengthError
 from pe_bench.errors import first_line
 
 
@@ -146,5 +148,19 @@ def check(specimen: Specimen, wanted: Property) -> Finding:
     """What came out; an encoding that raises has failed, whatever the property."""
     try:
         return wanted.check(specimen)
-    except Exception as error:
+    except LengthError as error:
         return Finding("fails", f"{where(error)}: {first_line(error)}")
+    except Exception as error:
+        return Finding("fails", f"{where(error)}: {first_line(error)}", raised=True)
+
+
+def check_all(specimen: Specimen) -> dict[Property, Finding]:
+    """What came out of each; where several ended with one and the same error, it says nothing of them."""
+    found = {wanted: check(specimen, wanted) for wanted in PROPERTIES}
+    errors = Counter(finding.measured for finding in found.values() if finding.raised)
+    return {
+        wanted: finding._replace(state="not checked")
+        if finding.raised and errors[finding.measured] > 1
+        else finding
+        for wanted, finding in found.items()
+    }

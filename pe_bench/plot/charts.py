@@ -117,7 +117,9 @@ def _title(table: Table) -> str:
 
 
 def _order(table: Table) -> str:
-    return f"by bits per byte at context length {table.ranked_at}" if table.ranked_at else "as the table is"
+    if table.ranked_at is None:
+        return "Row by row as the table is"
+    return f"Best first, row by row, by bits per byte at context length {table.ranked_at}"
 
 
 def _length_curve(line: Line, table: Table) -> Curve:

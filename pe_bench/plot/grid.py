@@ -133,7 +133,7 @@ def _all_points(chart: Chart) -> Iterator[tuple[float, float]]:
 
 
 def _notes(chart: Chart, scale: Scale) -> list[str]:
-    notes = [f"Best first, row by row, {chart.order}; all others in grey."]
+    notes = [f"{chart.order}; all others in grey."]
     notes.append(f"Dashed: the training length, {chart.train_length}.")
     if any(curve.broken_at for curve in chart.curves):
         notes.append("Cross: the break point, the first length seen to degrade or fail.")

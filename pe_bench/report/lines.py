@@ -1,6 +1,7 @@
 """The lines of a table: which rows belong together, and what each line says before it is judged."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -125,6 +126,14 @@ def make_line(
         positions=_positions(member.positions),
         by=member.by,
     )
+
+
+def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
+    """The labels of the lines whose level at a length is of other targets than that of most lines."""
+    cells = {line.label: line.cells[length] for line in lines if length in line.cells}
+    set_of = {label: cell.target_hash for label, cell in cells.items() if cell.levels}
+    most = Counter(set_of.values()).most_common(1)
+    return [label for label, target_hash in set_of.items() if target_hash != most[0][0]]
 
 
 def _of_runs(

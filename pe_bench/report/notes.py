@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pe_bench.report.cells import Cell, label_of
 from pe_bench.report.conditions import Conditions
 from pe_bench.report.differences import has_number
-from pe_bench.report.lines import Line
+from pe_bench.report.lines import Line, on_other_targets
 from pe_bench.report.target_sets import lengths_on_other_sets
 from pe_bench.results import FORCED, TOLD, Row
 from pe_bench.scores import ENOUGH_DOCUMENTS
@@ -140,13 +140,17 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
-    hashes: dict[int, set[str]] = {}
-    for line in lines:
-        for length, cell in line.cells.items():
-            if cell.levels:
-                hashes.setdefault(length, set()).add(cell.target_hash)
-    for length in sorted(length for length, found in hashes.items() if len(found) > 1):
-        yield f"{length}: not all rows were scored on the same targets, so their levels differ by those too"
+    """The lengths at which levels are of different text from line to line."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for length in sorted({length for line in lines for length in line.cells}):
+        labels = on_other_targets(lines, length)
+        if labels:
+            places.setdefault(tuple(labels), []).append(length)
+    for labels, lengths in places.items():
+        yield (
+            f"{_numbers(lengths)}: not all rows were scored on the same targets "
+            f"({_few(labels)} on others), so their levels differ by those too"
+        )
 
 
 def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
@@ -267,10 +271,12 @@ def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
 def _which(labels: Sequence[str], lines: Sequence[Line]) -> str:
     """The labels in brackets, a few of many; nothing where they are all."""
     names = list(dict.fromkeys(labels))
-    if len(names) == len(lines):
-        return ""
+    return "" if len(names) == len(lines) else f" ({_few(names)})"
+
+
+def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f" ({', '.join(names[:MOST_NAMES])}{more})"
+    return f"{', '.join(names[:MOST_NAMES])}{more}"
 
 
 def _numbers(lengths: Iterable[int]) -> str:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from pe_bench.checking import unknown
 from pe_bench.errors import UserError
-from pe_bench.report.lines import Line
+from pe_bench.report.lines import Line, on_other_targets
 
 # Rising, but for what is better the larger it is.
 KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
@@ -17,7 +17,10 @@ KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
 
 
 class Order(NamedTuple):
-    """Lines in order; the length whose levels ranked them, if one did; and the order in words."""
+    """Lines in order; the length whose levels ranked them, if one did; and the order in words.
+
+    Levels on different targets put lines in order where that was asked for, and rank nothing.
+    """
 
     lines: list[Line]
     ranked_at: int | None
@@ -42,7 +45,9 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
     if length is None:
         by_name = sorted(lines, key=lambda line: line.label)
         return Order(by_name, None, "no length has a number for all: the order is that of the names")
-    ranked = sorted(lines, key=lambda line: (_level(line, length), line.label))
+    if on_other_targets(lines, length):
+        return _unranked(lines, length, is_asked=is_scored)
+    ranked = _by_level(lines, length)
     chosen = "" if is_scored else ", the longest length that all have a number at"
     return Order(ranked, length, f"ranked by bits/byte at {length}{chosen}")
 
@@ -57,6 +62,22 @@ def largest_memory(line: Line) -> float | None:
     """Peak megabytes over all lengths."""
     found = [cell.peak_memory_mb for cell in line.cells.values() if cell.peak_memory_mb is not None]
     return max(found, default=None)
+
+
+def _by_level(lines: Sequence[Line], length: int) -> list[Line]:
+    return sorted(lines, key=lambda line: (_level(line, length), line.label))
+
+
+def _unranked(lines: Sequence[Line], length: int, *, is_asked: bool) -> Order:
+    """By the names, but where it `is_asked` for by the levels."""
+    in_order = _by_level(lines, length) if is_asked else sorted(lines, key=lambda line: line.label)
+    words = (
+        f"not ranked, for the levels at {length} are of different targets: the order is that of "
+        f"{'the levels all the same' if is_asked else 'the names'}. To rank them, repeat their commands with "
+        "the same eval.* words (nothing is trained again), or pe-bench eval RUN... with the same --lengths, "
+        "--max-length and --targets"
+    )
+    return Order(in_order, None, words)
 
 
 def _longest_common(lines: Sequence[Line]) -> int | None:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from pe_bench.errors import UserError
 from pe_bench.report.conditions import Conditions, conditions_of
 from pe_bench.report.sizes import changed_sizes
 from pe_bench.results import COLUMNS, Row
+from pe_bench.runs import NOT_IDENTITY, names_of_label
 from pe_bench.statistics import MARGIN
 
 CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
@@ -33,6 +34,7 @@ NOT_KEYS = (
 )
 # These choose what is shown; a row that is not may still be a reference.
 SHOWN = ("length", "scored_with")
+LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,18 @@ class Condition:
     def holds(self, value: Any) -> bool:
         if self.sign in ORDERS:
             return _is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
-        return any(_equal(value, wanted) for wanted in self.values) is (self.sign == "=")
+        return any(self._names(value, wanted) for wanted in self.values) is (self.sign == "=")
+
+    def unmet(self, found: Iterable[Any]) -> list[str]:
+        """The values that are asked for and that nothing of what was found has."""
+        wanted = self.values if self.sign == "=" else ()
+        different = list(dict.fromkeys(found))
+        return [one for one in wanted if not any(self._names(value, one) for value in different)]
+
+    def _names(self, value: Any, wanted: str) -> bool:
+        """Of an encoding any of its names will do."""
+        names = names_of_label(str(value)) if self.key in LABELS else (value,)
+        return any(_equal(name, wanted) for name in names)
 
 
 @dataclass(frozen=True)
@@ -132,8 +145,10 @@ class RunKeys:
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
         """The rows that meet all conditions, but for those on what is only shown.
 
-        Raises `UserError` for a key that no run has.
+        Raises `UserError` for a key that no run has, and for an encoding that none has.
         """
+        for condition in where:
+            self._require_encodings(rows, condition)
         wanted = [condition for condition in where if condition.key not in SHOWN]
         for condition in wanted:
             self.require(rows, condition.key, "--where")
@@ -144,6 +159,13 @@ class RunKeys:
             return
         known = {name for row in _one_a_run(rows) for name in self._config(self._folder_of(row))}
         raise UserError(unknown(key, option, known))
+
+    def _require_encodings(self, rows: Sequence[Row], condition: Condition) -> None:
+        if condition.key in LABELS:
+            labels = {getattr(row, condition.key) for row in rows}
+            for wanted in condition.unmet(labels):
+                known = {names_of_label(label)[-1] for label in labels}
+                raise UserError(unknown(wanted, f"--where {condition.key}", known))
 
     def unreadable(self, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
         """A line for each run whose configuration is asked for and cannot be read."""
@@ -186,8 +208,6 @@ class RunKeys:
         """A hash of what rows must share to be compared, but for these keys of the configuration."""
         if not any("." in key for key in by):
             return row.setting
-        from pe_bench.runs import NOT_IDENTITY
-
         config = self._config(self._folder_of(row))
         left = {
             key: value
@@ -225,7 +245,8 @@ def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
 def _equal(value: Any, wanted: str) -> bool:
     if _is_number(value) and _is_number(wanted):
         return float(value) == float(wanted)
-    return fnmatch.fnmatchcase("" if value is None else str(value), wanted)
+    text = "" if value is None else str(value)
+    return text == wanted or fnmatch.fnmatchcase(text, wanted)
 
 
 def _is_number(value: Any) -> bool:

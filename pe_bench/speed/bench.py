@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pe_bench.machine import device_name, package_version, processor_name, today
-from pe_bench.speed.measure import status_of, time_pass
+from pe_bench.speed.measure import outcome_of, time_pass
 from pe_bench.speed.passes import Pass, ScoringPass, TrainingPass, dtype_of
 from pe_bench.speed.rows import Row
 from pe_bench.subjects import Subject
@@ -51,10 +51,11 @@ class Bench:
             row = replace(row, batch=timed.batch, path=timed.path, dtype=_name(timed.dtype))
             timing = time_pass(timed, timed if is_reference else reference, self.repeats)
         except Exception as error:
-            status = status_of(error)
-            if status is None:
+            outcome = outcome_of(error)
+            if outcome is None:
                 raise
-            return replace(row, status=status, reason=" ".join(str(error).split())), None
+            status, reason = outcome
+            return replace(row, status=status, reason=reason), None
         row = replace(
             row,
             milliseconds=round(timing.median, 3),

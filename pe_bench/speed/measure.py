@@ -11,6 +11,7 @@ from pe_bench.encodings import LengthError
 from pe_bench.machine import PeakMemory, is_out_of_memory
 from pe_bench.speed.passes import Pass
 from pe_bench.train import NonFiniteError
+from pe_bench.trial import told_of_outside
 
 REPEATS = 5  # of a pass, at least
 MOST_REPEATS = 25
@@ -56,13 +57,17 @@ def _pairs(timed: Pass, reference: Pass | None, repeats: int | None) -> Iterator
         done += 1
 
 
-def status_of(error: Exception) -> str | None:
-    """Of a row that has no numbers; None for what is no answer but a fault."""
+def outcome_of(error: Exception) -> tuple[str, str] | None:
+    """The status and the reason of a row that has no numbers; None for what is no answer but a fault."""
+    reason = " ".join(str(error).split())
     if isinstance(error, LengthError):
-        return "undefined"
+        return "undefined", reason
     if isinstance(error, NonFiniteError):
-        return "not_finite"
-    return "out_of_memory" if is_out_of_memory(error) else None
+        return "not_finite", reason
+    if is_out_of_memory(error):
+        return "out_of_memory", reason
+    told = told_of_outside(error)
+    return None if told is None else ("failed", told)
 
 
 def is_due(done: int, elapsed: float, repeats: int | None) -> bool:

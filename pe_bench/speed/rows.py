@@ -24,7 +24,7 @@ class Row:
     kind: str  # `pass` in the file: score, train
     batch: int | None = None  # windows in one pass
     path: str = ""  # of attention; of several layers' joined by +
-    status: str = "ok"  # undefined, out_of_memory, not_finite
+    status: str = "ok"  # undefined, out_of_memory, not_finite, failed
     reason: str = ""
     milliseconds: float | None = None  # the median
     milliseconds_min: float | None = None
