@@ -31,7 +31,9 @@ def check_type(value: Any, wanted: Any, key: str) -> Any:
     """
     converted = _convert(value, wanted)
     if converted is _WRONG:
-        raise UserError(f"{key} must be {_describe(wanted)}, not {shown(value)}")
+        is_one = _convert([value], wanted) is not _WRONG
+        way = f": write {key}=[{value}]" if is_one else ""
+        raise UserError(f"{key} must be {_describe(wanted)}, not {shown(value)}{way}")
     return converted
 
 

@@ -415,3 +415,10 @@ def test_lengths_that_are_not_positive_whole_numbers_are_refused(text):
 
 def test_lengths_are_read_with_spaces():
     assert parse_lengths("512, 2048") == [512, 2048]
+
+
+def test_one_value_where_a_list_is_wanted_is_told_how_to_write_it():
+    with pytest.raises(
+        UserError, match=r"eval.lengths must be a list.*, not 256: write eval.lengths=\[256\]"
+    ):
+        parse_config(compose(["encoding=nope", "eval.lengths=256"]))

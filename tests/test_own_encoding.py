@@ -80,6 +80,9 @@ def test_scoring_its_run_imports_the_code_only_when_the_user_names_it(train, com
     file.write_text(CODE + "\nraise SystemError('must not run')\n")
     outcome = command(*words, "--code", str(file))
     assert outcome.code == 2 and "with hash" in outcome.line
+    assert (
+        f"{file} has " in outcome.line and "give the file as it was when the run was trained" in outcome.line
+    )
 
 
 def test_a_runs_configuration_cannot_name_code_to_import(train, command, folder):

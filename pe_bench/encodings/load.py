@@ -141,10 +141,12 @@ def with_trusted_code(config: dict[str, Any], files: Sequence[Path]) -> dict[str
         if is_built_in(specification):
             return part
         if wanted not in hashes:
-            given = f"; of what was given, {', '.join(hashes)}" if hashes else ""
+            given = ", ".join(f"{path} has {own}" for own, path in hashes.items())
+            as_it_was = "give the file as it was when the run was trained"
+            way = as_it_was if given else "name its file with --code FILE.py"
             raise UserError(
-                f"this run's encoding is code from outside pe-bench, {specification} with hash "
-                f"{wanted}{given}: name its file with --code FILE.py if you trust it"
+                f"this run's encoding is code from outside pe-bench, {specification} with hash {wanted}"
+                f"{'; ' if given else ''}{given}: {way}, if you trust it"
             )
         return {**part, "class": f"{hashes[wanted]}:{specification.rpartition(':')[2]}"}
 
