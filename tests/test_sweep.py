@@ -191,8 +191,9 @@ def living(session: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("basic", marks=pytest.mark.full), "joblib"])
-@pytest.mark.parametrize("end", ["second", pytest.param("kill", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("end", ["second", "kill"])
 def test_jobs_that_a_command_left_save_their_step_and_nothing_lives_on(tmp_path, launcher, end):
     write_corpus(tmp_path / "corpus")
     own = tmp_path / "own" / "encoding"
@@ -243,6 +244,7 @@ def test_a_job_is_told_to_end_before_it_hears_any_signal(tmp_path):
             wait()
 
 
+@pytest.mark.full
 def test_a_job_tells_whom_it_waits_for(tmp_path, monkeypatch):
     write_corpus(tmp_path / "corpus")
     words = [*tiny_words(tmp_path), "-m", "encoding=nope", "seed=0,1"]
