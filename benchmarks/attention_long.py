@@ -16,13 +16,13 @@ import torch
 from interleaved import add_usual_options, interleaved, machine, print_table, ratio
 from torch import Tensor
 
-from pe_bench.attention import attention, choose, reference_attention
-from pe_bench.attention.denormals import flushed_denormals
-from pe_bench.attention.fused import fused
 from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.subjects import subjects
+from pe_bench.inspection.resolve import subjects
+from pe_bench.model.attention import attention, choose, reference_attention
+from pe_bench.model.attention.fused import fused
+from pe_bench.scoring.denormals import flushed_denormals
 
 NAMES = ("alibi", "t5", "kerple_log", "kerple_power", "sandwich", "bam")
 PLAIN, WHOLE = "plain causal", "alibi, L x L bias"

@@ -21,17 +21,19 @@ import numpy as np
 import torch
 from interleaved import machine, print_table
 
-import pe_bench.model
-from pe_bench import cli
-from pe_bench.attention import reference_attention
-from pe_bench.config import Config, parse_config
+import pe_bench.model.decoder
+from pe_bench.cli import program
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError
-from pe_bench.hydra_app import compose
-from pe_bench.model import build_decoder
-from pe_bench.speed.passes import NEVER, path_of
-from pe_bench.train import Trainer, make_optimizer
+from pe_bench.inspection.speed.passes import NEVER, path_of
+from pe_bench.model.attention import reference_attention
+from pe_bench.model.decoder import build_decoder
+from pe_bench.training.optimizer import make_optimizer
+from pe_bench.training.trainer import Trainer
 
 ROUNDING = 1e-7  # of every weight, relative: about one unit in the last place of float32
 EARLY = 10  # steps that have a column of their own: there rounding has hardly grown
@@ -95,7 +97,7 @@ def arguments() -> argparse.Namespace:
 def family_of_each() -> dict[str, str]:
     """The family of every encoding, as `pe-bench list encodings` tells it."""
     with redirect_stdout(io.StringIO()) as listed:
-        cli.run(["list", "encodings", "--csv", "-"])
+        program.run(["list", "encodings", "--csv", "-"])
     return {row["encoding"]: row["family"] for row in csv.DictReader(io.StringIO(listed.getvalue()))}
 
 

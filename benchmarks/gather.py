@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from synthetic_runs import Shape, write_runs
 
-from pe_bench.machine import environment
-from pe_bench.results import gather
+from pe_bench.runs.gather import gather
+from pe_bench.system.versions import environment
 
 PLAIN = "report"
 COMMANDS = {

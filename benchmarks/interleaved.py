@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pe_bench.machine import environment
+from pe_bench.system.versions import environment
 
 Seconds = dict[str, list[float]]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from pe_bench.config import config_dir
-from pe_bench.loss import token_nll
-from pe_bench.machine import PeakMemory
-from pe_bench.model import build_decoder
-from pe_bench.subjects import subjects
+from pe_bench.config.groups import config_dir
+from pe_bench.inspection.resolve import subjects
+from pe_bench.model.decoder import build_decoder
+from pe_bench.model.loss import token_nll
+from pe_bench.system.memory import PeakMemory
 
 CPU = torch.device("cpu")
 

@@ -17,11 +17,11 @@ import torch
 from interleaved import Seconds, add_usual_options, interleaved, machine, print_table, ratio
 from peers import LIBRARIES, Size, bloom, how_to_get, llama, x_transformers
 
-from pe_bench.config import parse_config
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError
-from pe_bench.hydra_app import compose
-from pe_bench.machine import PeakMemory
-from pe_bench.speed.passes import ScoringPass
+from pe_bench.inspection.speed.passes import ScoringPass
+from pe_bench.system.memory import PeakMemory
 
 CPU = torch.device("cpu")
 WARM_UP = 1

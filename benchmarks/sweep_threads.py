@@ -15,7 +15,7 @@ from pathlib import Path
 
 from interleaved import Seconds, machine, print_table, ratio
 
-from pe_bench.machine import available_cores
+from pe_bench.system.machine import available_cores
 
 WORDS = ["model=tiny", "train.steps=60", "eval.lengths=[128]", "eval.max_length=128", "eval.targets=2"]
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pe_bench.config import Config, parse_config
-from pe_bench.files import write_text
-from pe_bench.hydra_app import compose
-from pe_bench.machine import environment, git_commit, package_version, today
-from pe_bench.results import Row, runs_folder, write_rows
-from pe_bench.runs import identity, run_name, setting, write_config
-from pe_bench.scores import Scores, mean_over_documents, save_scores, score_path
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import Config
+from pe_bench.runs.config_file import write_config
+from pe_bench.runs.gather import runs_folder
+from pe_bench.runs.identity import identity, run_name, setting
+from pe_bench.runs.rows import Row, write_rows
+from pe_bench.runs.scores import Scores, mean_over_documents, save_scores, score_path
+from pe_bench.system.files import write_text
+from pe_bench.system.versions import environment, git_commit, package_version, today
 
 DATA_HASH = "da7a0123456789abcdef0123456789abcdef0123456789abcdef0123456789ab"
 TARGET_HASH = "7a56e7be5c4ffe01"

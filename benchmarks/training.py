@@ -22,14 +22,15 @@ from interleaved import Seconds, add_usual_options, interleaved, machine, print_
 from peers import LIBRARIES, X_TRANSFORMERS, Size, how_to_get, nanogpt, parameters, x_transformers
 from torch import Tensor, nn
 
-from pe_bench.allocation import large_allocations_kept
-from pe_bench.config import parse_config
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError
-from pe_bench.hydra_app import compose
-from pe_bench.model import build_decoder
-from pe_bench.speed.passes import NEVER, path_of
-from pe_bench.train import Trainer, make_optimizer
+from pe_bench.inspection.speed.passes import NEVER, path_of
+from pe_bench.model.decoder import build_decoder
+from pe_bench.system.memory import large_allocations_kept
+from pe_bench.training.optimizer import make_optimizer
+from pe_bench.training.trainer import Trainer
 
 ENCODINGS = "nope,rope,alibi,t5,kerple_log,sandwich,bam,fox,shaw"
 REFERENCE = "nope"

@@ -1,5 +1,5 @@
 """`python -m pe_bench` is `pe-bench`."""
 
-from pe_bench.cli import main
+from pe_bench.cli.program import main
 
 main()

@@ -1,86 +1,19 @@
 """A tiny corpus and tiny runs, so that whole commands take a fraction of a second."""
 
-import csv
 import gc
-import random
 import shutil
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra._internal.hydra import Hydra
+from support.commands import Command, Outcome, tiny_words, write_corpus
 
-from pe_bench import cli, hydra_app
-from pe_bench.cache import cache_root
-
-# Encodings that act each through other hooks: what takes minutes over all of them meets these in CI.
-ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "irope", "t5", "streaming")
-
-
-def one_of_a_kind(names: Iterable[str]) -> list[Any]:
-    """The names, of which all but those are for `scripts/test --full`."""
-    return [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.full) for name in names]
-
-
-WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "away", "from", "them", "all")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command gave: its exit code and what it wrote."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def line(self) -> str:
-        """The one line on standard error that begins with the program's name."""
-        lines = [line for line in self.err.splitlines() if line.startswith("pe-bench:")]
-        assert len(lines) == 1, self.err
-        return lines[0]
-
-
-def write_corpus(folder: Path, documents: int = 12, words: int = 120) -> Path:
-    """Documents of some 450 bytes, drawn anew but the same at every call."""
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = random.Random(0)
-    for number in range(documents):
-        text = " ".join(drawn.choice(WORDS) for _ in range(words))
-        (folder / f"{number:02}.txt").write_text(f"document {number}: {text}\n", encoding="utf-8")
-    return folder
-
-
-def children_of(parent: int) -> list[int]:
-    asked = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
-    return [int(pid) for pid in asked.stdout.split()]
-
-
-def losses(run: Path) -> list[float]:
-    with (run / "train.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    names = ("loss", "validation_loss", "gradient_norm")
-    return [float(row[name]) for row in rows for name in names if row[name]]
-
-
-def tiny_words(folder: Path) -> list[str]:
-    """The words of a run of eight steps on the corpus in `folder`/corpus, in about 0.2 s."""
-    return [
-        "data=files",
-        f"data.path={folder / 'corpus'}",
-        f"cache_dir={folder / 'cache'}",
-        f"results_dir={folder / 'results'}",
-        "threads=1",
-        *("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24"),
-        *("train.length=16", "train.batch_tokens=64", "train.steps=8", "train.warmup_steps=2"),
-        *("train.checkpoint_every=2", "train.validate_every=4", "train.validation_tokens=64"),
-        "train.log_every=2",
-        *("eval.lengths=[16,32]", "eval.max_length=64", "eval.targets=6", "eval.controls=none"),
-    ]
+from pe_bench.cli import program
+from pe_bench.config import compose as composing
+from pe_bench.system.cache import cache_root
 
 
 def pytest_collection_finish() -> None:
@@ -95,11 +28,11 @@ def composed_once() -> Iterator[None]:
 
     Every one was composed once more to read `hydra.mode` alone.
     """
-    read_mode, compose = Hydra.get_mode, hydra_app._compose
+    read_mode, compose = Hydra.get_mode, composing._compose
     composed: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        is_given = config_name != hydra_app.CONFIG or any("hydra" in word for word in overrides)
+        is_given = config_name != composing.CONFIG or any("hydra" in word for word in overrides)
         return read_mode(self, config_name, overrides) if is_given else None
 
     def compose_once(overrides: Sequence[str], directories: Sequence[str], name: str) -> dict[str, Any]:
@@ -112,7 +45,7 @@ def composed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode)
-        patch.setattr(hydra_app, "_compose", compose_once)
+        patch.setattr(composing, "_compose", compose_once)
         yield
 
 
@@ -132,16 +65,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-Command = Callable[..., Outcome]
-
-
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Run a pe-bench command in this process."""
 
     def run(*words: str) -> Outcome:
         capsys.readouterr()
-        code = cli.run(list(words))
+        code = program.run(list(words))
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 
@@ -177,14 +107,3 @@ def begin(
         return outcomes[words]
 
     return run
-
-
-def only_run(folder: Path) -> Path:
-    runs = list((folder / "results" / "runs").iterdir())
-    assert len(runs) == 1, runs
-    return runs[0]
-
-
-def files_in(folder: Path) -> list[str]:
-    """Every file below a folder, by its path from there."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

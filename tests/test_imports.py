@@ -1,4 +1,4 @@
-"""Data flows one way, and a folder on disk lies between the stages: the imports say so."""
+"""Imports between folders point one way, and the command line starts without heavy imports."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pe_bench
-from pe_bench.config import config_dir
+from pe_bench.config.groups import config_dir
 
 PACKAGE = Path(pe_bench.__file__).parent
 HEAVY = ("torch", "datasets", "pandas", "matplotlib", "scipy", "hydra")
@@ -57,99 +57,89 @@ def reachable(module: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def inside(module: str, *packages: str) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
-
-
-def members(*packages: str) -> list[str]:
-    found = [module for module in MODULES if inside(module, *packages)]
-    assert found, f"{packages} are no modules"
-    return found
-
-
-def crossings(importers: tuple[str, ...], imports: tuple[str, ...], through: bool = True) -> list[str]:
-    members(*imports)  # a module that was renamed may not pass
-    find = reachable if through else own_imports
-    return [
-        f"{module} -> {name}"
-        for module in members(*importers)
-        for name in find(module)
-        if inside(name, *imports)
-    ]
-
-
-def test_imports_are_found_wherever_they_stand() -> None:
+def test_imports_are_found_wherever_they_are() -> None:
     source = """
 import torch.nn as nn, json
-from pe_bench import loss
+from pe_bench.model import loss
 from pe_bench.data.packed import Data
 def later():
-    from pe_bench.train import train
+    from pe_bench.training.train import train
     import pe_bench.report
 """
-    found = {
-        "torch.nn",
-        "json",
-        "pe_bench.loss",
-        "pe_bench.data.packed",
-        "pe_bench.train",
-        "pe_bench.report",
-    }
-    assert imported(source, "example") == found
-    assert "pe_bench.loss" in own_imports("pe_bench.train")
-    assert "pe_bench.encodings.base" in reachable("pe_bench.train")
+    own = {"pe_bench.model.loss", "pe_bench.data.packed", "pe_bench.training.train", "pe_bench.report"}
+    assert imported(source, "example") == {"torch.nn", "json", *own}
+    assert "pe_bench.model.loss" in own_imports("pe_bench.training.trainer")
+    assert "pe_bench.encodings.base" in reachable("pe_bench.training.train")
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [("pe_bench.train", "pe_bench.evaluate"), ("pe_bench.evaluate", "pe_bench.report")]
-)
-def test_stages_know_nothing_of_each_other(one: str, other: str) -> None:
-    assert crossings((one,), (other,)) == []
-    assert crossings((other,), (one,)) == []
+# Which folders each folder may import, from the ground up; a folder is above all that it imports.
+ALLOWED = {
+    "errors": "",
+    "values": "errors",
+    "system": "errors",
+    "config": "errors values",
+    "encodings": "errors values",
+    "plot": "errors system",
+    "data": "errors system config",
+    "model": "errors system config encodings",
+    "runs": "errors values system config",
+    "training": "errors values system config data model runs",
+    "scoring": "errors values system config encodings data model runs",
+    "report": "errors values system config plot runs",
+    "inspection": "errors values system config encodings plot data model training scoring",
+    "experiment": "errors system config encodings data model runs training scoring",
+    "sweep": "errors system config runs training experiment",
+    "cli": "errors values system config encodings plot data model runs training scoring report inspection "
+    "experiment sweep",
+    "__main__": "cli",
+}
+MAX_FLOORS = 10
+# What the command is, and what a person's own encoding is made of, are imported from the folder itself.
+EXPORTING = ("cli", "encodings")
 
 
-def test_training_does_not_know_how_results_are_shown() -> None:
-    assert crossings(("pe_bench.train",), ("pe_bench.report", "pe_bench.plot", "pe_bench.results")) == []
+def folder_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
 
 
-def test_encodings_stand_on_their_own() -> None:
-    allowed = ("pe_bench.encodings", "pe_bench.checking", "pe_bench.errors")
-    for module in members("pe_bench.encodings"):
-        assert [name for name in own_imports(module) if not inside(name, *allowed)] == [], module
+def arrows(folder: str) -> set[str]:
+    """The other folders that a folder imports."""
+    members = [module for module in MODULES if folder_of(module) == folder]
+    return {folder_of(name) for module in members for name in own_imports(module)} - {folder, ""}
 
 
-def test_encodings_that_build_on_each_other_have_an_order() -> None:
-    """YaRN is read after the scaling that it extends, and that after RoPE; none needs what builds on it."""
-    for module in members("pe_bench.encodings"):
-        assert module not in reachable(module), module
-    assert [
-        name
-        for name in MODULES
-        if "pe_bench.encodings.load" in own_imports(name)
-        if inside(name, "pe_bench.encodings")
-    ] == []
+def floor(folder: str) -> int:
+    return 1 + max((floor(below) for below in ALLOWED[folder].split()), default=0)
 
 
-def test_data_know_nothing_of_what_is_done_with_them() -> None:
-    later = ("pe_bench.model", "pe_bench.train", "pe_bench.evaluate", "pe_bench.report", "pe_bench.encodings")
-    assert crossings(("pe_bench.data",), later) == []
+def test_the_table_names_every_folder_and_nothing_else() -> None:
+    assert {folder_of(module) for module in MODULES} - {""} == ALLOWED.keys()
 
 
-def test_the_model_knows_nothing_of_data_and_stages() -> None:
-    later = ("pe_bench.data", "pe_bench.train", "pe_bench.evaluate", "pe_bench.report", "pe_bench.results")
-    assert crossings(("pe_bench.model", "pe_bench.attention", "pe_bench.loss"), later) == []
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_a_folder_imports_exactly_what_the_table_allows(folder: str) -> None:
+    assert arrows(folder) == set(ALLOWED[folder].split())
 
 
-def test_reports_read_results_and_no_models() -> None:
-    """What is on the disk is enough: a report needs neither torch nor the run's code."""
-    assert crossings(("pe_bench.report",), ("pe_bench.model", "pe_bench.train", "pe_bench.attention")) == []
+def test_no_arrow_of_the_table_points_up() -> None:
+    above: list[str] = []
+    for folder, below in reversed(ALLOWED.items()):
+        assert not set(below.split()) & {folder, *above}
+        above.append(folder)
+    assert max(map(floor, ALLOWED)) <= MAX_FLOORS
 
 
-def test_nothing_imports_the_command_line() -> None:
-    others = tuple(
-        module for module in MODULES if module not in ("pe_bench", "pe_bench.cli", "pe_bench.__main__")
-    )
-    assert crossings(others, ("pe_bench.cli",), through=False) == []
+def test_no_module_imports_itself_through_others() -> None:
+    assert [module for module in MODULES if module in reachable(module)] == []
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+def test_a_folder_says_in_one_sentence_what_it_is_for(folder: str) -> None:
+    tree = ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8"))
+    sentence = ast.get_docstring(tree) or ""
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert folder in EXPORTING or len(tree.body) == 1, "it imports nothing"
 
 
 # Names of encodings
@@ -208,7 +198,7 @@ def test_no_code_outside_encodings_decides_by_an_encoding_s_name() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}:{line}: {word}"
         for module, path in MODULES.items()
-        if not inside(module, "pe_bench.encodings")
+        if folder_of(module) != "encodings"
         for line, word in decisions(path.read_text(encoding="utf-8"))
         if word in names
     ]
@@ -219,7 +209,7 @@ def test_no_code_outside_encodings_decides_by_an_encoding_s_name() -> None:
 
 
 def test_a_command_line_is_read_without_heavy_imports() -> None:
-    light = ("cli", "config", "hydra_app", "completion")
+    light = ("cli", "config.checks", "config.hydra_main", "config.compose", "cli.completion")
     code = f"""
 import sys
 import {", ".join(f"pe_bench.{name}" for name in light)}

@@ -19,14 +19,16 @@ def test_a_wheel_holds_the_configurations_and_runs_from_anywhere(tmp_path):
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
     shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
-    assert {name.removeprefix("pe_bench/") for name in names if name.endswith(".yaml")} == shipped
+    found = {name.replace("pe_bench/config/yaml", "configs") for name in names if name.endswith(".yaml")}
+    assert found == shipped
 
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
-        "import pe_bench.config; from pe_bench.cli import run; print(pe_bench.config.config_dir()); "
+        "from pe_bench.config.groups import config_dir; from pe_bench.cli.program import run; "
+        "print(config_dir()); "
         "sys.exit(run(['train', '--cfg', 'job', 'encoding=t5']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert str(tmp_path / "site" / "pe_bench" / "configs") in done.stdout
+    assert str(tmp_path / "site" / "pe_bench" / "config" / "yaml") in done.stdout
     assert "name: t5" in done.stdout

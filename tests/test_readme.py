@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import write_corpus
-from documents import commands, run_all
+from support.commands import write_corpus
+from support.documentation import commands, run_all
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def test_the_readmes_tree_names_what_there_is():
     named = set(re.findall(r"^ +([\w/.]+)", tree[1], flags=re.MULTILINE))
     shown = {name.rstrip("/") for name in named}
     there = {path.name for path in (ROOT / "pe_bench").iterdir() if not path.name.startswith("__")}
-    assert shown == there - {"configs"}
+    assert shown == there
 
 
 def test_the_readme_lists_every_encoding():

@@ -1,6 +1,6 @@
 """Documents of the configured source; each source has its own file beside this one."""
 
-from pe_bench.config import DataConfig
+from pe_bench.config.schema import DataConfig
 from pe_bench.data import hub, standard_library, text_files
 from pe_bench.data.documents import Document, within_budget
 

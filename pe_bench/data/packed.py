@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pe_bench.cache import cache_root, cached_folder, key_of, read_meta
-from pe_bench.config import DataConfig, TokenizerConfig
+from pe_bench.config.schema import DataConfig, TokenizerConfig
 from pe_bench.data import tokenizer as tokenizers
 from pe_bench.data.corpus import read_corpus
 from pe_bench.data.documents import Document
 from pe_bench.data.split import split_corpus
 from pe_bench.data.tokenizer import Tokenizer
+from pe_bench.system.cache import cache_root, cached_folder, key_of, read_meta
 
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
 LAYOUT = 2  # of the files in the cache
@@ -153,3 +153,22 @@ def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
 
     ends = mapped("byte_ends") if side == "validation" else None
     return Split(mapped("tokens"), np.array(mapped("starts")), byte_ends=ends, **meta[side])
+
+
+def reach(split: Split, length: int) -> tuple[int, int]:
+    """(documents, bytes): how much of a validation split is in documents of at least `length` tokens."""
+    documents = np.flatnonzero(split.lengths >= max(1, length))
+    if split.byte_ends is None:
+        raise ValueError("only the validation split knows the bytes of each document")
+    return len(documents), int(split.byte_ends[split.starts[documents + 1] - 1].sum(dtype=np.int64))
+
+
+def summary(data: Data, max_length: int) -> str:
+    """One line: how much there is, and how much of the validation side reaches `max_length` tokens."""
+    documents, size = reach(data.validation, max_length)
+    train, validation = data.train, data.validation
+    return (
+        f"{data.name}: {len(train.names)} training documents ({train.byte_count / 1e6:.2f} MB), "
+        f"{len(validation.names)} for validation ({validation.byte_count / 1e6:.2f} MB), "
+        f"{documents} of them ({size / 1e6:.2f} MB) reach {max_length} tokens"
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from pe_bench.config import TokenizerConfig
+from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
 from pe_bench.errors import UserError
 

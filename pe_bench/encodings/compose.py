@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Piece, PositionalEncoding, Side
-from pe_bench.encodings.ranges import intersection
+from pe_bench.encodings.shared.ranges import intersection
 from pe_bench.errors import UserError
 
 LAYER_HOOKS_OF_ONE = ("scores", "weights", "mix")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.running import sums_from_the_end
+from pe_bench.encodings.shared.running_sums import sums_from_the_end
 from pe_bench.errors import require
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
-from pe_bench.encodings.relative import Relative, Tables
+from pe_bench.encodings.shared.relative import Relative, Tables
 from pe_bench.errors import require
 
 Terms = Literal["c2p+p2c", "c2p", "p2c"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.bounded import bounded
+from pe_bench.encodings.shared.bounded import bounded
 
 SMALLEST = 0.01
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.bounded import bounded
 from pe_bench.encodings.kerple_log import SMALLEST
+from pe_bench.encodings.shared.bounded import bounded
 
 LARGEST_POWER = 2.0
 

@@ -18,7 +18,7 @@ scaling, and the training length is that of the run.
 from torch import Tensor
 
 from pe_bench.encodings.rope import FractionOf, Layout
-from pe_bench.encodings.rope_scaling import RopeScaling, Scaled, by_parts_frequencies
+from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled, by_parts_frequencies
 from pe_bench.errors import require
 
 

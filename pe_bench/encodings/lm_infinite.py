@@ -14,9 +14,9 @@ The paper takes some keys in between back in some experiments, those with the la
 from torch import Tensor
 
 from pe_bench.encodings.base import Side
-from pe_bench.encodings.effective_distance import EffectiveDistance
-from pe_bench.encodings.ranges import first_and_latest
 from pe_bench.encodings.rope import FractionOf, Layout
+from pe_bench.encodings.shared.effective_distance import EffectiveDistance
+from pe_bench.encodings.shared.ranges import first_and_latest
 from pe_bench.errors import require
 
 

@@ -16,7 +16,7 @@ import math
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.trained import ROTARY
+from pe_bench.encodings.shared.families import ROTARY
 from pe_bench.errors import require
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.rope import FractionOf, Layout, pairs_within, rope_frequencies
-from pe_bench.encodings.rope_scaling import RopeScaling, Scaled
+from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled
 from pe_bench.errors import require
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.bounded import bounded
 from pe_bench.encodings.rope import rope_frequencies, rotate
+from pe_bench.encodings.shared.bounded import bounded
 
 
 class PoPE(LayerEncoding):

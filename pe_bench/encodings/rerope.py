@@ -17,9 +17,9 @@ about their number and must not grow where ids jump.
 from torch import Tensor
 
 from pe_bench.encodings.base import Side
-from pe_bench.encodings.effective_distance import EffectiveDistance
 from pe_bench.encodings.logn import LogN
 from pe_bench.encodings.rope import FractionOf, Layout
+from pe_bench.encodings.shared.effective_distance import EffectiveDistance
 
 
 class ReRoPE(EffectiveDistance):

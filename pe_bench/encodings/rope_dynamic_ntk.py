@@ -16,7 +16,7 @@ those of several lengths; here they depend on the window alone, and on all of it
 from torch import Tensor
 
 from pe_bench.encodings.rope import FractionOf, Layout
-from pe_bench.encodings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
+from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled, ntk_frequencies
 from pe_bench.errors import require
 
 

@@ -12,7 +12,7 @@ Peng et al. 2023, "YaRN", arXiv:2309.00071, section 3.1.
 No differences are known.
 """
 
-from pe_bench.encodings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
+from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled, ntk_frequencies
 
 
 class RopeNTK(RopeScaling):

@@ -19,7 +19,13 @@ very long training lengths, it is a step here.
 """
 
 from pe_bench.encodings.rope import FractionOf, Layout
-from pe_bench.encodings.rope_scaling import Ramp, RopeScaling, Scaled, by_parts_frequencies, require_ramp
+from pe_bench.encodings.shared.rope_scaling import (
+    Ramp,
+    RopeScaling,
+    Scaled,
+    by_parts_frequencies,
+    require_ramp,
+)
 
 
 class RopeNTKByParts(RopeScaling):

@@ -14,7 +14,7 @@ Both fine-tune the model with it; here it may also be used without.
 from torch import Tensor
 
 from pe_bench.encodings.rope import rope_frequencies
-from pe_bench.encodings.rope_scaling import RopeScaling, Scaled
+from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled
 
 
 def pi_frequencies(width: int, base: float, factor: float) -> Tensor:

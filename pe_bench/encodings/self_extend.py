@@ -18,8 +18,8 @@ log-n scaling, off by default, is the modifier `logn` here.
 
 from torch import Tensor
 
-from pe_bench.encodings.effective_distance import EffectiveDistance
 from pe_bench.encodings.rope import FractionOf, Layout
+from pe_bench.encodings.shared.effective_distance import EffectiveDistance
 from pe_bench.errors import require
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import Side
-from pe_bench.encodings.relative import Relative, Tables
+from pe_bench.encodings.shared.relative import Relative, Tables
 from pe_bench.errors import require
 
 

@@ -10,8 +10,8 @@ Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.ranges import latest
-from pe_bench.encodings.trained import RELATIVE, ROTARY
+from pe_bench.encodings.shared.families import RELATIVE, ROTARY
+from pe_bench.encodings.shared.ranges import latest
 from pe_bench.errors import require
 
 

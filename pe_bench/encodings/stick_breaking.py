@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.running import sums_from_the_end
+from pe_bench.encodings.shared.running_sums import sums_from_the_end
 
 
 class StickBreaking(LayerEncoding):

@@ -17,9 +17,9 @@ of their ids, and a sink's place is its id less the first one.
 from torch import Tensor
 
 from pe_bench.encodings.base import Side
-from pe_bench.encodings.effective_distance import EffectiveDistance
-from pe_bench.encodings.ranges import first_and_latest
 from pe_bench.encodings.rope import FractionOf, Layout
+from pe_bench.encodings.shared.effective_distance import EffectiveDistance
+from pe_bench.encodings.shared.ranges import first_and_latest
 from pe_bench.errors import require
 
 

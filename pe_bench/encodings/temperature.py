@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.trained import RELATIVE, ROTARY
+from pe_bench.encodings.shared.families import RELATIVE, ROTARY
 from pe_bench.errors import require
 
 

@@ -17,7 +17,13 @@ The ramp is linear in the index of the pair, as in the authors' code, https://gi
 import math
 
 from pe_bench.encodings.rope import FractionOf, Layout
-from pe_bench.encodings.rope_scaling import Ramp, RopeScaling, Scaled, by_parts_frequencies, require_ramp
+from pe_bench.encodings.shared.rope_scaling import (
+    Ramp,
+    RopeScaling,
+    Scaled,
+    by_parts_frequencies,
+    require_ramp,
+)
 from pe_bench.errors import require
 
 

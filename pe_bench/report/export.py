@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.report.cells import Cell
-from pe_bench.report.lines import Line
-from pe_bench.report.tables import Table
-from pe_bench.statistics import Interval
+from pe_bench.report.statistics import Interval
+from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.cells import Cell
+from pe_bench.report.tables.lines import Line
 
 if TYPE_CHECKING:
     import pandas

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pe_bench.statistics import FAILURE
+from pe_bench.report.statistics import FAILURE
 
 if TYPE_CHECKING:
-    from pe_bench.report.lines import Line
-    from pe_bench.report.tables import Table
+    from pe_bench.report.tables.build import Table
+    from pe_bench.report.tables.lines import Line
 
 
 def legend(table: Table) -> list[str]:

@@ -3,11 +3,7 @@ r"""Tables for documents: GitHub's Markdown, and LaTeX for the package booktabs.
 import re
 from collections.abc import Sequence
 
-from pe_bench.report.cells import Cell
-from pe_bench.report.legend import legend
-from pe_bench.report.lines import Line
-from pe_bench.report.tables import Table
-from pe_bench.report.text import (
+from pe_bench.report.cell_text import (
     change_text,
     context_text,
     level_text,
@@ -15,6 +11,10 @@ from pe_bench.report.text import (
     pairs_text,
     verdict_of,
 )
+from pe_bench.report.legend import legend
+from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.cells import Cell
+from pe_bench.report.tables.lines import Line
 
 LATEX_SIGNS = {
     "\\": r"\textbackslash{}",

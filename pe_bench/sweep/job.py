@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pe_bench.config import Config
-from pe_bench.distributed.machines import Machines, machines_of_job
+from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.processes import child_context
-from pe_bench.signals import (
+from pe_bench.sweep.states import DONE, FAILED, SKIPPED, STOPPED, JobState, SweepFolder
+from pe_bench.system.processes import child_context
+from pe_bench.system.signals import (
     ASKING,
     EXIT_CODE,
     FROM_OTHERS,
@@ -28,7 +28,7 @@ from pe_bench.signals import (
     handled,
     signals_heard,
 )
-from pe_bench.sweep.states import DONE, FAILED, SKIPPED, STOPPED, JobState, SweepFolder
+from pe_bench.training.machines import Machines, machines_of_job
 
 WRITE_SECONDS = 0.25  # between two changes of a job's file
 LOOK_SECONDS = 0.2  # between two looks for the word to stop
@@ -36,7 +36,7 @@ ALIVE_SECONDS = 1.0  # between two looks for the process that launched a worker
 END = "end"  # what a worker tells its child
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
 # Of PyTorch what the first step of an optimizer imports, which takes longer than a tiny run.
-PRELOADED = ["pe_bench.experiment", "torch._dynamo"]
+PRELOADED = ["pe_bench.experiment.run", "torch._dynamo"]
 
 
 @dataclass(frozen=True)
@@ -177,15 +177,17 @@ def _work(
 
 
 def _take_part(config: Config, search: Sequence[Path], machines: Machines) -> dict[str, Any]:
-    from pe_bench.experiment import check, take_part
+    from pe_bench.experiment.prepare import check
+    from pe_bench.experiment.run import take_part
 
     take_part(check(config, search, machines))
     return {"state": DONE}
 
 
 def _run(report: Report, config: Config, search: Sequence[Path], machines: Machines) -> dict[str, Any]:
-    from pe_bench.config_checks import check_folder
-    from pe_bench.experiment import check, run_checked
+    from pe_bench.config.checks import check_folder
+    from pe_bench.experiment.prepare import check
+    from pe_bench.experiment.run import run_checked
 
     check_folder(config.results_dir, "results_dir")
     job = check(config, search, machines)
@@ -262,7 +264,7 @@ def _killed(folder: SweepFolder, state: JobState, code: int | None, work: Path) 
         return replace(last, state=STOPPED)
     reason = _how(code) + (f", at {last.text}" if last.text else "")
     if last.run is not None and (work / last.run).is_dir():
-        from pe_bench.runs import write_error
+        from pe_bench.runs.lock import write_error
 
         write_error(work / last.run, reason)
     return replace(last, state=FAILED, reason=reason, seconds=time.time() - state.started)

@@ -1,8 +1,11 @@
 """How many jobs of a sweep a launcher runs side by side on this machine, and so how many cores each gets."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from pe_bench.machine import available_cores
+from pe_bench.config.overrides import overrides_in
+from pe_bench.system.machine import available_cores
+from pe_bench.training.machines import ALONE, Machines
 
 
 def cores_each(hydra: Any, jobs: int) -> int:
@@ -42,3 +45,10 @@ def _ray(launcher: Any) -> int:
 
 # Slurm gives a job cores of its own, which are all that the job sees.
 COUNTS = {"JoblibLauncher": _joblib, "LocalLauncher": _all_at_once, "RayLauncher": _ray}
+
+
+def machines_asked(words: Sequence[str]) -> Machines:
+    """Those that a sweep's words ask its launcher for."""
+    pairs = (word.lstrip("+").partition("=") for word in overrides_in(words))
+    counts = [value for key, _, value in pairs if key == "hydra.launcher.nodes" and value.isdecimal()]
+    return Machines(int(counts[-1])) if counts and int(counts[-1]) > 1 else ALONE

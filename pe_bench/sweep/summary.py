@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
-from pe_bench.files import write_text
 from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
-from pe_bench.terminal import say
+from pe_bench.system.files import write_text
+from pe_bench.system.terminal import say
 
 REPEAT = "repeat.sh"
 MOST_SHOWN = 10

@@ -1,0 +1,72 @@
+"""The `eval` command: which runs, with which options, and the table of each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pe_bench.cli.report import print_run
+from pe_bench.config.checks import unused_keys
+from pe_bench.config.parse import parse_config, parse_lengths, to_plain, without_none
+from pe_bench.config.schema import Config
+from pe_bench.errors import UserError
+from pe_bench.experiment.prepare import trusted
+from pe_bench.experiment.score import score_run
+from pe_bench.runs.config_file import read_config
+from pe_bench.runs.find import find_run, newest_run
+from pe_bench.scoring.other_encodings import With, find_others
+from pe_bench.system.terminal import say
+
+
+def score_runs(
+    words: Sequence[str],
+    lengths: str | None,
+    changes: dict[str, Any],
+    machine: dict[str, Any],
+    code: Sequence[Path],
+    results_dir: Path,
+    data_path: Path | None = None,
+    asked: With | None = None,
+) -> None:
+    """Score each named run, or the one that finished last; `None` in a dict leaves the run's own.
+
+    `data_path` is where a run's data lies now, `asked` under which encodings the runs are scored beside their
+    own. Raises `UserError` for a run that is missing or damaged and for options that cannot work, before any
+    run is scored.
+    """
+    asked = asked or With()
+    changes = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
+    for path in code:
+        if not path.is_file():
+            raise UserError(f"--code {path} is not a file")
+    runs = [find_run(word, results_dir) for word in words] or [newest_run(results_dir)]
+    if not words:
+        say(f"the newest finished run: {runs[0]}")
+    configs = [trusted(_changed(read_config(run), changes, machine, data_path), code) for run in runs]
+    others = [find_others(asked, run.name, config) for run, config in zip(runs, configs, strict=True)]
+    for run, config, found in zip(runs, configs, others, strict=True):
+        print_run(score_run(run, config, results_dir, found, asked.search), run, config.report.margin)
+
+
+def _changed(
+    trained: Config, changes: dict[str, Any], machine: dict[str, Any], data_path: Path | None
+) -> Config:
+    """The run's configuration with what the user asked for, checked like any other."""
+    # A run may come from a stranger: where tokens are cached is for its reader to say.
+    values = {**to_plain(trained), "cache_dir": None, **without_none(machine)}
+    if changes.get("protocol") not in (None, "paired"):
+        values["eval"]["controls"] = "auto"  # the run's own are of another protocol
+    values["eval"].update(without_none(changes))
+    if data_path is not None:
+        values["data"]["path"] = str(data_path)
+    config = parse_config(values)
+    _refuse_unused(config, changes)
+    return config
+
+
+def _refuse_unused(config: Config, changes: dict[str, Any]) -> None:
+    """Of what the user asked for, not of the run's own, which may be of another protocol."""
+    for key, (_, by) in unused_keys(config.data, config.eval).items():
+        name = key.removeprefix("eval.")
+        if changes.get(name) is not None:
+            protocol = by.removeprefix("eval.protocol=")
+            raise UserError(f"--{name} is for --protocol {protocol}, and this is {config.eval.protocol}")

@@ -1,0 +1,87 @@
+"""The files that `report` writes, checked before any work is done."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pe_bench.errors import UserError
+from pe_bench.report.export import to_frame
+from pe_bench.report.markup import to_latex, to_markdown
+from pe_bench.report.tables.build import Table
+
+if TYPE_CHECKING:
+    pass
+
+
+STANDARD_OUTPUT = Path("-")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files to write beside the table that is printed; `-` prints text in its place."""
+
+    csv: Path | None = None
+    markdown: Path | None = None
+    latex: Path | None = None
+    html: Path | None = None
+    plot: Path | None = None
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files by the option that names them."""
+        return {option: path for option, path in self._given.items() if path != STANDARD_OUTPUT}
+
+    @property
+    def printed(self) -> list[str]:
+        """The options that print in place of the table."""
+        return [option for option, path in self._given.items() if path == STANDARD_OUTPUT]
+
+    @property
+    def _given(self) -> dict[str, Path]:
+        given = {f"--{name}": path for name, path in vars(self).items()}
+        return {option: path for option, path in given.items() if path is not None}
+
+
+def check_outputs(outputs: Outputs) -> None:
+    """Raises `UserError` for a target that cannot be written, with the way out."""
+    for option in outputs.printed:
+        if option not in TEXTS:
+            raise UserError(f"{option} - would print what is no text to read: name a file")
+    if len(outputs.printed) > 1:
+        options = " and ".join(f"{option} -" for option in outputs.printed)
+        raise UserError(f"{options} all print in place of the table: choose one of them")
+    taken: dict[Path, str] = {}
+    for option, path in outputs.files.items():
+        _require_writable(option, path)
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise UserError(f"{other} and {option} both name {path}: name a file for each")
+    if outputs.plot is not None:
+        from pe_bench.plot.file import picture_format
+
+        picture_format(outputs.plot)
+
+
+def _csv(tables: Sequence[Table]) -> str:
+    return to_frame(tables).to_csv(index=False, lineterminator="\n")
+
+
+TEXTS: dict[str, Callable[[Sequence[Table]], str]] = {
+    "--csv": _csv,
+    "--markdown": to_markdown,
+    "--latex": to_latex,
+}
+
+
+def _require_writable(option: str, path: Path) -> None:
+    folder = path.parent
+    if not folder.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {folder}; make it, or name a file elsewhere")
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder: name a file in it")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{option} {path} is no plain file: name one that may be replaced")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise UserError(f"{option} {path} cannot be written (no permission): name a file elsewhere")

@@ -1,0 +1,85 @@
+"""The program: run one command, and turn its end into an exit code."""
+
+import atexit
+import os
+import sys
+from contextlib import suppress
+
+import typer
+
+from pe_bench.cli.app import app
+from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.system.signals import EXIT_CODE, Stopped, signals_heard
+from pe_bench.system.terminal import printable
+
+
+def main() -> None:
+    """Run a command; exit with 0 done, 1 failed, 2 misused, 130 interrupted."""
+    code = 1  # of a traceback
+    # Registered first and so called last, when threads and children have ended: what is left is to take
+    # PyTorch down, which takes a second and frees what the system frees anyway.
+    atexit.register(lambda: _leave(code))
+    code = run(sys.argv[1:])
+    sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command; what went wrong is one line on standard error."""
+    from pe_bench.runs.commands import remember_command
+
+    remember_command(arguments)
+    try:
+        with signals_heard():
+            command = typer.main.get_command(app)
+            code = command.main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `pe-bench report | head -3`
+        return _leave_quietly()
+    except UserError as error:
+        return _fail(_in_own_spelling(arguments, str(error)), 2)
+    except (RunError, OSError) as error:
+        return _fail(first_line(error), 1)
+    except (Stopped, typer.Abort) as error:
+        return _stop(arguments, str(error))
+    except Exception as error:
+        # Typer's own errors of usage; they carry their exit code.
+        code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
+        if code is None or message is None:
+            raise
+        return _fail(_in_own_spelling(arguments, message()), code)
+    return _stop(arguments, "") if code == EXIT_CODE else code
+
+
+def _in_own_spelling(arguments: list[str], message: str) -> str:
+    """What is wrong; `--threads 2` or `threads=2` where the command has the other, if that is it."""
+    from pe_bench.cli.spelling import respelled
+
+    return respelled(typer.main.get_command(app), arguments, message) or message
+
+
+def _leave_quietly() -> int:
+    """Exit code 1; what is still buffered goes nowhere, for Python writes it once more when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return 1
+
+
+def _stop(arguments: list[str], told: str) -> int:
+    keeps = arguments[:1] in (["train"], ["eval"])
+    return _fail(
+        told or f"interrupted{'; the same command goes on from where it was' if keeps else ''}", EXIT_CODE
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    with suppress(BrokenPipeError):
+        print(f"pe-bench: {printable(' '.join(message.split()))}", file=sys.stderr)
+    return code

@@ -1,0 +1,126 @@
+"""The `report` command, and the table that follows a run: to the terminal, and to files."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pe_bench.cli.outputs import TEXTS, Outputs, check_outputs
+from pe_bench.config.checks import check_margin
+from pe_bench.config.schema import Protocol
+from pe_bench.errors import require
+from pe_bench.report.statistics import MARGIN
+from pe_bench.report.tables.build import Table, build_tables, run_table
+from pe_bench.report.tables.ranking import check_sort
+from pe_bench.report.tables.selection import CONDITION, Condition, Selection, parse_by, parse_condition
+from pe_bench.report.text import show
+from pe_bench.runs.find import matching_runs
+from pe_bench.runs.gather import require_results_folder, results_file, runs_folder
+from pe_bench.runs.rows import Row
+from pe_bench.system.files import write_text
+from pe_bench.system.terminal import say, write_out
+from pe_bench.values import check_type
+
+if TYPE_CHECKING:
+    from pe_bench.sweep.summary import Asked
+
+USUAL_FOLDER = Path("results")
+
+
+def print_run(rows: list[Row], run: Path, margin: float = MARGIN) -> None:
+    """The table of one run, and where its parts are; `run` is its directory, wherever that is."""
+    table = run_table(rows, run, margin)
+    show([table])
+    if any(line.positions for line in table.lines):
+        say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
+    place = run if run.parent.name == "runs" else Path(os.path.abspath(run))
+    results_dir = place.parent.parent
+    if place.parent.name != "runs":
+        say(f"the run: {run}")
+    else:
+        command = f"pe-bench report{_option(results_dir)}"
+        rows_file = results_file(results_dir)
+        say(f"the run: {run}   all rows: {rows_file}   all runs: {command}")
+
+
+def _option(results_dir: Path) -> str:
+    return "" if results_dir == USUAL_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
+
+
+def print_asked(asked: Sequence["Asked"]) -> None:
+    """The tables that a sweep asked for, and where its runs are."""
+    folders = {run.parent.parent: None for each in asked for run in each.runs}
+    for results_dir in folders:
+        show([table for each in asked for table in _tables_of(each, results_dir)])
+        rows, command = results_file(results_dir), f"pe-bench report{_option(results_dir)}"
+        say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   all runs: {command}")
+
+
+def _tables_of(asked: "Asked", results_dir: Path) -> list[Table]:
+    names = [run.name for run in asked.runs if run.parent.parent == results_dir]
+    where = (Condition("target_hash", "=", tuple(asked.targets)),) if asked.targets else ()
+    selection = Selection(where=where, margin=asked.margin)
+    tables = build_tables(results_dir, names, selection=selection) if names else []
+    if not asked.words:
+        return tables
+    apart = f"{asked.words}: other values of the sweep have tables of their own"
+    return [replace(table, why="; ".join(filter(None, (apart, table.why)))) for table in tables]
+
+
+def read_selection(
+    where: Sequence[str], by: str | None, sort: str | None, baseline: str | None, margin: float | None
+) -> Selection:
+    """What the options say. Raises `UserError` for what cannot be."""
+    if sort is not None:
+        check_sort(sort)
+    if margin is not None:
+        check_margin(margin, "--margin")
+    return Selection(
+        where=tuple(parse_condition(word) for word in where),
+        by=parse_by(by) if by is not None else (),
+        sort=sort,
+        baseline=baseline,
+        margin=margin,
+    )
+
+
+def print_report(
+    results_dir: Path, words: Sequence[str], protocol: str | None, selection: Selection, outputs: Outputs
+) -> None:
+    """All runs, or the named ones. Raises `UserError` when there is none, before anything is printed."""
+    if protocol is not None:
+        protocol = check_type(protocol, Protocol, "--protocol")
+    require_results_folder(results_dir)
+    check_outputs(outputs)
+    for word in words:
+        require(CONDITION.fullmatch(word) is None, f"'{word}' is no run: say --where {shlex.quote(word)}")
+    runs = [run.name for word in words for run in matching_runs(word, results_dir)] or None
+    tables = build_tables(results_dir, runs, protocol, selection)
+    if outputs.printed:
+        write_out(TEXTS[outputs.printed[0]](tables))
+    else:
+        show(tables)
+    write_files(tables, outputs, results_dir)
+
+
+def write_files(tables: Sequence[Table], outputs: Outputs, results_dir: Path) -> None:
+    for option, path in outputs.files.items():
+        if option == "--plot":
+            from pe_bench.report.charts.figure import plot_tables
+
+            plot_tables(tables, path)
+        elif option == "--html":
+            write_text(path, _html(tables, results_dir))
+        else:
+            write_text(path, TEXTS[option](tables))
+        say(f"wrote {path}")
+
+
+def _html(tables: Sequence[Table], results_dir: Path) -> str:
+    from pe_bench.report.html.page import to_html
+    from pe_bench.runs.provenance import provenance
+
+    runs = sorted({run for table in tables for line in table.lines for run in line.runs})
+    return to_html(tables, provenance(results_dir, runs))

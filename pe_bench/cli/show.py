@@ -1,0 +1,36 @@
+"""The `show` command: encodings in words, and as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe_bench.inspection.resolve import Subject, subjects
+from pe_bench.system.terminal import say, write_out
+
+
+def show_encodings(words: Sequence[str], plot: Path | None, directories: Sequence[str]) -> None:
+    """Print the page of each encoding among `words`, and draw them into `plot`.
+
+    Raises `UserError` for words and files that cannot be, before anything is printed.
+    """
+    if plot is not None:
+        from pe_bench.cli.outputs import Outputs, check_outputs
+
+        check_outputs(Outputs(plot=plot))
+    found = subjects(words, directories)
+    from pe_bench.inspection.show.page import page
+
+    # All pages and the picture first: what cannot be drawn is told before anything is printed.
+    pages = [page(subject, must_be_built=plot is not None) for subject in found]
+    if plot is not None:
+        _draw(found, plot)
+    write_out("\n\n".join(pages))
+    if plot is not None:
+        say(f"wrote {plot}")
+
+
+def _draw(found: Sequence[Subject], plot: Path) -> None:
+    from pe_bench.inspection.show.picture import draw_subjects
+    from pe_bench.model.user_code import outside_code_told
+
+    with outside_code_told(*(subject.encoding for subject in found)):
+        draw_subjects(found, plot)

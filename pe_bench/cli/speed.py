@@ -1,0 +1,138 @@
+"""The `speed` command: what encodings cost, as a table, a file and a picture."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pe_bench.config.checks import check_folder
+from pe_bench.config.parse import parse_lengths
+from pe_bench.errors import RunError, require
+from pe_bench.inspection.resolve import Subject
+from pe_bench.inspection.speed.request import Asked, read_words, with_examples
+from pe_bench.inspection.speed.rows import read_rows
+from pe_bench.system.terminal import say, write_out
+
+if TYPE_CHECKING:
+    from pe_bench.encodings.compose import Composition
+    from pe_bench.inspection.speed.rows import Row
+    from pe_bench.inspection.speed.table import Limits
+
+LENGTHS = "512,2048,8192"
+FILE = "speed.csv"
+
+
+def time_encodings(
+    words: Sequence[str],
+    lengths: str,
+    train: bool,
+    repeats: int | None,
+    output: Path | None,
+    directories: Sequence[str],
+) -> None:
+    """Time the encodings among `words`, or all of them, at each length; print, write and draw what came out.
+
+    Rows are written as they come, so that an interruption leaves those that there are, and those of other
+    measurements stay in the file. Raises `UserError` for words that cannot be, before anything is timed.
+    """
+    wanted = sorted(set(parse_lengths(lengths)))
+    require(wanted[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {wanted[0]} is shorter")
+    if output is not None:
+        require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
+        require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
+        require(not output.is_dir(), f"--output {output}: a folder has that name")
+        require(os.access(output.parent, os.W_OK), f"--output {output}: {output.parent} cannot be written")
+    asked = read_words(words, train, directories)
+    first = asked.at(wanted[0])
+    for length in wanted[1:] if train else []:
+        asked.reference(length)
+    file = output or check_folder(first[0].config.results_dir, "results_dir") / FILE
+    read_rows(file)
+    _try_each(first, min(wanted[0], first[0].config.train.length))
+    if not asked.is_choice:
+        say(f"no encoding is named: timing all {len(first)}; Ctrl-C leaves what is done by then")
+    _measure(asked, first, wanted, repeats, file)
+
+
+def _try_each(found: Sequence[Subject], length: int) -> None:
+    """Build each, and try it on one window. Raises `UserError` for one that fails there."""
+    from pe_bench.data.tokenizer import ByteTokenizer
+    from pe_bench.encodings import LengthError
+    from pe_bench.model.decoder import build_decoder
+    from pe_bench.model.dry_run import run_one_window
+
+    encodings = [_built(subject) for subject in found]
+    model = build_decoder(found[0].config, ByteTokenizer().vocabulary)
+    for subject, encoding in zip(found, encodings, strict=True):
+        model.encoding = encoding
+        with suppress(LengthError):  # is measured, and says so in its row
+            run_one_window(model, length, subject.name)
+
+
+def _built(subject: Subject) -> "Composition":
+    """The encoding, with examples of options, which are told. Raises `UserError` for what cannot be built."""
+    given = subject.config.encoding
+    complete = with_examples(subject)
+    for option, value in complete.config.encoding.items():
+        if given.get(option, {}) != value:
+            say(f"{subject.name} has no default for {option}: timed with {option}={value}, an example")
+    return complete.encoding
+
+
+def _measure(
+    asked: Asked, first: Sequence[Subject], lengths: Sequence[int], repeats: int | None, file: Path
+) -> None:
+    """first: the subjects of the shortest length, which were composed to be checked."""
+    from pe_bench.inspection.speed.bench import Bench
+    from pe_bench.inspection.speed.limits import matmul_rate, memory_bandwidth
+    from pe_bench.inspection.speed.passes import dtype_of
+    from pe_bench.inspection.speed.rows import Row, write_rows
+    from pe_bench.inspection.speed.table import Limits
+    from pe_bench.model.attention import describe, is_kernel_here
+    from pe_bench.system.machine import resolve_device, set_threads
+    from pe_bench.system.progress import progress_bar
+
+    config = first[0].config
+    threads, device = set_threads(config.threads), resolve_device(config.device)
+    if asked.train and device.type == "cpu" and not is_kernel_here():
+        say(f"attention: {describe(device, dtype_of(config, train=True))}")
+    say("measuring what the machine can do")
+    limits = Limits(matmul_rate(device, dtype_of(config, asked.train)), memory_bandwidth(device))
+    bench = Bench(" ".join(asked.shared), asked.train, repeats, device, threads, limits.matmul_rate)
+    rows: list[Row] = []
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+    def at(length: int) -> list[Subject]:
+        same = length == lengths[0] or not asked.train
+        return [with_examples(one) for one in (first if same else asked.at(length))]
+
+    # A fault leaves the picture of the last command: one of a few rows would say less.
+    is_drawn = True
+    try:
+        with progress_bar("speed", len(first) * len(lengths)) as bar:
+            for row in bench.rows(lengths, at, lambda now: bar.show(len(rows), now)):
+                rows.append(row)
+                write_rows(file, rows)
+                bar.show(len(rows), row.line, row.line)
+    except Exception:
+        is_drawn = False
+        raise
+    finally:
+        if rows:
+            _show(rows, limits, file, is_drawn)
+    if not any(row.status == "ok" for row in rows):
+        raise RunError("nothing could be timed: the reasons stand under the table")
+
+
+def _show(rows: Sequence["Row"], limits: "Limits", file: Path, is_drawn: bool) -> None:
+    from pe_bench.inspection.speed.picture import draw_rows
+    from pe_bench.inspection.speed.table import render, title
+
+    write_out(render(rows, limits))
+    picture = file.with_suffix(".png")
+    if is_drawn and any(row.relative is not None for row in rows):
+        draw_rows(rows, title(rows), picture)
+        say(f"wrote {file} and {picture}")
+    else:
+        say(f"wrote {file}")

@@ -1,0 +1,1 @@
+"""The keys and their checks: Hydra's overrides in, a configuration out."""

@@ -1,0 +1,282 @@
+"""What a configuration may say: checks that need no data, each with the value and the way out.
+
+A key that the rest of the configuration leaves unused is refused too: nothing is ignored in silence. Where an
+experiment, or a run that is scored under another protocol, may well hold such a key, it is refused among the
+words of a command alone, by `refuse_unused`.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_bench.errors import UserError, require
+from pe_bench.values import shown
+
+if TYPE_CHECKING:
+    from pe_bench.config.schema import (
+        Config,
+        DataConfig,
+        EvalConfig,
+        ModelConfig,
+        TokenizerConfig,
+        TrainConfig,
+    )
+
+MOST_THREADS = 1_024
+FAILURE = 0.25  # bits per byte, as in `statistics`, which takes too long to import here
+NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
+# Of the keys of `eval` that not all scoring reads, the choices that do.
+READ_WITH = {
+    "eval.targets": ("eval.protocol=paired",),
+    "eval.target_tokens": ("eval.protocol=paired",),
+    "eval.stride": ("eval.protocol=sliding",),
+    "eval.tokens": ("eval.protocol=nonoverlapping", "eval.protocol=sliding", "eval.per_position=true"),
+}
+
+
+def check_config(config: "Config") -> None:
+    """Raises `UserError` for what cannot work."""
+    _check_encoding(config.encoding)
+    _check_model(config.model)
+    _check_data(config.data)
+    _check_tokenizer(config.tokenizer)
+    _check_train(config.train)
+    _check_eval(config.eval, config.train.length)
+    check_margin(config.report.margin, "report.margin")
+    _check_run(config)
+
+
+def refuse_unused(configs: "Sequence[Config]", words: Sequence[str]) -> None:
+    """Raises `UserError` for a key among a command's words that none of the runs it asks for would obey.
+
+    A sweep over protocols may hold the keys of each.
+    """
+    unused = [unused_keys(config.data, config.eval) for config in configs]
+    for key in dict.fromkeys(map(_key, words)):
+        if all(key in keys for keys in unused):
+            for config, keys in zip(configs, unused, strict=True):
+                _refuse_ignored(getattr(config, key.split(".")[0]), key, *keys[key])
+
+
+def obeyed(words: Sequence[str], data: "DataConfig", evaluation: "EvalConfig") -> list[str]:
+    """The words that `refuse_unused` takes for a run with these values."""
+    unused = unused_keys(data, evaluation)
+    return [word for word in words if _key(word) not in unused]
+
+
+def unused_keys(data: "DataConfig", evaluation: "EvalConfig") -> dict[str, tuple[str, str]]:
+    """The keys that nothing obeys beside these values: what was chosen, and what would obey the key."""
+    chosen = [f"eval.protocol={evaluation.protocol}"]
+    chosen += ["eval.per_position=true"] if evaluation.per_position else []
+    unused = {
+        key: (chosen[0], " or ".join(choices))
+        for key, choices in READ_WITH.items()
+        if not set(choices) & set(chosen)
+    }
+    if data.source == "stdlib":
+        unused["data.text_column"] = (f"data={data.name}", "data=files and data sets of the Hub")
+    if data.validation_path is not None:
+        unused["data.validation_fraction"] = ("a data.validation_path", "data without one")
+    return unused
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
+
+
+def check_margin(margin: float, key: str) -> None:
+    """Raises `UserError` for one that would leave nothing between holding and failing."""
+    require(
+        0 < margin < FAILURE, f"{key} is bits per byte above 0 and below {FAILURE} (failing), not {margin}"
+    )
+
+
+def check_folder(folder: str | Path, key: str) -> Path:
+    """The folder, which need not exist yet. Raises `UserError` where a file is in its way."""
+    require(str(folder) != "", f"{key} is empty: name a folder")
+    path = Path(folder).expanduser()
+    existing = next((one for one in (path, *path.parents) if os.path.lexists(one)), Path())
+    require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
+    return path
+
+
+def _check_encoding(encoding: dict[str, Any]) -> None:
+    _check_part(encoding, "encoding")
+    modifiers = encoding.get("modifiers") or {}
+    require(isinstance(modifiers, dict), f"encoding.modifiers must name modifiers, not {shown(modifiers)}")
+    for name, part in modifiers.items():
+        _check_name(name, "a modifier's name")
+        require(isinstance(part, dict), f"encoding.modifiers.{name} must hold a class, not {shown(part)}")
+        _check_part(part, f"encoding.modifiers.{name}")
+    _check_name(encoding.get("name"), "encoding.name")
+
+
+def _check_part(part: dict[str, Any], key: str) -> None:
+    specification = part.get("class")
+    require(
+        isinstance(specification, str) and specification != "",
+        f"{key}.class must be text such as module:Class or file.py:Class, not {shown(specification)}: "
+        f"name it in the YAML file of the {key.split('.')[0]}",
+    )
+
+
+def _check_name(name: Any, key: str) -> None:
+    require(
+        isinstance(name, str) and NAME.fullmatch(name) is not None,
+        f"{key} must be letters, digits and the signs . + - _, not {shown(name)}: it names the run's folder",
+    )
+
+
+def _positive(section: Any, prefix: str, *names: str) -> None:
+    for name in names:
+        value = getattr(section, name)
+        require(value is None or value > 0, f"{prefix}.{name} must be positive, not {value}")
+
+
+def _check_model(model: "ModelConfig") -> None:
+    _positive(model, "model", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
+    require(
+        model.n_heads % model.n_kv_heads == 0,
+        f"model.n_heads={model.n_heads} is not divisible by model.n_kv_heads={model.n_kv_heads}: "
+        "each key head serves the same number of query heads",
+    )
+
+
+def _check_data(data: "DataConfig") -> None:
+    files, hub = data.source == "files", data.source == "hub"
+    require(
+        not files or data.path is not None, f"data={data.name} needs a folder or a file: say data.path=DIR"
+    )
+    require(not hub or data.path is not None, f"data={data.name} needs a dataset: say data.path=OWNER/NAME")
+    _positive(data, "data", "max_tokens")
+    fraction = data.validation_fraction
+    require(0 < fraction < 1, f"data.validation_fraction must lie between 0 and 1, not {fraction}")
+    of_files, of_hub = "data=files", "data sets of the Hub"
+    used = {
+        "path": (files or hub, f"{of_files} and {of_hub}"),
+        "validation_path": (files, of_files),
+        "subset": (hub, of_hub),
+        "revision": (hub, of_hub),
+    }
+    _refuse_unused(data, "data", f"data={data.name}", used)
+
+
+def _check_tokenizer(tokenizer: "TokenizerConfig") -> None:
+    hub = tokenizer.kind == "hub"
+    require(not hub or tokenizer.name is not None, "tokenizer=hub needs a name: say tokenizer.name=gpt2")
+    used = {
+        "name": (hub, "tokenizer=hub"),
+        "revision": (hub, "tokenizer=hub"),
+        "vocab_size": (tokenizer.kind == "bpe", "tokenizer=bpe"),
+    }
+    _refuse_unused(tokenizer, "tokenizer", f"tokenizer={tokenizer.kind}", used)
+    _positive(tokenizer, "tokenizer", "vocab_size")
+
+
+def _refuse_unused(section: Any, prefix: str, chosen: str, used: dict[str, tuple[bool, str]]) -> None:
+    """`used` says of each key whether it is, and what would use it."""
+    for name, (is_used, by) in used.items():
+        if not is_used:
+            _refuse_ignored(section, f"{prefix}.{name}", chosen, by)
+
+
+def _refuse_ignored(section: Any, key: str, chosen: str, by: str) -> None:
+    """Raises `UserError` unless the key has its default, which the class of the section has too."""
+    name = key.split(".")[1]
+    value = getattr(section, name)
+    require(
+        value == getattr(type(section), name),
+        f"{key}={value} would be ignored with {chosen}: it is for {by}; leave it out, or choose that",
+    )
+
+
+def _check_train(train: "TrainConfig") -> None:
+    _positive(train, "train", "length", "steps", "tokens", "batch_tokens", "micro_batches", "lr", "clip")
+    _positive(train, "train", "processes")
+    _positive(train, "train", "log_every", "validate_every", "validation_tokens", "checkpoint_every")
+    require(train.warmup_steps >= 0, f"train.warmup_steps must not be negative, and is {train.warmup_steps}")
+    require(train.weight_decay >= 0, f"train.weight_decay must not be negative, and is {train.weight_decay}")
+    require(
+        0 <= train.final_lr <= 1, f"train.final_lr is a share of train.lr from 0 to 1, not {train.final_lr}"
+    )
+    require(all(0 <= beta < 1 for beta in train.betas), f"train.betas must lie in [0, 1), not {train.betas}")
+    require(train.length >= 2, f"train.length must be at least 2 tokens, not {train.length}")
+    require(
+        train.batch_tokens % train.length == 0,
+        f"train.batch_tokens={train.batch_tokens} is not a multiple of train.length={train.length}: "
+        f"try train.batch_tokens={train.length * max(1, round(train.batch_tokens / train.length))}",
+    )
+    require(
+        train.batch % train.micro_batches == 0,
+        f"train.micro_batches={train.micro_batches} does not divide the {train.batch} windows of a step",
+    )
+    _check_processes(train)
+
+
+def _check_processes(train: "TrainConfig") -> None:
+    parts = f"train.processes={train.processes}"
+    if train.micro_batches > 1:
+        parts += f" times train.micro_batches={train.micro_batches}"
+    require(
+        train.batch % (train.processes * train.micro_batches) == 0,
+        f"{parts} does not divide the {train.batch} windows of a step "
+        f"(train.batch_tokens={train.batch_tokens} / train.length={train.length})",
+    )
+    require(
+        train.processes > 1 or not train.shard,
+        f"train.shard=true would be ignored with train.processes={train.processes}: "
+        "parameters are shared by two processes or more",
+    )
+
+
+def _check_eval(evaluation: "EvalConfig", train_length: int) -> None:
+    _positive(
+        evaluation, "eval", "max_length", "targets", "target_tokens", "stride", "tokens", "batch_tokens"
+    )
+    require(evaluation.lengths != [], "eval.lengths is empty: name lengths, or null for the default ones")
+    for length in evaluation.lengths or []:
+        require(length > 0, f"eval.lengths must be positive whole numbers, and {length} is not")
+    if evaluation.protocol == "paired":
+        _check_blocks(evaluation, train_length)
+    require(
+        evaluation.controls != "all" or evaluation.protocol == "paired",
+        f"eval.controls=all would be ignored with eval.protocol={evaluation.protocol}: controls compare the "
+        "same targets, so say eval.protocol=paired, or leave them out",
+    )
+
+
+def _check_blocks(evaluation: "EvalConfig", train_length: int) -> None:
+    shortest = min(evaluation.resolved_lengths(train_length))
+    block = evaluation.resolved_target_tokens(train_length)
+    if shortest < 2 * block:
+        way_out = f", or set eval.target_tokens={shortest // 2}" if shortest > 1 else ""
+        raise UserError(
+            f"length {shortest} is too short for target blocks of {block} tokens (at least {2 * block}): "
+            f"score longer lengths{way_out}"
+        )
+    longest = evaluation.resolved_max_length(train_length)
+    require(
+        longest >= block,
+        f"eval.max_length={longest} is less than the {block} tokens of a target block: "
+        f"set eval.max_length={train_length} or more, or a smaller eval.target_tokens",
+    )
+
+
+def _check_run(config: "Config") -> None:
+    require(config.seed >= 0, f"seed must not be negative, and is {config.seed}")
+    if config.threads != "auto":
+        require(
+            isinstance(config.threads, int) and 0 < config.threads <= MOST_THREADS,
+            f"threads must be auto or a positive whole number up to {MOST_THREADS}, not {config.threads!r}",
+        )
+    require(
+        config.device in ("auto", "cpu") or config.device.split(":")[0] == "cuda",
+        f"device must be auto, cpu, cuda or cuda:N, not {config.device!r}",
+    )
+    require(
+        config.train.processes == 1 or ":" not in config.device,
+        f"device={config.device} is one GPU, and train.processes={config.train.processes} takes one each: "
+        "say device=cuda",
+    )

@@ -1,0 +1,47 @@
+"""The groups of the configuration: where their YAML files are, and the names they offer."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
+CHOICE = re.compile(r"(\+?encoding=)([\w,]+)", re.ASCII)
+
+
+def aliases() -> dict[str, str]:
+    """Each other name, and the name that it stands for."""
+    found = {}
+    for path in sorted((config_dir() / "encoding").glob("*.yaml")):
+        also = ALSO.search(path.read_text(encoding="utf-8"))
+        found |= dict.fromkeys(also[1].split(", ") if also else [], path.stem)
+    return found
+
+
+def without_aliases(words: Sequence[str], directories: Sequence[str] = ()) -> list[str]:
+    """The words with encodings by their first names; files in a person's own folders come first."""
+    chosen = [CHOICE.fullmatch(word) for word in words]
+    if not any(chosen):
+        return list(words)
+    known = aliases()
+    own = {path.stem for folder in directories for path in (Path(folder) / "encoding").glob("*.yaml")}
+
+    def first_name(name: str) -> str:
+        return name if name in own else known.get(name, name)
+
+    return [
+        match[1] + ",".join(map(first_name, match[2].split(","))) if match else word
+        for word, match in zip(words, chosen, strict=True)
+    ]
+
+
+def config_dir() -> Path:
+    """The folder of shipped YAML: inside the installed package, or beside it in a checkout."""
+    installed = Path(__file__).parent / "yaml"
+    checkout = Path(__file__).parents[2] / "configs"
+    return installed if installed.is_dir() else checkout
+
+
+def names_in(group: str, directories: Iterable[str | Path] = ()) -> list[str]:
+    """What a group offers, in the shipped folder and in the user's own."""
+    folders = [config_dir(), *map(Path, directories)]
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})

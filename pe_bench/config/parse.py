@@ -1,0 +1,99 @@
+"""Turn the plain values that Hydra composed into a typed configuration."""
+
+import dataclasses
+import os
+import typing
+from typing import Any, TypeVar
+
+from pe_bench.config.checks import check_config
+from pe_bench.config.schema import FIELD_OF_KEY, KEY_OF_FIELD, SECTIONS, Config, Precision, ScorePrecision
+from pe_bench.errors import UserError, require
+from pe_bench.values import check_type, shown, unknown
+
+T = TypeVar("T")
+
+
+SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def parse_config(values: dict[str, Any]) -> Config:
+    """A checked `Config` from plain values, as YAML gives them.
+
+    Raises `UserError` for an unknown key, a value of the wrong type or one that cannot work.
+    """
+    parsed: dict[str, Any] = {}
+    hints = typing.get_type_hints(Config)
+    for key, value in values.items():
+        if key in SECTIONS:
+            parsed[key] = _parse_section(SECTIONS[key], value, key)
+        elif key in hints:
+            parsed[key] = _parse_value(value, hints[key], key)
+        else:
+            raise UserError(unknown(key, "key", hints))
+    if "encoding" not in parsed:
+        raise UserError("no encoding is named: say encoding=rope, or `pe-bench list encodings`")
+    config = _with_home(Config(**parsed))
+    check_config(config)
+    return config
+
+
+def to_plain(config: Config) -> dict[str, Any]:
+    """The opposite of `parse_config`: plain values under the keys that people type."""
+    values = dataclasses.asdict(config)
+    for key, field_name in FIELD_OF_KEY.items():
+        section, name = key.split(".")
+        values[section][name] = values[section].pop(field_name)
+    values["train"]["betas"] = list(values["train"]["betas"])
+    return values
+
+
+def _parse_section(section: type[T], values: Any, name: str) -> T:
+    if not isinstance(values, dict):
+        first = next(iter(to_plain(Config(encoding={}))[name]))
+        raise UserError(f"{name} is a group of keys and cannot be {shown(values)}: say {name}.{first}=VALUE")
+    hints = typing.get_type_hints(section)
+    known = {KEY_OF_FIELD.get(field_name, f"{name}.{field_name}") for field_name in hints}
+    parsed = {}
+    for key, value in values.items():
+        full = f"{name}.{key}"
+        if full not in known:
+            raise UserError(unknown(full, "key", known))
+        field_name = str(FIELD_OF_KEY.get(full, key))
+        parsed[field_name] = _parse_value(value, hints[field_name], full)
+    return section(**parsed)
+
+
+def _parse_value(value: Any, wanted: Any, key: str) -> Any:
+    require(value != "", f"{key} is empty: give it a value, or leave it out")
+    if wanted in (Precision, ScorePrecision) and isinstance(value, str):
+        value = SHORT_PRECISIONS.get(value, value)
+    return check_type(value, wanted, key)
+
+
+def _with_home(config: Config) -> Config:
+    """`~` in paths stands for the user's folder; a shell leaves it as it is inside KEY=VALUE."""
+
+    def expanded(path: str | None) -> str | None:
+        return None if path is None else os.path.expanduser(path)
+
+    data = config.data
+    if data.source == "files":
+        paths = {"path": expanded(data.path), "validation_path": expanded(data.validation_path)}
+        data = dataclasses.replace(data, **paths)
+    folders = {"results_dir": expanded(config.results_dir), "cache_dir": expanded(config.cache_dir)}
+    return dataclasses.replace(config, data=data, **folders)
+
+
+def parse_lengths(text: str) -> list[int]:
+    """`512,2048` as numbers. Raises `UserError` for anything but positive whole ones."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        require(
+            word.isdecimal() and int(word) > 0,
+            f"--lengths takes positive whole numbers, and '{word}' is not one",
+        )
+    return [int(word) for word in words]
+
+
+def without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,151 @@
+"""What a configuration may hold: the types and the defaults, from plain values and back.
+
+The YAML files under `configs/` say the same defaults with comments for people; a test holds
+the two together. Nothing heavy is imported here: a mistake must be told at once.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Precision = Literal["auto", "float32", "bfloat16"]
+ScorePrecision = Literal["float32", "bfloat16"]
+Protocol = Literal["paired", "nonoverlapping", "sliding"]
+Controls = Literal["auto", "all", "none"]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+DEFAULT_LENGTHS = (0.25, 0.5, 1, 1.5, 2, 4, 8, 16)  # times the training length
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = "tiny"
+    d_model: int = 128
+    n_layers: int = 4
+    n_heads: int = 4
+    n_kv_heads: int = 4
+    d_head: int = 32
+    d_ff: int = 344
+    tie_embeddings: bool = True
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = "stdlib"
+    source: Literal["stdlib", "files", "hub"] = "stdlib"
+    path: str | None = None
+    validation_path: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+    text_column: str = "text"
+    max_tokens: int | None = None
+    validation_fraction: float = 0.2
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    kind: Literal["bytes", "bpe", "hub"] = "bytes"
+    name: str | None = None
+    revision: str | None = None
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    length: int = 128
+    steps: int | None = None
+    tokens: int = 1_024_000
+    batch_tokens: int = 4_096
+    micro_batches: int = 1
+    processes: int = 1
+    shard: bool = False
+    lr: float = 3e-3
+    final_lr: float = 0.1
+    warmup_steps: int = 25
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    log_every: int = 10
+    validate_every: int = 50
+    validation_tokens: int = 32_768
+    checkpoint_every: int = 50
+    from_run: str | None = None
+
+    @property
+    def total_steps(self) -> int:
+        """`steps` where it is set, else what `tokens` comes to."""
+        return self.steps if self.steps is not None else math.ceil(self.tokens / self.batch_tokens)
+
+    @property
+    def batch(self) -> int:
+        """Windows in one step."""
+        return self.batch_tokens // self.length
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    lengths: list[int] | None = None
+    max_length: int | None = None
+    protocol: Protocol = "paired"
+    targets: int = 192
+    target_tokens: int | None = None
+    stride: int | None = None
+    controls: Controls = "auto"
+    per_position: bool = False
+    tokens: int = 65_536
+    batch_tokens: int = 4_096
+    precision: ScorePrecision = "float32"
+    seed: int = 0
+
+    def resolved_lengths(self, train_length: int) -> list[int]:
+        """The lengths to score, in order; the training length is always among them.
+
+        Of the default ones those that are too short to score are left out.
+        """
+        shortest = 2 * self.resolved_target_tokens(train_length) if self.protocol == "paired" else 1
+        usual = [round(times * train_length) for times in DEFAULT_LENGTHS]
+        chosen = self.lengths or [length for length in usual if length >= shortest]
+        return sorted({*chosen, train_length})
+
+    def resolved_max_length(self, train_length: int) -> int:
+        return self.max_length or 16 * train_length
+
+    def resolved_target_tokens(self, train_length: int) -> int:
+        return self.target_tokens or max(1, min(32, train_length // 8))
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    margin: float = 0.01
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, resolved: no interpolation is left and every value has its type."""
+
+    encoding: dict[str, Any]
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    seed: int = 0
+    precision: Precision = "auto"
+    threads: str | int = "auto"
+    device: str = "auto"
+    results_dir: str = "results"
+    cache_dir: str | None = None
+    tracker: Tracker | None = None
+
+
+SECTIONS = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "tokenizer": TokenizerConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "report": ReportConfig,
+}
+# `from` is a word of Python's, and so cannot name a field.
+FIELD_OF_KEY = {"train.from": "from_run"}
+KEY_OF_FIELD = {field: key for key, field in FIELD_OF_KEY.items()}

@@ -1,0 +1,1 @@
+"""The one job that every launcher calls: prepare, train, score."""

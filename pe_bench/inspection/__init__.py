@@ -1,0 +1,1 @@
+"""An encoding without a run: show it, check it, time it."""

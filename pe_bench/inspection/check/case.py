@@ -1,0 +1,191 @@
+"""What is checked: an encoding in a small decoder, its parameters drawn so that none is neutral.
+
+Letters: B batch, H query heads, T tokens, K head width, D model width.
+"""
+
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe_bench.config.schema import ModelConfig
+from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
+from pe_bench.encodings.compose import Composition, Stack
+from pe_bench.encodings.load import build_encoding, with_examples
+from pe_bench.errors import UserError, first_line
+from pe_bench.inspection.resolve import Subject, subjects
+from pe_bench.model.decoder import Decoder
+from pe_bench.model.user_code import outside_line
+
+# Small, and no two sizes that could stand for each other but where heads share keys.
+MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
+TRAIN_LENGTH = 32
+# The text of the tokens, for what reads it: full stops and line ends among letters.
+VOCABULARY = (*"abcdefghi", ".", "\n")
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """An encoding's resolved configuration, for a model of the size `MODEL` trained at `TRAIN_LENGTH`."""
+
+    name: str
+    config: dict[str, Any]
+    search: Sequence[Path] = ()
+    examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
+
+    def fresh(self) -> Composition:
+        """With its initial values, in the types that it chose."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return build_encoding(self.config, MODEL.n_layers, self.search, VOCABULARY)
+
+    def drawn(self) -> Composition:
+        """With parameters drawn anew: at zero, many an encoding is none."""
+        encoding = self.fresh()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.3)
+        return encoding
+
+    def model_of(self, encoding: Composition) -> Decoder:
+        """A decoder in float64 whose own weights are always the same."""
+        generator = torch.Generator().manual_seed(1)
+        return Decoder(MODEL, len(VOCABULARY), encoding, generator).double()
+
+    @cached_property
+    def encoding(self) -> Composition:
+        return self.drawn().double()
+
+    @cached_property
+    def model(self) -> Decoder:
+        return self.model_of(self.drawn())
+
+    @cached_property
+    def parts(self) -> list[PositionalEncoding | LayerEncoding]:
+        """The encoding and its modifiers, a wrapped `LayerEncoding` as itself."""
+        found = [self.encoding.base, *self.encoding.modifiers.children()]
+        return [part.layer(0) if isinstance(part, Layers) else part for part in found]  # type: ignore[misc]
+
+    @property
+    def past_training(self) -> str:
+        return self.encoding.past_training
+
+    def claims(self, claim: str) -> bool:
+        return claim in self.encoding.claims
+
+    def overrides(self, *hooks: str) -> bool:
+        """Whether the encoding, in any layer, changes one of these hooks."""
+        of_model = [hook for hook in hooks if hasattr(PositionalEncoding, hook)]
+        of_layer = [hook for hook in hooks if hasattr(LayerEncoding, hook)]
+        parts = [self.encoding.base, *self.encoding.modifiers.children()]
+        in_model = any(part.overrides(hook) for part in parts for hook in of_model)  # type: ignore[operator]
+        return in_model or any(layer.overrides(*of_layer) for layer in layers_of(self.encoding))
+
+
+def specimens(words: Sequence[str], directories: Sequence[str] = ()) -> list[Specimen]:
+    """What the words name: encodings by their YAML files, or `file.py:Class`, with options.
+
+    `directories` hold a person's own YAML files. Raises `UserError`, also for what cannot be built.
+    """
+    sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
+    found = subjects([*sizes, f"train.length={TRAIN_LENGTH}", *words], directories)
+    names = Counter(one.name for one in found)
+    return [_specimen(one, one.name if names[one.name] == 1 else one.label) for one in found]
+
+
+def specimen(name: str, overrides: Sequence[str] = (), directories: Sequence[str] = ()) -> Specimen:
+    (found,) = specimens([name, *overrides], directories)
+    return found
+
+
+def _specimen(subject: Subject, name: str) -> Specimen:
+    given, search = subject.config.encoding, subject.search
+    config = with_examples(given, search)
+    examples = {option: value for option, value in config.items() if given.get(option, {}) != value}
+    found = Specimen(name, config, search, examples)
+    try:
+        found.fresh()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{name} cannot be built: {where(error)}: {first_line(error)}") from error
+    return found
+
+
+def where(error: Exception) -> str:
+    """The file and line that raised it, of code from outside if it passed through some, and its type."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    line = outside_line(error) or f"{frame.filename}:{frame.lineno}"
+    return f"{Path(line).name}: {type(error).__name__}"
+
+
+def layers_of(encoding: Composition) -> list[LayerEncoding]:
+    """One layer of each kind: all of them are alike but where a schedule says otherwise."""
+    kinds: dict[tuple[type, ...], LayerEncoding] = {}
+    for number in range(MODEL.n_layers):
+        layer = encoding.layer(number)
+        kinds.setdefault(_kind(layer), layer)
+    return list(kinds.values())
+
+
+def both_precisions(specimen: Specimen) -> list[tuple[LayerEncoding, LayerEncoding]]:
+    """Each kind of layer in float64 and in float32, with the same parameters."""
+    return list(zip(layers_of(specimen.encoding), layers_of(specimen.drawn()), strict=True))
+
+
+def _kind(layer: LayerEncoding) -> tuple[type, ...]:
+    return tuple(type(part) for part in layer.parts) if isinstance(layer, Stack) else (type(layer),)
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    """[B, T] of the vocabulary."""
+    return torch.randint(len(VOCABULARY), (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def ids_of(encoding: Composition, tokens_BT: Tensor, train: bool = False) -> Tensor:
+    return encoding.ids(tokens_BT, train=train, generator=torch.Generator().manual_seed(3))
+
+
+def hidden(model: Decoder, tokens_BT: Tensor, shift: int = 0) -> Tensor:
+    """The decoder's last hidden states [B, T, D] with the ids of scoring, moved by `shift`."""
+    return model.hidden(tokens_BT, ids_of(model.encoding, tokens_BT) + shift)
+
+
+def layer_inputs(
+    length: int, dtype: torch.dtype = torch.float64, batch: int = 2, drawn_as: torch.dtype = torch.float64
+) -> Inputs:
+    """The input of a layer [B, T, D] and its queries, keys and values [B, H, T, K].
+
+    drawn_as: float32 is drawn sooner, and is other numbers.
+    """
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(batch, length, MODEL.d_model, generator=generator, dtype=drawn_as)
+    shape = (3, batch, MODEL.n_heads, length, MODEL.d_head)
+    q, k, v = torch.randn(shape, generator=generator, dtype=drawn_as)
+    return as_type((x, q, k, v), dtype)
+
+
+def as_type(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    x, q, k, v = inputs
+    return x.to(dtype), q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's input, queries and keys where every token is the same, and likes itself."""
+    x, q, _, _ = layer_inputs(1, batch=1)
+    repeated = q.expand(-1, -1, length, -1)
+    return x.expand(-1, length, -1), repeated, repeated
+
+
+def worst(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference; infinite where one of the two is not a number."""
+    return float((a.detach().double() - b.detach().double()).abs().nan_to_num(torch.inf).max())

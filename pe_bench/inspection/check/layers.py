@@ -1,0 +1,180 @@
+"""What is checked of an encoding in the attention of one layer, for each kind of layer that it has."""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.inspection.check.case import (
+    MODEL,
+    TRAIN_LENGTH,
+    Specimen,
+    as_type,
+    both_precisions,
+    layer_inputs,
+    layers_of,
+    one_token_repeated,
+    worst,
+)
+from pe_bench.inspection.check.finding import EXACT, Finding, at_most, largest
+from pe_bench.model.attention import attention, reference_attention, sides
+
+SINGLE = 1e-5  # float32 against float64
+SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
+
+
+def blocks_are_the_whole(specimen: Specimen) -> Finding:
+    """Rows computed in blocks, and alone, against all of them at once; positions that jump."""
+    length, errors = 13, []
+    x, q, k, v = layer_inputs(length)
+    jumping = 2 * torch.arange(length)
+    for layer in layers_of(specimen.encoding):
+        for position in (jumping, torch.stack([jumping, jumping // 2])):
+            whole = reference_attention(layer, x, q, k, v, position, block=length)
+            errors.append(worst(reference_attention(layer, x, q, k, v, position, block=4), whole))
+            for row in (0, 6, length - 1):
+                alone = reference_attention(layer, x, q, k, v, position, rows=range(row, row + 1))
+                errors.append(worst(alone, whole[:, :, row : row + 1]))
+    return at_most(largest(errors), EXACT, "blocks of queries and the whole differ by")
+
+
+def fused_is_the_reference(specimen: Specimen) -> Finding:
+    """The paths that are chosen, with and without gradients, against the reference in float64."""
+    double, single, slopes = [], [], []
+    for length in (1, 2, TRAIN_LENGTH):
+        position, inputs = torch.arange(length), layer_inputs(length)
+        for exact, rounded in both_precisions(specimen):
+            truth, expected = _with_gradients(reference_attention, exact, length)
+            ours, gradients = _with_gradients(attention, exact, length)
+            double += [worst(ours, truth), *map(worst, gradients, expected)]
+            trained, rounded_gradients = _with_gradients(attention, rounded, length, torch.float32)
+            single.append(worst(trained, truth))
+            slopes += map(_relative, rounded_gradients, expected)
+            with torch.no_grad():  # which opens further paths
+                double.append(worst(attention(exact, *inputs, position), truth))
+                for path in (attention, reference_attention):
+                    single.append(worst(path(rounded, *as_type(inputs, torch.float32), position), truth))
+    in_double, in_single = largest(double), largest(single)
+    in_slopes = largest(slopes)
+    measured = (
+        f"fused and reference differ by {in_double:.1e}, float32 and float64 by {in_single:.1e}, "
+        f"their gradients by {in_slopes:.1e}"
+    )
+    holds = in_double <= EXACT and in_single <= SINGLE and in_slopes <= SINGLE_GRADIENT
+    return Finding("holds" if holds else "fails", measured)
+
+
+def positions_are_read(specimen: Specimen) -> Finding:
+    """Where all tokens and all their positions are the same, what tells them apart has counted them itself.
+
+    It may where it reads `prepare`'s values, or hides keys.
+    """
+    x, q, k = one_token_repeated(TRAIN_LENGTH)
+    same, errors = torch.full((TRAIN_LENGTH,), 7), []
+    for layer in layers_of(specimen.encoding):
+        for turned in layer.transform(q, k, same, same):
+            errors.append(worst(turned, turned[..., :1, :]))
+        if not layer.overrides("prepare", "visible"):
+            queries, keys = sides(layer, x, q, k, same)
+            bias, row = layer.bias(queries, keys), layer.scores(queries, keys, MODEL.d_head**-0.5)
+            told = (row if bias is None else row + bias).tril()
+            errors.append(worst(told, told[..., :1, :1].expand_as(told).tril()))
+    return at_most(largest(errors), EXACT, "equal tokens at one position differ by")
+
+
+def scores_are_scaled(specimen: Specimen) -> Finding:
+    """Scores at twice the scale are twice the scores; what is to be added after the scale is a bias."""
+    errors = []
+    for layer in layers_of(specimen.encoding):
+        x, q, k, _ = layer_inputs(TRAIN_LENGTH)
+        queries, keys = sides(layer, x, q, k, torch.arange(TRAIN_LENGTH))
+        errors.append(worst(layer.scores(queries, keys, 2.0), 2 * layer.scores(queries, keys, 1.0)))
+    return at_most(largest(errors), EXACT, "twice the scale is off from twice the scores by")
+
+
+def hidden_keys_weigh_nothing(specimen: Specimen) -> Finding:
+    """The weights of hidden keys: exactly zero, however low the logits of the others are."""
+    weighed = []
+    for layer in layers_of(specimen.encoding):
+        x, q, k, _ = as_type(layer_inputs(TRAIN_LENGTH), torch.float32)
+        queries, keys = sides(layer, x, q, k, torch.arange(TRAIN_LENGTH))
+        visible = layer.visible(queries, keys)
+        for lowered in (0.0, 1e10):
+            weights = layer.weights(q @ k.mT - lowered, visible)
+            weighed.append(worst(weights.masked_fill(visible, 0.0), torch.zeros_like(weights)))
+    return at_most(largest(weighed), 0.0, "a hidden key has a weight of")
+
+
+def ranges_hold_what_is_seen(specimen: Specimen) -> Finding:
+    """Visible keys that `ranges` leaves out, for every chunk of queries."""
+    missed = [keys_outside_of_ranges(layer, TRAIN_LENGTH + 7) for layer in layers_of(specimen.encoding)]
+    return at_most(max(missed), 0, "visible keys outside of ranges:")
+
+
+def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
+    """The largest number of keys that a chunk of queries sees, and that are in none of its ranges."""
+    index, empty, missed = torch.arange(tokens), torch.empty(1, MODEL.n_heads, tokens, 0), []
+    visible = layer.visible(*2 * [Side(empty, empty, index, index, {})])
+    for start, stop in itertools.combinations(range(tokens + 1), 2):
+        seen = visible[start:stop].any(0) & (index < stop)  # `causal` tells of those that follow
+        for one in layer.ranges(start, stop):
+            seen[one.start : one.stop] = False
+        missed.append(int(seen.sum()))
+    return max(missed)
+
+
+def norm_preserving(specimen: Specimen) -> Finding:
+    if not specimen.claims("norm_preserving"):
+        return Finding("not claimed", "")
+    _, q, k, _ = layer_inputs(64)
+    position, errors = torch.arange(64) + 5, []
+    for layer in layers_of(specimen.encoding):
+        for before, after in zip((q, k), layer.transform(q, k, position, position), strict=True):
+            errors.append(worst(before.norm(dim=-1), after.norm(dim=-1)))
+    return at_most(largest(errors), EXACT, "a norm changes by")
+
+
+def decaying(specimen: Specimen) -> Finding:
+    """The bias of growing distances, with the initial parameters and with others."""
+    if not specimen.claims("decaying"):
+        return Finding("not claimed", "")
+    rises = []
+    for encoding in (specimen.fresh().double(), specimen.encoding):
+        for layer in layers_of(encoding):
+            bias = layer.distance_bias(torch.arange(16 * TRAIN_LENGTH))
+            if bias is None:
+                return Finding("fails", "decay is claimed, and there is no distance_bias")
+            rises.append(float(bias.detach().diff(dim=-1).max()))
+    rise = largest(rises)
+    measured = f"from one distance to the next the bias rises by {rise:.1e} at most"
+    return Finding("holds" if rise < 0 else "fails", measured)
+
+
+def obeys_a_window_from_outside(specimen: Specimen) -> Finding:
+    """Attention limited by its caller to 5 tokens: the `window` control."""
+    row, window, leaks = 20, 5, []
+    for layer in layers_of(specimen.encoding):
+        x, q, k, v = layer_inputs(TRAIN_LENGTH)
+        output = attention(layer, x, q, k, v.requires_grad_(), torch.arange(TRAIN_LENGTH), window=window)
+        (gradient,) = torch.autograd.grad(output[:, :, row].sum(), v)
+        leaks.append(float(gradient[:, :, : row - window + 1].abs().max()))
+    return at_most(largest(leaks), 0.0, "values beyond the window have gradients of")
+
+
+def _with_gradients(
+    path: Callable[..., Tensor], layer: LayerEncoding, length: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, list[Tensor]]:
+    """The output and the gradients of its sum of squares, with respect to inputs and parameters."""
+    inputs = as_type(layer_inputs(length), dtype)
+    wanted = [*(tensor.requires_grad_() for tensor in inputs), *layer.parameters()]
+    output = path(layer, *inputs, torch.arange(length))
+    found = torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)
+    pairs = zip(found, wanted, strict=True)
+    return output, [torch.zeros_like(one) if gradient is None else gradient for gradient, one in pairs]
+
+
+def _relative(found: Tensor, truth: Tensor) -> float:
+    """The error of a gradient, relative to its largest number where that is more than 1."""
+    return worst(found, truth) / max(1.0, float(truth.abs().max()) if truth.numel() else 0.0)

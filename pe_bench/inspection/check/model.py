@@ -1,0 +1,278 @@
+"""What is checked of an encoding through a whole decoder."""
+
+import inspect
+import re
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, PositionalEncoding
+from pe_bench.encodings.compose import Composition, Stack
+from pe_bench.encodings.nope import NoPE
+from pe_bench.inspection.check.case import (
+    MODEL,
+    TRAIN_LENGTH,
+    VOCABULARY,
+    Specimen,
+    hidden,
+    ids_of,
+    layers_of,
+    one_token_repeated,
+    tokens,
+    worst,
+)
+from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding, as_claimed, at_most, largest
+from pe_bench.model.attention import cut, logits, sides
+from pe_bench.model.decoder import Decoder
+
+HOOKS = (
+    "ids",
+    "embed",
+    "transform",
+    "logit_scale",
+    "scores",
+    "distance_bias",
+    "bias",
+    "adjust",
+    "visible",
+    "weights",
+    "mix",
+)
+
+
+def causal(specimen: Specimen) -> Finding:
+    """Gradients of outputs with respect to the embeddings of later tokens: exactly zero, or it is a leak."""
+    model = specimen.model
+    leaf = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
+    leaf.requires_grad_()
+    handle = model.embedding.register_forward_hook(lambda module, arguments, output: leaf)
+    try:
+        output = hidden(model, tokens(2, TRAIN_LENGTH))
+        for i in (0, 1, TRAIN_LENGTH // 2, TRAIN_LENGTH - 2):
+            (gradient,) = torch.autograd.grad(output[:, i].square().sum(), leaf, retain_graph=True)
+            leak = gradient[:, i + 1 :].abs().amax((0, 2))
+            if not (leak == 0).all():
+                j = int(leak.nan_to_num(torch.inf).argmax())
+                return Finding("fails", f"token {i} has gradient {leak[j]:.1e} at token {i + 1 + j}")
+    finally:
+        handle.remove()
+    return Finding("holds", "gradients at later tokens are 0")
+
+
+def independent_of_the_future(specimen: Specimen) -> Finding:
+    """Outputs after later tokens were exchanged: what reads token ids has no gradient."""
+    text = tokens(2, TRAIN_LENGTH)
+    changed, half = text.clone(), TRAIN_LENGTH // 2
+    changed[:, half:] = (changed[:, half:] + 1 + torch.arange(TRAIN_LENGTH - half) % 9) % len(VOCABULARY)
+    error = worst(hidden(specimen.model, text)[:, :half], hidden(specimen.model, changed)[:, :half])
+    return at_most(error, EXACT, "other tokens behind change an output by")
+
+
+def prefix_consistent(specimen: Specimen) -> Finding:
+    """Outputs of a prefix alone against those with tokens behind, within the training length and past it."""
+    pairs = [(9, 16), (TRAIN_LENGTH // 2, TRAIN_LENGTH)]
+    if specimen.past_training != "undefined":
+        pairs += [(TRAIN_LENGTH, 2 * TRAIN_LENGTH), (2 * TRAIN_LENGTH, 3 * TRAIN_LENGTH + 5)]
+    errors = {}
+    for short, long in pairs:
+        text = tokens(2, long)
+        errors[short, long] = worst(
+            hidden(specimen.model, text)[:, :short], hidden(specimen.model, text[:, :short])
+        )
+    short, long = max(errors, key=lambda pair: errors[pair])
+    where = f"the first {short} of {long} tokens differ from {short} alone by"
+    return as_claimed("prefix_consistent", specimen.claims("prefix_consistent"), errors[short, long], where)
+
+
+def shift_invariant(specimen: Specimen) -> Finding:
+    """Outputs with every position moved by 5 and by 403: multiples of no group of tokens."""
+    length = TRAIN_LENGTH - 5 if specimen.past_training == "undefined" else 3 * TRAIN_LENGTH
+    text, errors = tokens(2, length), {}
+    for shift in (5, 403):
+        try:
+            errors[shift] = worst(hidden(specimen.model, text, shift), hidden(specimen.model, text))
+        except LengthError:
+            if specimen.claims("shift_invariant") or not errors:
+                raise
+    where = f"positions + {' or + '.join(map(str, errors))} change an output by"
+    return as_claimed("shift_invariant", specimen.claims("shift_invariant"), largest(errors.values()), where)
+
+
+def batch_independent(specimen: Specimen) -> Finding:
+    text = tokens(3, TRAIN_LENGTH)
+    error = worst(hidden(specimen.model, text)[1:2], hidden(specimen.model, text[1:2]))
+    return at_most(error, EXACT, "a sequence alone and in a batch differ by")
+
+
+def pure(specimen: Specimen) -> Finding:
+    """The same tokens before and after longer ones, in a model that has seen nothing yet."""
+    model, text = specimen.model_of(specimen.drawn()), tokens(2, 9)
+    before = hidden(model, text)
+    hidden(model, tokens(2, TRAIN_LENGTH if specimen.past_training == "undefined" else 2 * TRAIN_LENGTH))
+    return at_most(worst(hidden(model, text), before), EXACT, "after a longer text the same one differs by")
+
+
+def acts(specimen: Specimen) -> Finding:
+    """The same decoder with and without: an encoding that changes nothing is a mistake."""
+    for part in _objects(specimen):
+        unheard = _unheard(part)
+        if unheard:
+            return Finding("fails", f"{type(part).__name__}.{unheard}")
+    nope = _without_encoding(specimen.model)
+    # What only acts past the training length must show there.
+    text = tokens(2, TRAIN_LENGTH if specimen.past_training == "undefined" else 3 * TRAIN_LENGTH)
+    error = worst(hidden(specimen.model, text), hidden(nope, text))
+    if not specimen.overrides(*HOOKS):
+        return Finding("not claimed", f"no hook is changed; differs from no encoding by {error:.1e}")
+    state = "holds" if error > SHOWS else "fails"
+    return Finding(state, f"differs from no encoding by {error:.1e}")
+
+
+def past_the_training_length(specimen: Specimen) -> Finding:
+    """What the class says of longer texts: `undefined` raises, `clamps` levels off, `defined` is finite."""
+    length = 4 * TRAIN_LENGTH
+    if specimen.past_training == "undefined":
+        return _raises(specimen, length)
+    with torch.no_grad():
+        output = hidden(specimen.model, tokens(2, length))
+    if not output.isfinite().all():
+        return Finding("fails", f"{specimen.past_training}, but not finite at {length} tokens")
+    if specimen.past_training == "clamps":
+        return _levels_off(specimen)
+    return Finding("holds", f"defined: finite at {length} tokens")
+
+
+def parameters_matter(specimen: Specimen) -> Finding:
+    """Every parameter gets a gradient from the ids of training, as it is drawn or as it starts."""
+    names = [name for name, _ in specimen.model.encoding.named_parameters()]
+    if not names:
+        return Finding("not claimed", "no parameters")
+    models = (specimen.model, specimen.model_of(specimen.fresh()))
+    for name, *found in zip(names, *map(_gradients, models), strict=True):
+        some = [gradient for gradient in found if gradient is not None]
+        if not all(gradient.isfinite().all() for gradient in some):
+            return Finding("fails", f"{name} gets a gradient that is not finite")
+        if not any(gradient.any() for gradient in some):
+            return Finding("fails", f"{name} gets no gradient")
+    return Finding("holds", f"{len(names)} parameter tensors get gradients")
+
+
+def _gradients(model: Decoder) -> tuple[Tensor | None, ...]:
+    text = tokens(2, TRAIN_LENGTH)
+    output = model.hidden(text, ids_of(model.encoding, text, train=True))
+    loss = output[:, -1].square().sum() + output[..., 0].sum() + output[:, 3, 1].sum()
+    return torch.autograd.grad(loss, list(model.encoding.parameters()), allow_unused=True)
+
+
+def state_is_parameters(specimen: Specimen) -> Finding:
+    """A table that is saved would keep weights from loading under another encoding without parameters.
+
+    A tensor that is no buffer would stay behind when the model moves to a GPU.
+    """
+    encoding = specimen.encoding
+    names = {name for name, _ in encoding.named_parameters()}
+    extra = sorted(set(encoding.state_dict()) ^ names)
+    if extra:
+        return Finding("fails", f"saved, and no parameter: {', '.join(extra)}")
+    loose = [name for part in _objects(specimen) for name in _plain_tensors(part)]
+    if loose:
+        return Finding("fails", f"a tensor that is no buffer: {', '.join(loose)}")
+    return Finding("holds", f"{len(names)} tensors" if names else "empty, as that of nope")
+
+
+def starts_at_the_usual_scale(specimen: Specimen) -> Finding:
+    """The input's scale at the start decides curves that would be credited to the encoding."""
+    text = tokens(2, TRAIN_LENGTH)
+    x = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
+    encoding = specimen.fresh().double()
+    rms = float(encoding.embed(x, ids_of(encoding, text), text).detach().square().mean().sqrt())
+    return Finding("holds" if 0.5 < rms < 2 else "fails", f"inputs of rms 1 leave with rms {rms:.2f}")
+
+
+def ids_follow_the_generator(specimen: Specimen) -> Finding:
+    """Position ids of training: finite, of the right shape, and drawn from the given generator alone."""
+    text, encoding = tokens(2, TRAIN_LENGTH), specimen.encoding
+    before = torch.random.get_rng_state()
+    first, again = (ids_of(encoding, text, train=True) for _ in range(2))
+    if not torch.equal(first, again) or not torch.equal(before, torch.random.get_rng_state()):
+        return Finding("fails", "two draws with one seed differ, or torch's global generator was used")
+    if first.shape not in ((TRAIN_LENGTH,), (2, TRAIN_LENGTH)) or not first.isfinite().all():
+        return Finding("fails", f"ids have the shape {tuple(first.shape)}, or are not finite")
+    return Finding("holds", f"from {float(first.min()):g} to {float(first.max()):g} in training")
+
+
+def _without_encoding(model: Decoder) -> Decoder:
+    bare = Decoder(MODEL, len(VOCABULARY), Composition(Layers([NoPE()]), {}, MODEL.n_layers)).double()
+    weights = {name: value for name, value in model.state_dict().items() if not name.startswith("encoding.")}
+    bare.load_state_dict(weights)
+    return bare
+
+
+def _raises(specimen: Specimen, length: int) -> Finding:
+    try:
+        hidden(specimen.model, tokens(2, length))
+    except LengthError as error:
+        for words in (f"{TRAIN_LENGTH}", f"{length}|{length - 1}"):  # a length, or its last position
+            if not re.search(rf"\b({words})\b", str(error)):
+                return Finding("fails", f"of {length} tokens after {TRAIN_LENGTH} the error says: {error}")
+        return Finding("holds", f"undefined: {error}")
+    return Finding("fails", f"undefined, but {length} tokens raise no LengthError")
+
+
+def _levels_off(specimen: Specimen) -> Finding:
+    """Where all tokens are the same, what is far enough must all look the same."""
+    length, half = 1_024, 512
+    x, q, k = one_token_repeated(length)
+    ids, spreads = torch.arange(length), []
+    with torch.no_grad():
+        for layer in layers_of(specimen.encoding):
+            queries, keys = sides(layer, x, q, k, ids)
+            row, _ = logits(layer, cut(queries, length - 1, length), keys, MODEL.d_head**-0.5)
+            spreads.append(float((row[..., :half].amax(-1) - row[..., :half].amin(-1)).max()))
+        embedded = specimen.encoding.embed(x, ids, torch.zeros(1, length, dtype=torch.long))
+        spreads.append(worst(embedded[:, half:], embedded[:, -1:]))
+    return at_most(largest(spreads), EXACT, f"clamps: beyond distance {half} equal tokens differ by")
+
+
+def _objects(specimen: Specimen) -> list[nn.Module]:
+    """The encoding, its modifiers, and what acts in the layers."""
+    layers = layers_of(specimen.encoding)
+    stacked = [part for layer in layers for part in (layer.parts if isinstance(layer, Stack) else (layer,))]
+    return list(dict.fromkeys([*specimen.parts, *stacked]))
+
+
+def _unheard(part: nn.Module) -> str:
+    """A method that would never be called: a hook of the other kind of class, or one that is misspelt."""
+    kind, other = (LayerEncoding, PositionalEncoding)[:: 1 if isinstance(part, LayerEncoding) else -1]
+    of_other = [name for name in _methods(other) if not hasattr(kind, name)]
+    for name in _methods(type(part)):
+        if hasattr(kind, name):
+            continue
+        if name in of_other:
+            return f"{name} is never called: it is a hook of {other.__name__}"
+        close = get_close_matches(name, [*_methods(kind), *of_other], 1, 0.8)
+        if close:
+            return f"{name} is never called: is it {close[0]}?"
+    return ""
+
+
+def _methods(kind: type[nn.Module]) -> list[str]:
+    own = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not hasattr(nn.Module, name)]
+    return [name for name in own if not name.startswith("_")]
+
+
+def _plain_tensors(part: nn.Module) -> list[str]:
+    """Attributes that are tensors, or lists of them, and that no module knows of."""
+    found = []
+    own = [module for module in part.modules() if not type(module).__module__.startswith("torch.")]
+    for module in own:
+        for name, value in vars(module).items():
+            held = value if isinstance(value, (list, tuple)) else [value]
+            if any(isinstance(one, Tensor) for one in held):
+                found.append(f"{type(module).__name__}.{name}")
+    return found
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)

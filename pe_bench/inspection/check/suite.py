@@ -1,0 +1,162 @@
+"""The list of what is checked, in the order in which it is told."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pe_bench.encodings.base import LengthError
+from pe_bench.errors import first_line
+from pe_bench.inspection.check import layers, model, precision
+from pe_bench.inspection.check.case import Specimen, where
+from pe_bench.inspection.check.finding import Finding
+
+
+class Property(NamedTuple):
+    name: str
+    means: str
+    look: str  # where to look when it fails
+    check: Callable[[Specimen], Finding]
+
+
+PROPERTIES = (
+    Property("causal", "no output has a gradient at a later token", "visible, adjust, embed", model.causal),
+    Property(
+        "future",
+        "no output depends on which tokens follow",
+        "ids and embed, where they read tokens",
+        model.independent_of_the_future,
+    ),
+    Property(
+        "prefix",
+        "a prefix is treated as if nothing followed",
+        "what reads the number of keys, k.shape[-2], or the largest position",
+        model.prefix_consistent,
+    ),
+    Property(
+        "shift",
+        "moving all positions changes nothing, where claimed, and something, where not",
+        "transform, bias and scores: a position where a difference of two should be; or `claims`",
+        model.shift_invariant,
+    ),
+    Property(
+        "batch",
+        "sequences of a batch do not meet",
+        "a sum or a maximum over the batch",
+        model.batch_independent,
+    ),
+    Property(
+        "pure",
+        "the same input gives the same output, whatever came before",
+        "a cache that a longer text changes; random numbers that are not the given generator's",
+        model.pure,
+    ),
+    Property(
+        "acts",
+        "the output differs from that of no encoding",
+        "a misspelt hook; a result not returned; parameters that cancel",
+        model.acts,
+    ),
+    Property(
+        "blocks",
+        "blocks of queries are the whole",
+        "queries.position and queries.index, where an arange was taken; hooks that read other rows",
+        layers.blocks_are_the_whole,
+    ),
+    Property(
+        "positions",
+        "position ids are read, and no others counted",
+        "q_position and queries.position, where an arange or an index was taken",
+        layers.positions_are_read,
+    ),
+    Property(
+        "root",
+        "scores are multiplied by the scale that they are given",
+        "scores: a term beside scale * (...)",
+        layers.scores_are_scaled,
+    ),
+    Property(
+        "hidden",
+        "hidden keys have a weight of exactly 0",
+        "weights: masked logits are -inf, and no large number",
+        layers.hidden_keys_weigh_nothing,
+    ),
+    Property(
+        "ranges",
+        "ranges hold every key that is visible",
+        "ranges, against visible: the first query of a chunk sees the farthest key",
+        layers.ranges_hold_what_is_seen,
+    ),
+    Property(
+        "fused",
+        "the fused path is the reference, in float64 and float32",
+        "columns and distance_bias, against bias; the scale: 1/sqrt(d_head) multiplies scores alone",
+        layers.fused_is_the_reference,
+    ),
+    Property(
+        "half",
+        "half-precision queries and keys keep exact positions",
+        "positions, angles or sums that were cast to the type of q",
+        precision.half_precision_keeps_positions,
+    ),
+    Property(
+        "65536",
+        "the last of 65,536 tokens are finite and exact",
+        "angles and cumulative sums in float32; exponents that overflow",
+        precision.finite_at_65536_tokens,
+    ),
+    Property("norm", "queries and keys keep their norms, where claimed", "transform", layers.norm_preserving),
+    Property("decay", "the bias falls with distance, where claimed", "distance_bias", layers.decaying),
+    Property(
+        "past",
+        "past the training length it does what it says",
+        "past_training, and what is done with positions that no parameter was trained for",
+        model.past_the_training_length,
+    ),
+    Property(
+        "gradients",
+        "every parameter gets a gradient, and a finite one",
+        "a detach, or a part that is not used",
+        model.parameters_matter,
+    ),
+    Property(
+        "state",
+        "only parameters are saved, and every tensor moves with the model",
+        "register_buffer(..., persistent=False)",
+        model.state_is_parameters,
+    ),
+    Property(
+        "scale",
+        "the input keeps its scale at the start",
+        "embed and the initial values",
+        model.starts_at_the_usual_scale,
+    ),
+    Property("ids", "position ids follow the given generator", "ids", model.ids_follow_the_generator),
+    Property(
+        "window",
+        "a window from outside limits attention",
+        "visible, weights, mix",
+        layers.obeys_a_window_from_outside,
+    ),
+)
+
+
+def check(specimen: Specimen, wanted: Property) -> Finding:
+    """What came out; an encoding that raises has failed, whatever the property."""
+    try:
+        return wanted.check(specimen)
+    except LengthError as error:
+        return Finding("fails", f"{where(error)}: {first_line(error)}")
+    except Exception as error:
+        return Finding("fails", f"{where(error)}: {first_line(error)}", raised=True)
+
+
+def check_all(specimen: Specimen) -> dict[Property, Finding]:
+    """What came out of each; where several ended with one and the same error, it says nothing of them."""
+    found = {wanted: check(specimen, wanted) for wanted in PROPERTIES}
+    errors = Counter(finding.measured for finding in found.values() if finding.raised)
+    return {
+        wanted: finding._replace(state="not checked")
+        if finding.raised and errors[finding.measured] > 1
+        else finding
+        for wanted, finding in found.items()
+    }

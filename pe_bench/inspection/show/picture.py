@@ -1,0 +1,394 @@
+"""Encodings as one picture: a row for each, and what can be laid over each other in one panel above.
+
+Letters: H heads, T distances.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from pe_bench.inspection.resolve import Subject
+from pe_bench.inspection.show import curves
+from pe_bench.inspection.show.curves import MASK_REACH, REACH, Kind, Scores
+from pe_bench.plot.file import save_picture
+from pe_bench.plot.placing import spread_apart
+from pe_bench.plot.style import COLOURS, STROKES
+
+FONT = 9  # points
+LABEL_GAP = 1.2 * FONT  # points between the middles of two labels
+ROW = 2.7  # inches
+WIDTH = 10.0  # inches
+WIDTHS = {"curve": 4.4, "wavelengths": 2.4, "mask": 2.0}  # of the panels, against each other
+SMALLEST_RANGE = 1.0  # of scores in a panel, so that what changes little looks so
+SHOWN_BELOW = 20.0  # what lies further below the largest score weighs less than e^-20
+GREY = "0.4"
+DASHES = (0, (4, 3))
+NOTE = (
+    "Scores: the mean over contents from N(0, 1) that the query and the key share, with biases, "
+    "at the initial values of parameters."
+)
+WAVELENGTH_NOTE = "Wavelengths: in a window of the largest distance."
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is drawn of the layers of one kind, or of the inputs."""
+
+    title: str
+    subject: Subject
+    colour: str
+    reach: int
+    scores: Scores | None = None
+    products: tuple[np.ndarray, bool] | None = None
+    wavelengths: Sequence[np.ndarray] = ()
+    mask: np.ndarray | None = None
+    mask_reach: int = 0
+
+    @property
+    def train_length(self) -> int:
+        return self.subject.config.train.length
+
+
+def draw_subjects(subjects: Sequence[Subject], path: Path) -> None:
+    """Draw the encodings into the file `path`; its suffix is the format."""
+    save_picture(lambda: draw(rows_of(subjects)), path)
+
+
+def rows_of(subjects: Sequence[Subject]) -> list[Row]:
+    return [
+        row for place, subject in enumerate(subjects) for row in _rows(subject, COLOURS[place % len(COLOURS)])
+    ]
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """A figure with a row of panels for each of `rows`, below what can be laid over each other."""
+    compared = [row for row in rows if row.scores is not None]
+    with_all = len(compared) > 1
+    heights = [ROW + 0.3, ROW * len(rows)] if with_all else [ROW * len(rows)]
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
+    FigureCanvasAgg(figure)
+    *above, below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    labelled = _draw_all(above[0], compared) if above else []
+    with_wavelengths = not with_all and any(row.wavelengths for row in rows)
+    labelled += _draw_rows(below, rows, ["curve", *(["wavelengths"] if with_wavelengths else []), "mask"])
+    note = f"{NOTE} {WAVELENGTH_NOTE}" if any(row.wavelengths for row in rows) else NOTE
+    below.supxlabel(note, fontsize=FONT - 1.5, color=GREY, x=0.01, ha="left")
+    # Labels are spaced in points, which are known once the panels have their places.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes, labels in labelled:
+        _space(axes, labels)
+    return figure
+
+
+def _rows(subject: Subject, colour: str) -> list[Row]:
+    reach, mask_reach = (curves.length_within(subject, times) for times in (REACH, MASK_REACH))
+    products = curves.input_products(subject, reach)
+    kinds = curves.kinds(subject)
+    drawn = [kind for kind in kinds if not (kind.is_neutral and products is not None and len(kinds) == 1)]
+    rows = [_row_of_kind(subject, kind, len(kinds), colour, reach, mask_reach) for kind in drawn]
+    if products is not None:
+        values = (products[0].numpy(), products[1])
+        mask = None if drawn else curves.mask(subject, kinds[0].layer, mask_reach).numpy()
+        title = f"{subject.label}: the input"
+        rows.append(Row(title, subject, colour, reach, products=values, mask=mask, mask_reach=mask_reach))
+    return rows
+
+
+def _row_of_kind(subject: Subject, kind: Kind, n_kinds: int, colour: str, reach: int, mask_reach: int) -> Row:
+    return Row(
+        title=subject.label if n_kinds == 1 else f"{subject.label}, {_numbers('layer', kind.numbers)}",
+        subject=subject,
+        colour=colour,
+        reach=reach,
+        scores=curves.scores_by_distance(subject, kind.layer, reach),
+        wavelengths=[found.numpy() for found in curves.wavelengths(kind.layer, reach)],
+        mask=curves.mask(subject, kind.layer, mask_reach).numpy(),
+        mask_reach=mask_reach,
+    )
+
+
+Labels = list[tuple[Any, float]]  # texts right of a panel, and the values that they belong to
+
+
+Labelled = tuple[Axes, Labels]
+
+
+def _draw_all(figure: SubFigure, rows: Sequence[Row]) -> list[Labelled]:
+    """What the rows have in common, over each other."""
+    turning = [row for row in rows if row.wavelengths]
+    widths = [WIDTHS["curve"], *([WIDTHS["wavelengths"]] if turning else [])]
+    panels = figure.subplots(1, len(widths), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
+    labelled = [_draw_shares(panels[0], rows)]
+    if turning:
+        labelled.append(_draw_wavelengths(panels[1], turning))
+    return labelled
+
+
+def _draw_rows(figure: SubFigure, rows: Sequence[Row], columns: Sequence[str]) -> list[Labelled]:
+    widths = [WIDTHS[name] for name in columns]
+    grid = figure.add_gridspec(len(rows), len(columns), width_ratios=widths)
+    labelled = []
+    for place, row in enumerate(rows):
+        cells = {name: grid[place, column] for column, name in enumerate(columns)}
+        axes = figure.add_subplot(cells["curve"])
+        axes.set_title(row.title, loc="left", fontsize=FONT + 1, fontweight="bold", color=row.colour, pad=14)
+        labelled.append(_draw_scores(axes, row) if row.scores is not None else _draw_products(axes, row))
+        if row.wavelengths and "wavelengths" in cells:
+            labelled.append(_draw_wavelengths(figure.add_subplot(cells["wavelengths"]), [row]))
+        if row.mask is not None:
+            _draw_mask(figure.add_subplot(cells["mask"]), row)
+    return labelled
+
+
+# Curves by distance
+
+
+def _draw_scores(axes: Axes, row: Row) -> Labelled:
+    assert row.scores is not None
+    scores = row.scores.scores.numpy()
+    groups = _equal_heads(scores)
+    top = float(np.nanmax(scores))
+    low = float(np.nanmin(scores))
+    bottom = max(low, top - SHOWN_BELOW)
+    margin = max(0.05 * (top - bottom), (SMALLEST_RANGE - (top - bottom)) / 2)
+    axes.set_ylim(bottom - margin, top + margin)
+    labels = []
+    for place, heads in enumerate(groups):
+        values = scores[heads[0]]
+        colour = _shade(row.colour, place, len(groups))
+        axes.plot(values, color=colour, linestyle=STROKES[place % len(STROKES)], linewidth=1.3)
+        everyone = len(heads) == len(scores)
+        name = "all heads" if everyone else _numbers("head", heads)
+        labels.append(_label(axes, f"{name}{_end(values, bottom)}", values, colour))
+    axes.set_ylabel("log of expected weight" if row.scores.is_weight else "expected score")
+    _by_distance(axes, row.train_length, row.reach)
+    return axes, labels
+
+
+def _draw_products(axes: Axes, row: Row) -> Labelled:
+    assert row.products is not None
+    values, of_contents = row.products
+    axes.plot(values, color=row.colour, linewidth=1.5)
+    axes.set_ylabel("product of embedded contents" if of_contents else r"$p_i \cdot p_j$ of what is added")
+    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+    margin = 0.05 * max(high - low, 1e-3)
+    axes.set_ylim(low - margin, high + margin)
+    _by_distance(axes, row.train_length, row.reach)
+    return axes, []
+
+
+def _draw_shares(axes: Axes, rows: Sequence[Row]) -> Labelled:
+    """How much of its attention a query gives to the keys within a distance, where all contents are one."""
+    shares = [row.scores.weights.numpy().mean(0).cumsum() for row in rows if row.scores is not None]
+    halves = [int(np.searchsorted(share, 0.5)) + 1 for share in shares]
+    # In the order in which the curves cross one half, and there they are read best.
+    for order, place in enumerate(np.argsort(halves, kind="stable")):
+        within = f"half within {halves[place]:,}" if halves[place] <= len(shares[place]) else "less than half"
+        row, label = rows[place], f"{rows[place].title}: {within}"
+        width = 0.4 + _width(order, len(rows))
+        axes.plot(shares[place], color=row.colour, linestyle=_stroke(row, rows), linewidth=width, label=label)
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel("share of attention within")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelcolor="linecolor")
+    axes.set_title(
+        "Attention where all tokens are the same", loc="left", fontsize=FONT + 1, fontweight="bold", pad=14
+    )
+    _by_distance(axes, rows[0].train_length, max(row.reach for row in rows))
+    return axes, []
+
+
+def _by_distance(axes: Axes, train_length: int, reach: int) -> None:
+    whole = REACH * train_length
+    axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
+    axes.set_xlim(0, whole)
+    powers = [4**power for power in range(12) if 4**power < whole / 2.5]
+    apart = [tick for tick in powers if not train_length / 2.5 < tick < train_length * 2.5]
+    ticks = sorted({0, *apart, train_length, whole})
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([f"{tick:,}" for tick in ticks])
+    axes.set_xlabel("distance (tokens)", labelpad=1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.92")
+    _mark_vertically(axes, train_length)
+    if reach < whole:
+        axes.axvspan(reach, whole, color="0.95", zorder=0, linewidth=0)
+        middle = (math.sqrt(reach * whole), 0.5)
+        axes.annotate(
+            "undefined",
+            middle,
+            xycoords=axes.get_xaxis_transform(),
+            ha="center",
+            color=GREY,
+            rotation=90,
+            va="center",
+        )
+
+
+def _mark_vertically(axes: Axes, train_length: int) -> None:
+    axes.axvline(train_length, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
+    axes.annotate(
+        "training length",
+        (train_length, 1),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        color=GREY,
+        fontsize=FONT - 1.5,
+    )
+
+
+def _label(axes: Axes, text: str, values: np.ndarray, colour: Any) -> tuple[Any, float]:
+    end = float(values[np.flatnonzero(np.isfinite(values))[-1]])
+    label = axes.annotate(
+        text, (1.015, 0.5), xycoords="axes fraction", va="center", color=colour, annotation_clip=False
+    )
+    return label, end
+
+
+def _end(values: np.ndarray, bottom: float) -> str:
+    """What the panel does not show of a curve's end."""
+    finite = np.flatnonzero(np.isfinite(values))
+    end = values[finite[-1]]
+    words = []
+    if finite[-1] < len(values) - 1:
+        words.append(f"masked from {finite[-1] + 1:,}")
+    if end < bottom - 1e-6:
+        words.append(f"to \N{MINUS SIGN}{-end:,.0f}" if end > -9_999 else "to no weight")
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _space(axes: Axes, labels: Labels) -> None:
+    """Labels right of the panel, each as near as can be to where its curve ends."""
+    if not labels:
+        return
+    height = axes.get_window_extent().height * 72 / axes.figure.dpi
+    low, high = axes.get_ylim() if axes.get_yscale() == "linear" else np.log10(axes.get_ylim())
+    wanted = np.array([(np.clip(end, low, high) - low) / (high - low) * height for _, end in labels])
+    for (label, _), place in zip(labels, spread_apart(wanted, LABEL_GAP, height), strict=True):
+        label.xy = (1.015, place / height)
+        label.set_position((1.015, place / height))
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]
+
+
+def _equal_heads(scores: np.ndarray) -> list[list[int]]:
+    """Heads with the same curve."""
+    groups: list[list[int]] = []
+    for head, values in enumerate(scores):
+        same = [group for group in groups if np.allclose(scores[group[0]], values, atol=1e-3, equal_nan=True)]
+        if same:
+            same[0].append(head)
+        else:
+            groups.append([head])
+    return groups
+
+
+# Wavelengths and masks
+
+
+def _draw_wavelengths(axes: Axes, rows: Sequence[Row]) -> Labelled:
+    """2 pi / theta of each feature pair, and how many are within the training length."""
+    labels = []
+    for place, row in enumerate(rows):
+        width, stroke = _width(place, len(rows)), _stroke(row, rows)
+        for values in row.wavelengths:
+            axes.plot(
+                values,
+                color=row.colour,
+                linestyle=stroke,
+                marker="o",
+                markersize=1.5 + width,
+                linewidth=width,
+            )
+        within = sum(int((values <= row.train_length).sum()) for values in row.wavelengths)
+        share = f"{within} of {sum(values.size for values in row.wavelengths)}"
+        text = share if len(rows) == 1 else f"{row.title}: {share}"
+        labels.append(_label(axes, text, np.log10(_finite(row.wavelengths[-1])), row.colour))
+    axes.set_yscale("log")
+    axes.axhline(rows[0].train_length, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
+    axes.annotate(
+        "training length",
+        (1, rows[0].train_length),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(0, -3),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        color=GREY,
+        fontsize=FONT - 1.5,
+    )
+    axes.set_title("pairs within the training length", fontsize=FONT - 0.5, color="0.3")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("feature pair", labelpad=1)
+    axes.set_ylabel("wavelength (tokens)")
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes, labels
+
+
+def _draw_mask(axes: Axes, row: Row) -> None:
+    assert row.mask is not None
+    length, reach = row.train_length, row.mask_reach
+    colours = ListedColormap(["0.95", _blend(row.colour, 1.0, 0.4)])
+    axes.imshow(row.mask, cmap=colours, vmin=0, vmax=1, extent=(0, reach, reach, 0), interpolation="nearest")
+    for line in (axes.axvline, axes.axhline):
+        if length < reach:
+            line(length, color="0.35", linewidth=0.9, linestyle=DASHES)
+    ticks = [0, length, reach] if length < reach else [0, reach]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_title("visible keys (coloured)", fontsize=FONT - 0.5, color="0.3")
+    axes.set_xlabel("key", labelpad=1)
+    axes.set_ylabel("query", labelpad=1)
+
+
+# Words and colours
+
+
+def _numbers(word: str, numbers: Sequence[int]) -> str:
+    """`head 3`, `heads 0-2, 5`."""
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}\N{EN DASH}{run[-1]}" for run in runs)
+    return f"{word} {shown}" if len(numbers) == 1 else f"{word}s {shown}"
+
+
+def _stroke(row: Row, rows: Sequence[Row]) -> Any:
+    """Another one for each row that shares its colour with one before."""
+    before = rows[: [one is row for one in rows].index(True)]
+    return STROKES[sum(other.colour == row.colour for other in before) % len(STROKES)]
+
+
+def _width(place: int, count: int) -> float:
+    """Of a line in points: the first ones are wider, to be seen where another lies on them."""
+    return 1.0 + min(3.0, 1.2 * (count - 1 - place))
+
+
+def _shade(colour: str, place: int, count: int) -> tuple[float, float, float]:
+    """From dark to light around `colour`, for heads of one encoding."""
+    if count == 1:
+        return to_rgb(colour)
+    share = place / (count - 1)
+    return _blend(colour, 0.0, 0.5 - share) if share < 0.5 else _blend(colour, 1.0, 0.6 * (share - 0.5))
+
+
+def _blend(colour: str, target: float, weight: float) -> tuple[float, float, float]:
+    """`colour` with some black (target 0) or white (target 1)."""
+    red, green, blue = (channel + weight * (target - channel) for channel in to_rgb(colour))
+    return red, green, blue

@@ -1,0 +1,99 @@
+"""How a pass is timed: in turns with the reference, after a pass of each that warms up."""
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pe_bench.encodings import LengthError
+from pe_bench.inspection.speed.passes import Pass
+from pe_bench.model.user_code import told_of_outside
+from pe_bench.system.memory import PeakMemory, give_back_free_memory, is_out_of_memory
+from pe_bench.training.trainer import NonFiniteError
+
+REPEATS = 5  # of a pass, at least
+MOST_REPEATS = 25
+SHORT = 0.5  # seconds: a pass is repeated for so long if that is not more often than `MOST_REPEATS`
+LONG = 20.0  # seconds: none begins after so long, though there be fewer than `REPEATS`
+
+
+@dataclass(frozen=True)
+class Timing:
+    """milliseconds: of each timed pass. ratios: of each to the reference's pass just before it."""
+
+    milliseconds: list[float]
+    ratios: list[float]
+    peak_memory_mb: float | None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.milliseconds)
+
+    @property
+    def relative(self) -> float | None:
+        return statistics.median(self.ratios) if self.ratios else None
+
+
+def time_pass(timed: Pass, reference: Pass | None, repeats: int | None = None) -> Timing:
+    """`repeats` passes, or as many as are needed. The reference may be the pass itself, or missing."""
+    memory = peak_of(timed)
+    with timed.in_use():
+        if reference is not None and reference is not timed:
+            reference()
+        pairs = list(_pairs(timed, reference, repeats))
+    milliseconds = [taken * 1e3 for taken, _ in pairs]
+    return Timing(milliseconds, [taken / before for taken, before in pairs if before is not None], memory)
+
+
+def _pairs(timed: Pass, reference: Pass | None, repeats: int | None) -> Iterator[tuple[float, float | None]]:
+    """The seconds of each pass, and of the reference's just before."""
+    began, done = time.perf_counter(), 0
+    while is_due(done, time.perf_counter() - began, repeats):
+        before = _seconds(reference) if reference is not None and reference is not timed else None
+        taken = _seconds(timed)
+        yield taken, taken if reference is timed else before
+        done += 1
+
+
+def outcome_of(error: Exception) -> tuple[str, str] | None:
+    """The status and the reason of a row that has no numbers; None for what is no answer but a fault."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, LengthError):
+        return "undefined", reason
+    if isinstance(error, NonFiniteError):
+        return "not_finite", reason
+    if is_out_of_memory(error):
+        return "out_of_memory", reason
+    told = told_of_outside(error)
+    return None if told is None else ("failed", told)
+
+
+def is_due(done: int, elapsed: float, repeats: int | None) -> bool:
+    """Whether one more pass is timed, after so many in so many seconds."""
+    if repeats is not None:
+        return done < repeats
+    if done == 0 or elapsed > LONG:
+        return done == 0
+    return done < REPEATS or (done < MOST_REPEATS and elapsed < SHORT)
+
+
+def peak_of(first: Pass) -> float | None:
+    """Megabytes that a first pass needs above what was held before it, the weights of the model among that.
+
+    On a GPU of PyTorch's tensors, else of the whole process; None where the system cannot tell. What a first
+    pass loads and later ones find is counted too, and is a few megabytes.
+    """
+    gc.collect()
+    give_back_free_memory()
+    with PeakMemory(first.device) as before:
+        pass
+    with PeakMemory(first.device) as peak:
+        first()
+    return None if peak.mb is None or before.mb is None else max(0.0, peak.mb - before.mb)
+
+
+def _seconds(timed: Pass) -> float:
+    began = time.perf_counter()
+    timed()
+    return time.perf_counter() - began

@@ -1,0 +1,168 @@
+"""What is timed: one window scored as `eval` scores it, or one step as `train` takes it, on random bytes.
+
+Letters: B batch, H query heads, T tokens, K head width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pe_bench.config.schema import Config
+from pe_bench.data.packed import Data, Split
+from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.inspection.speed.limits import matrix_parameters, scoring_flops, training_flops
+from pe_bench.model.attention import choose
+from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.scoring.protocols import paired_plan
+from pe_bench.scoring.scorer import Scorer
+from pe_bench.scoring.targets import TargetBlocks
+from pe_bench.system.machine import resolve_precision
+from pe_bench.system.memory import large_allocations_kept
+from pe_bench.training.optimizer import make_optimizer
+from pe_bench.training.trainer import Trainer
+
+BYTES = 256
+TEXT = 2**16  # tokens from which training windows are drawn, or more where a window is longer
+NEVER = 10**9  # steps
+
+
+class Pass(ABC):
+    """One that can be repeated; `path` is what attention takes in it, `flops` are its operations."""
+
+    kind: str
+    batch: int
+    dtype: torch.dtype
+    path: str
+    flops: float
+    device: torch.device
+
+    def __call__(self) -> None:
+        self.run()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @abstractmethod
+    def run(self) -> None: ...
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """What the process is told for as long as many such passes follow each other."""
+        yield
+
+
+class ScoringPass(Pass):
+    """The scorer's work on one window, whose last tokens are the targets."""
+
+    kind = "score"
+    batch = 1
+
+    def __init__(self, config: Config, search: Sequence[Path], length: int, device: torch.device):
+        data = random_data(length + 1)
+        self.device, self.length = device, length
+        self.dtype = dtype_of(config, train=False)
+        model = build_decoder(config, data.vocabulary, search).to(device).eval()
+        targets = min(config.eval.resolved_target_tokens(config.train.length), length // 2)
+        blocks = TargetBlocks(np.array([0]), np.array([length + 1]), length, targets, "")
+        self.plan = paired_plan(blocks, length)
+        # Only the targets meet the output's matrix.
+        self.flops = length * flops_of(scoring_flops, model, config, length, output=False)
+        self.flops += targets * 2 * model.output_weight.numel()
+        plans = [(length, self.plan)]
+        self.scorer = Scorer(model, data.validation, device, config.eval, plans, lambda *_: None)
+        with torch.no_grad(), _casting(device, self.dtype):
+            self.path = path_of(model, config, 1, length, device, self.dtype, train=False)
+
+    def run(self) -> None:
+        self.scorer.score(self.length, self.plan)
+
+
+class TrainingPass(Pass):
+    """The trainer's steps, of `train.batch_tokens` tokens in windows of `train.length`."""
+
+    kind = "train"
+
+    def __init__(self, config: Config, search: Sequence[Path], length: int, device: torch.device):
+        assert length == config.train.length
+        endless = replace(config.train, steps=NEVER, validate_every=NEVER)
+        config = replace(config, train=endless)
+        data = random_data(max(TEXT, length + 1))
+        self.device, self.dtype, self.batch = device, dtype_of(config, train=True), endless.batch
+        model = build_decoder(config, data.vocabulary, search).to(device)
+        optimizer = make_optimizer(model, endless, device)
+        self.flops = self.batch * length * flops_of(training_flops, model, config, length)
+        self.trainer = Trainer(config, model, optimizer, data, device, self.dtype)
+        self.steps = 0
+        part = endless.batch // endless.micro_batches
+        with _casting(device, self.dtype):
+            self.path = path_of(model, config, part, length, device, self.dtype, train=True)
+
+    def run(self) -> None:
+        self.trainer.step(self.steps, 0.0)
+        self.steps += 1
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        with large_allocations_kept():
+            self()
+            yield
+
+
+def dtype_of(config: Config, train: bool) -> torch.dtype:
+    """What matrices are multiplied in."""
+    return (
+        resolve_precision(config.precision, config.device) if train else getattr(torch, config.eval.precision)
+    )
+
+
+def path_of(
+    model: Decoder,
+    config: Config,
+    batch: int,
+    length: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    train: bool,
+) -> str:
+    """What attention chooses for queries like those of the pass, of each layer; several are joined by +.
+
+    Whether a gradient is wanted follows from the mode that this is called in.
+    """
+    tokens_BT = torch.zeros(batch, length, dtype=torch.long, device=device)
+    ids = model.encoding.ids(tokens_BT, train=train, generator=torch.Generator().manual_seed(0))
+    shape = (batch, config.model.n_heads, length, config.model.d_head)
+    q_BHTK = torch.zeros((), dtype=dtype, device=device, requires_grad=train).expand(shape)
+    layers = [model.encoding.layer(number) for number in range(config.model.n_layers)]
+    chosen = [choose(layer, q_BHTK, ids).__name__ for layer in layers]
+    return "+".join(dict.fromkeys(name.removesuffix("_attention").replace("_", " ") for name in chosen))
+
+
+def flops_of(
+    count: Callable[[int, int, int, int], float],
+    model: Decoder,
+    config: Config,
+    length: int,
+    output: bool = True,
+) -> float:
+    """Operations for one token, those of the matrix of the `output` among them or not."""
+    parameters = matrix_parameters(model, model.output_weight)
+    parameters -= 0 if output else model.output_weight.numel()
+    return count(parameters, config.model.n_layers, config.model.n_heads * config.model.d_head, length)
+
+
+def _casting(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+def random_data(tokens: int) -> Data:
+    """One document of random bytes on either side."""
+    drawn = np.random.default_rng(0).integers(BYTES, size=tokens).astype(np.uint16)
+    split = Split(drawn, np.array([0, tokens]), ["random"], tokens, np.arange(1, tokens + 1, dtype=np.uint32))
+    tokenizer = ByteTokenizer()
+    return Data(
+        "random", "", tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text, split, split
+    )

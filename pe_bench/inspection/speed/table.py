@@ -1,0 +1,135 @@
+"""The rows in words: encodings by what they cost at the longest length, and of each its lengths."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pe_bench.inspection.speed.rows import Row
+
+COLUMNS = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "MB")
+LEFT = ("encoding", "attention")
+# Passes of one encoding that differ by this factor were not alone on the machine.
+NOISE = 4.0
+OF_PASS = {"score": "scoring one window", "train": "a training step"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a machine: operations a second in products of matrices, and bytes a second in a copy."""
+
+    matmul_rate: float
+    memory_bandwidth: float
+
+
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """The cheapest encoding at the longest length first; those without a number there last."""
+    longest = max(row.length for row in rows)
+    cost = {row.encoding: row.relative for row in rows if row.length == longest}
+
+    def place(row: Row) -> tuple[float, str, int]:
+        found = cost.get(row.encoding)
+        return (math.inf if found is None else found, row.encoding, row.length)
+
+    return sorted(rows, key=place)
+
+
+def title(rows: Sequence[Row]) -> str:
+    """What was timed, with what, and where."""
+    first = rows[0]
+    machine = first.processor if first.device == "cpu" else first.device
+    dtype = next((row.dtype for row in rows if row.dtype), "")
+    threads = "1 thread" if first.threads == 1 else f"{first.threads} threads"
+    words = (word.removeprefix("model.") for word in first.setting.split() if word.startswith("model."))
+    sizes = " ".join(words)
+    return (
+        f"{OF_PASS[first.kind]}, {first.model} model{sizes and f' with {sizes}'}, random bytes, {dtype}\n"
+        f"{machine}, {threads}, torch {first.torch}, pe-bench {first.pe_bench}"
+    )
+
+
+def render(rows: Sequence[Row], limits: Limits) -> str:
+    """The table with its title and notes, as wide as the terminal, or uncut where there is none."""
+    reference = rows[0].encoding
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for column in COLUMNS:
+        justify = "left" if column in LEFT else "right"
+        table.add_column(column.format(reference), justify=justify, overflow="fold")
+    for _, group in groupby(ordered(rows), key=lambda row: row.encoding):
+        for place, row in enumerate(group):
+            table.add_row(escape(row.encoding) if place == 0 else "", *_cells(row))
+    console = Console() if sys.stdout.isatty() else Console(width=240)
+    with console.capture() as captured:
+        console.print(table)
+    notes = "".join(f"{note}\n" for note in [*_notes(rows), *_on_limits(rows, limits)])
+    return f"{title(rows)}\n\n{captured.get()}{notes and chr(10) + notes}"
+
+
+def _cells(row: Row) -> list[str]:
+    if row.milliseconds is None:
+        return [f"{row.length:,}", row.path, row.status.replace("_", " "), "", "", ""]
+    return [
+        f"{row.length:,}",
+        row.path,
+        number(row.milliseconds),
+        f"{row.tokens_per_second:,.0f}",
+        "" if row.relative is None else f"{row.relative:.2f}",
+        "" if row.peak_memory_mb is None else f"{row.peak_memory_mb:,.0f}",
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """What the columns do not say."""
+    first, counts = rows[0], [row.repeats for row in rows if row.repeats]
+    notes = [f"x {first.encoding}: median of the ratios to a pass of {first.encoding} just before"]
+    if counts:
+        several = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
+        notes.append(
+            f"ms: median of {several} {'pass' if max(counts) == 1 else 'passes'}, after one that warms up"
+        )
+    notes += _on_noise(rows)
+    if any(row.peak_memory_mb is not None for row in rows):
+        notes.append("MB: the highest above what was held before the first pass")
+    reasons = {f"{row.encoding} at {row.length:,}: {row.reason}" for row in rows if row.reason}
+    return [*notes, *sorted(reasons)]
+
+
+def _on_noise(rows: Sequence[Row]) -> list[str]:
+    """A line where passes of one thing differ by more than any encoding would."""
+    spreads = [
+        (row.milliseconds_max / row.milliseconds_min, row)
+        for row in rows
+        if row.milliseconds_max is not None and row.milliseconds_min
+    ]
+    worst, row = max(spreads, key=lambda one: one[0], default=(0.0, None))
+    if row is None or worst < NOISE:
+        return []
+    return [
+        f"noisy: passes of {row.encoding} at {row.length:,} took {number(row.milliseconds_min or 0)} to "
+        f"{number(row.milliseconds_max or 0)} ms; is the machine busy? then try threads=1"
+    ]
+
+
+def _on_limits(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """What the machine can do, and how much of it the reference had at the longest length."""
+    dtype = next((row.dtype for row in rows if row.dtype), "")
+    rate, copied = limits.matmul_rate / 1e9, limits.memory_bandwidth / 1e9
+    speed = f"{number(rate / 1e3)} TFLOP/s" if rate >= 1e3 else f"{number(rate)} GFLOP/s"
+    notes = [f"this machine: {speed} in {dtype} matrix products, {number(copied)} GB/s in a copy"]
+    known = [row for row in rows if row.encoding == rows[0].encoding and row.share_of_matmul_rate is not None]
+    if known:
+        last = known[-1]
+        notes.append(
+            f"{last.encoding} reaches {last.share_of_matmul_rate:.0%} of the former at {last.length:,} tokens"
+        )
+    return notes

@@ -1,0 +1,1 @@
+"""The decoder, its loss, and attention: the reference and its fast paths."""

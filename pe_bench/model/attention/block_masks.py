@@ -1,0 +1,131 @@
+"""Which keys the queries of FlexAttention see: blocks are visible, hidden or mixed, and those have tiles.
+
+Letters: B batch, H query heads, T tokens, Q queries and N keys of one chunk, n blocks of T tokens.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.shared.ranges import intersection, latest
+from pe_bench.model.attention.reference import cut
+
+# Called with the indices of batch, head, query and key.
+Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# So many queries and so many keys are a block: FlexAttention's own number.
+BLOCK = 128
+# `visible` is asked about so many pairs of a query and a key at a time.
+CHUNK_ELEMENTS = 2**24
+
+
+def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
+    """What each query sees, by `visible` and the window."""
+    tokens, device = queries.x.shape[-2], queries.x.device
+    if encoding.overrides("visible"):
+        return mask_of_tiles(encoding, queries, keys, window)
+    return mask_of_window(tokens, tokens if window is None else window, device)
+
+
+def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
+    """The last `window` tokens, the query's own among them."""
+    block = torch.arange(_blocks(tokens), device=device)
+    middle = BLOCK * (block.unsqueeze(-1) - block)
+    nearest, furthest = middle - (BLOCK - 1), middle + (BLOCK - 1)
+    some = (furthest >= 0) & (nearest < window)
+    # Of a block that the text does not fill, some queries are none.
+    filled = (block < tokens // BLOCK).unsqueeze(-1)
+    whole = (nearest >= 0) & (furthest < window) & filled
+    # As a tensor, so that all windows are one kernel.
+    limit = torch.tensor(window, device=device)
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (query - key < limit)
+
+    return _blocked(some, whole, seen, tokens)
+
+
+def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
+    """The mask that `visible` gives the reference, whatever it is made of: mixed blocks are kept as tiles.
+
+    Queries are taken in chunks, with the keys that are in their `ranges`: never all pairs at once.
+    """
+    tokens, device = queries.x.shape[-2], queries.x.device
+    blocks = _blocks(tokens)
+    somes, wholes = [], []
+    tiles = [torch.stack([torch.zeros(BLOCK, BLOCK), torch.ones(BLOCK, BLOCK)]).bool().to(device)]
+    chunk = BLOCK * max(1, CHUNK_ELEMENTS // (BLOCK * tokens))
+    for start in range(0, tokens, chunk):
+        rows = _visible_rows(encoding, queries, keys, window, start, min(start + chunk, tokens))
+        tiled = rows.view(-1, BLOCK, blocks, BLOCK).transpose(1, 2)
+        some, whole = tiled.flatten(2).any(-1), tiled.flatten(2).all(-1)
+        somes.append(some)
+        wholes.append(whole)
+        tiles.append(tiled[some & ~whole])
+    some, whole, tile = torch.cat(somes), torch.cat(wholes), torch.cat(tiles)
+    mixed = some & ~whole
+    # Tile 0 hides everything, tile 1 nothing.
+    place = torch.where(mixed, 1 + mixed.flatten().cumsum(0).view_as(mixed), whole.long()).int()
+    return _blocked(some, whole, _seen_in(tile, place), tokens)
+
+
+def _seen_in(tile: Tensor, place: Tensor) -> Seen:
+    """What tiles [.., BLOCK, BLOCK] show, one of them for each block [n, n]."""
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return tile[place[query // BLOCK, key // BLOCK], query % BLOCK, key % BLOCK]
+
+    return seen
+
+
+def _visible_rows(
+    encoding: LayerEncoding, queries: Side, keys: Side, window: int | None, start: int, stop: int
+) -> Tensor:
+    """Which of all keys these queries see, in whole blocks: what the text does not fill is hidden."""
+    tokens = queries.x.shape[-2]
+    shape = BLOCK * _blocks(stop - start), BLOCK * _blocks(tokens)
+    rows = torch.zeros(shape, dtype=torch.bool, device=queries.x.device)
+    ranges = encoding.ranges(start, stop)
+    for one in ranges if window is None else intersection(ranges, latest(window, start, stop)):
+        some_queries, some_keys = cut(queries, start, stop), cut(keys, one.start, one.stop)
+        visible = encoding.visible(some_queries, some_keys)
+        if window is not None:
+            visible = visible & (some_queries.index.unsqueeze(-1) - some_keys.index < window)
+        rows[: stop - start, one.start : one.stop] = visible
+    return rows
+
+
+def _blocked(some: Tensor, whole: Tensor, seen: Seen, tokens: int) -> BlockMask:
+    """The mask `seen`, of whose blocks [n, n] some have visible pairs, and some of these no others."""
+    mixed = some & ~whole
+    kv_num_blocks, kv_indices = _listed(mixed)
+    full_kv_num_blocks, full_kv_indices = _listed(whole)
+    q_num_blocks, q_indices = _listed(mixed.mT)
+    full_q_num_blocks, full_q_indices = _listed(whole.mT)
+    return BlockMask(
+        seq_lengths=(tokens, tokens),
+        kv_num_blocks=kv_num_blocks,
+        kv_indices=kv_indices,
+        full_kv_num_blocks=full_kv_num_blocks,
+        full_kv_indices=full_kv_indices,
+        q_num_blocks=q_num_blocks,
+        q_indices=q_indices,
+        full_q_num_blocks=full_q_num_blocks,
+        full_q_indices=full_q_indices,
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=seen,
+    )
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of each row [n, n] are chosen, [1, 1, n], and which, first in a list [1, 1, n, n]."""
+    count = chosen.sum(-1).int()
+    order = chosen.int().argsort(dim=-1, descending=True, stable=True).int().contiguous()
+    return count[None, None], order[None, None]
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // BLOCK)

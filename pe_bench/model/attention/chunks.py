@@ -1,0 +1,144 @@
+"""Fused attention in chunks of queries: over the keys that a chunk may see, with a bias for them alone.
+
+Letters: B batch, H query heads, T tokens, Q queries and N keys of one chunk, K head width, D model width.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding, Piece, Side
+from pe_bench.encodings.shared.ranges import intersection, latest
+from pe_bench.model.attention.fused import fused, fused_with_mass, merged, times
+from pe_bench.model.attention.reference import cut, precise, sides
+
+# So many queries are taken at a time, and fewer where a bias [B, H, Q, N] would have more elements.
+CHUNK_QUERIES = 256
+CHUNK_ELEMENTS = 2**21
+
+
+def fused_chunk_attention(
+    encoding: LayerEncoding,
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int | None = None,
+) -> Tensor:
+    """For encodings that hide keys, add a bias, or have `pieces` for their scores; and for a window."""
+    queries, keys = sides(encoding, x, q, k, position)
+    outputs = []
+    # The last chunks first, as in the reference: the memory of the largest serves the others.
+    for start, stop, ranges in reversed(_chunks(encoding, q, window)):
+        seen, values = _gathered(keys, ranges), _joined(v, ranges, -2)
+        outputs.append(_attend(encoding, cut(queries, start, stop), seen, values, window))
+    return torch.cat(outputs[::-1], -2)
+
+
+def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tuple[int, int, list[range]]]:
+    """Where each chunk of queries begins and ends, and the ranges of keys that it may see."""
+    is_biased = encoding.overrides("bias", "distance_bias")
+    found, start, tokens = [], 0, q.shape[-2]
+    while start < tokens:
+        stop = min(start + CHUNK_QUERIES, tokens)
+        ranges = _seen(encoding, start, stop, window)
+        fitting = CHUNK_ELEMENTS // (q.shape[0] * q.shape[1] * sum(map(len, ranges)))
+        if is_biased and fitting < stop - start:
+            stop = start + max(1, fitting)
+            ranges = _seen(encoding, start, stop, window)
+        found.append((start, stop, ranges))
+        start = stop
+    return found
+
+
+def _seen(encoding: LayerEncoding, start: int, stop: int, window: int | None) -> list[range]:
+    ranges = encoding.ranges(start, stop)
+    return ranges if window is None else intersection(ranges, latest(window, start, stop))
+
+
+def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, window: int | None) -> Tensor:
+    visible = encoding.visible(queries, keys)
+    if window is not None:
+        visible = visible & (queries.index.unsqueeze(-1) - keys.index < window)
+    factor, scale = encoding.logit_scale(queries), 1 / math.sqrt(queries.raw.shape[-1])
+    bias = encoding.bias(queries, keys)
+    if not encoding.overrides("pieces"):
+        return fused(times(queries.x, factor), keys.x, v, _mask(visible, bias, v), scale)
+    pieces = [
+        (piece._replace(q=times(piece.q, factor)), seen)
+        for piece, seen in _that_hold(encoding.pieces(queries, keys), visible)
+    ]
+    masks = [
+        _mask(piece.holds[..., seen], None if bias is None else bias[..., seen], v) for piece, seen in pieces
+    ]
+    if torch.is_grad_enabled() or v.device.type != "cpu":
+        return _attend_once(pieces, masks, v, scale)
+    parts = [
+        fused_with_mass(piece.q, piece.k[..., seen, :], v[..., seen, :], mask, scale)
+        for (piece, seen), mask in zip(pieces, masks, strict=True)
+    ]
+    return merged(parts).to(v.dtype)
+
+
+def _attend_once(
+    pieces: Sequence[tuple[Piece, slice]], masks: list[Tensor], v: Tensor, scale: float
+) -> Tensor:
+    """All pieces as one product, where gradients are wanted, which a mass does not have.
+
+    A key stands once for each piece, and has zeros in the place of the others.
+    """
+    width, places = pieces[0][0].q.shape[-1], len(pieces)
+    wide_k = torch.cat(
+        [
+            functional.pad(piece.k[..., seen, :], (place * width, (places - place - 1) * width))
+            for place, (piece, seen) in enumerate(pieces)
+        ],
+        -2,
+    )
+    values = torch.cat([v[..., seen, :] for _, seen in pieces], -2)
+    wide_q = torch.cat([piece.q for piece, _ in pieces], -1)
+    return fused(wide_q, wide_k, values, torch.cat(masks, -1), scale)
+
+
+def _that_hold(pieces: Sequence[Piece], visible: Tensor) -> list[tuple[Piece, slice]]:
+    """The pieces that hold for pairs that are seen, and the keys from the first to the last of these."""
+    found = []
+    for piece in pieces:
+        holds = visible & piece.holds
+        # As bytes, of which the largest is found many times faster than whether any is true.
+        keys = holds.flatten(0, -2).view(torch.uint8).amax(0).nonzero()
+        if len(keys):
+            found.append((piece._replace(holds=holds), slice(int(keys[0]), int(keys[-1]) + 1)))
+    return found
+
+
+def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
+    """What is added to the scores, [1 or B, 1 or H, Q, N], or which of them are visible."""
+    if bias is None:
+        return visible
+    # The CPU kernel takes a float32 mask for half precision queries; others want one type.
+    dtype = precise(v.dtype) if v.device.type == "cpu" else v.dtype
+    mask = bias.to(dtype).masked_fill(~visible, float("-inf"))
+    return mask if mask.dim() == 4 else mask.unsqueeze(0)
+
+
+def _gathered(side: Side, ranges: Sequence[range]) -> Side:
+    """The tokens in the ranges of one side."""
+    if len(ranges) == 1:
+        return cut(side, ranges[0].start, ranges[0].stop)
+    return Side(
+        _joined(side.x, ranges, -2),
+        _joined(side.raw, ranges, -2),
+        _joined(side.position, ranges, -1),
+        _joined(side.index, ranges, -1),
+        {name: _joined(value, ranges, -1) for name, value in side.values.items()},
+    )
+
+
+def _joined(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
+    parts = [x.narrow(axis, one.start, len(one)) for one in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)

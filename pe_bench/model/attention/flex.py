@@ -1,0 +1,143 @@
+"""Attention on a GPU through PyTorch's FlexAttention: biases, windows and other masks in one fused kernel.
+
+What is added to a score is computed where the score is, from small tensors that the kernel reads: a value of
+each distance, or values of each query and each key. Gradients flow to them. Blocks that are hidden cost
+nothing. FlexAttention is compiled: uncompiled, it makes tensors of T x T.
+
+Letters: B batch, H query heads, T tokens, K head width, D model width.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.model.attention.block_masks import block_mask
+from pe_bench.model.attention.distance import can_tabulate, distance_table
+from pe_bench.model.attention.fused import scale_queries
+from pe_bench.model.attention.reference import precise, sides
+
+# Called with a score and the indices of its batch, head, query and key.
+Added = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# The kernels multiply matrices of at least this width.
+NARROWEST = 16
+# So many combinations of bias, mask, type and shape may be compiled in one process.
+VARIANTS = 64
+
+
+def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
+    """Whether `fused_flex_attention` gives what the reference gives for queries like `q` [B, H, T, K]."""
+    if encoding.overrides("scores", "pieces", "adjust", "weights", "mix") or q.dtype == torch.float64:
+        return False
+    if not encoding.overrides("bias", "distance_bias") or encoding.has_columns():
+        return True
+    return not encoding.overrides("bias") and can_tabulate(position)
+
+
+def fused_flex_attention(
+    encoding: LayerEncoding,
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int | None = None,
+) -> Tensor:
+    """For encodings that `can_flex`; `window` as in `attention`."""
+    queries, keys = sides(encoding, x, q, k, position)
+    output = flex(
+        _at_least(NARROWEST, scale_queries(encoding, queries)),
+        _at_least(NARROWEST, keys.x),
+        _at_least(NARROWEST, v),
+        score_mod=added_to_scores(encoding, queries, keys),
+        block_mask=block_mask(encoding, queries, keys, window),
+        scale=1 / math.sqrt(q.shape[-1]),
+    )
+    return output[..., : v.shape[-1]]
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """`flex_attention` compiled by itself, or as a part of what is being compiled around it."""
+    if torch.compiler.is_compiling():
+        return flex_attention(q, k, v, **options)
+    return _compiled(q.device.type)(q, k, v, **options)
+
+
+@cache
+def _compiled(device: str) -> Callable[..., Tensor]:
+    """One function for all lengths: from the second one on the length is a variable of the kernel.
+
+    `fullgraph` makes an error of what would otherwise run uncompiled. On a CPU, for tests, the operations are
+    run one by one.
+    """
+    import torch._dynamo
+
+    settings: Any = torch._dynamo.config
+    settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
+    backend = "eager" if device == "cpu" else "inductor"
+    compiled: Any = torch.compile(flex_attention, backend=backend, fullgraph=True)
+    return compiled
+
+
+def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added | None:
+    """The encoding's bias, as FlexAttention adds it; nothing where there is none."""
+    if not encoding.overrides("bias", "distance_bias"):
+        return None
+    if encoding.has_columns():
+        return add_columns(*encoding.columns(queries, keys), like=queries.x)
+    table = distance_table(encoding, queries.x)
+    assert table is not None
+    return add_table(table.to(precise(queries.x.dtype)))
+
+
+def add_table(table: Tensor) -> Added:
+    """The value of each head and distance, from a table [H, T]."""
+
+    def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        # Keys after the query are masked, but an index before the table would be read all the same.
+        return score + table[head, (query - key).clamp(min=0)]
+
+    return added
+
+
+def add_columns(of_queries: Tensor, of_keys: Tensor, like: Tensor) -> Added:
+    """The product of columns [.., T, c] of the queries and the keys.
+
+    Columns may be sums over the whole text whose differences count, and float32 is too short for these: each
+    is two numbers of that type, the second one what the first leaves out.
+    """
+    columns_q, columns_k = _in_two(of_queries, like), _in_two(of_keys, like)
+
+    def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        product, rest = 0, 0
+        for (column_q, rest_q), (column_k, rest_k) in zip(columns_q, columns_k, strict=True):
+            # Read once: FlexAttention has a gradient for one reading of a tensor only.
+            of_query, of_key = column_q[batch, head, query], column_k[batch, head, key]
+            product = product + of_query * of_key
+            rest = rest + of_query * rest_k[batch, head, key] + rest_q[batch, head, query] * of_key
+        return score + (product + rest)
+
+    return added
+
+
+def _in_two(columns: Tensor, like: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Each column, spread over batch and heads of `like`, as two tensors [B, H, T] whose sum it is."""
+    spread = columns.expand(*like.shape[:-1], columns.shape[-1])
+    pairs = []
+    for column in spread.unbind(-1):
+        rounded = column.to(precise(like.dtype)).contiguous()
+        # The gradient of the sum is that of its first part.
+        rest = (column - rounded).detach().to(rounded.dtype).contiguous()
+        pairs.append((rounded, rest))
+    return pairs
+
+
+def _at_least(width: int, x: Tensor) -> Tensor:
+    return functional.pad(x, (0, max(0, width - x.shape[-1])))

@@ -1,0 +1,88 @@
+"""PyTorch's fused causal attention, for encodings that only transform and scale queries and keys.
+
+Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K head width, D model width.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.model.attention.reference import precise, sides
+
+
+def fused_attention(
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
+) -> Tensor:
+    """For encodings with `transform` and `logit_scale` alone."""
+    queries, keys = sides(encoding, x, q, k, position)
+    return fused_causal(scale_queries(encoding, queries), keys.x, v, 1 / math.sqrt(q.shape[-1]))
+
+
+def fused_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Of as many queries as keys."""
+    if torch.is_grad_enabled() or q.shape[-1] <= v.shape[-1]:
+        return fused(q, k, v, None, scale)
+    # Padded values would take as much memory as the widened keys: those of one head at a time do not.
+    heads = zip(q.split(1, 1), k.split(1, 1), v.split(1, 1), strict=True)
+    return torch.cat([fused(*head, mask=None, scale=scale) for head in heads], 1)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """With what is visible or added in `mask` [1 or B, 1 or H, Q, N] or [Q, N], or else causal.
+
+    The fused kernels want one width for all three: what is narrower is padded.
+    """
+    wide_q, wide_k, wide_v = _as_wide(q, k, v)
+    # Autocast would make half precision of what is float32 here because it has to be: sums, and their biases.
+    with torch.autocast(q.device.type, enabled=False):
+        output = functional.scaled_dot_product_attention(
+            wide_q, wide_k, wide_v, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
+    return output[..., : v.shape[-1]]
+
+
+def fused_with_mass(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The output of all keys, with `mask` as in `fused` or else of all, and its mass [B, H, Q, 1].
+
+    That is the logarithm of the sum of exponentials. On a CPU, and without gradients.
+    """
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=precise(q.dtype)).masked_fill_(~mask, float("-inf"))
+    output, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *_as_wide(q, k, v), 0.0, False, attn_mask=mask, scale=scale
+    )
+    output, mass = output[..., : v.shape[-1]], mass.unsqueeze(-1)
+    # The kernel has a mass of 0 for a query that sees nothing.
+    return output, mass if mask is None else mass.masked_fill(
+        mask.amax(-1, keepdim=True).isneginf(), float("-inf")
+    )
+
+
+def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The output over all keys from outputs and masses over some of them each."""
+    if len(parts) == 1:
+        return parts[0][0]
+    total = reduce(torch.logaddexp, [mass for _, mass in parts])
+    return reduce(torch.add, [(mass - total).exp() * output for output, mass in parts])
+
+
+def _as_wide(*tensors: Tensor) -> list[Tensor]:
+    """All with zeros up to the width of the widest."""
+    widest = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == widest else functional.pad(x, (0, widest - x.shape[-1])) for x in tensors]
+
+
+def scale_queries(encoding: LayerEncoding, queries: Side) -> Tensor:
+    return times(queries.x, encoding.logit_scale(queries))
+
+
+def times(x: Tensor, factor: Tensor | None) -> Tensor:
+    """x [B, H, Q, *] times the `logit_scale` of its queries."""
+    return x if factor is None else (x * factor).to(x.dtype)

@@ -1,0 +1,247 @@
+"""Causal attention with a bias of the distance by kernels of our own, for processors.
+
+PyTorch's fused kernels spend half of a training step on short texts, and have no gradient for a bias that is
+not materialised. Ours are compiled on first use where there is a C++ compiler (`build.py`): one in float32
+for every processor (`kernel.cpp`), and one in bfloat16 for those with AMX (`amx.cpp`).
+
+Letters: B batch, H query heads, T tokens, K width of queries and keys, V of values.
+"""
+
+import ctypes
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.errors import require
+from pe_bench.model.attention.distance import distance_table
+from pe_bench.model.attention.fused import scale_queries, times
+from pe_bench.model.attention.native.build import Kernel, kernel, tiled_kernel
+from pe_bench.model.attention.reference import sides
+
+# How far from float64 a kernel may be in its first trial, relative to the largest number of an output.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def native_attention(
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
+) -> Tensor:
+    """For encodings with a `distance_bias`, at positions that count tokens, or with no bias."""
+    queries, keys = sides(encoding, x, q, k, position)
+    table = distance_table(encoding, q)
+    table = table.float() if table is not None else None
+    tiled = v.dtype == torch.bfloat16 and usable_tiled_kernel().library is not None
+    dtype = torch.bfloat16 if tiled else torch.float32
+    scaled_q = scale_queries(encoding, queries).to(dtype)
+    scale = 1 / math.sqrt(q.shape[-1])
+    return causal_attention(scaled_q, keys.x.to(dtype), v.to(dtype), table, scale).to(v.dtype)
+
+
+def native_column_attention(
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
+) -> Tensor:
+    """For encodings whose bias is low-rank: `columns` of the queries and the keys.
+
+    They come first and are not scaled: the kernel adds in their order, so that large numbers whose difference
+    is small cancel exactly before anything else is added.
+    """
+    queries, keys = sides(encoding, x, q, k, position)
+    # Widened first, so that no scale rounds to half precision.
+    scaled = times(queries.x.float(), encoding.logit_scale(queries)) / math.sqrt(q.shape[-1])
+    of_query, of_key = encoding.columns(queries, keys)
+    return causal_attention(_widened(of_query, scaled), _widened(of_key, keys.x), v.float(), None, 1.0).to(
+        v.dtype
+    )
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
+    """[B, H, T, V] of queries and keys [B, H, T, K], values [B, H, T, V] and biases [H, T] of each distance.
+
+    On the CPU, all in float32; or in bfloat16, where there is a kernel for it, and the biases in float32.
+    """
+    # Encodings may share keys, or whatever they return, among heads; the kernel reads what the shapes say.
+    shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
+    q, k, v = (x.expand(*shape, x.shape[-1]) for x in (q, k, v))
+    require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
+    require(
+        q.dtype == k.dtype == v.dtype and q.dtype in TOLERANCE and q.device.type == "cpu",
+        f"the kernel takes float32 or bfloat16 on a CPU, not {q.dtype}, {k.dtype}, {v.dtype} on {q.device}",
+    )
+    table = None if table is None else table.float().expand(q.shape[1], q.shape[2])
+    output = _Attention.apply(q, k, v, table, scale)
+    assert isinstance(output, Tensor)
+    return output
+
+
+@functools.cache
+def usable_kernel() -> Kernel:
+    """The kernel, if it is here and computes what it should on this processor; else why not."""
+    return _tried(kernel(), torch.float32)
+
+
+@functools.cache
+def usable_tiled_kernel() -> Kernel:
+    """The kernel for bfloat16, if it is here and computes what it should on this processor; else why not."""
+    return _tried(tiled_kernel(), torch.bfloat16)
+
+
+def _tried(found: Kernel, dtype: torch.dtype) -> Kernel:
+    if found.library is None:
+        return found
+    worst = _error_of(found.library, dtype)
+    if not worst < TOLERANCE[dtype]:
+        return Kernel(None, f"the kernel that {found.told} made is wrong by {worst:.1e} here")
+    return found
+
+
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    library = (usable_tiled_kernel if dtype == torch.bfloat16 else usable_kernel)().library
+    assert library is not None
+    return library
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
+        output, log_sum = _forward(_library(q.dtype), q, k, v, table, scale)
+        ctx.save_for_backward(q, k, v, table, output, log_sum)
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward_once(ctx, *gradients)
+
+
+@once_differentiable
+def _backward_once(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, table, output, log_sum = ctx.saved_tensors
+    of_table = ctx.needs_input_grad[3]
+    library = _library(q.dtype)
+    found = _backward(library, q, k, v, table, output, log_sum, gradient, ctx.scale, of_table)
+    return *found, None
+
+
+class _Shape(ctypes.Structure):
+    """As in common.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "value_width")),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class _Strided(ctypes.Structure):
+    """As in common.h."""
+
+    _fields_ = [("data", ctypes.c_void_p), *((n, ctypes.c_int64) for n in ("batch", "heads", "tokens"))]
+
+
+def _forward(
+    library: ctypes.CDLL, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The output [B, H, T, V], and the logarithms [B, H, T] of what the weights were divided by."""
+    q, k, v = (_with_whole_rows(one) for one in (q, k, v))
+    output, log_sum = _like_rows_of_tokens(v), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    table = table.contiguous() if table is not None else None
+    _call(
+        library.pe_bench_forward,
+        _shape(q, v, scale),
+        *map(_strided, (q, k, v)),
+        _data(table),
+        _strided(output),
+        _data(log_sum),
+    )
+    return output, log_sum
+
+
+def _backward(
+    library: ctypes.CDLL,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    output: Tensor,
+    log_sum: Tensor,
+    gradient: Tensor,
+    scale: float,
+    of_table: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of q, k and v, and of the table [H, T] where it is wanted."""
+    q, k, v, gradient = (_with_whole_rows(one) for one in (q, k, v, gradient))
+    table = table.contiguous() if table is not None else None
+    of_q, of_k, of_v = map(_like_rows_of_tokens, (q, k, v))
+    of_tables = torch.empty_like(log_sum) if of_table else None
+    summed = log_sum.new_empty(log_sum.shape[1:]) if of_table else None
+    _call(
+        library.pe_bench_backward,
+        _shape(q, v, scale),
+        *map(_strided, (q, k, v)),
+        _data(table),
+        _strided(output),
+        _data(log_sum),
+        *map(_strided, (gradient, of_q, of_k, of_v)),
+        _data(of_tables),
+        _data(summed),
+    )
+    return of_q, of_k, of_v, summed
+
+
+def _call(function: Any, *arguments: Any) -> None:
+    if function(*arguments) != 0:
+        raise MemoryError("no memory for the attention of one head")
+
+
+def _shape(q: Tensor, v: Tensor, scale: float) -> Any:
+    return ctypes.byref(_Shape(*q.shape, v.shape[-1], scale, torch.get_num_threads()))
+
+
+def _strided(x: Tensor) -> Any:
+    return ctypes.byref(_Strided(x.data_ptr(), *x.stride()[:-1]))
+
+
+def _data(x: Tensor | None) -> ctypes.c_void_p | None:
+    return None if x is None else ctypes.c_void_p(x.data_ptr())
+
+
+def _with_whole_rows(x: Tensor) -> Tensor:
+    """The kernel takes any strides but for the last dimension's."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _like_rows_of_tokens(x: Tensor) -> Tensor:
+    """Empty [B, H, T, V], in memory [B, T, H, V] as the decoder wants it next."""
+    batch, heads, tokens, width = x.shape
+    return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
+
+
+def _widened(columns: Tensor, x: Tensor) -> Tensor:
+    return torch.cat([columns.expand(*x.shape[:-1], columns.shape[-1]).float(), x.float()], -1)
+
+
+def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
+    """The largest error against float64, of the output or of a gradient, on a small case with odd sizes.
+
+    Relative to the largest number of each.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens, heads, width = 131, 2, 20
+    q, k, v, slope = torch.randn(4, 1, heads, tokens, width, generator=generator).to(dtype).unbind()
+    table = torch.randn(heads, tokens, generator=generator)
+    scale = 1 / math.sqrt(width)
+    output, log_sum = _forward(library, q, k, v, table, scale)
+    found = (output, *_backward(library, q, k, v, table, output, log_sum, slope, scale, of_table=True))
+    leaves = [leaf.double().requires_grad_() for leaf in (q, k, v, table)]
+    distance = torch.arange(tokens).unsqueeze(-1) - torch.arange(tokens)
+    with torch.enable_grad():
+        logits = scale * leaves[0] @ leaves[1].mT + leaves[3][:, distance.clamp(min=0)]
+        exact = logits.masked_fill(distance < 0, -math.inf).softmax(-1) @ leaves[2]
+        gradients = torch.autograd.grad((exact * slope).sum(), leaves)
+    pairs = zip(found, (exact.detach(), *gradients), strict=True)
+    errors = [(a - b).abs().max() / b.abs().max() for a, b in pairs if a is not None]
+    return float(torch.stack(errors).max())  # what is no number stays none

@@ -1,0 +1,157 @@
+"""The kernels as libraries for this processor: compiled on first use, kept in the cache, never required."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.system.cache import cache_root, cached_folder, key_of
+from pe_bench.system.machine import processor_facts
+
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "kernel.cpp"
+TILED_SOURCE = FOLDER / "amx.cpp"
+HEADERS = ("common.h", "entries.h", "tiles.h")
+LIBRARY = "kernel.so"
+COMPILERS = ("c++", "g++", "clang++")
+# No sum is reordered by these, and infinities stay: results are those that the source says.
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
+# How compilers are asked for all that this processor has; the first is not known to all of them.
+OF_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
+# What the tiles of AMX take, of a processor and of a compiler that may not know the processor yet.
+TILES = {"amx_tile", "amx_bf16", "avx512f"}
+TILED_FLAGS = ("-mamx-tile", "-mamx-bf16")
+SECONDS = 120
+# What tells processors apart that share a cache folder: their name and what they can do.
+KINDS = ("model name", "flags", "Features", "CPU part")
+
+
+class Kernel(NamedTuple):
+    """The loaded library, or why there is none."""
+
+    library: ctypes.CDLL | None
+    told: str  # one line: what was compiled, or what is missing
+
+
+@functools.cache
+def kernel() -> Kernel:
+    """The library of this processor in float32. Never raises."""
+    return _made(SOURCE, ())
+
+
+@functools.cache
+def tiled_kernel() -> Kernel:
+    """The library in bfloat16, for processors with AMX. Never raises."""
+    if not has_tiles():
+        return Kernel(None, "this processor has no tiles for bfloat16 (AMX)")
+    made = _made(TILED_SOURCE, TILED_FLAGS)
+    if made.library is not None and (reason := made.library.pe_bench_permit()) != 0:
+        return Kernel(None, f"the system lends no tiles of the processor: {os.strerror(reason)}")
+    return made
+
+
+def has_tiles() -> bool:
+    return abilities().issuperset(TILES)
+
+
+def abilities() -> set[str]:
+    """What this processor can do, in the words of Linux on x86; empty elsewhere."""
+    return set(processor_facts().get("flags", "").split())
+
+
+def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
+    """The library of a source: of the cache, or compiled now."""
+    if os.environ.get("PE_BENCH_KERNEL") == "off":
+        return Kernel(None, "PE_BENCH_KERNEL=off")
+    compiler = find_compiler()
+    if compiler is None:
+        return Kernel(None, f"no C++ compiler is here ({', '.join(compiler_names())})")
+    try:
+        version = _output_of([*_words(compiler), "--version"]).partition("\n")[0]
+        digests = [_digest(path) for path in (source, *(FOLDER / name for name in HEADERS))]
+        key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
+        make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
+        return Kernel(_loaded(partial(cached_folder, cache_root(None) / "kernel", key, make)), version)
+    except subprocess.CalledProcessError as error:
+        return Kernel(None, f"{compiler} failed: {_complaint(error)}")
+    except (OSError, subprocess.TimeoutExpired, UserError, RunError) as error:
+        return Kernel(None, first_line(error))
+
+
+def find_compiler() -> str | None:
+    """A command, as a shell would read it: its program in full, and its words."""
+    for name in compiler_names():
+        program, *words = _words(name) or [name]
+        if path := shutil.which(program):
+            return shlex.join([path, *words])
+    return None
+
+
+def compiler_names() -> Sequence[str]:
+    wanted = os.environ.get("CXX", "").strip()
+    return (wanted,) if wanted else COMPILERS
+
+
+def _words(command: str) -> list[str]:
+    """Of `ccache g++`; none where a quote is left open."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
+
+
+def _loaded(find: Callable[[], Path]) -> ctypes.CDLL:
+    """The library in the folder that is found or made; a damaged one is made again. Raises `OSError`."""
+    folder = find()
+    try:
+        return ctypes.CDLL(str(folder / LIBRARY))
+    except OSError:
+        shutil.rmtree(folder)
+        return ctypes.CDLL(str(find() / LIBRARY))
+
+
+def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:
+    """Write the library into a folder. Raises `CalledProcessError`, `TimeoutExpired` or `OSError`."""
+    for number, processor in enumerate(OF_THIS_PROCESSOR):
+        flags = [processor, *more_flags]
+        try:
+            compile_library(compiler, source, flags, folder / LIBRARY)
+            return {"compiler": compiler, "flags": [*FLAGS, *flags]}
+        except subprocess.CalledProcessError:
+            if number == len(OF_THIS_PROCESSOR) - 1:
+                raise
+    raise AssertionError
+
+
+def compile_library(compiler: str, source: Path, more_flags: Sequence[str], target: Path) -> None:
+    _output_of([*_words(compiler), *FLAGS, f"-I{FOLDER}", *more_flags, str(source), "-o", str(target)])
+
+
+def _output_of(command: list[str]) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=True
+    ).stdout
+
+
+def _complaint(error: subprocess.CalledProcessError) -> str:
+    lines = [line for line in (error.stderr or "").splitlines() if "error" in line]
+    return lines[0].strip() if lines else f"exit code {error.returncode}"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _processor() -> str:
+    facts = processor_facts()
+    told = [f"{kind}: {facts[kind]}" for kind in KINDS if kind in facts]
+    return "\n".join(told) or f"{platform.machine()} {platform.processor()}"

@@ -1,0 +1,94 @@
+"""Which path attention takes: the fastest that is exact for what an encoding overrides, and is here."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.shared.relative import Relative
+from pe_bench.model.attention.chunks import fused_chunk_attention
+from pe_bench.model.attention.columns import fused_column_attention
+from pe_bench.model.attention.distance import can_tabulate, fused_distance_attention
+from pe_bench.model.attention.flex import can_flex, fused_flex_attention
+from pe_bench.model.attention.fused import fused_attention
+from pe_bench.model.attention.native import (
+    native_attention,
+    native_column_attention,
+    usable_kernel,
+    usable_tiled_kernel,
+)
+from pe_bench.model.attention.reference import reference_attention
+from pe_bench.model.attention.relative import fused_relative_attention
+
+# Called as `attention` is; what it is named by is its function's name.
+Path = Callable[..., Tensor]
+
+UNFUSED = ("adjust", "weights", "mix")
+
+
+def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> Path:
+    """The path for queries like `q` [B, H, T, K] at these positions."""
+    if q.device.type == "cuda" and can_flex(encoding, q, position):
+        is_plain = window is None and not encoding.overrides("visible", "bias", "distance_bias")
+        return fused_attention if is_plain else fused_flex_attention
+    if window is None and is_relative(encoding, q, position):
+        return fused_relative_attention
+    if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("pieces")):
+        return reference_attention
+    if window is not None or encoding.overrides("visible", "pieces"):
+        return in_chunks(encoding, q)
+    native = is_native(q)
+    if not encoding.overrides("bias", "distance_bias"):
+        return native_attention if native else fused_attention
+    if encoding.has_columns() and torch.is_grad_enabled():
+        return native_column_attention if native else fused_column_attention
+    if encoding.overrides("bias") or not can_tabulate(position):
+        return in_chunks(encoding, q)
+    if native:
+        return native_attention
+    return reference_attention if is_learning(encoding, q) else fused_distance_attention
+
+
+def describe(device: torch.device, dtype: torch.dtype) -> str:
+    """What serves attention in training on this device, and where it is not the kernel for this type, why."""
+    if device.type != "cpu":
+        return "PyTorch's fused kernels and FlexAttention"
+    single = usable_kernel()
+    if single.library is None:
+        return f"PyTorch's fused kernels and the reference, for {single.told}"
+    if dtype == torch.float32:
+        return f"pe-bench's kernel in float32, compiled by {single.told}"
+    half = usable_tiled_kernel()
+    if half.library is None:
+        return f"pe-bench's kernel in float32, compiled by {single.told}, for {half.told}"
+    return f"pe-bench's kernel in bfloat16, compiled by {half.told}"
+
+
+def is_kernel_here() -> bool:
+    return usable_kernel().library is not None
+
+
+def is_native(q: Tensor) -> bool:
+    """Whether our own kernel is for these queries: in training, on a processor, where it can be compiled."""
+    trains = torch.is_grad_enabled() and q.requires_grad
+    single = q.dtype in (torch.float32, torch.bfloat16)
+    return trains and single and q.device.type == "cpu" and is_kernel_here()
+
+
+def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
+    """Whether tables say all that the encoding does for these queries, on a CPU and without gradients."""
+    scores = q.device.type == "cpu" and not torch.is_grad_enabled()
+    return scores and isinstance(encoding, Relative) and encoding.has_tables() and can_tabulate(position)
+
+
+def in_chunks(encoding: LayerEncoding, q: Tensor) -> Path:
+    return reference_attention if is_learning(encoding, q) else fused_chunk_attention
+
+
+def is_learning(encoding: LayerEncoding, q: Tensor) -> bool:
+    """Whether a gradient to the bias may be wanted, which PyTorch's fused kernels do not have."""
+    if encoding.overrides("bias"):
+        return torch.is_grad_enabled()
+    bias = encoding.distance_bias(torch.zeros(1, dtype=torch.long, device=q.device))
+    return bias is not None and bias.requires_grad

@@ -1,0 +1,148 @@
+"""A Llama-shaped decoder that serves every encoding through the hooks of `pe_bench.encodings`.
+
+RMSNorm, SwiGLU, grouped-query attention, no biases, tied embeddings. Letters: B batch, T
+tokens, D model width, H query heads, K head width.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.config.schema import Config, ModelConfig
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.load import build_encoding
+from pe_bench.model.attention import attention
+from pe_bench.model.seeds import derive_seed
+
+# So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
+FEEDFORWARD_TOKENS = 4_096
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        self.d_head = model.d_head
+        self.group = model.n_heads // model.n_kv_heads
+        self.query = nn.Linear(model.d_model, model.n_heads * model.d_head, bias=False)
+        self.key = nn.Linear(model.d_model, model.n_kv_heads * model.d_head, bias=False)
+        self.value = nn.Linear(model.d_model, model.n_kv_heads * model.d_head, bias=False)
+        self.output = nn.Linear(model.n_heads * model.d_head, model.d_model, bias=False)
+
+    def forward(self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None) -> Tensor:
+        q_BHTK = self._heads(self.query(x_BTD))
+        k_BHTK, v_BHTK = (self._repeated(self._heads(linear(x_BTD))) for linear in (self.key, self.value))
+        mixed_BHTK = attention(encoding, x_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
+        return self.output(mixed_BHTK.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """Keys or values for every query head, since encodings have parameters of each."""
+        return x if self.group == 1 else x.repeat_interleave(self.group, 1)
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        self.gate = nn.Linear(model.d_model, model.d_ff, bias=False)
+        self.up = nn.Linear(model.d_model, model.d_ff, bias=False)
+        self.down = nn.Linear(model.d_ff, model.d_model, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return self._of(x_BTD)
+        # Each token has its own, and what is not kept for gradients need not be there for all at once.
+        return torch.cat([self._of(tokens) for tokens in x_BTD.split(FEEDFORWARD_TOKENS, 1)], 1)
+
+    def _of(self, x_BTD: Tensor) -> Tensor:
+        return self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+class Block(nn.Module):
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(model.d_model, eps=1e-5)
+        self.attention = SelfAttention(model)
+        self.feedforward_norm = nn.RMSNorm(model.d_model, eps=1e-5)
+        self.feedforward = SwiGLU(model)
+
+    def forward(self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), encoding, ids, window)
+        return x_BTD + self.feedforward(self.feedforward_norm(x_BTD))
+
+
+class Decoder(nn.Module):
+    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        vocab_size: int,
+        encoding: Composition,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self.encoding = encoding
+        self.embedding = nn.Embedding(vocab_size, model.d_model)
+        self.blocks = nn.ModuleList(Block(model) for _ in range(model.n_layers))
+        self.norm = nn.RMSNorm(model.d_model, eps=1e-5)
+        self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=False)
+        self._initialise(model, generator)
+
+    def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
+        """The normed output of the last layer [B, T, D]; `ids` are the encoding's position ids.
+
+        `window` limits the attention of every layer to that many tokens, from outside.
+        """
+        return self.layers(self.embed(tokens_BT, ids), ids, window)
+
+    def embed(self, tokens_BT: Tensor, ids: Tensor) -> Tensor:
+        """The input of the first layer [B, T, D]."""
+        embedded_BTD = self.embedding(tokens_BT) * math.sqrt(self.embedding.embedding_dim)
+        return self.encoding.embed(embedded_BTD, ids, tokens_BT)
+
+    def layers(self, x_BTD: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
+        """The normed output of the last layer [B, T, D] from the input of the first."""
+        for number, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, self.encoding.layer(number), ids, window)
+        return self.norm(x_BTD)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """[V, D]: the unscaled embedding where it is tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _initialise(self, model: ModelConfig, generator: torch.Generator | None) -> None:
+        """Embeddings N(0, 1/D), linear layers N(0, 1/fan_in), residual outputs / sqrt(2 layers)."""
+        nn.init.normal_(self.embedding.weight, std=model.d_model**-0.5, generator=generator)
+        for block in self.blocks:
+            for name, linear in block.named_modules():
+                if isinstance(linear, nn.Linear):
+                    residual = name.endswith(("attention.output", "feedforward.down"))
+                    std = linear.in_features**-0.5 / (math.sqrt(2 * model.n_layers) if residual else 1)
+                    nn.init.normal_(linear.weight, std=std, generator=generator)
+        if self.head is not None:
+            nn.init.normal_(self.head.weight, std=model.d_model**-0.5, generator=generator)
+
+
+def build_decoder(config: Config, vocabulary: Sequence[str], search: Sequence[Path] = ()) -> Decoder:
+    """The decoder of a run, on the CPU: weights and encoding parameters from streams of their own.
+
+    `vocabulary` has the text of every token id; `search` are folders in which an encoding's file may lie.
+    Raises `UserError`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, "encoding"))
+        encoding = build_encoding(config.encoding, config.model.n_layers, search, vocabulary)
+        generator = torch.Generator().manual_seed(derive_seed(config.seed, "decoder"))
+        return Decoder(config.model, len(vocabulary), encoding, generator)

@@ -1,0 +1,38 @@
+"""The text of a table's cells, the same for the terminal, Markdown, LaTeX and the page."""
+
+from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.cells import Cell
+from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.ranking import memory_at
+
+
+def level_text(line: Line, cell: Cell) -> str:
+    """Bits per byte, and the number of seeds where it is not all of the encoding's."""
+    seeds = len(cell.levels)
+    return f"{cell.bits_per_byte:.3f}" + (f" (n={seeds})" if seeds != line.seeds else "")
+
+
+def change_text(change: float | None) -> str:
+    return "" if change is None else f"{change:+.3f}"
+
+
+def verdict_of(cell: Cell, table: Table) -> str:
+    """In words. None below the training length, where less context costs by nature."""
+    return cell.verdict if cell.length >= table.group.train_length else ""
+
+
+def memory_text(line: Line, length: int) -> str:
+    memory = memory_at(line, length)
+    return "" if memory is None else f"{memory:,.0f}"
+
+
+def pairs_text(line: Line, cell: Cell) -> str:
+    """The number of seeds that are compared with the baseline, where it is not all of the line's."""
+    interval = cell.baseline.interval if cell.baseline is not None else None
+    return f" (n={interval.seeds})" if interval is not None and interval.seeds != line.seeds else ""
+
+
+def context_text(line: Line, question: str) -> str:
+    """The answers to `uses_context` or `beats_window`, each behind its length; empty without any."""
+    asked = [(length, getattr(cell.use, question)) for length, cell in sorted(line.cells.items()) if cell.use]
+    return "\n".join(f"{length} {answer or '-'}" for length, answer in asked)

@@ -1,0 +1,74 @@
+"""What a cell says, in words and numbers, for a table and for the point of a curve."""
+
+import math
+from collections.abc import Iterator
+
+from pe_bench.report.cell_text import verdict_of
+from pe_bench.report.statistics import Interval
+from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.cells import Cell, ContextUse, Difference
+from pe_bench.report.tables.lines import Line
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def number(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else str(value)
+
+
+def signed(value: float) -> str:
+    """With a sign, and a minus of its full width."""
+    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else str(value)
+
+
+def perplexity_text(value: float | None) -> str:
+    """Four digits, or a power of ten where it is large."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if value < 10_000 else f"{value:.1e}"
+
+
+def interval_text(interval: Interval) -> str:
+    return f"{signed(interval.low)} to {signed(interval.high)}"
+
+
+def status_of(cell: Cell) -> str:
+    return cell.status.replace("_", " ")
+
+
+def difference_text(difference: Difference, baseline: str) -> str:
+    """`vs rope −0.120 better`, number and word on one line; empty without a number."""
+    if difference.mean is None:
+        return ""
+    said = f"{signed(difference.mean)} {difference.verdict}".rstrip()
+    return f"vs {baseline} {said.replace(' ', NO_BREAK)}"
+
+
+def use_texts(use: ContextUse) -> list[str]:
+    """What the controls found, without what cannot be judged."""
+    said = {"uses context": use.uses_context, "beats window": use.beats_window}
+    return [f"{question}: {answer}" for question, answer in said.items() if answer]
+
+
+def point_text(line: Line, cell: Cell, table: Table) -> str:
+    """All that is known at a point of a curve, a line each; the first names it."""
+    return "\n".join([f"{line.label} at {cell.length} tokens", *_facts(cell, table)])
+
+
+def _facts(cell: Cell, table: Table) -> Iterator[str]:
+    if cell.bits_per_byte is not None:
+        yield f"{number(cell.bits_per_byte)} bits/byte, perplexity {perplexity_text(cell.perplexity)}"
+    if cell.length == table.group.train_length:
+        yield "the training length"
+    if cell.change is not None:
+        yield f"change {signed(cell.change)}{_in_brackets(cell.interval)}"
+    if verdict_of(cell, table):
+        yield verdict_of(cell, table)
+    if cell.baseline is not None and difference_text(cell.baseline, table.baseline):
+        yield difference_text(cell.baseline, table.baseline) + _in_brackets(cell.baseline.interval)
+    if cell.use is not None:
+        yield from use_texts(cell.use)
+
+
+def _in_brackets(interval: Interval | None) -> str:
+    return f" (95 %: {interval_text(interval)})" if interval else ""

@@ -1,0 +1,1 @@
+"""Rows of results in, tables with verdicts out."""

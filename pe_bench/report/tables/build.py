@@ -1,0 +1,324 @@
+"""Which rows may stand together, and the tables of them.
+
+Rows of another setting (the model and how it was trained), data, tokenizer, training length,
+protocol, stride or precision of scores are another table: they are never averaged or ranked together.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pe_bench.errors import RunError, UserError
+from pe_bench.report.statistics import MARGIN
+from pe_bench.report.tables.context_use import quarter_of
+from pe_bench.report.tables.differences import ScoreFiles
+from pe_bench.report.tables.lines import Line, make_line, members_of
+from pe_bench.report.tables.notes import make_notes
+from pe_bench.report.tables.ranking import ordered
+from pe_bench.report.tables.selection import EVERYTHING, Condition, RunKeys, Selection
+from pe_bench.report.tables.strides import by_stride_rule, describe_rule, order_of_rule
+from pe_bench.report.tables.target_sets import rank_sets
+from pe_bench.report.tables.verdicts import count_comparisons, count_verdicts, judge, with_baseline
+from pe_bench.runs.gather import Gathered, read_all, runs_folder
+from pe_bench.runs.rows import POSITIONS, Row, read_rows
+from pe_bench.values import unknown
+
+PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
+
+
+@dataclass(frozen=True)
+class Group:
+    """What all rows of a table have in common."""
+
+    model: str
+    data: str
+    data_hash: str
+    tokenizer: str
+    train_length: int
+    steps: int  # 0 where lines differ in them
+    setting: str
+    protocol: str
+    stride_rule: str  # half or a number, of the sliding protocol
+    score_dtype: str
+    model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        last = ("protocol", "stride_rule", "score_dtype")
+        values = [value for name, value in vars(self).items() if name not in last]
+        protocol, stride = PROTOCOLS.get(self.protocol, 3), order_of_rule(self.stride_rule)
+        return (*values, protocol, stride, self.score_dtype != "float32", self.score_dtype)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Encodings that may be compared, the best first.
+
+    ranked_at: the length whose levels rank the lines, None where they are in another order. why: why this
+    is not the only table, empty where it is. notes: whole lines to read below it.
+    """
+
+    group: Group
+    lengths: tuple[int, ...]
+    lines: tuple[Line, ...]
+    ranked_at: int | None
+    why: str
+    notes: tuple[str, ...]
+    baseline: str = ""  # the label of the line that the others are compared with
+    margin: float = MARGIN  # bits per byte, of the verdicts
+    verdicts: int = 0  # that were corrected together, shown or not
+    comparisons: int = 0  # the same, of differences from the baseline
+
+    @property
+    def title(self) -> str:
+        of = self.group
+        steps = f" for {of.steps} steps" if of.steps else ""
+        stride = f", stride {describe_rule(of.stride_rule)}" if of.stride_rule else ""
+        coarse = f", scores in {of.score_dtype}" if of.score_dtype != "float32" else ""
+        sizes = f" with {of.model_sizes}" if of.model_sizes else ""
+        return (
+            f"{of.model} model{sizes}, data {of.data} ({of.data_hash[:8]}), tokenizer {of.tokenizer}, "
+            f"trained at length {of.train_length}{steps}, {of.protocol} protocol{stride}{coarse}"
+        )
+
+
+def build_tables(
+    results_dir: Path,
+    runs: Sequence[str] | None = None,
+    protocol: str | None = None,
+    selection: Selection = EVERYTHING,
+) -> list[Table]:
+    """The tables of all finished runs, or of those named, under all protocols or one.
+
+    Raises `UserError` when there is nothing to show, `RunError` when all of it is damaged.
+    """
+    found = read_all(results_dir)
+    if found.problems and not found.rows:
+        raise RunError("\n".join(found.problems))
+    if not found.rows:
+        folder = runs_folder(results_dir)
+        raise UserError(f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
+
+    def folder_of(row: Row) -> Path:
+        return runs_folder(results_dir) / row.run
+
+    keys = RunKeys(folder_of)
+    rows = _of_protocol(_of_runs(found, runs), protocol)
+    for key in selection.by:
+        keys.require(rows, key, "--by")
+    asked = [*selection.by, *(condition.key for condition in selection.where)]
+    problems = [*found.problems, *keys.unreadable(rows, [key for key in asked if "." in key])]
+    rows = keys.select(rows, selection.where)
+    if selection.margin is None:
+        margins = keys.margins(rows)
+        selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
+        if margins:
+            problems.append(
+                f"the runs' own report.margin, which differ: {MARGIN:g} is taken, or say --margin"
+            )
+    tables = _tables(rows, ScoreFiles(folder_of), keys, selection)
+    _require_shown(tables, selection)
+    left_out = tuple(f"left out: {problem}" for problem in problems)
+    return [*tables[:-1], replace(tables[-1], notes=(*tables[-1].notes, *left_out))]
+
+
+def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
+    """The table of one run's rows under one protocol and stride; `run` is its directory.
+
+    What the run gains within its training length is known from its other rows, where it is not from these.
+    """
+    rows = list(rows)
+    shown = tuple(str(length) for length in sorted({row.length for row in rows}))
+    selection = Selection(where=(Condition("length", "=", shown),), margin=margin)
+    rows += _quarters(run, rows)
+    tables = _tables(rows, ScoreFiles(lambda row: run), RunKeys(lambda row: run), selection)
+    assert len(tables) == 1, "rows of one run, one protocol and one stride"
+    return tables[0]
+
+
+def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
+    """The run's rows at a quarter of the training length that are not among these, on the same targets."""
+    known, sets = {row.key for row in rows}, {(row.target_hash, row.score_dtype) for row in rows}
+    return [
+        row
+        for row in read_rows(run / "eval.csv")
+        if row.length == quarter_of(row.train_length)
+        and row.protocol == "paired"  # other protocols may share their targets with each other
+        and (row.target_hash, row.score_dtype) in sets
+        and row.key not in known
+    ]
+
+
+def _group_of(row: Row, keys: RunKeys, by: Sequence[str]) -> Group:
+    return Group(
+        row.model,
+        row.data,
+        row.data_hash,
+        row.tokenizer,
+        row.train_length,
+        row.steps,
+        keys.setting_without(row, by),
+        row.protocol,
+        "",
+        row.score_dtype,
+    )
+
+
+def _of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
+    """Those of the named runs that can be read: the problems say what is wrong with the others."""
+    if runs is None:
+        return found.rows
+    names = [Path(run).name for run in runs]
+    known = {row.run for row in found.rows}
+    problems = {name: [one for one in found.problems if name in one] for name in names if name not in known}
+    for name, about in problems.items():
+        if not about:
+            raise UserError(unknown(name, "run", known))
+    if len(problems) == len(set(names)):
+        raise RunError("\n".join(problem for about in problems.values() for problem in about))
+    return [row for row in found.rows if row.run in names]
+
+
+def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
+    """Positions belong to whatever protocol is shown."""
+    chosen = [row for row in rows if protocol in (None, row.protocol) or row.protocol == POSITIONS]
+    there = sorted({row.protocol for row in rows} - {POSITIONS})
+    if protocol is not None and protocol not in there:
+        raise UserError(
+            f"no score under the protocol {protocol!r}: these runs were scored under {', '.join(there)}; "
+            f"score one with `pe-bench eval RUN --protocol {protocol}`"
+        )
+    return chosen
+
+
+def _require_shown(tables: Sequence[Table], selection: Selection) -> None:
+    """Raises `UserError` where the options leave nothing, or name what is nowhere."""
+    if not any(table.lengths for table in tables):
+        words = ", ".join(f"{one.key}{one.sign}{','.join(one.values)}" for one in selection.where)
+        raise UserError(f"no score is left by --where {words}: `pe-bench list runs` shows what there is")
+    if selection.baseline is not None and not any(table.baseline for table in tables):
+        known = {line.label for table in tables for line in table.lines}
+        raise UserError(unknown(selection.baseline, "--baseline", known))
+    lengths = sorted({length for table in tables for length in table.lengths})
+    if selection.sort is not None and selection.sort.isdecimal() and int(selection.sort) not in lengths:
+        there = ", ".join(map(str, lengths))
+        raise UserError(f"--sort {selection.sort}: nothing was scored at that length; there are {there}")
+
+
+def _tables(rows: Sequence[Row], files: ScoreFiles, keys: RunKeys, selection: Selection) -> list[Table]:
+    alike: dict[Group, list[Row]] = {}
+    for row in rows:
+        alike.setdefault(_group_of(row, keys, selection.by), []).append(row)
+    if any(key in ("train.steps", "train.tokens") for key in selection.by):
+        alike = _without_steps(alike)
+    positions = {group: some for group, some in alike.items() if group.protocol == POSITIONS}
+    groups: dict[Group, list[Row]] = {}
+    for group, some in alike.items():
+        if group not in positions:
+            sizes = keys.model_sizes(some, selection.by)
+            for rule, row in by_stride_rule(some):
+                groups.setdefault(replace(group, stride_rule=rule, model_sizes=sizes), []).append(row)
+    ordered_groups = sorted(groups, key=lambda group: group.order)
+    return [
+        _table(
+            group,
+            groups[group],
+            positions.get(replace(group, protocol=POSITIONS, stride_rule="", model_sizes=""), []),
+            _why(index, ordered_groups),
+            (files, keys, selection),
+        )
+        for index, group in enumerate(ordered_groups)
+    ]
+
+
+def _why(index: int, groups: Sequence[Group]) -> str:
+    """Which of the groups' values differ; the setting only where nothing else tells them apart."""
+    if len(groups) == 1:
+        return ""
+    names = [name for name in vars(groups[index]) if name != "setting"]
+    values = {name: {getattr(group, name) for group in groups} for name in names}
+    values["stride_rule"].discard("")  # of the other protocols
+    differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
+    visible = {tuple(getattr(group, name) for name in names) for group in groups}
+    if len(visible) < len(groups):
+        differing.append(f"training settings (here {groups[index].setting[:8]}; see the runs' config.yaml)")
+    return (
+        f"table {index + 1} of {len(groups)}: they differ in {', '.join(differing)}, "
+        "and such rows are never averaged or ranked together"
+    )
+
+
+def _without_steps(alike: Mapping[Group, list[Row]]) -> dict[Group, list[Row]]:
+    """Groups that differ in their number of steps alone, together: it is what sets their lines apart."""
+    together: dict[Group, list[Row]] = {}
+    for group, rows in alike.items():
+        together.setdefault(replace(group, steps=0), []).extend(rows)
+    return together
+
+
+def _table(
+    group: Group,
+    rows: Sequence[Row],
+    positions: Sequence[Row],
+    why: str,
+    context: tuple[ScoreFiles, RunKeys, Selection],
+) -> Table:
+    files, keys, selection = context
+    plain = [row for row in rows if row.control == "none"]
+    controls = [row for row in rows if row.control != "none"]
+    ranks = rank_sets(plain)
+    unmodified = [row for row in plain if row.scored_with == row.encoding]
+    of_run: dict[str, list[Row]] = {}
+    for row in unmodified:
+        of_run.setdefault(row.run, []).append(row)
+    members = members_of(plain, controls, positions, lambda row: keys.words(row, selection.by))
+    lines = [
+        make_line(
+            member,
+            [row for run in member.runs for row in of_run.get(run, [])],
+            ranks,
+            selection.resolved_margin,
+            files,
+        )
+        for member in members
+    ]
+    baseline = _baseline_in(lines, selection.baseline)
+    if baseline:
+        lines = with_baseline(lines, members, baseline, selection.resolved_margin, files)
+    judged = judge(lines, group.train_length, selection.resolved_margin)
+    lines = [_shown(line, selection) for line in judged if selection.takes(line.scored_with)]
+    order = ordered([line for line in lines if line.cells], selection.sort)
+    lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
+    shown = [row for row in rows if row.length in lengths]
+    notes = make_notes(order.lines, shown, order.words, selection.resolved_margin, keys.conditions(rows))
+    return Table(
+        group=group,
+        lengths=lengths,
+        lines=tuple(order.lines),
+        ranked_at=order.ranked_at,
+        why=why,
+        notes=notes,
+        baseline=baseline,
+        margin=selection.resolved_margin,
+        verdicts=count_verdicts(judged, group.train_length),
+        comparisons=count_comparisons(judged),
+    )
+
+
+def _shown(line: Line, selection: Selection) -> Line:
+    """The line at the lengths that are asked for."""
+    cells = {length: cell for length, cell in line.cells.items() if selection.shows(length)}
+    return replace(line, cells=cells)
+
+
+def _baseline_in(lines: Sequence[Line], wanted: str | None) -> str:
+    """The label of the line that `--baseline` names: exactly, or as the only one of that encoding."""
+    labels = [line.label for line in lines]
+    if wanted is None or wanted in labels:
+        return wanted or ""
+    own = [line.label for line in lines if line.encoding == wanted and line.scored_with == wanted]
+    if len(own) > 1:
+        raise UserError(
+            f"--baseline {wanted} may be several lines: {', '.join(own)}; name one of them in full"
+        )
+    return own[0] if own else ""

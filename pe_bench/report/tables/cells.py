@@ -1,0 +1,162 @@
+"""One encoding at one length: its seeds averaged, and its change against the training length."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from pe_bench.report.statistics import Interval
+from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, level_of, paired, pairs_by_run
+from pe_bench.runs.rows import Row
+from pe_bench.runs.scores import perplexity_of
+
+
+@dataclass(frozen=True)
+class Difference:
+    """From the table's baseline at the same length, in bits per byte; negative is better.
+
+    verdict: better, same, worse or unclear; empty without an interval, and `missing` says why.
+    """
+
+    mean: float | None
+    interval: Interval | None
+    verdict: str
+    missing: str
+
+
+@dataclass(frozen=True)
+class ContextUse:
+    """What the controls at one length say of the context beyond the training length.
+
+    uses_context: yes, no or unclear; empty where it cannot be judged, and `missing` says why.
+    beats_window: yes, no or unclear; n/a where the encoding is windowed itself, empty without the control.
+    swap_gain, window_gain: bits per byte that are lost when the far context is another document's, and
+    when every layer sees only as many tokens as in training.
+    """
+
+    uses_context: str
+    beats_window: str
+    swap_gain: Interval | None
+    window_gain: Interval | None
+    missing: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of an encoding at a length.
+
+    levels: bits per byte, one for each seed, in the order of the runs' names. A number that is not
+    known is None; `missing` says why there is no change, or no interval of it. The verdict is that of the
+    whole table's correction.
+    """
+
+    length: int
+    status: str
+    reason: str
+    levels: tuple[float, ...]
+    perplexity: float | None
+    change: float | None
+    interval: Interval | None
+    verdict: str  # undefined without a number, empty without an interval
+    missing: str
+    target_hash: str
+    targets: int
+    documents: int
+    stride: int | None
+    peak_memory_mb: float | None
+    changes: tuple[float, ...] = ()  # of each seed, where there is a change
+    baseline: Difference | None = None  # none where the table has no baseline, or this is it
+    use: ContextUse | None = None  # none where no control was scored
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return _mean(self.levels)
+
+
+class Scored(Protocol):
+    """A row, or a line of rows."""
+
+    @property
+    def encoding(self) -> str: ...
+    @property
+    def scored_with(self) -> str: ...
+
+
+def make_cell(
+    rows: Sequence[Row], references: Sequence[Row], ranks: Mapping[str, Any], files: ScoreFiles
+) -> Cell:
+    """The cell of `rows`, the seeds of one encoding at one length.
+
+    references: the same runs, unmodified, at their training length. ranks: of the table's sets of
+    targets; of several the one that most seeds were scored on is taken, then the one ranked highest.
+    """
+    scored = [row for row in rows if has_number(row)]
+    if not scored:
+        return _empty(rows)
+    seeds = Counter(row.target_hash for row in scored)
+    chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
+    scored = sorted((row for row in scored if row.target_hash == chosen), key=lambda row: row.run)
+    change, interval, missing = _change(scored, references, files)
+    nll = _mean([row.nll for row in scored if row.nll is not None])
+    memory = [row.peak_memory_mb for row in scored if row.peak_memory_mb is not None]
+    return Cell(
+        length=rows[0].length,
+        status="ok",
+        reason="",
+        levels=tuple(row.bits_per_byte for row in scored if row.bits_per_byte is not None),
+        perplexity=perplexity_of(nll) if nll is not None else None,
+        change=change,
+        interval=interval,
+        verdict="",  # it depends on how many verdicts the table has
+        missing=missing,
+        target_hash=chosen,
+        targets=min(row.targets for row in scored),
+        documents=min(row.documents for row in scored),
+        stride=scored[0].stride,
+        peak_memory_mb=max(memory, default=None),
+        changes=tuple(level_of(row) - level_of(one) for row, one in pairs_by_run(scored, references)),
+    )
+
+
+def label_of(one: Scored) -> str:
+    """The name to show: of the encoding, and of what it was scored with where that is another."""
+    same = one.scored_with == one.encoding
+    return one.encoding if same else f"{one.encoding} -> {one.scored_with}"
+
+
+def _empty(rows: Sequence[Row]) -> Cell:
+    first = rows[0]
+    status = "undefined" if first.status == "ok" else first.status
+    return Cell(
+        length=first.length,
+        status=status,
+        reason=first.reason,
+        levels=(),
+        perplexity=None,
+        change=None,
+        interval=None,
+        verdict="undefined",
+        missing="",
+        target_hash=first.target_hash,
+        targets=0,
+        documents=0,
+        stride=first.stride,
+        peak_memory_mb=None,
+    )
+
+
+def _change(rows: Sequence[Row], references: Sequence[Row], files: ScoreFiles) -> Paired:
+    if not any(map(has_number, references)):
+        return Paired(None, None, "the training length has no score to compare with")
+    pairs = pairs_by_run(rows, references)
+    if not pairs:
+        return Paired(None, None, "scored on other targets than the training length")
+    if all(row is reference for row, reference in pairs):
+        return Paired(None, None, "")  # the training length itself
+    return paired(pairs, files)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

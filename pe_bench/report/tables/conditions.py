@@ -1,0 +1,24 @@
+"""How a run was trained, as far as its tokens a second depend on it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pe_bench.runs.untrusted import read_json
+
+Conditions = Mapping[str, str]
+
+
+def conditions_of(run: Path) -> Conditions:
+    """In words: the machine, its threads and the path of attention; none where the run does not say."""
+    try:
+        found = read_json(run / "environment.json")
+    except (OSError, ValueError):
+        return {}
+    on_processor, threads = found.get("device") == "cpu", found.get("threads")
+    counted = "1 thread" if threads == 1 else f"{threads} threads"
+    return {
+        "machine": str(found.get("processor" if on_processor else "device", "")),
+        "threads": counted if on_processor and threads else "",
+        # Behind the comma stands by which compiler, or for want of what.
+        "attention": str(found.get("attention", "")).partition(",")[0],
+    }

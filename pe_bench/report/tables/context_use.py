@@ -1,0 +1,101 @@
+"""Does a model use the context beyond its training length? From the controls, for one line of a table."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pe_bench.report.statistics import beats, is_sensitive, uses_context
+from pe_bench.report.tables.cells import ContextUse
+from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, paired, pairs_by_run
+from pe_bench.runs.rows import Row
+
+
+def quarter_of(train_length: int) -> int:
+    return round(train_length / 4)
+
+
+def sensitivity(unmodified: Sequence[Row], files: ScoreFiles) -> Paired:
+    """What the models gain from a quarter to all of their training length, as they were trained.
+
+    unmodified: the rows of a line's runs with their own encoding. What weights can make of context within
+    training is theirs, whatever they are scored with: another encoding may do worse at a quarter alone.
+    """
+    quarter = [row for row in unmodified if row.length == quarter_of(row.train_length)]
+    references = [row for row in unmodified if row.length == row.train_length]
+    pairs = _of_one_set(pairs_by_run(quarter, references))
+    return paired(pairs, files) if pairs else Paired(None, None, "")
+
+
+def _of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+    """Those on the set of targets that most of them are on."""
+    sets = Counter(row.target_hash for row, _ in pairs)
+    chosen = max(sets, key=lambda target_hash: (sets[target_hash], target_hash), default="")
+    return [pair for pair in pairs if pair[0].target_hash == chosen]
+
+
+def context_use(
+    rows: Sequence[Row],
+    controls: Sequence[Row],
+    references: Sequence[Row],
+    sensitive: Paired,
+    margin: float,
+    files: ScoreFiles,
+) -> ContextUse | None:
+    """What the controls at one length say; None where there is none, or no number to control.
+
+    rows: the line's at that length on one set of targets; controls: of the same at that length.
+    """
+    if not controls or not any(map(has_number, rows)):
+        return None
+    gain = _gain(references, rows, files)
+    swap = _gain([row for row in controls if row.control == "swap"], rows, files)
+    window_rows = [row for row in controls if row.control == "window"]
+    window = _gain(window_rows, rows, files)
+    missing = _unjudged(rows[0], sensitive, margin) or _unscored(gain, swap, controls)
+    answer = ""
+    if not missing and gain.interval is not None and swap.interval is not None:
+        answer = uses_context(gain.interval, swap.interval, margin)
+    return ContextUse(
+        uses_context=answer,
+        beats_window=_beats_window(window, window_rows, margin),
+        swap_gain=swap.interval,
+        window_gain=window.interval,
+        missing=missing,
+    )
+
+
+def _gain(worse: Sequence[Row], rows: Sequence[Row], files: ScoreFiles) -> Paired:
+    """How much better `rows` are than the same runs' `worse` ones, on the same targets."""
+    pairs = pairs_by_run(worse, rows)
+    return paired(pairs, files) if pairs else Paired(None, None, "no score on the same targets")
+
+
+def _unjudged(row: Row, sensitive: Paired, margin: float) -> str:
+    """Why a model's use of context cannot be judged by what it does within training; empty where it can."""
+    quarter = quarter_of(row.train_length)
+    if sensitive.missing:
+        return sensitive.missing
+    if sensitive.interval is None:
+        able = quarter >= 2 * _target_tokens(row)
+        way_out = f": add it with --lengths {quarter}" if able else ", which is too short for these targets"
+        return f"no score at {quarter}, a quarter of the training length{way_out}"
+    if is_sensitive(sensitive.interval):
+        return ""
+    gains = "gains nothing" if sensitive.interval.high < margin else "has no sure gain"
+    return f"it {gains} from {quarter} to {row.train_length} tokens, so it may not be able to use more"
+
+
+def _target_tokens(row: Row) -> int:
+    """In a target block: its targets see from `length` less the block's size on, which gives their mean."""
+    assert row.context_mean is not None, "rows of paired scores say it"
+    return round(2 * (row.length - row.context_mean)) - 1
+
+
+def _unscored(gain: Paired, swap: Paired, controls: Sequence[Row]) -> str:
+    reasons = [row.reason for row in controls if row.control == "swap" and not has_number(row)]
+    return gain.missing or (reasons[0] if reasons else swap.missing)
+
+
+def _beats_window(window: Paired, rows: Sequence[Row], margin: float) -> str:
+    if window.interval is not None:
+        return beats(window.interval, margin)
+    return "n/a" if any(row.status == "undefined" for row in rows) else ""

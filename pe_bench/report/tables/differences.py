@@ -1,0 +1,104 @@
+"""Paired differences between rows that scored the same targets, from the files of their scores."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pe_bench.errors import RunError
+from pe_bench.report.statistics import Interval, paired_interval
+from pe_bench.runs.rows import Row
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Units, load_scores, score_path
+
+
+class Paired(NamedTuple):
+    """A mean difference in bits per byte, its interval, and why either is missing."""
+
+    mean: float | None
+    interval: Interval | None
+    missing: str
+
+
+class ScoreFiles:
+    """The bits per byte of single documents, or stretches of them, read from each score file once.
+
+    `folder_of` says where the run of a row lies.
+    """
+
+    def __init__(self, folder_of: Callable[[Row], Path]) -> None:
+        self._folder_of = folder_of
+        self._known: dict[Row, tuple[np.ndarray, np.ndarray]] = {}
+        self._units: dict[str, Units] = {}
+
+    def by_unit(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
+        """Units int64 [U] and bits per byte float64 [U]. Raises `RunError`."""
+        found = self._known.get(row)
+        if found is None:
+            found = self._known[row] = self._read(row)
+        return found
+
+    def _read(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
+        other = row.scored_with if row.scored_with != row.encoding else None
+        run = self._folder_of(row)
+        of_targets = (row.protocol, row.length, row.control, row.target_hash)
+        path = score_path(run, *of_targets, other, row.stride, row.score_dtype)
+        scores = load_scores(path).sharing(self._units.get(row.target_hash))
+        self._units[row.target_hash] = scores.units
+        found, claimed = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte, level_of(row)
+        if not _agree(found, claimed):
+            raise RunError(f"{path} does not give its row's {claimed:.6f} bits per byte, but {found:.6f}")
+        return scores.by_unit()
+
+
+def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
+    """The first of each pair minus the second; a pair for each seed, all on one set of targets."""
+    try:
+        interval = paired_interval(np.stack([_difference(*pair, files) for pair in pairs]))
+    except RunError as error:
+        means = [level_of(row) - level_of(other) for row, other in pairs]
+        return Paired(float(np.mean(means)), None, str(error))
+    return Paired(interval.mean, interval, "")
+
+
+def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Rows with the other of the same run on the same targets, where there is one."""
+    other_of = {(row.run, row.target_hash): row for row in others if has_number(row)}
+    keyed = [(row, other_of.get((row.run, row.target_hash))) for row in rows if has_number(row)]
+    return [(row, other) for row, other in keyed if other is not None]
+
+
+def pairs_by_seed(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Rows with the other of the same seed, which had the same decoder weights and the same batches."""
+    other_of = {(row.seed, row.target_hash): row for row in others if has_number(row)}
+    keyed = [(row, other_of.get((row.seed, row.target_hash))) for row in rows if has_number(row)]
+    return [(row, other) for row, other in keyed if other is not None]
+
+
+def has_number(row: Row) -> bool:
+    return row.status == "ok" and row.bits_per_byte is not None
+
+
+def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
+    """The difference of each unit in bits per byte, float64 [U]."""
+    units, bits = files.by_unit(row)
+    same_units, other_bits = files.by_unit(other)
+    if not np.array_equal(units, same_units):
+        raise RunError(
+            f"{row.run} at {row.length} and {other.run} at {other.length} have scores of other documents"
+        )
+    if not units.size:
+        raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
+    with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
+        return bits - other_bits
+
+
+def level_of(row: Row) -> float:
+    """Bits per byte of a row that has a number."""
+    assert row.bits_per_byte is not None
+    return row.bits_per_byte
+
+
+def _agree(found: float, claimed: float) -> bool:
+    return math.isclose(found, claimed, rel_tol=1e-6) or (math.isnan(found) and math.isnan(claimed))

@@ -1,0 +1,191 @@
+"""The lines of a table: which rows belong together, and what each line says before it is judged."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pe_bench.report.statistics import is_sensitive
+from pe_bench.report.tables.cells import Cell, ContextUse, label_of, make_cell
+from pe_bench.report.tables.context_use import context_use, sensitivity
+from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, level_of
+from pe_bench.report.tables.target_sets import Rank
+from pe_bench.runs.rows import Row
+
+
+@dataclass(frozen=True)
+class Position:
+    """Tokens that were scored at one range of places in their window: text of its own at each, no verdict.
+
+    context: tokens that such a target sees, on average. levels: bits per byte, one for each seed.
+    """
+
+    context: float
+    levels: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One encoding, its seeds together; one cell for each length that it was scored at.
+
+    run: empty, or the name of the only run, where several of one name have the same seed. runs: all of
+    them. by: what else sets the line apart, such as train.lr=0.003, where that was asked for. sensitive:
+    whether the model gains from a quarter to all of its training length; None where that was not scored.
+    positions: in rising order of context, empty where they were not scored.
+    """
+
+    encoding: str
+    scored_with: str
+    run: str
+    seeds: int
+    parameters: int
+    tokens_per_second: float
+    break_point: str  # a length, "none up to" one, or unknown
+    cells: dict[int, Cell]
+    runs: tuple[str, ...] = ()
+    sensitive: bool | None = None
+    positions: tuple[Position, ...] = ()
+    by: str = ""
+
+    @property
+    def label(self) -> str:
+        words = [label_of(self), self.by, f"({_suffix(self.run)})" if self.run else ""]
+        return " ".join(word for word in words if word)
+
+
+@dataclass(frozen=True)
+class Member:
+    """The rows of one line, all under one protocol, and those of its controls and of its positions."""
+
+    run: str
+    by: str
+    rows: tuple[Row, ...]
+    controls: tuple[Row, ...]
+    positions: tuple[Row, ...]
+
+    @property
+    def runs(self) -> list[str]:
+        return sorted({row.run for row in self.rows})
+
+    def at(self, length: int, target_hash: str) -> list[Row]:
+        return [row for row in self.rows if (row.length, row.target_hash) == (length, target_hash)]
+
+
+def members_of(
+    rows: Sequence[Row], controls: Sequence[Row], positions: Sequence[Row], by: Callable[[Row], str]
+) -> list[Member]:
+    """The rows of each line, after the name of its run where it holds only one of several.
+
+    Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something its
+    name does not show: which of them belong together is not known, and so each is a line.
+    """
+    lines: dict[tuple[str, str, str], dict[str, list[Row]]] = {}
+    for row in rows:
+        lines.setdefault((row.encoding, row.scored_with, by(row)), {}).setdefault(row.run, []).append(row)
+    of_line = {key: _of_runs(key[1], controls, positions) for key in lines}
+    members = []
+    for key, runs in lines.items():
+        if len({own[0].seed for own in runs.values()}) == len(runs):
+            everything = [row for own in runs.values() for row in own]
+            members.append(Member("", key[2], tuple(everything), *of_line[key](runs)))
+        else:
+            members += [Member(run, key[2], tuple(own), *of_line[key]([run])) for run, own in runs.items()]
+    return members
+
+
+def make_line(
+    member: Member, unmodified: Sequence[Row], ranks: Mapping[str, Rank], margin: float, files: ScoreFiles
+) -> Line:
+    """The line without verdicts, which depend on the whole table.
+
+    unmodified: the rows of these runs that were scored with what was trained.
+    """
+    rows = member.rows
+    references = [row for row in unmodified if row.length == row.train_length]
+    lengths = sorted({row.length for row in rows})
+    cells = {
+        length: make_cell([row for row in rows if row.length == length], references, ranks, files)
+        for length in lengths
+    }
+    sensitive = sensitivity(unmodified, files)
+    speed_of = {row.run: row.tokens_per_second for row in rows}
+    return Line(
+        encoding=rows[0].encoding,
+        scored_with=rows[0].scored_with,
+        run=member.run,
+        seeds=len({row.seed for row in rows}),
+        parameters=rows[0].parameters,
+        tokens_per_second=sum(speed_of.values()) / len(speed_of),
+        break_point="unknown",
+        cells={
+            length: replace(cell, use=_use(member, cell, references, sensitive, margin, files))
+            for length, cell in cells.items()
+        },
+        runs=tuple(member.runs),
+        sensitive=None if sensitive.interval is None else is_sensitive(sensitive.interval),
+        positions=_positions(member.positions),
+        by=member.by,
+    )
+
+
+def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
+    """The labels of the lines whose level at a length is of other targets than that of most lines."""
+    cells = {line.label: line.cells[length] for line in lines if length in line.cells}
+    set_of = {label: cell.target_hash for label, cell in cells.items() if cell.levels}
+    most = Counter(set_of.values()).most_common(1)
+    return [label for label, target_hash in set_of.items() if target_hash != most[0][0]]
+
+
+def _of_runs(
+    scored_with: str, controls: Sequence[Row], positions: Sequence[Row]
+) -> Callable[[Iterable[str]], tuple[tuple[Row, ...], tuple[Row, ...]]]:
+    own_controls = [row for row in controls if row.scored_with == scored_with]
+    own_positions = [row for row in positions if row.scored_with == scored_with]
+
+    def of(runs: Iterable[str]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+        names = set(runs)
+        return (
+            tuple(row for row in own_controls if row.run in names),
+            tuple(row for row in own_positions if row.run in names),
+        )
+
+    return of
+
+
+def _use(
+    member: Member,
+    cell: Cell,
+    references: Sequence[Row],
+    sensitive: Paired,
+    margin: float,
+    files: ScoreFiles,
+) -> ContextUse | None:
+    there = [row for row in member.controls if row.length == cell.length]
+    own = [row for row in there if row.target_hash == cell.target_hash]
+    if there and cell.levels and not own:
+        return ContextUse("", "", None, None, f"the controls at {cell.length} were scored on other targets")
+    return context_use(member.at(cell.length, cell.target_hash), own, references, sensitive, margin, files)
+
+
+def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
+    """Of the set of windows that reaches furthest; a range that a seed lacks is left out."""
+    scored = [row for row in rows if has_number(row)]
+    if not scored:
+        return ()
+    chosen = max(scored, key=lambda row: (row.length, row.target_hash)).target_hash
+    ranges: dict[int, list[Row]] = {}
+    for row in sorted(scored, key=lambda row: (row.length, row.run)):
+        if row.target_hash == chosen:
+            ranges.setdefault(row.length, []).append(row)
+    seeds = max(map(len, ranges.values()))
+    return tuple(
+        Position(own[0].context_mean or own[0].length, tuple(level_of(row) for row in own))
+        for own in ranges.values()
+        if len(own) == seeds
+    )
+
+
+def _suffix(run: str) -> str:
+    """Seed and hash, which end a run's name."""
+    found = re.fullmatch(r".*-(s\d+-.+)", run)
+    return found[1] if found else run

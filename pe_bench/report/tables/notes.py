@@ -1,0 +1,283 @@
+"""The lines under a table: what its numbers do not say, and why some are missing."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pe_bench.report.tables.cells import Cell, label_of
+from pe_bench.report.tables.conditions import Conditions
+from pe_bench.report.tables.differences import has_number
+from pe_bench.report.tables.lines import Line, on_other_targets
+from pe_bench.report.tables.target_sets import lengths_on_other_sets
+from pe_bench.runs.rows import FORCED, TOLD, Row
+from pe_bench.runs.scores import ENOUGH_DOCUMENTS
+
+MOST_NAMES = 4  # of lines in one note
+
+
+def make_notes(
+    lines: Sequence[Line],
+    rows: Sequence[Row],
+    order: str,
+    margin: float,
+    conditions: Mapping[str, Conditions],
+) -> tuple[str, ...]:
+    """Whole sentences, each once, the most important first.
+
+    rows: all that the table shows, and their controls. order: that of the lines, in words. conditions: of
+    each run's training.
+    """
+    if not lines:
+        return ()
+    plain = [row for row in rows if row.control == "none"]
+    notes = [
+        *([order] if len(lines) > 1 else []),
+        *_of_protocol(rows[0].protocol),
+        *_runs_apart(lines),
+        *_few_seeds(lines),
+        *_other_seeds(lines),
+        *_more_seeds(lines, rows[0].train_length, margin),
+        *_few_documents(lines),
+        *_unequal_targets(lines),
+        *_other_sets(lines, rows[0].train_length),
+        *_statuses(plain),
+        *_missing(lines),
+        *_missing_baseline(lines),
+        *_unjudged(lines),
+        *_windows(lines, rows),
+        *_told(lines, plain),
+        *_forced(lines),
+        *_speeds(lines, conditions),
+        *_not_shown(lines, plain),
+    ]
+    # A reason comes from a file, which may be a stranger's: no more than a line of it.
+    return tuple(dict.fromkeys(" ".join(note.split()) for note in notes))
+
+
+def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
+    for label in dict.fromkeys(label_of(line) for line in lines if line.run):
+        yield (
+            f"{label}: several runs have the same seed and differ in what the name does not show "
+            "(such as another version of its code), so each is a line of its own and none are averaged"
+        )
+
+
+def _of_protocol(protocol: str) -> Iterator[str]:
+    if protocol == "nonoverlapping":
+        yield (
+            "nonoverlapping: the first tokens of a window see little, and long windows have fewer of them: "
+            "scores improve with length by themselves"
+        )
+
+
+def _few_seeds(lines: Sequence[Line]) -> Iterator[str]:
+    alone = [line.label for line in lines if line.seeds == 1]
+    if alone:
+        yield f"one seed{_which(alone, lines)}: this says something of these models only"
+    two = [line.label for line in lines if line.seeds == 2]
+    if two:
+        yield f"two seeds{_which(two, lines)}: how seeds differ is hardly known, so intervals are very wide"
+
+
+def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
+    """Means over other seeds are of other models, in a column as well as along a row."""
+    counts = {line.seeds for line in lines}
+    if len(counts) > 1:
+        yield (
+            f"lines are of {min(counts)} to {max(counts)} seeds, and their levels and order differ by that "
+            "too: --baseline compares seeds that both have"
+        )
+    fewer = [
+        line.label
+        for line in lines
+        if any(_seeds_behind(cell) < line.seeds for cell in line.cells.values() if cell.levels)
+    ]
+    if fewer:
+        yield (
+            f"(n=...){_which(fewer, lines)}: of that many seeds only, so levels along the row differ by that "
+            "too; a change is always within the same seeds"
+        )
+
+
+def _seeds_behind(cell: Cell) -> int:
+    """The fewest behind a number of the cell."""
+    interval = cell.baseline.interval if cell.baseline is not None else None
+    return len(cell.levels) if interval is None else min(len(cell.levels), interval.seeds)
+
+
+def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iterator[str]:
+    """Unclear verdicts where each seed alone is worse by more than the margin: more seeds settle them."""
+    places: dict[str, list[int]] = {}
+    for line in lines:
+        for length, cell in sorted(line.cells.items()):
+            if length >= train_length and cell.verdict == "unclear" and _seeds_agree(cell, margin):
+                places.setdefault(line.label, []).append(length)
+    if places:
+        where = "; ".join(f"{label} at {_numbers(lengths)}" for label, lengths in places.items())
+        yield f"unclear for want of seeds, though each seed alone is worse by more than the margin: {where}"
+
+
+def _seeds_agree(cell: Cell, margin: float) -> bool:
+    """Whether each seed alone is worse, and it is their differences that make the interval wide."""
+    spread = cell.interval.spread if cell.interval is not None else None
+    decided_by_seeds = spread is not None and spread.seed_share > 0.5
+    return decided_by_seeds and len(cell.changes) > 1 and min(cell.changes) > margin
+
+
+def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
+    scored = [cell for line in lines for cell in line.cells.values() if cell.levels]
+    few = [cell for cell in scored if cell.documents < ENOUGH_DOCUMENTS]
+    if not few:
+        return
+    fewest = min(cell.documents for cell in few)
+    documents = "1 document" if fewest == 1 else f"{fewest} documents"
+    units = [cell.interval.documents // cell.documents for cell in few if cell.interval is not None]
+    if max(units, default=1) > 1:
+        yield (
+            f"{documents} only: intervals are over {max(units)} stretches of each, which are more alike than "
+            "documents are, so they say little of other texts"
+        )
+    else:
+        yield f"{documents} only: intervals over so few say little of others"
+
+
+def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
+    """The lengths at which levels are of different text from line to line."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for length in sorted({length for line in lines for length in line.cells}):
+        labels = on_other_targets(lines, length)
+        if labels:
+            places.setdefault(tuple(labels), []).append(length)
+    for labels, lengths in places.items():
+        yield (
+            f"{_numbers(lengths)}: not all rows were scored on the same targets "
+            f"({_few(labels)} on others), so their levels differ by those too"
+        )
+
+
+def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
+    """The lengths at which a row's levels are of other targets than its other levels."""
+    places: dict[tuple[int, ...], list[str]] = {}
+    for line in lines:
+        found = lengths_on_other_sets(line.cells, train_length)
+        if found:
+            places.setdefault(found, []).append(line.label)
+    for lengths, labels in places.items():
+        which = "" if len(labels) == len(lines) else f" ({', '.join(labels)})"
+        yield (
+            f"{_numbers(lengths)}{which}: scored on another set of targets than the other lengths, so levels "
+            "are not comparable along the row; a change is always within one set"
+        )
+
+
+def _statuses(rows: Sequence[Row]) -> Iterator[str]:
+    """Once for an encoding and a status: all lengths, and the reason at the shortest of them."""
+    missing: dict[tuple[str, str], dict[int, str]] = {}
+    for row in rows:
+        if not has_number(row):
+            status = "undefined" if row.status == "ok" else row.status.replace("_", " ")
+            missing.setdefault((label_of(row), status), {})[row.length] = row.reason
+    for (label, status), reasons in missing.items():
+        yield f"{status}: {label} at {_numbers(reasons)}: {reasons[min(reasons)] or 'no reason is given'}"
+
+
+def _missing(lines: Sequence[Line]) -> Iterator[str]:
+    """Changes, or intervals of changes, that are missing; the lengths and the lines together."""
+    places: dict[tuple[str, str], dict[int, list[str]]] = {}
+    for line in lines:
+        for length, cell in line.cells.items():
+            if cell.missing:
+                kind = "no change" if cell.change is None else "a change without an interval"
+                places.setdefault((kind, cell.missing), {}).setdefault(length, []).append(line.label)
+    for (kind, reason), found in places.items():
+        labels = list(dict.fromkeys(label for some in found.values() for label in some))
+        which = "all" if len(labels) == len(lines) > 1 else ", ".join(labels)
+        yield f"{kind}: {which} at {_numbers(found)}: {reason}"
+
+
+def _missing_baseline(lines: Sequence[Line]) -> Iterator[str]:
+    places: dict[str, dict[int, list[str]]] = {}
+    for line in lines:
+        for length, cell in line.cells.items():
+            if cell.baseline is not None and cell.baseline.missing:
+                places.setdefault(cell.baseline.missing, {}).setdefault(length, []).append(line.label)
+    for reason, found in places.items():
+        labels = dict.fromkeys(label for some in found.values() for label in some)
+        yield f"no comparison: {', '.join(labels)} at {_numbers(found)}: {reason}"
+
+
+def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
+    """Why the use of context is left empty; lines of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for line in lines:
+        for cell in line.cells.values():
+            if cell.use is not None and cell.use.missing:
+                reasons.setdefault(cell.use.missing, []).append(line.label)
+    for reason, labels in reasons.items():
+        yield f"the use of context cannot be judged{_which(labels, lines)}: {reason}"
+
+
+def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+    """How far information travels all the same under the control."""
+    shown = [cell.use for line in lines for cell in line.cells.values() if cell.use is not None]
+    if any(use.window_gain is not None for use in shown):
+        scored = [row for row in rows if row.control == "window" and has_number(row)]
+        reasons = [row.reason.removesuffix(TOLD).rstrip("; ") for row in scored]
+        yield from (f"under the window {reason}" for reason in dict.fromkeys(reasons) if reason)
+
+
+def _told(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+    found = {label_of(row) for row in rows if has_number(row) and TOLD in row.reason}
+    labels = [line.label for line in lines if label_of(line) in found]
+    if labels:
+        yield (
+            f"told the length of each text: {', '.join(labels)}; a model that reads a text while it grows "
+            "cannot know it"
+        )
+
+
+def _forced(lines: Sequence[Line]) -> Iterator[str]:
+    if any(line.scored_with.endswith(FORCED) for line in lines):
+        yield f"{FORCED.strip()}: scored with what may not follow what was trained"
+
+
+def _speeds(lines: Sequence[Line], conditions: Mapping[str, Conditions]) -> Iterator[str]:
+    """What the tokens a second of some lines owe to other conditions than those of others."""
+    known = {run: conditions[run] for line in lines for run in line.runs if conditions[run]}
+    values = {
+        name: {each[name] for each in known.values()} - {""} for each in known.values() for name in each
+    }
+    differing = [name for name, found in values.items() if len(found) > 1]
+    labels: dict[str, list[str]] = {}
+    for line in lines:
+        for run in line.runs:
+            words = [known[run][name] for name in differing if known.get(run, {}).get(name)]
+            labels.setdefault(", ".join(words) or "unknown", []).append(line.label)
+    if differing:
+        which = "; ".join(f"{words}{_which(found, lines)}" for words, found in labels.items())
+        yield f"tokens/s were measured under different conditions: {which}"
+
+
+def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+    """Scores that another set of targets took the place of; the training length is scored on each."""
+    shown = {(label_of(line), length): cell for line in lines for length, cell in line.cells.items()}
+    places: dict[str, set[int]] = {}
+    for row in rows:
+        cell = shown.get((label_of(row), row.length))
+        if cell and cell.levels and row.target_hash != cell.target_hash and row.length != row.train_length:
+            places.setdefault(label_of(row), set()).add(row.length)
+    for label, lengths in places.items():
+        yield f"not shown: {label} at {_numbers(lengths)} on another set of targets; results.csv has it"
+
+
+def _which(labels: Sequence[str], lines: Sequence[Line]) -> str:
+    """The labels in brackets, a few of many; nothing where they are all."""
+    names = list(dict.fromkeys(labels))
+    return "" if len(names) == len(lines) else f" ({_few(names)})"
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{', '.join(names[:MOST_NAMES])}{more}"
+
+
+def _numbers(lengths: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(lengths)))

@@ -1,0 +1,258 @@
+"""Which rows a report is about, what sets its lines apart, and how it compares and orders them."""
+
+import fnmatch
+import hashlib
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pe_bench.errors import UserError
+from pe_bench.report.statistics import MARGIN
+from pe_bench.report.tables.conditions import Conditions, conditions_of
+from pe_bench.report.tables.model_sizes import changed_sizes
+from pe_bench.runs.find import names_of_label
+from pe_bench.runs.identity import NOT_IDENTITY
+from pe_bench.runs.rows import COLUMNS, Row
+from pe_bench.values import unknown
+
+CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
+ORDERS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+# What follows from others of a row, is chosen by an option of its own, or is a result: to choose seeds by
+# how well they did would make any encoding the best.
+NOT_KEYS = (
+    *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
+    *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride"),
+)
+# These choose what is shown; a row that is not may still be a reference.
+SHOWN = ("length", "scored_with")
+LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`key`, how it is compared, and the values, any of which will do."""
+
+    key: str
+    sign: str
+    values: tuple[str, ...]
+
+    def holds(self, value: Any) -> bool:
+        if self.sign in ORDERS:
+            return _is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
+        return any(self._names(value, wanted) for wanted in self.values) is (self.sign == "=")
+
+    def unmet(self, found: Iterable[Any]) -> list[str]:
+        """The values that are asked for and that nothing of what was found has."""
+        wanted = self.values if self.sign == "=" else ()
+        different = list(dict.fromkeys(found))
+        return [one for one in wanted if not any(self._names(value, one) for value in different)]
+
+    def _names(self, value: Any, wanted: str) -> bool:
+        """Of an encoding any of its names will do."""
+        names = names_of_label(str(value)) if self.key in LABELS else (value,)
+        return any(_equal(name, wanted) for name in names)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of all results is shown, and how.
+
+    where: conditions that all hold. by: keys whose values set lines apart. sort: a length or a key of
+    `order`. baseline: an encoding. margin: bits per byte.
+    """
+
+    where: tuple[Condition, ...] = ()
+    by: tuple[str, ...] = ()
+    sort: str | None = None
+    baseline: str | None = None
+    margin: float | None = None  # None: that of the runs
+
+    @property
+    def resolved_margin(self) -> float:
+        return MARGIN if self.margin is None else self.margin
+
+    def shows(self, length: int) -> bool:
+        """Whether a length has a column; without one it still serves as a reference."""
+        return all(condition.holds(length) for condition in self.where if condition.key == "length")
+
+    def takes(self, scored_with: str) -> bool:
+        """Whether an encoding that runs were scored with has a line."""
+        return all(condition.holds(scored_with) for condition in self.where if condition.key == "scored_with")
+
+
+EVERYTHING = Selection()
+
+
+def parse_condition(word: str) -> Condition:
+    """`seed<3`, `encoding=rope,alibi` or `train.lr>=0.001`. Raises `UserError`."""
+    found = CONDITION.fullmatch(word)
+    if found is None or not found[3]:
+        raise UserError(
+            f"--where '{word}' cannot be read: say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
+        )
+    key, sign, text = found.groups()
+    sign = sign.replace("==", "=")
+    values = tuple(value.strip() for value in text.split(",")) if sign in ("=", "!=") else (text,)
+    if sign in ORDERS and not _is_number(text):
+        raise UserError(f"--where '{word}': {key}{sign} needs a number, and '{text}' is none")
+    _check_key(key, "--where")
+    return Condition(key, sign, values)
+
+
+def parse_by(word: str) -> tuple[str, ...]:
+    """`seed` or `train.lr,model.d_model`. Raises `UserError`."""
+    keys = tuple(dict.fromkeys(key.strip() for key in word.split(",") if key.strip()))
+    if not keys:
+        raise UserError("--by is empty: name a key, such as --by seed or --by train.lr")
+    for key in keys:
+        _check_key(key, "--by")
+        if key == "length":
+            raise UserError(
+                f"--by {key}: the lengths of an encoding are compared with each other, and are no lines"
+            )
+    return keys
+
+
+def _check_key(key: str, option: str) -> None:
+    if "." not in key and (key not in COLUMNS or key in NOT_KEYS):
+        known = [column for column in COLUMNS if column not in NOT_KEYS]
+        raise UserError(f"{unknown(key, option, known)}, or a key of a run's config.yaml such as train.lr")
+
+
+class RunKeys:
+    """The values of rows' columns, and of keys in the configurations and environments of their runs."""
+
+    def __init__(self, folder_of: Callable[[Row], Path]) -> None:
+        self._folder_of = folder_of
+        self._config = cache(_read_flat)
+        self._conditions = cache(conditions_of)
+
+    def value(self, row: Row, key: str) -> Any:
+        """None where a run does not have such a key."""
+        if key in COLUMNS:
+            return getattr(row, key)
+        return self._config(self._folder_of(row)).get(key)
+
+    def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
+        """The rows that meet all conditions, but for those on what is only shown.
+
+        Raises `UserError` for a key that no run has, and for an encoding that none has.
+        """
+        for condition in where:
+            self._require_encodings(rows, condition)
+        wanted = [condition for condition in where if condition.key not in SHOWN]
+        for condition in wanted:
+            self.require(rows, condition.key, "--where")
+        return [row for row in rows if all(one.holds(self.value(row, one.key)) for one in wanted)]
+
+    def require(self, rows: Sequence[Row], key: str, option: str) -> None:
+        if key in COLUMNS or any(self.value(row, key) is not None for row in _one_a_run(rows)):
+            return
+        known = {name for row in _one_a_run(rows) for name in self._config(self._folder_of(row))}
+        raise UserError(unknown(key, option, known))
+
+    def _require_encodings(self, rows: Sequence[Row], condition: Condition) -> None:
+        if condition.key in LABELS:
+            labels = {getattr(row, condition.key) for row in rows}
+            for wanted in condition.unmet(labels):
+                known = {names_of_label(label)[-1] for label in labels}
+                raise UserError(unknown(wanted, f"--where {condition.key}", known))
+
+    def unreadable(self, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
+        """A line for each run whose configuration is asked for and cannot be read."""
+        if not any("." in key for key in keys):
+            return []
+        runs = [row for row in _one_a_run(rows) if not self._config(self._folder_of(row))]
+        return [
+            f"{row.run}: its config.yaml cannot be read, so {' and '.join(keys)} are not known"
+            for row in runs
+        ]
+
+    def margins(self, rows: Sequence[Row]) -> set[float]:
+        """What the runs' own configurations say, where they say it."""
+        found = [self.value(row, "report.margin") for row in _one_a_run(rows)]
+        return {float(margin) for margin in found if _is_number(margin)}
+
+    def conditions(self, rows: Sequence[Row]) -> dict[str, Conditions]:
+        """Of the training of each run."""
+        return {row.run: self._conditions(self._folder_of(row)) for row in _one_a_run(rows)}
+
+    def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
+        """In words, what the name of the model of all these rows does not say, but for these keys."""
+        for row in _one_a_run(rows):
+            config = self._config(self._folder_of(row))
+            model = {
+                key.removeprefix("model."): value
+                for key, value in config.items()
+                if key.startswith("model.") and key not in by
+            }
+            sizes = changed_sizes(model)
+            if sizes:
+                return sizes
+        return ""
+
+    def words(self, row: Row, by: Sequence[str]) -> str:
+        """What the label of a line says of these keys."""
+        return " ".join(f"{key}={self.value(row, key)}" for key in by)
+
+    def setting_without(self, row: Row, by: Sequence[str]) -> str:
+        """A hash of what rows must share to be compared, but for these keys of the configuration."""
+        if not any("." in key for key in by):
+            return row.setting
+        config = self._config(self._folder_of(row))
+        left = {
+            key: value
+            for key, value in config.items()
+            if key.split(".")[0] in ("model", "train")
+            and key.split(".")[-1] not in NOT_IDENTITY
+            and key not in by
+        }
+        words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
+        return hashlib.sha256(words.encode()).hexdigest()[:8]
+
+
+def _one_a_run(rows: Sequence[Row]) -> list[Row]:
+    return list({row.run: row for row in rows}.values())
+
+
+def _read_flat(run: Path) -> dict[str, Any]:
+    """A run's configuration with keys such as train.lr; nothing where it cannot be read."""
+    from pe_bench.runs.untrusted import DamagedYamlError, read_mapping
+
+    try:
+        return _flat(read_mapping(run / "config.yaml"), "")
+    except (OSError, DamagedYamlError):
+        return {}
+
+
+def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
+
+
+def _equal(value: Any, wanted: str) -> bool:
+    if _is_number(value) and _is_number(wanted):
+        return float(value) == float(wanted)
+    text = "" if value is None else str(value)
+    return text == wanted or fnmatch.fnmatchcase(text, wanted)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, bool)

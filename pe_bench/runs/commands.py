@@ -1,0 +1,60 @@
+"""The commands that made a run, as they were typed: kept in its folder, in `commands.json`."""
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe_bench.system.files import write_text
+from pe_bench.system.terminal import CONTROL
+
+# A variable, because a launcher may run the jobs of a sweep in processes of their own.
+VARIABLE = "PE_BENCH_COMMAND"
+
+
+def remember_command(words: Sequence[str]) -> None:
+    """Keep what the user typed after `pe-bench`, before Hydra gets words of its own."""
+    os.environ[VARIABLE] = shlex.join(["pe-bench", *words])
+
+
+def record_command(run: Path) -> None:
+    """Add the command at work to the run's, once; none where pe-bench is used as a library.
+
+    Only the holder of the run's lock may call this.
+    """
+    command, known = _naming(os.environ.get(VARIABLE, ""), run), recorded_commands(run)
+    if command and command not in known:
+        write_text(_file(run), json.dumps([*known, command], indent=1, ensure_ascii=False) + "\n")
+
+
+def _naming(command: str, run: Path) -> str:
+    """`pe-bench eval` of the newest run with that run's name: another may be the newest by and by."""
+    words = shlex.split(command)
+    if words[1:2] == ["eval"] and (len(words) == 2 or words[2].startswith("-")):
+        words.insert(2, run.name)
+    return shlex.join(words)
+
+
+def recorded_commands(run: Path) -> tuple[str, ...]:
+    """Those of a run in the order of their first use; none where they were not kept, or are unreadable."""
+    try:
+        found = json.loads(_file(run).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ()
+    return tuple(command for command in found if _is_ours(command)) if isinstance(found, list) else ()
+
+
+def _is_ours(command: object) -> bool:
+    """Whether a shell would run pe-bench with it and nothing else: the file may be a stranger's."""
+    if not isinstance(command, str):
+        return False
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return False
+    return words[:1] == ["pe-bench"] and command == shlex.join(words) and not CONTROL.search(command)
+
+
+def _file(run: Path) -> Path:
+    return run / "commands.json"

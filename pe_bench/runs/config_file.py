@@ -1,0 +1,52 @@
+"""A run's config.yaml, with a checksum."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from pe_bench.config.parse import parse_config, to_plain
+from pe_bench.config.schema import Config, DataConfig
+from pe_bench.errors import UserError
+from pe_bench.runs.untrusted import read_mapping
+from pe_bench.system.files import write_text
+
+CHECKSUM = "# sha256 of what stands above: "
+
+
+def write_config(run: Path, config: Config) -> None:
+    text = yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+    write_text(run / "config.yaml", f"{text}{CHECKSUM}{_checksum(text)}\n")
+
+
+def read_config(run: Path) -> Config:
+    """The configuration of a run directory. Raises `UserError` when it is damaged."""
+    try:
+        values = read_mapping(run / "config.yaml")
+        _refuse_changed((run / "config.yaml").read_text(encoding="utf-8"))
+        return parse_config(values)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"
+        ) from error
+
+
+def _refuse_changed(text: str) -> None:
+    """What has no checksum, as if written by hand, is taken as it is; else a byte may make it another run."""
+    written, has_checksum, checksum = text.rpartition(CHECKSUM)
+    if has_checksum and checksum.strip() != _checksum(written):
+        raise ValueError("its checksum is of something else: delete its last line if you changed it")
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_absolute_paths(data: DataConfig) -> DataConfig:
+    """Local paths as they are from any folder, so that the run can be scored from another one."""
+    if data.source != "files":
+        return data
+    paths = {name: getattr(data, name) for name in ("path", "validation_path")}
+    return replace(data, **{name: str(Path(path).resolve()) for name, path in paths.items() if path})

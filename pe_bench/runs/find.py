@@ -1,0 +1,115 @@
+"""A run: its identity, its directory, its lock, and finding runs again.
+
+A run is named by its content, so that repeating a command finds what was done before:
+`<encoding>-s<seed>-<hash>`.
+"""
+
+import fnmatch
+import os
+import re
+import shlex
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from pe_bench.errors import RunError, UserError
+from pe_bench.runs.gather import read_result, runs_folder
+
+
+def finished_runs(results_dir: Path) -> list[Path]:
+    """The runs with a `result.json`, the one that finished last at the end."""
+    found = runs_folder(results_dir).glob("*/result.json")
+    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
+
+
+def find_run(word: str, results_dir: Path) -> Path:
+    """The finished run that a path, a name or the beginning of one name stands for."""
+    folder = runs_folder(results_dir)
+    path = _run_at(word)
+    if path is not None:
+        return _finished(path)
+    names = sorted(path.name for path in folder.glob("*") if path.is_dir())
+    name = word.rstrip("/")
+    matching = [name] if name in names else [one for one in names if name and one.startswith(name)]
+    if len(matching) == 1:
+        return _finished(folder / matching[0])
+    if matching:
+        raise UserError(f"'{word}' is the beginning of several runs: {', '.join(matching)}")
+    raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` names those there are")
+
+
+def matching_runs(word: str, results_dir: Path) -> list[Path]:
+    """The finished runs that a word selects.
+
+    By their encoding, their name, its beginning or a pattern, by the name that tables call their encoding, or
+    by the path of one of them.
+    """
+    names = {run.name: run for run in finished_runs(results_dir)}
+    name = word.rstrip("/")
+    ways: tuple[Callable[[str], bool], ...] = (
+        lambda one: one == name,
+        lambda one: one.rpartition("-s")[0] == name,
+        lambda one: one.startswith(name),
+        lambda one: fnmatch.fnmatch(one, name),
+        lambda one: name in names_of_label(_label(names[one])),
+    )
+    for is_selected in ways if name else ():
+        selected = [run for one, run in names.items() if is_selected(one)]
+        if selected:
+            return selected
+    path = _run_at(word)
+    if path is not None:
+        return [_of_folder(path, word, results_dir)]
+    raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: see `pe-bench list runs`")
+
+
+def names_of_label(label: str) -> tuple[str, ...]:
+    """What an encoding may be called: as tables do, without its options, and without the letters of its code.
+
+    `root_bias@1a2b strength=0.25` is `root_bias@1a2b` and `root_bias` too.
+    """
+    name = label.split(" ")[0]
+    return label, name, re.sub(r"@[0-9a-f]+", "", name)
+
+
+def newest_run(results_dir: Path) -> Path:
+    finished = finished_runs(results_dir)
+    if not finished:
+        raise UserError(
+            f"no finished run in {runs_folder(results_dir)}: make one with `pe-bench train encoding=rope`"
+        )
+    return finished[-1]
+
+
+def _run_at(word: str) -> Path | None:
+    """The run that a path leads to, if one does: whatever a person typed, it is no error here."""
+    return Path(word).resolve() if word and os.path.isfile(os.path.join(word, "config.yaml")) else None
+
+
+def _of_folder(run: Path, word: str, results_dir: Path) -> Path:
+    """The finished run of the results folder that lies at this path. Raises `UserError` for another."""
+    folder = runs_folder(results_dir)
+    if run.parent == folder.resolve():
+        return folder / _finished(run).name
+    if run.parent.name == "runs":
+        way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
+    else:
+        way_out = "put it into a folder runs/, and name with --results-dir the folder that holds that"
+    raise UserError(f"the run {word} is not one of {folder}: {way_out}")
+
+
+def _label(run: Path) -> str:
+    """What tables call the encoding of a finished run; empty where its result does not say."""
+    with suppress(RunError):
+        return str((read_result(run) or {}).get("encoding", ""))
+    return ""
+
+
+def _finished(run: Path) -> Path:
+    try:
+        result = read_result(run)
+    except RunError as error:
+        raise UserError(str(error)) from error
+    if result is None:
+        raise UserError(f"{run} is not finished: repeat the command that trained it, and it goes on")
+    return run

@@ -1,0 +1,69 @@
+"""A run's name follows from its content: a hash of everything that changes its weights."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from typing import Any
+
+from pe_bench.config.schema import Config, ModelConfig, TrainConfig
+
+IDENTITY_VERSION = 1
+
+
+# Names are for people, and how often something is written changes no weights. Steps stand in place of
+# what they were computed from.
+NOT_IDENTITY = {
+    "name",
+    "steps",
+    "tokens",
+    "log_every",
+    "validate_every",
+    "validation_tokens",
+    "checkpoint_every",
+    "processes",
+    "shard",
+}
+
+
+def identity(
+    config: Config, data_hash: str, train_dtype: str, encoding_options: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What makes a run this run. Values that equal their defaults are left out.
+
+    The data stands here by the hash of what was tokenized, wherever it lay. `encoding_options`
+    are the parts of the encoding, without options that equal the constructors' defaults.
+    """
+    return {
+        "version": IDENTITY_VERSION,
+        "encoding": encoding_options,
+        "seed": config.seed,
+        "model": _changed(config.model, ModelConfig()),
+        "train": {**_changed(config.train, TrainConfig()), "steps": config.train.total_steps},
+        "data": data_hash,
+        "precision": train_dtype,
+    }
+
+
+def run_name(config: Config, identity: dict[str, Any]) -> str:
+    parts = [config.encoding["name"], *(config.encoding.get("modifiers") or {})]
+    return f"{'+'.join(parts)}-s{config.seed}-{_hash(identity)}"
+
+
+def encoding_in(run_name: str) -> str:
+    """The encoding that a run's name begins with; the whole name where it is none of ours."""
+    return re.sub(r"-s\d+-[0-9a-f]+$", "", run_name)
+
+
+def setting(identity: dict[str, Any]) -> str:
+    """The hash of all but encoding and seed: runs with one setting may be compared."""
+    return _hash({key: value for key, value in identity.items() if key not in ("encoding", "seed")})
+
+
+def _changed(section: Any, defaults: Any) -> dict[str, Any]:
+    values, usual = dataclasses.asdict(section), dataclasses.asdict(defaults)
+    return {key: value for key, value in values.items() if value != usual[key] and key not in NOT_IDENTITY}
+
+
+def _hash(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]

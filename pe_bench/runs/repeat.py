@@ -1,0 +1,196 @@
+"""From a run's resolved configuration back to the words of a command that repeats it.
+
+The words name the groups, and then whatever differs from what those hold. They compose to the same
+identity, and so to the same run: one of a sweep, or one whose command was not kept, can be made again.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import yaml
+
+from pe_bench.config.checks import obeyed
+from pe_bench.config.groups import config_dir
+from pe_bench.config.schema import DataConfig, EvalConfig
+from pe_bench.errors import UserError
+from pe_bench.runs.rows import Row
+
+# The key of each group that says which of its files was chosen.
+NAME_IN_GROUP = {"model": "name", "data": "name", "tokenizer": "kind"}
+LENGTHS_FOLLOW = ("lengths", "protocol", "target_tokens")  # of eval, what its lengths follow from
+NOT_OPTIONS = ("code_sha256", "derived", "modifiers")
+GROUP_FILE = re.compile(r"\w+/\w+", re.ASCII)  # a run's configuration may be a stranger's, and name any path
+PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
+NOT_TEXT = ("null", "true", "false", "nan", "inf")  # what Hydra reads a plain word as
+INTERPOLATION = "${"
+
+
+class Repeater:
+    """Words that repeat runs; what the groups hold is composed once for all runs that share it."""
+
+    def __init__(self) -> None:
+        self._file = cache(_read_group_file)
+        self._composed = cache(_compose)
+
+    def words(self, config: Mapping[str, Any], precision: str) -> list[str]:
+        """The words after `pe-bench train` for a resolved configuration, and the precision it came to.
+
+        Where results and caches lie and what machine is used stay open. Raises `UserError` for a
+        configuration that this version cannot express.
+        """
+        groups = [*self._encoding_words(config["encoding"]), f"seed={config.get('seed', 0)}"]
+        return [*groups, f"precision={precision}", *self._section_words(config)]
+
+    def needs(self, config: Mapping[str, Any]) -> list[str]:
+        """What the command needs beside pe-bench: files of an encoding that is not pe-bench's own."""
+        encoding = config["encoding"]
+        modifiers = encoding.get("modifiers") or {}
+        files = [f"encoding/{encoding['name']}", *(f"modifier/{name}" for name in modifiers)]
+        own = [f"{file}.yaml in a folder that --config-dir names" for file in files if not self._file(file)]
+        parts = [encoding, *modifiers.values()]
+        hashes = [
+            f"{part['class']} (sha256 {part['code_sha256']})" for part in parts if "code_sha256" in part
+        ]
+        source = config.get("train", {}).get("from")
+        return [*own, *hashes, *([f"the run {source}, whose weights it starts from"] if source else [])]
+
+    def _encoding_words(self, encoding: Mapping[str, Any]) -> list[str]:
+        name, modifiers = encoding["name"], encoding.get("modifiers") or {}
+        words = [f"encoding={_spell(name)}"]
+        words += [f"modifier=[{','.join(map(_spell, modifiers))}]"] if modifiers else []
+        parts = {"encoding": (f"encoding/{name}", encoding)}
+        parts |= {f"encoding.modifiers.{key}": (f"modifier/{key}", part) for key, part in modifiers.items()}
+        for key, (file, part) in parts.items():
+            words += _option_words(key, part, self._file(file))
+        return words
+
+    def _section_words(self, config: Mapping[str, Any]) -> list[str]:
+        """Group by group: their files, options that the files give, and then what follows from neither."""
+        words = []
+        for group, key in NAME_IN_GROUP.items():
+            values = config.get(group, {})
+            usual = self._file(f"{group}/{values.get(key)}") or {}
+            literal = {name: value for name, value in usual.items() if not _is_derived(value)}
+            words += [f"{group}={_spell(values[key])}"] if usual else []
+            words += [
+                f"{group}.{name}={_spell(value)}"
+                for name, value in values.items()
+                if name in literal and literal[name] != value
+            ]
+        composed = self._composed(tuple(words))
+        for section in (*NAME_IN_GROUP, "train", "eval"):
+            words += _differences(section, config.get(section, {}), composed[section])
+        words = obeyed(words, DataConfig(**config.get("data", {})), EvalConfig(**config.get("eval", {})))
+        return [word for word in words if word not in self._usual_words()]
+
+    def _usual_words(self) -> list[str]:
+        usual = self._composed(())
+        return [f"{group}={usual[group][key]}" for group, key in NAME_IN_GROUP.items()]
+
+
+def with_scored_lengths(config: Mapping[str, Any], rows: Iterable[Row]) -> Mapping[str, Any]:
+    """The configuration, asking too for the lengths that the run's own protocol has scored it at since."""
+    evaluation, train_length = config.get("eval", {}), config["train"]["length"]
+    known = EvalConfig(**{key: evaluation[key] for key in LENGTHS_FOLLOW if key in evaluation})
+    asked = set(known.resolved_lengths(train_length))
+    own = [row for row in rows if row.protocol == known.protocol and row.scored_with == row.encoding]
+    scored = {row.length for row in own}
+    if scored <= asked:
+        return config
+    return {**config, "eval": {**evaluation, "lengths": sorted(asked | scored)}}
+
+
+def _option_words(key: str, part: Mapping[str, Any], usual: Mapping[str, Any] | None) -> Iterator[str]:
+    """The options that are not as in the shipped file; all that nothing else decided where there is none."""
+    derived = part.get("derived") or []
+    for name, value in part.items():
+        if name in NOT_OPTIONS:
+            continue
+        if usual is None:
+            if name not in ("name", "class", *derived):
+                yield f"{key}.{name}={_spell(value)}"
+        elif name not in usual:
+            yield f"+{key}.{name}={_spell(value)}"
+        elif not (name in derived if _is_derived(usual[name]) else usual[name] == value):
+            yield f"{key}.{name}={_spell(value)}"
+
+
+def _differences(section: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if name not in usual:
+            raise UserError(f"{section}.{name} is no key of this version of pe-bench")
+        decided_by_steps = (section, name) == ("train", "tokens") and values.get("steps") is not None
+        if value != usual[name] and not decided_by_steps:
+            yield f"{section}.{name}={_spell(value)}"
+
+
+def _is_derived(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(INTERPOLATION)
+
+
+def _read_group_file(name: str) -> dict[str, Any] | None:
+    """The keys of `configs/NAME.yaml` as they stand there; None for a file that is not pe-bench's own."""
+    path = config_dir() / f"{name}.yaml"
+    known = GROUP_FILE.fullmatch(name) is not None and path.is_file()
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if known else None
+
+
+def _compose(words: tuple[str, ...]) -> dict[str, Any]:
+    from pe_bench.config.compose import compose
+
+    return compose(words)
+
+
+def _spell(value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_spell(key)}:{_spell(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ",".join(map(_spell, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if not isinstance(value, str):
+        return repr(value)
+    if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT:
+        return value
+    return f'"{_escaped(value)}"'
+
+
+def _escaped(text: str) -> str:
+    """For double quotes: backslashes stand for themselves, but before a quote."""
+    return re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text)
+
+
+def sweep_commands(commands: Iterable[str]) -> list[str]:
+    """Commands that make the runs of all of `commands`, each of one run.
+
+    Runs that differ in nothing but encoding and seed become one sweep, of as many encodings as were
+    run with the same seeds.
+    """
+    seeds: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for command in commands:
+        words = shlex.split(command)[2:]
+        encoding, seed = (
+            next(word for word in words if word.startswith(key)) for key in ("encoding=", "seed=")
+        )
+        rest = tuple(word for word in words if word not in (encoding, seed))
+        seeds.setdefault(rest, {}).setdefault(_value(encoding), []).append(_value(seed))
+    return [command for rest, found in seeds.items() for command in _sweeps(found, rest)]
+
+
+def _sweeps(seeds_of: Mapping[str, Sequence[str]], rest: Sequence[str]) -> Iterator[str]:
+    encodings_of: dict[tuple[str, ...], list[str]] = {}
+    for encoding, seeds in seeds_of.items():
+        each = tuple(sorted(set(seeds), key=lambda seed: (len(seed), seed)))
+        encodings_of.setdefault(each, []).append(encoding)
+    for seeds, encodings in encodings_of.items():
+        sweep = ["-m"] if len(seeds) * len(encodings) > 1 else []
+        chosen = [f"encoding={','.join(encodings)}", f"seed={','.join(seeds)}"]
+        yield shlex.join(["pe-bench", "train", *sweep, *chosen, *rest])
+
+
+def _value(word: str) -> str:
+    return word.partition("=")[2]

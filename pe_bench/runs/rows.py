@@ -1,0 +1,184 @@
+"""The rows of results: their columns, one file in each run, and all of them gathered.
+
+A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebuilt whole under
+a lock and never appended to, so that processes that finish together lose nothing. The SHA-256 of what was
+written stands beside it, by which a file that somebody edited is known, and kept under another name.
+"""
+
+import csv
+import dataclasses
+import io
+import re
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_bench.errors import RunError
+from pe_bench.system.files import write_text
+from pe_bench.system.terminal import CONTROL, printable
+from pe_bench.values import LARGEST
+
+if TYPE_CHECKING:
+    import _csv
+
+
+@dataclass(frozen=True)
+class Row:
+    """One score: a run, at a length, under a protocol. An empty number has its status and reason."""
+
+    run: str
+    encoding: str
+    scored_with: str
+    seed: int
+    model: str
+    setting: str  # hash of all of the run but its encoding and seed: rows that may be compared
+    train_length: int
+    length: int
+    protocol: str
+    control: str
+    stride: int | None  # of the sliding protocol, at this length
+    status: str  # ok, undefined, out_of_memory, too_few_documents
+    reason: str
+    nll: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    context_mean: float | None
+    targets: int
+    documents: int
+    target_hash: str
+    data: str
+    data_hash: str
+    tokenizer: str
+    parameters: int
+    steps: int
+    train_tokens: int
+    tokens_per_second: float
+    peak_memory_mb: float | None
+    device: str
+    train_dtype: str
+    score_dtype: str
+    threads: int
+    torch: str
+    pe_bench: str
+    git: str
+    date: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What a row is of; a second score of the same thing replaces the first."""
+        return tuple(map(str, _KEY_OF(self)))
+
+    @property
+    def order(self) -> tuple[str, str, str, int, str, bool]:
+        coarse = self.score_dtype != "float32"
+        return (self.protocol, self.scored_with, self.control, self.length, self.target_hash, coarse)
+
+
+TOLD = "the encoding is told the length of the text"  # the remark of a row
+FORCED = " (forced)"  # ends what a row was scored with, where it may not follow what was trained
+POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
+KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash", "score_dtype")
+_KEY_OF = attrgetter(*KEY)
+COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
+_VALUES_OF = attrgetter(*COLUMNS)
+_TYPES = typing.get_type_hints(Row)
+_MAY_BE_EMPTY = {name for name, kind in _TYPES.items() if type(None) in typing.get_args(kind)}
+_WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
+_FORMULA = ("=", "+", "-", "@")  # begin what a spreadsheet computes
+_FILE_NAME = re.compile(r"[\w.+-]*")
+_IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype"}  # of scores
+_AT_LEAST = {"train_length": 1, "length": 1}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of one CSV file, none where there is no file.
+
+    Raises `RunError` when the file is damaged, or has other columns than this version's.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return _parse_all(csv.reader(file, strict=True), path)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, csv.Error) as error:
+        raise RunError(f"{path} is damaged ({error}): delete it and score the run again") from error
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Replace the file by these rows, later ones winning over earlier ones of the same key."""
+    write_text(path, to_csv(rows))
+
+
+def to_csv(rows: Iterable[Row]) -> str:
+    """Rows as CSV, later ones winning over earlier ones of the same key."""
+    latest = {row.key: row for row in rows}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(map(_spell, _VALUES_OF(row)) for row in latest.values())
+    return text.getvalue()
+
+
+def _spell(value: object) -> str:
+    """A cell's text. `repr` of a float reads back as the same float; numpy's would not be a number."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        text = printable(value)
+        return f"'{text}" if text.startswith(_FORMULA) else text
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
+    found = next(reader, None)
+    if found is None:
+        raise ValueError("it is empty")
+    if set(found) != set(COLUMNS):
+        odd = [f"no column {name}" for name in COLUMNS if name not in found]
+        odd += [f"an unknown column {name}" for name in found if name not in _TYPES]
+        raise RunError(
+            f"{path} is not of this version of pe-bench ({', '.join(odd)}): "
+            "delete it and score the run again, or use the version that wrote it"
+        )
+    read = [(found.index(name), _reader(name)) for name in COLUMNS]
+    return [_parse(cells, read, reader.line_num) for cells in reader if cells]
+
+
+def _parse(cells: list[str], read: Sequence[tuple[int, Callable[[str], Any]]], line: int) -> Row:
+    """read: the place and the reader of each column's cell, in the order of `Row`."""
+    if len(cells) != len(COLUMNS):
+        raise ValueError(f"line {line} does not have {len(COLUMNS)} cells")
+    return Row(*[value(cells[place]) for place, value in read])
+
+
+def _reader(name: str) -> Callable[[str], Any]:
+    return partial(read_text if _TYPES[name] is str else _value, name=name)
+
+
+def read_text(text: str, name: str) -> str:
+    """A stranger's, maybe: it goes to terminals, spreadsheets and the names of files."""
+    if CONTROL.search(text):
+        raise ValueError(f"{name} has control characters: {text!a:.60}")
+    if text.startswith(_FORMULA):
+        raise ValueError(f"{name} begins as a formula does: {text!r:.60}")
+    if name in _IN_FILE_NAMES and not _FILE_NAME.fullmatch(text):
+        raise ValueError(f"{name} is {text!r:.60}, which cannot stand in a file's name")
+    return text
+
+
+def _value(text: str, name: str) -> Any:
+    if not text and name in _MAY_BE_EMPTY:
+        return None
+    try:
+        if name not in _WHOLE:
+            return float(text)
+        number = int(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is {text!r:.60}, which is not a number") from error
+    if not _AT_LEAST.get(name, 0) <= number <= LARGEST:
+        raise ValueError(f"{name} is {number}, which cannot be")
+    return number

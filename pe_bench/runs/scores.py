@@ -1,0 +1,246 @@
+"""The NLLs of single targets: kept in a file, and summed to the numbers of a row."""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
+
+from pe_bench.errors import RunError
+from pe_bench.system.files import write_atomically
+
+ENOUGH_DOCUMENTS = 20  # for an interval over documents
+LONG_STRETCH = 64  # targets
+CHECKSUM = "sha256"  # of the three tensors, in the file's header
+TENSORS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
+
+
+@dataclass(frozen=True)
+class Units:
+    """How the targets of a set divide into documents, and into the units of an interval.
+
+    document, bytes: as in `Scores`.
+    """
+
+    document: np.ndarray
+    bytes: np.ndarray
+
+    def by_document(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The documents in rising order, and the bits per byte of each, float64.
+
+        A document whose targets stand for no byte has no bits per byte, and is left out.
+        """
+        some = self.sizes > 0
+        return self.documents[some], self.nats(nll)[some] / math.log(2) / self.sizes[some]
+
+    def by_unit(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The units in a fixed order, and the bits per byte of each, float64 [units].
+
+        A unit is a document; where there are fewer than 20, one of equally many stretches of each document,
+        of 64 targets or more. The mean over a document's stretches is the document's own number.
+        """
+        if self.stretches == 1:
+            return self.by_document(nll)
+        sizes = np.repeat(self.sizes, self.stretches) / self.stretches
+        bits = np.bincount(self.unit, weights=nll.astype(np.float64)) / math.log(2)
+        some = sizes > 0
+        return self.names[some], bits[some] / sizes[some]
+
+    def nats(self, nll: np.ndarray) -> np.ndarray:
+        """The sum of each document, float64 [documents]."""
+        return np.bincount(self.group, weights=nll.astype(np.float64))
+
+    @cached_property
+    def _grouped(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        documents, group, counts = np.unique(self.document, return_inverse=True, return_counts=True)
+        return documents, group, counts
+
+    @property
+    def documents(self) -> np.ndarray:
+        return self._grouped[0]
+
+    @property
+    def group(self) -> np.ndarray:
+        """The place of each target's document among `documents`, int64 [targets]."""
+        return self._grouped[1]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Targets of each document."""
+        return self._grouped[2]
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Bytes of each document's targets."""
+        return np.bincount(self.group, weights=self.bytes)
+
+    @cached_property
+    def stretches(self) -> int:
+        return stretches_of(self.counts)
+
+    @cached_property
+    def unit(self) -> np.ndarray:
+        """The place of each target's stretch among `names`, int64 [targets]."""
+        place = np.empty(len(self.group), np.int64)  # of a target among those of its document
+        order = np.argsort(self.group, kind="stable")
+        place[order] = np.concatenate([np.arange(count) for count in self.counts])
+        return self.group * self.stretches + place * self.stretches // self.counts[self.group]
+
+    @cached_property
+    def names(self) -> np.ndarray:
+        """Of the stretches: numbers that tell them apart, int64 [units]."""
+        stretch = np.tile(np.arange(self.stretches), len(self.documents))
+        return np.repeat(self.documents, self.stretches) * self.stretches + stretch
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One entry for each scored token, in the fixed order of the target set.
+
+    nll: nats, float32 [targets]; document: int64 [targets]; bytes: what each token stands for in
+    the text, int64 [targets].
+    """
+
+    nll: np.ndarray
+    document: np.ndarray
+    bytes: np.ndarray
+
+    @cached_property
+    def units(self) -> Units:
+        return Units(self.document, self.bytes)
+
+    def sharing(self, units: Units | None) -> "Scores":
+        """The same, with the units of other scores where they are of the same targets: a saving alone."""
+        same = units is not None and all(
+            np.array_equal(*pair) for pair in ((units.document, self.document), (units.bytes, self.bytes))
+        )
+        if same:
+            self.__dict__["units"] = units
+        return self
+
+    def by_unit(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.units.by_unit(self.nll)
+
+    def by_document(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.units.by_document(self.nll)
+
+
+def stretches_of(counts: np.ndarray) -> int:
+    """Into how many stretches each document is cut, from its number of targets int64 [documents]."""
+    if len(counts) >= ENOUGH_DOCUMENTS:
+        return 1
+    return int(max(1, min(-(-ENOUGH_DOCUMENTS // len(counts)), counts.min() // LONG_STRETCH)))
+
+
+@dataclass(frozen=True)
+class Level:
+    """Nats per token, its exponential, and bits per byte of the text (NaN where it has no byte)."""
+
+    nll: float
+    perplexity: float
+    bits_per_byte: float
+
+
+def mean_over_documents(scores: Scores) -> Level:
+    """Every document counts the same, however many targets it gave: the `paired` protocol."""
+    nll = float(np.mean(scores.units.nats(scores.nll) / scores.units.counts))
+    _, bits_per_byte = scores.by_document()
+    return Level(nll, perplexity_of(nll), float(np.mean(bits_per_byte)) if bits_per_byte.size else math.nan)
+
+
+def mean_over_tokens(scores: Scores) -> Level:
+    """The papers' mean: all nats over all tokens, summed in float64 and divided once."""
+    nats = float(np.sum(scores.nll, dtype=np.float64))
+    nll = nats / len(scores.nll)
+    size = int(scores.bytes.sum())
+    return Level(nll, perplexity_of(nll), nats / math.log(2) / size if size else math.nan)
+
+
+LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
+    "paired": mean_over_documents,
+    "nonoverlapping": mean_over_tokens,
+    "sliding": mean_over_tokens,
+    "positions": mean_over_tokens,
+}
+
+
+def score_path(
+    run: Path,
+    protocol: str,
+    length: int,
+    control: str,
+    target_hash: str,
+    scored_with: str | None = None,
+    stride: int | None = None,
+    score_dtype: str = "float32",
+) -> Path:
+    """Where a run keeps the scores behind one row.
+
+    `scored_with` is given only where it is not the encoding that the run was trained with.
+    """
+    name = f"{protocol}-{length}-{control}-{target_hash}" + (f"-stride{stride}" if stride else "")
+    if scored_with is not None:
+        # It spells options, and so may be long or hold a slash.
+        name += f"-{hashlib.sha256(scored_with.encode()).hexdigest()[:8]}"
+    name += f"-{score_dtype}" if score_dtype != "float32" else ""
+    return run / "scores" / f"{name}.safetensors"
+
+
+def save_scores(path: Path, scores: Scores) -> None:
+    path.parent.mkdir(exist_ok=True)
+    tensors = {name: np.ascontiguousarray(getattr(scores, name)) for name in TENSORS}
+    about = {CHECKSUM: _checksum(tensors)}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
+
+
+def load_scores(path: Path) -> Scores:
+    """The scores in a file. Raises `RunError` when it is missing or damaged."""
+    try:
+        content = path.read_bytes()
+        found = load(content)
+        scores = Scores(**found)
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
+        reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
+        raise RunError(f"{path} is {reason}") from error
+    kinds = {name: str(tensor.dtype) for name, tensor in found.items() if tensor.dtype != TENSORS[name]}
+    if kinds:
+        raise RunError(f"{path} is damaged ({kinds}, not the kinds of numbers that scores are)")
+    if _checksum_in(content) not in (None, _checksum(found)):
+        raise RunError(f"{path} is damaged (its numbers are not those of its checksum)")
+    shapes = {tensor.shape for tensor in found.values()}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        raise RunError(f"{path} is damaged (shapes {sorted(shapes)}, not three of [targets])")
+    if not len(scores.nll):
+        raise RunError(f"{path} is damaged (it has no target)")
+    return scores
+
+
+def _checksum(tensors: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in TENSORS:
+        digest.update(tensors[name].tobytes())
+    return digest.hexdigest()
+
+
+def _checksum_in(content: bytes) -> str | None:
+    """What a whole file says of itself; None where it was written without."""
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(CHECKSUM)
+
+
+def perplexity_of(nll: float) -> float:
+    """The exponential; infinite where it is beyond what a float can hold."""
+    return math.inf if nll >= 700 else math.exp(nll)
+
+
+def delete_scores(run: Path) -> None:
+    """Scores of weights that are about to be replaced."""
+    (run / "eval.csv").unlink(missing_ok=True)
+    shutil.rmtree(run / "scores", ignore_errors=True)

@@ -1,0 +1,151 @@
+"""What a run's directory may hold, for it may be a stranger's: plain files, plain values, plain text.
+
+Whatever reads or writes a run calls `check_files` first; `docs/security.md` says what follows from it.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pe_bench.errors import RunError
+from pe_bench.system.terminal import CONTROL
+
+# Bytes of what is read as a whole. Ours are hundreds of times smaller.
+MOST_BYTES = {".yaml": 2**16, ".json": 2**20, ".csv": 2**27}
+DEEPEST = 20  # lists and mappings inside one another
+
+
+def check_files(run: Path) -> None:
+    """Raises `RunError` for a run that is no folder of plain files and folders, each of a sensible size.
+
+    So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
+    """
+    _check_file(run, run.lstat())
+    for path, found in _below(run):
+        _check_file(path, found)
+
+
+def check_values(values: Any) -> None:
+    """Raises `ValueError` for what is no plain value, nested too deeply, or text that steers a terminal."""
+    level = [values]
+    for _ in range(DEEPEST):
+        level = [inner for value in level for inner in _inner(value)]
+    if level:
+        raise ValueError("it is nested too deeply")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The plain values of a file. Raises `OSError`, and `ValueError` where it holds anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")
+    check_values(found)
+    return found
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Everything below, no link followed; what another process takes away meanwhile is passed over."""
+    folders = [str(folder)]
+    while folders:
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(found.st_mode):
+                        folders.append(entry.path)
+                    yield Path(entry.path), found
+
+
+def _check_file(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise RunError(f"{path} is a symbolic link, and a run's files lie in its own folder: {_WAY_OUT}")
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        raise RunError(f"{path} is no plain file: {_WAY_OUT}")
+    if CONTROL.search(path.name):
+        raise RunError(f"{path} has control characters in its name: {_WAY_OUT}")
+    most = MOST_BYTES.get(path.suffix)
+    if most is not None and stat.S_ISREG(found.st_mode) and found.st_size > most:
+        raise RunError(f"{path} has {found.st_size:,} bytes, and no such file has over {most:,}: {_WAY_OUT}")
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str):
+        if CONTROL.search(value):
+            raise ValueError(f"it has control characters: {value!a:.60}")
+    elif not (value is None or isinstance(value, (bool, int, float))):
+        raise ValueError(f"it holds a {type(value).__name__}, which is no plain value")
+    return ()
+
+
+_WAY_OUT = "delete it, or ask for a whole copy of the run"
+
+
+class DamagedYamlError(ValueError):
+    """A file that holds no mapping of plain values; the text says why."""
+
+
+# libyaml's reader is as safe as Python's, and reads thousands of files in a second.
+SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Loader(SAFE):
+    """Refuses deep nesting before libyaml's own recursion ends the process."""
+
+    depth = 0
+
+    def descend_resolver(self, current_node: Any, current_index: Any) -> None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise DamagedYamlError("it is nested too deeply")
+
+    def ascend_resolver(self) -> None:
+        self.depth -= 1
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The file's values. Raises `DamagedYamlError`, and `OSError` where there is no file.
+
+    Aliases are refused: a few lines of them can stand for more than any memory holds, and no file of ours
+    has one.
+    """
+    try:
+        return _mapping_in(_text_of(path))
+    except DamagedYamlError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:
+        raise DamagedYamlError(" ".join(str(error).split())) from error
+
+
+def _text_of(path: Path) -> str:
+    """Text, for YAML would take bytes in UTF-16 too, where an alias looks different."""
+    most = MOST_BYTES[".yaml"]
+    with path.open("rb") as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise DamagedYamlError(f"it has over {most:,} bytes")
+    return found.decode("utf-8")
+
+
+def _mapping_in(text: str) -> dict[str, Any]:
+    if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader)):
+        raise DamagedYamlError("it has aliases, such as *name")
+    if "${" in text:  # which Hydra would fill in, with a secret of the environment for one
+        raise DamagedYamlError("it has interpolations, such as ${name}, and a run's values are resolved")
+    values = yaml.load(text, Loader)
+    if not isinstance(values, dict):
+        raise DamagedYamlError("it holds no keys")
+    check_values(values)
+    return values

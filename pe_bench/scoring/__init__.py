@@ -1,0 +1,1 @@
+"""A trained model and lengths in, rows and scores out: targets, protocols, controls."""

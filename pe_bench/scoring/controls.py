@@ -1,0 +1,106 @@
+"""The controls of `paired`: the same targets at the same length, kept from the context beyond training.
+
+- `window`: every layer's attention is limited to the training length W. Through n layers information
+  still travels n (W - 1) + 1 tokens. Is the whole context better than cropping it?
+- `swap`: every token further than the training length before the first target comes from another
+  document, under the same length, position ids and mask. Does the model read what is there?
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from pe_bench.config.schema import EvalConfig
+from pe_bench.encodings.base import PositionalEncoding, Side
+from pe_bench.scoring.protocols import Plan, paired_plan
+from pe_bench.scoring.targets import TargetBlocks
+
+USUAL_TIMES = (2, 16)  # the training length: where context should begin to help, and where most is asked
+
+
+def control_plans(
+    evaluation: EvalConfig, blocks: TargetBlocks, lengths: list[int], train_length: int
+) -> Iterator[tuple[int, Plan]]:
+    """The controls of these lengths, which score one set of targets."""
+    for length in controlled_lengths(evaluation, lengths, train_length, blocks.target_tokens):
+        yield length, window_control(blocks, length, train_length)
+        yield length, swap_control(blocks, length, train_length)
+
+
+def controlled_lengths(
+    evaluation: EvalConfig, lengths: list[int], train_length: int, target_tokens: int
+) -> list[int]:
+    """Which of the lengths get controls: by default those of 2 and 16 times the training length.
+
+    Where none of these is scored, it is the longest. A control needs a token that is further than the
+    training length before the first target.
+    """
+    possible = [length for length in lengths if length > train_length + target_tokens]
+    if evaluation.controls == "all" or not possible:
+        return possible
+    if evaluation.controls == "none":
+        return []
+    usual = [length for length in possible if length in [times * train_length for times in USUAL_TIMES]]
+    return usual or [max(possible)]
+
+
+def window_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
+    return replace(paired_plan(blocks, length), control="window", limit=train_length)
+
+
+def swap_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
+    plan = paired_plan(blocks, length)
+    foreign = length - blocks.target_tokens - train_length
+    windows = [
+        replace(
+            window,
+            donor=int(blocks.document[donor]),
+            donor_start=int(blocks.end[donor]) - length,
+            foreign=foreign,
+        )
+        for window, donor in zip(plan.windows, donors(blocks), strict=True)
+    ]
+    return replace(plan, windows=windows, control="swap")
+
+
+def donors(blocks: TargetBlocks) -> np.ndarray:
+    """For each block another document's block, int64 [blocks], which the set of targets alone decides.
+
+    The k-th block of a document takes the far context of the k-th of the next document, in the order
+    in which the documents were dealt.
+    """
+    documents, first, counts = np.unique(blocks.document, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    first, counts = first[order], counts[order]
+    following = np.roll(np.arange(len(documents)), -1)
+    return np.concatenate(
+        [first[n] + np.arange(own) % counts[n] for n, own in zip(following, counts, strict=True)]
+    )
+
+
+def why_not(plan: Plan, encoding: PositionalEncoding, n_layers: int, length: int) -> tuple[str, str] | None:
+    """The status and the reason of a control that would say nothing; None for one to score."""
+    if plan.control == "window" and is_windowed(encoding, n_layers, length):
+        return "undefined", "the encoding is windowed itself"
+    if plan.control == "swap" and plan.documents == 1:
+        return "too_few_documents", "all targets are of one document, and there is no other to swap with"
+    return None
+
+
+def remark(plan: Plan, n_layers: int) -> str:
+    """What the row of a scored plan says beside its numbers."""
+    if plan.limit is None:
+        return ""
+    reach = n_layers * (plan.limit - 1) + 1
+    return f"each of {n_layers} layers sees {plan.limit} tokens, so information travels up to {reach}"
+
+
+def is_windowed(encoding: PositionalEncoding, n_layers: int, length: int) -> bool:
+    """Whether every layer hides some of `length` tokens from the last one by itself."""
+    index = torch.arange(length)
+    nothing = torch.empty(1, 1, length, 0)
+    keys = Side(nothing, nothing, index, index, {})
+    query = Side(nothing[:, :, -1:], nothing[:, :, -1:], index[-1:], index[-1:], {})
+    return not any(bool(encoding.layer(n).visible(query, keys).all()) for n in range(n_layers))

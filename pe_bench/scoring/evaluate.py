@@ -1,0 +1,169 @@
+"""Scoring: a run's directory and lengths in; eval.csv and the NLL of every target out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.data.packed import Data
+from pe_bench.encodings import LengthError
+from pe_bench.errors import RunError, first_line
+from pe_bench.model.decoder import Decoder
+from pe_bench.runs.rows import TOLD, Row, read_rows, write_rows
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_path
+from pe_bench.scoring.controls import remark, why_not
+from pe_bench.scoring.protocols import (
+    Plan,
+    target_bytes,
+    target_documents,
+)
+from pe_bench.scoring.scorer import Scorer, Watcher
+from pe_bench.system.memory import is_out_of_memory
+from pe_bench.system.versions import device_name, git_commit, package_version, today
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model and what its rows say of it."""
+
+    run: Path
+    config: Config
+    model: Decoder
+    data: Data
+    device: torch.device
+    threads: int
+    train_dtype: str
+    setting: str
+    label: str
+    scored_with: str  # the label of the encoding in `model`, where that is not the run's own
+    tokens_per_second: float
+
+
+def evaluate(
+    subject: Subject, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]], watch: Watcher
+) -> list[Row]:
+    """Score what is missing of the plans, and return the rows of all of them, in their order.
+
+    After each length its scores and its row are on the disk. A length that the encoding cannot
+    reach is a row with its status and reason, and the others go on.
+    """
+    kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
+    asked: dict[int, Row] = {}
+    scorer = Scorer(subject.model, subject.data.validation, subject.device, evaluation, plans, watch)
+    for place in scorer.order():
+        length, plan = plans[place]
+        row = _empty_row(subject, length, plan, evaluation.precision)
+        if not _is_scored(subject.run, kept.get(row.key)):
+            kept[row.key] = _score(subject, plan, row, scorer)
+            write_rows(subject.run / "eval.csv", sorted(kept.values(), key=lambda one: one.order))
+        asked[place] = kept[row.key]
+    return [asked[place] for place in range(len(plans))]
+
+
+def kept_rows(
+    subject: Subject, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]]
+) -> list[Row] | None:
+    """The rows of all plans, where each is scored already: they need no weights."""
+    kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
+    asked = [_empty_row(subject, length, plan, evaluation.precision).key for length, plan in plans]
+    is_whole = all(_is_scored(subject.run, kept.get(key)) for key in asked)
+    return [kept[key] for key in asked] if is_whole else None
+
+
+def _is_scored(run: Path, row: Row | None) -> bool:
+    """Whether there is a row to keep: a lost or damaged file of scores is made again."""
+    if row is None or row.status == "out_of_memory":
+        return False
+    if row.status != "ok":
+        return True
+    try:
+        load_scores(_path(run, row))
+    except RunError:
+        return False
+    return True
+
+
+def _path(run: Path, row: Row) -> Path:
+    other = row.scored_with if row.scored_with != row.encoding else None
+    of_targets = (row.protocol, row.length, row.control, row.target_hash)
+    return score_path(run, *of_targets, other, row.stride, row.score_dtype)
+
+
+def _score(subject: Subject, plan: Plan, row: Row, scorer: Scorer) -> Row:
+    """The row with its numbers, or with the reason why it has none."""
+    layers = subject.config.model.n_layers
+    impossible = why_not(plan, subject.model.encoding, layers, row.length)
+    if impossible is not None:
+        return replace(row, status=impossible[0], reason=impossible[1])
+    try:
+        scored = scorer.score(row.length, plan)
+    except LengthError as error:
+        return replace(row, status="undefined", reason=str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return replace(row, status="out_of_memory", reason=first_line(error))
+    split = subject.data.validation
+    scores = Scores(scored.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
+    save_scores(_path(subject.run, row), scores)
+    level = LEVEL_OF_PROTOCOL[row.protocol](scores)
+    return replace(
+        row,
+        reason=_remarks(subject, plan),
+        nll=level.nll,
+        perplexity=level.perplexity,
+        bits_per_byte=level.bits_per_byte,
+        peak_memory_mb=None if scored.peak_memory_mb is None else round(scored.peak_memory_mb, 1),
+    )
+
+
+def _remarks(subject: Subject, plan: Plan) -> str:
+    """What a row with numbers says beside them."""
+    told = "prefix_consistent" not in subject.model.encoding.claims
+    remarks = [remark(plan, subject.config.model.n_layers), TOLD if told else ""]
+    return "; ".join(one for one in remarks if one)
+
+
+def _empty_row(subject: Subject, length: int, plan: Plan, score_dtype: str) -> Row:
+    """A row with all that is known before anything is scored."""
+    config, data = subject.config, subject.data
+    return Row(
+        run=subject.run.name,
+        encoding=subject.label,
+        scored_with=subject.scored_with,
+        seed=config.seed,
+        model=config.model.name,
+        setting=subject.setting,
+        train_length=config.train.length,
+        length=length,
+        protocol=plan.protocol,
+        control=plan.control,
+        stride=plan.stride,
+        status="ok",
+        reason="",
+        nll=None,
+        perplexity=None,
+        bits_per_byte=None,
+        context_mean=plan.context_mean,
+        targets=sum(window.targets for window in plan.windows),
+        documents=plan.documents,
+        target_hash=plan.target_hash,
+        data=config.data.name,
+        data_hash=data.hash,
+        tokenizer=data.tokenizer,
+        parameters=subject.model.parameter_count,
+        steps=config.train.total_steps,
+        train_tokens=config.train.total_steps * config.train.batch_tokens,
+        tokens_per_second=round(subject.tokens_per_second, 1),
+        peak_memory_mb=None,
+        device=device_name(subject.device),
+        train_dtype=subject.train_dtype,
+        score_dtype=score_dtype,
+        threads=subject.threads,
+        torch=torch.__version__,
+        pe_bench=package_version(),
+        git=git_commit(),
+        date=today(),
+    )

@@ -1,0 +1,223 @@
+"""Trained weights under another encoding: what the words of `eval --with` stand for.
+
+NAME.yaml is composed over the run's own model, training and data configuration. Every option that it shares
+with the trained encoding takes the trained value unless it is given. What may follow what stands on the
+classes (`may_follow`, `may_change`).
+
+A modifier acts on top of the run's own encoding, any other name replaces its base, and the run's modifiers
+stay. A scaling whose factor is not given makes two curves. With `factor=auto` it is that of each window:
+another model at each length, as one who tunes it for that length would have. With `factor=fixed` it is one
+number at every length, the training length included, as in a model that serves texts of all lengths: the
+longest length over the training length. The longest is `eval.max_length`, or what is scored where that is
+longer, for nobody sets a model up for shorter texts than it gets. The number is in the label, so that rows of
+two factors are never taken for one curve.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe_bench.config.compose import compose
+from pe_bench.config.groups import names_in
+from pe_bench.config.options import in_full
+from pe_bench.config.parse import to_plain
+from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.encodings.identity import encoding_identity, encoding_label, with_code_hashes
+from pe_bench.encodings.load import NOT_OPTIONS, build_encoding, find_class, options_of
+from pe_bench.errors import UserError, require
+from pe_bench.runs.rows import FORCED
+from pe_bench.scoring.compatibility import refusal
+from pe_bench.scoring.with_option import Spec, read_specs
+from pe_bench.system.terminal import say
+
+AUTO, FIXED = "auto", "fixed"
+SECTIONS = ("model", "data", "tokenizer", "train")
+
+
+@dataclass(frozen=True)
+class With:
+    """What was asked for beside the run's own encoding; `search` are folders with the user's own YAML."""
+
+    specs: tuple[Spec, ...] = ()
+    search: tuple[Path, ...] = ()
+    force: bool = False  # score what may not follow as well
+
+
+@dataclass(frozen=True)
+class Other:
+    """An encoding under which trained weights are scored: its name in tables, and its configuration."""
+
+    label: str
+    encoding: dict[str, Any]
+
+
+def read_with(texts: Sequence[str], folders: Sequence[Path] = (), force: bool = False) -> With:
+    """The words of `eval --with`, `--config-dir` and `--force`. Raises `UserError`."""
+    for folder in folders:
+        require(folder.is_dir(), f"--config-dir {folder} is not a folder")
+    require(bool(texts) or not folders, "--config-dir is for the encodings of --with: name one")
+    require(bool(texts) or not force, "--force is for the encodings of --with: name one")
+    return With(tuple(read_specs(texts, list(map(str, folders)))), tuple(folders), force)
+
+
+def find_others(asked: With, run: str, trained: Config) -> list[Other]:
+    """The encodings that are asked for beside the run's own, each once.
+
+    `trained` is the run's configuration with the lengths to score; its classes are trusted already. Raises
+    `UserError` for what cannot be, and without `force` for what may not follow.
+    """
+    found: dict[str, Other] = {}
+    for spec in asked.specs:
+        try:
+            encodings = list(_encodings(spec, trained, asked.search))
+            own = [one for one in encodings if _is_own(one, trained, asked.search)]
+            # A curve that only a bare name implies is not asked of a run that has the encoding already.
+            for encoding in own if own and not spec.options else encodings:
+                if encoding in own:
+                    say(f"--with {spec.text}: {run} was trained with it, and is scored with it in any case")
+                    continue
+                other = _other(encoding, trained, asked.search, asked.force)
+                found.setdefault(other.label, other)
+        except UserError as error:
+            raise UserError(f"--with {spec.text}, {run}: {error}") from error
+    return list(found.values())
+
+
+def _other(encoding: dict[str, Any], trained: Config, search: Sequence[Path], force: bool) -> Other:
+    reason = refusal(trained.encoding, encoding, search)
+    if reason is not None and not force:
+        raise UserError(f"{reason} (--force scores it all the same, and labels the rows)")
+    label = _label(encoding, search)
+    if label == encoding_label(trained.encoding, search):
+        raise UserError(
+            f"its rows would be called {label}, as the run's own are, though it is another: give it another "
+            "name in its YAML file"
+        )
+    _require_fit(label, encoding, trained, search)
+    return Other(label + (FORCED if reason else ""), encoding)
+
+
+def _is_own(encoding: dict[str, Any], trained: Config, search: Sequence[Path]) -> bool:
+    return encoding_identity(encoding, search) == encoding_identity(trained.encoding, search)
+
+
+def _label(encoding: dict[str, Any], search: Sequence[Path]) -> str:
+    """As of a trained encoding, and `factor=auto` where the factor is that of each window."""
+    option = find_class(encoding["class"], search).window_factor
+    name, _, options = encoding_label(encoding, search).partition(" ")
+    is_auto = option is not None and encoding.get(option) is None
+    return " ".join(word for word in (name, f"{option}={AUTO}" if is_auto else "", options) if word)
+
+
+def _encodings(spec: Spec, trained: Config, search: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """The configuration that a spec stands for, or two where its factor is not given."""
+    directories = list(map(str, search))
+    words = [f"encoding={spec.base or 'nope'}", f"modifier=[{','.join(spec.modifiers)}]", *_words_of(trained)]
+    bare = compose(words, directories)["encoding"]
+    if not spec.base:
+        bare = {"modifiers": bare["modifiers"]}
+    option = find_class(bare["class"], search).window_factor if spec.base else None
+    given = dict(_full_option(spec, bare, word) for word in spec.options)
+    kind = given.get(f"encoding.{option}") if option else None
+    chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
+    composed = compose([*words, *chosen], directories)["encoding"]
+    encoding = with_code_hashes(_over(trained.encoding, composed, spec, set(given), search), search)
+    if spec.base not in (None, *names_in("encoding", [])):
+        # A file of the user's may change: what it derives is spelt in the label, as what it says is.
+        encoding = {**encoding, "derived": []}
+    if option is None:
+        yield encoding
+        return
+    encoding = {option: encoding[option], **encoding}  # the first that a label says
+    if encoding[option] is not None or kind != FIXED:
+        yield encoding
+    if encoding[option] is None and kind in (None, FIXED):
+        yield {**encoding, option: fixed_factor(trained.eval, trained.train.length)}
+
+
+def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
+    """How much longer than in training the longest text is for which the scores are asked."""
+    lengths = evaluation.resolved_lengths(train_length)
+    return max(evaluation.resolved_max_length(train_length), *lengths, train_length) / train_length
+
+
+def _full_option(spec: Spec, bare: dict[str, Any], word: str) -> tuple[str, str]:
+    """`factor=4` as `encoding.factor` and 4; what no part has goes to Hydra, which says so."""
+    name = spec.base or spec.modifiers[0]
+    place = "encoding" if spec.base else f"encoding.modifiers.{name}"
+    full = in_full(name, bare, word) or (word if word.startswith("encoding.") else f"{place}.{word}")
+    key, _, value = full.partition("=")
+    return key, value
+
+
+def _words_of(trained: Config) -> list[str]:
+    """The run's own configuration as words of Hydra's, but for its encoding."""
+    values = to_plain(trained)
+    return [
+        f"++{section}.{key}={_spelled(value)}"
+        for section in SECTIONS
+        for key, value in values[section].items()
+    ] + [f"seed={trained.seed}"]
+
+
+def _spelled(value: Any) -> str:
+    """A value in Hydra's grammar; in a text nothing has a meaning, not even `${`."""
+    if isinstance(value, str):
+        text = value.replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${")
+        return f'"{text}"'
+    return json.dumps(value)
+
+
+def _over(
+    trained: dict[str, Any],
+    composed: dict[str, Any],
+    spec: Spec,
+    given: set[str],
+    search: Sequence[Path],
+) -> dict[str, Any]:
+    """What was composed in the place of what was trained, with the trained values of shared options."""
+    kept = trained.get("modifiers") or {}
+    base = _carried(composed, trained, "encoding", given, search) if spec.base else trained
+    added = {
+        name: _carried(part, kept[name], f"encoding.modifiers.{name}", given, search)
+        if name in kept
+        else part
+        for name, part in (composed.get("modifiers") or {}).items()
+    }
+    return {**base, "modifiers": {**kept, **added}}
+
+
+def _carried(
+    part: dict[str, Any], trained: dict[str, Any], place: str, given: set[str], search: Sequence[Path]
+) -> dict[str, Any]:
+    before = {**trained, **find_class(trained["class"], search).implied(options_of(trained, search))}
+    shared = {
+        name: before[name]
+        for name in part
+        if name in before and name not in NOT_OPTIONS and f"{place}.{name}" not in given
+    }
+    was_derived = trained.get("derived") or []
+    derived = [name for name in part.get("derived") or [] if name not in shared or name in was_derived]
+    return {**part, **shared, "derived": derived}
+
+
+def _require_fit(label: str, encoding: dict[str, Any], trained: Config, search: Sequence[Path]) -> None:
+    """Parameters of the same names and shapes. Raises `UserError` also where options make no encoding."""
+    wanted, saved = (_shapes(one, trained, search) for one in (encoding, trained.encoding))
+    for name in sorted(wanted.keys() | saved.keys()):
+        if wanted.get(name) != saved.get(name):
+            raise UserError(
+                f"weights trained with {encoding_label(trained.encoding, search)} do not fit {label}: "
+                f"{name} is {saved.get(name, 'missing')} there and {wanted.get(name, 'missing')} here; "
+                "train it, from these weights with train.from"
+            )
+
+
+def _shapes(encoding: dict[str, Any], trained: Config, search: Sequence[Path]) -> dict[str, list[int]]:
+    with torch.random.fork_rng(devices=[]):
+        built = build_encoding(encoding, trained.model.n_layers, search)
+    return {name: list(tensor.shape) for name, tensor in built.state_dict().items()}

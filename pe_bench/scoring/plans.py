@@ -1,0 +1,78 @@
+"""Which windows are scored at each length, and which lengths have too few documents."""
+
+from collections.abc import Iterator, Sequence
+
+from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.data.packed import Data
+from pe_bench.runs.rows import POSITIONS
+from pe_bench.scoring.controls import control_plans
+from pe_bench.scoring.positions import position_plans
+from pe_bench.scoring.protocols import (
+    Plan,
+    nonoverlapping_plan,
+    paired_plan,
+    sliding_plan,
+)
+from pe_bench.scoring.targets import scored_documents, target_blocks
+
+
+def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple[int, Plan]]:
+    """What to score at each length, in rising order of lengths. Raises `UserError`.
+
+    Lengths up to `max_length` share one set of targets. Longer ones make a set of their own, on
+    which the training length is scored too, so that there is something to compare with. The controls of a
+    set follow its lengths.
+    """
+    train_length = config.train.length
+    lengths = evaluation.resolved_lengths(train_length)
+    longest = max(train_length, evaluation.resolved_max_length(train_length))
+    within = [length for length in lengths if length <= longest]
+    beyond = [length for length in lengths if length > longest]
+    plans = list(_plans(config, evaluation, data, within, longest)) if within else []
+    if beyond:
+        plans += _plans(config, evaluation, data, sorted({train_length, *beyond}), max(beyond))
+    if evaluation.per_position:
+        text = scored_documents(data.validation, max(lengths), evaluation.tokens, evaluation.seed)
+        plans += position_plans(data, text, max(lengths))
+    return plans
+
+
+def count_parts(plans: Sequence[tuple[int, Plan]]) -> int:
+    """How many things there are to wait for: all ranges of positions are one."""
+    ranges = sum(plan.protocol == POSITIONS for _, plan in plans)
+    return len(plans) - max(0, ranges - 1)
+
+
+def shortages(config: Config, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]]) -> list[str]:
+    """A line for each set of target blocks that is smaller than was asked for."""
+    longest = max(config.train.length, evaluation.resolved_max_length(config.train.length))
+    reached: dict[str, int] = {}
+    blocks: dict[str, Plan] = {}
+    for length, plan in plans:
+        if plan.protocol == "paired" and len(plan.windows) < evaluation.targets:
+            own = longest if length <= longest else length
+            reached[plan.target_hash] = max(own, reached.get(plan.target_hash, 0))
+            blocks[plan.target_hash] = plan
+    # A set of longer lengths has a row of the training length too: its longest says what documents reach.
+    return [
+        f"too few documents: {plan.documents} reach {reached[target_hash]} tokens, with room for "
+        f"{len(plan.windows)} of eval.targets={evaluation.targets} target blocks; those are scored"
+        for target_hash, plan in blocks.items()
+    ]
+
+
+def _plans(
+    config: Config, evaluation: EvalConfig, data: Data, lengths: Sequence[int], longest: int
+) -> Iterator[tuple[int, Plan]]:
+    if evaluation.protocol == "paired":
+        size = evaluation.resolved_target_tokens(config.train.length)
+        blocks = target_blocks(data.validation, longest, size, evaluation.targets, evaluation.seed, data.hash)
+        yield from ((length, paired_plan(blocks, length)) for length in lengths)
+        yield from control_plans(evaluation, blocks, list(lengths), config.train.length)
+        return
+    text = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed)
+    if evaluation.protocol == "nonoverlapping":
+        yield from ((length, nonoverlapping_plan(data, text, length)) for length in lengths)
+    else:
+        strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
+        yield from ((length, sliding_plan(data, text, length, strides[length])) for length in lengths)

@@ -1,0 +1,162 @@
+"""What is scored: the windows that each protocol feeds, and which of their targets count.
+
+- `paired`: every length scores the very same target blocks; the `length` tokens that end with a
+  block are fed, so that target k of T sees length - T + k tokens.
+- `nonoverlapping`: the beginnings of documents are cut into windows of `length`, and every next token is
+  scored.
+- `sliding`: windows of `length` advance by a stride, and only their new tokens are scored.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pe_bench.data.packed import Data, Split
+from pe_bench.scoring.targets import ScoredText, TargetBlocks
+
+
+@dataclass(frozen=True)
+class Window:
+    """`size` tokens of a document from `start` are fed, and targets are scored from `first` on.
+
+    Target n is the token after input n; there are `targets` of them from `first`. With a donor, the first
+    `foreign` inputs are another document's: those of `donor` from `donor_start`.
+    """
+
+    document: int
+    start: int
+    size: int
+    first: int
+    targets: int
+    donor: int = -1
+    donor_start: int = 0
+    foreign: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that one length scores.
+
+    limit: every layer's attention is limited to so many tokens, for the control `window`.
+    """
+
+    protocol: str
+    windows: list[Window]
+    target_hash: str
+    stride: int | None = None
+    control: str = "none"
+    limit: int | None = None
+
+    @property
+    def context_mean(self) -> float:
+        """The mean number of tokens that a scored target sees."""
+        contexts = sum(w.targets * (w.first + 1 + w.first + w.targets) / 2 for w in self.windows)
+        return contexts / sum(w.targets for w in self.windows)
+
+    @property
+    def documents(self) -> int:
+        return len({window.document for window in self.windows})
+
+
+def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
+    size = blocks.target_tokens
+    windows = [
+        Window(int(document), int(end) - length, length, length - size - 1, size)
+        for document, end in zip(blocks.document, blocks.end, strict=True)
+    ]
+    return Plan("paired", windows, blocks.hash)
+
+
+def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
+    windows = []
+    for document, tokens in _pieces(text):
+        last = tokens - 1  # the last token is a target only
+        for start in range(0, last, length):
+            size = min(length, last - start)
+            windows.append(Window(document, start, size, 0, size))
+    return Plan("nonoverlapping", windows, text_hash(data, text))
+
+
+def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan:
+    windows = []
+    for document, tokens in _pieces(text):
+        last = tokens - 1
+        windows.append(Window(document, 0, min(length, last), 0, min(length, last)))
+        for scored in range(length, last, stride):
+            stop = min(scored + stride, last)
+            start = stop - length
+            windows.append(Window(document, start, length, scored - start, stop - scored))
+    return Plan("sliding", windows, text_hash(data, text), stride)
+
+
+def text_hash(data: Data, text: ScoredText) -> str:
+    """Of the targets of both window protocols: every token of this text but the first of each document."""
+    words = f"{data.hash}/{','.join(f'{document}:{tokens}' for document, tokens in _pieces(text))}"
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def _pieces(text: ScoredText) -> Iterator[tuple[int, int]]:
+    return zip(text.document.tolist(), text.tokens.tolist(), strict=True)
+
+
+def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
+    """Neighbours of one size and one place of their targets, about `batch_tokens` tokens at once."""
+    batch: list[Window] = []
+    for window in windows:
+        fits = not batch or (
+            _shape(window) == _shape(batch[0]) and (len(batch) + 1) * window.size <= batch_tokens
+        )
+        if not fits:
+            yield batch
+            batch = []
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+def inputs(split: Split, batch: list[Window]) -> Tensor:
+    """Token ids [B, size], of the windows' own documents throughout."""
+    rows = [split.document(w.document)[w.start : w.start + w.size] for w in batch]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def with_donors(split: Split, batch: list[Window], tokens: Tensor) -> Tensor:
+    """The inputs [B, size] with the first tokens of each window from its donor."""
+    swapped = tokens.clone()
+    for row, window in enumerate(batch):
+        donor = split.document(window.donor)[window.donor_start : window.donor_start + window.foreign]
+        swapped[row, : window.foreign] = torch.from_numpy(donor.astype(np.int64))
+    return swapped
+
+
+def targets(split: Split, batch: list[Window]) -> Tensor:
+    """Token ids [B, targets]."""
+    rows = [split.document(w.document)[first : first + w.targets] for w, first in _first_targets(batch)]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def target_bytes(split: Split, windows: list[Window]) -> np.ndarray:
+    """How many bytes of the text each target stands for, in the windows' order: int64 [targets]."""
+    assert split.byte_ends is not None, "training documents are not scored"
+    counts = []
+    for window, first in _first_targets(windows):
+        place = int(split.starts[window.document]) + first
+        counts.append(np.diff(split.byte_ends[place - 1 : place + window.targets].astype(np.int64)))
+    return np.concatenate(counts)
+
+
+def target_documents(windows: list[Window]) -> np.ndarray:
+    return np.repeat([window.document for window in windows], [window.targets for window in windows])
+
+
+def _first_targets(windows: list[Window]) -> Iterator[tuple[Window, int]]:
+    """Each window with the place of its first target in the document."""
+    return ((window, window.start + window.first + 1) for window in windows)
+
+
+def _shape(window: Window) -> tuple[int, int, int]:
+    return (window.size, window.first, window.targets)

@@ -1,0 +1,164 @@
+"""A sweep: many runs from one command, each in a process of its own, under any of Hydra's launchers.
+
+Nothing is kept of a sweep but its runs: repeating the command does what is missing.
+"""
+
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pe_bench.config.checks import obeyed
+from pe_bench.config.compose import parse_composed
+from pe_bench.config.hydra_main import call_hydra
+from pe_bench.config.overrides import CONFIG_DIR, CONFIG_NAME, overrides_in, values_of
+from pe_bench.errors import UserError, first_line
+from pe_bench.sweep.grid import Swept, with_swept_options
+from pe_bench.sweep.job import Surroundings, carry_out, fail, surroundings
+from pe_bench.sweep.states import JobState, SweepFolder
+from pe_bench.sweep.summary import Summary, summarize
+from pe_bench.sweep.view import View
+from pe_bench.system.processes import end_workers
+from pe_bench.system.signals import (
+    ASKING,
+    EXIT_CODE,
+    TWICE_SECONDS,
+    Stopped,
+    handled,
+    heed_lost_terminal,
+    tell,
+)
+
+SWEEP_DIR = "hydra.sweep.dir"
+SEARCH_PATH = "hydra.searchpath="  # where the files of a job's words may lie
+
+
+def run_sweep(words: Sequence[str], swept: Swept) -> Summary:
+    """Launch every job that `words` ask for, show how they stand, and tell how all of them ended.
+
+    A signal stops all jobs, which save; a second one leaves at once.
+    """
+    folder = SweepFolder(_new_folder(words, swept))
+    task = _Task(surroundings(folder.path), swept, _flags(words)).function()
+    launched = with_swept_options(_with_folder(words, folder.path))
+    problem = ""
+    try:
+        with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view):
+            call_hydra(launched, task)
+    except Stopped:
+        folder.ask_to_stop()
+    except UserError:
+        raise
+    except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
+        if isinstance(error, OSError) and not folder.path.exists():
+            raise UserError(f"{folder.path} cannot be made: {first_line(error)}") from error
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    return summarize(folder, swept.jobs, problem)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a launcher calls for each job, in this process or in another one, maybe elsewhere."""
+
+    around: Surroundings
+    swept: Swept
+    flags: tuple[str, ...]
+
+    def function(self) -> Any:
+        def task(composed: Any) -> None:
+            self(composed)
+
+        return task  # Hydra asks a task for the file that it was written in, which only functions have
+
+    def __call__(self, composed: Any) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from pe_bench.sweep.launchers import cores_each
+
+        hydra = HydraConfig.get()
+        searched = [word for word in hydra.overrides.hydra if word.startswith(SEARCH_PATH)]
+        words = [*searched, *hydra.overrides.task]
+        state = self._state(int(hydra.job.num), words)
+        try:
+            config, search = parse_composed(composed)
+        except Exception as error:
+            fail(SweepFolder(self.around.sweep), state, error)
+            return
+        # A sweep may hold keys that only others of its jobs obey; this one's own command may not.
+        state = replace(state, command=self._command(obeyed(words, config.data, config.eval)))
+        if config.threads == "auto":
+            config = replace(config, threads=cores_each(hydra, self.swept.jobs))
+        carry_out(state, self.around, config, search)
+
+    def _state(self, number: int, words: list[str]) -> JobState:
+        own = [word for word in words if word.partition("=")[0] in self.swept.keys]
+        return JobState(number, " ".join(own) or f"job {number}", self._command(words))
+
+    def _command(self, words: Sequence[str]) -> str:
+        return shlex.join(["pe-bench", "train", *words, *self.flags])
+
+
+@contextmanager
+def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
+    first = 0.0
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        heed_lost_terminal(number)
+        if first and view.has_seen_all_end:
+            raise Stopped
+        if first and time.monotonic() - first >= TWICE_SECONDS:
+            # A launcher would wait for its workers. The jobs find that this process is gone, and end.
+            end_workers()
+            view.give_back_terminal()
+            tell("left; each job finishes its step, saves and ends")
+            os._exit(EXIT_CODE)
+        if not first:
+            first = time.monotonic()
+            folder.ask_to_stop()
+            tell("stopping: each job finishes its step and saves; a second time leaves at once")
+
+    with handled(ASKING, stop):
+        yield
+
+
+def _new_folder(words: Sequence[str], swept: Swept) -> Path:
+    """One that no other sweep has: below that of `results_dir`, or the one that the words name."""
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    return _parent(words, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def _parent(words: Sequence[str], swept: Swept) -> Path:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    named = [word for word in overrides_in(words) if _names_folder(word)]
+    if not named:
+        return swept.results_dir / "sweeps"
+    value = str(OverridesParser.create().parse_override(named[-1]).value())
+    if "${" in value:
+        raise UserError(f"{named[-1]}: name the folder as it is, without ${{...}}")
+    return Path(value)
+
+
+def _with_folder(words: Sequence[str], folder: Path) -> list[str]:
+    """The folder by name: what resolves it anew in each process would find another."""
+    overrides = overrides_in(words)
+    rest = list(words[len(overrides) :])
+    quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
+    return [*(word for word in overrides if not _names_folder(word)), f"{SWEEP_DIR}='{quoted}'", *rest]
+
+
+def _names_folder(word: str) -> bool:
+    return word.lstrip("+").startswith(f"{SWEEP_DIR}=")
+
+
+def _flags(words: Sequence[str]) -> tuple[str, ...]:
+    """What composes a configuration besides overrides."""
+    each = ((flags[0], value) for flags in (CONFIG_DIR, CONFIG_NAME) for value in values_of(words, flags))
+    return tuple(word for pair in each for word in pair)

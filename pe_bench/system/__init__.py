@@ -1,0 +1,1 @@
+"""Files, cache, terminal, signals, processes, memory, machine and versions."""

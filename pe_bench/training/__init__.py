@@ -1,0 +1,1 @@
+"""A configuration in, checkpoints and train.csv out; in one process or several."""

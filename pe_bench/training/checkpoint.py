@@ -1,0 +1,243 @@
+"""Checkpoints: a folder of weights, optimizer state and a readable meta.json with checksums.
+
+A folder is written beside its place and renamed into it, the newest two are kept, and the
+newest whose checksums hold is the one that is read. Tensors are safetensors: nothing here can
+run code. There is no state of a random generator to keep (`pe_bench.model.seeds`).
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_type_hints
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pe_bench.errors import UserError
+from pe_bench.runs.untrusted import read_json
+from pe_bench.system.files import TEMPORARY, failures_named, flush_to_disk, write_text
+from pe_bench.training.sharding import sharded_like, whole
+from pe_bench.values import check_type, shown
+
+FORMAT = 1
+KEPT = 2
+WEIGHTS, OPTIMIZER, META = "weights.safetensors", "optimizer.safetensors", "meta.json"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What is known of a checkpoint besides its tensors."""
+
+    format: int
+    step: int
+    train_seconds: float  # spent in training steps, over every process that worked on the run
+    loss: float
+    checksums: dict[str, str]
+
+
+_KINDS = get_type_hints(Meta)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    meta: Meta
+
+
+def save_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    train_seconds: float,
+    loss: float,
+    *,
+    writes: bool = True,
+) -> None:
+    """Write the checkpoint of `step` into `folder`, then drop all but the newest two.
+
+    A process that does not write only hands over its shares of the tensors, where they are sharded.
+    """
+    if not writes:
+        for named in (model.state_dict(), _optimizer_tensors(model, optimizer)):
+            _whole(named)
+        return
+    folder.mkdir(exist_ok=True)
+    target = folder / _name(step)
+    temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
+    tensors = {WEIGHTS: model.state_dict(), OPTIMIZER: _optimizer_tensors(model, optimizer)}
+    try:
+        with failures_named(target):
+            temporary.mkdir()
+            for name, named in tensors.items():
+                save_file(_copies(named), temporary / name)
+                flush_to_disk(temporary / name)
+            checksums = {name: _checksum(temporary / name) for name in tensors}
+            meta = Meta(FORMAT, step, train_seconds, loss, checksums)
+            write_text(temporary / META, json.dumps(asdict(meta), indent=1) + "\n")
+            os.replace(temporary, target)
+            flush_to_disk(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    drop_old_checkpoints(folder)
+
+
+def drop_damaged_checkpoints(folder: Path) -> list[Path]:
+    """So that those that are kept, the newest two, are whole; the ones that were not."""
+    damaged = [path for path in _newest_first(folder) if _read_meta(path) is None]
+    for path in damaged:
+        shutil.rmtree(path)
+    return damaged
+
+
+def drop_old_checkpoints(folder: Path) -> None:
+    for old in _newest_first(folder)[KEPT:]:
+        shutil.rmtree(old)
+
+
+def latest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole. Raises `UserError` for one of another format."""
+    return next(filter(None, map(read_checkpoint, _newest_first(folder))), None)
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The one at `path`; None where it is not whole. Raises `UserError` for one of another format."""
+    meta = _read_meta(path)
+    return None if meta is None else Checkpoint(path, meta)
+
+
+def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
+    """That of a run's last step, where its weights are whole: nothing else of it is wanted any more."""
+    path = run / "checkpoints" / _name(steps)
+    meta = _read_meta(path, (WEIGHTS,))
+    return Checkpoint(path, meta) if meta is not None and meta.step == steps else None
+
+
+def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Raises `UserError` where the weights are not those of such a model, naming what differs."""
+    path = checkpoint.path / WEIGHTS
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    _require_fit(f"the weights in {checkpoint.path}", _shapes(path), wanted)
+    model.load_state_dict(load_file(path), strict=True)
+
+
+def _shapes(path: Path) -> dict[str, torch.Size]:
+    """Those of the tensors in a file, from its first bytes: nothing of their size is read."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as safetensors ({error}): delete {path.parent}") from error
+
+
+def _require_fit(what: str, saved: dict[str, torch.Size], wanted: dict[str, torch.Size]) -> None:
+    misfit = _misfit(saved, wanted)
+    if misfit is not None:
+        raise UserError(f"{what} do not fit this model: {misfit}")
+
+
+def _misfit(saved: dict[str, torch.Size], wanted: dict[str, torch.Size]) -> str | None:
+    for name in sorted(saved.keys() | wanted.keys()):
+        if name not in saved:
+            return f"{name} is missing there"
+        if name not in wanted:
+            return f"{name} is missing here"
+        if saved[name] != wanted[name]:
+            return f"{name} is {list(saved[name])} there and {list(wanted[name])} here"
+    return None
+
+
+def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give every parameter its own moments back, by name.
+
+    Raises `UserError` for what is not their shape, which the fused kernel would not notice.
+    """
+    path = checkpoint.path / OPTIMIZER
+    saved = _shapes(path)
+    _require_fit(f"the moments in {checkpoint.path}", saved, _moments_of(model, saved))
+    tensors = load_file(path)
+    for name, parameter in model.named_parameters():
+        keys = [key for key in tensors if key.startswith(f"{name}/")]
+        state = {key.rpartition("/")[2]: tensors[key] for key in keys}
+        # AdamW keeps its moments beside the parameter, and its count of steps there only when fused.
+        optimizer.state[parameter] = {
+            # A copy, for what was loaded is a view of the file.
+            key: sharded_like(value, parameter).to(
+                parameter.device if value.dim() or _fused(optimizer) else "cpu", torch.float32, copy=True
+            )
+            for key, value in state.items()
+        }
+
+
+def _moments_of(model: nn.Module, saved: Iterable[str]) -> dict[str, torch.Size]:
+    """What AdamW keeps for the parameters that have anything in `saved`: one may have had no gradient yet."""
+    begun = {key.rpartition("/")[0] for key in saved}
+    wanted = {}
+    for name, parameter in model.named_parameters():
+        if name in begun:
+            wanted |= {f"{name}/exp_avg": parameter.shape, f"{name}/exp_avg_sq": parameter.shape}
+            wanted[f"{name}/step"] = torch.Size()
+    return wanted
+
+
+def _fused(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer.defaults.get("fused"))
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU: a parameter that two modules share is written under both names."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in _whole(tensors).items()
+    }
+
+
+def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: whole(tensor) for name, tensor in tensors.items()}
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta | None:
+    """The meta.json of a checkpoint whose `files` are as they were written, else None."""
+    try:
+        found = read_json(path / META)
+    except (OSError, ValueError):
+        return None
+    if found.get("format", FORMAT) != FORMAT:
+        raise UserError(
+            f"{path} has checkpoint format {shown(found['format'])}, and this pe-bench reads {FORMAT}: "
+            "use the version that wrote it, or delete the run and train again"
+        )
+    try:
+        meta = Meta(**{name: check_type(found[name], kind, name) for name, kind in _KINDS.items()})
+        is_whole = all(_checksum(path / name) == meta.checksums[name] for name in files)
+    except (OSError, KeyError, UserError):
+        return None
+    return meta if is_whole and meta.step > 0 and meta.train_seconds > 0 else None
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,166 @@
+"""Training: a configuration and data in; checkpoints and train.csv in the run's directory out."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from pe_bench.config.schema import Config, TrainConfig
+from pe_bench.data.batches import TrainingWindows
+from pe_bench.data.packed import Data
+from pe_bench.errors import RunError
+from pe_bench.model.decoder import Decoder
+from pe_bench.system.memory import large_allocations_kept
+from pe_bench.system.signals import Stopped
+from pe_bench.training.checkpoint import (
+    Checkpoint,
+    drop_old_checkpoints,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_checkpoint,
+    save_checkpoint,
+)
+from pe_bench.training.group import Group
+from pe_bench.training.log import Step, read_log, write_log
+from pe_bench.training.optimizer import make_optimizer
+from pe_bench.training.trainer import NonFiniteError, Trainer
+
+Watcher = Callable[[Step], None]
+
+
+def train(
+    config: Config,
+    model: Decoder,
+    data: Data,
+    run: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    watch: Watcher,
+) -> Checkpoint:
+    """Train `model` to `config.train.total_steps` and return the checkpoint of the last step.
+
+    Goes on from the newest whole checkpoint of the run, and ends in the same weights as a run
+    that was never stopped. Raises `RunError` when the loss is not finite.
+    """
+    take_steps(config, model, data, run, device, dtype, watch, Group())
+    return last_checkpoint(config, run)
+
+
+def take_steps(
+    config: Config,
+    model: Decoder,
+    data: Data,
+    run: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    watch: Watcher,
+    group: Group,
+) -> None:
+    """What `train` does, in each process of a `group`, with the same arguments; the first of them writes."""
+    model.to(device)
+    folder = run / "checkpoints"
+    if group.is_first:
+        drop_old_checkpoints(folder)  # a killed process may have written one and not dropped another
+    found = _newest(folder, group)
+    if found is not None:
+        load_weights(found, model)
+    group.shard(model)
+    optimizer = make_optimizer(model, config.train, device)
+    if found is not None:
+        load_optimizer(found, model, optimizer)
+    log = read_log(run / "train.csv", found.meta.step if found and group.is_first else 0)
+    trainer = Trainer(config, model, optimizer, data, device, dtype, group)
+    with large_allocations_kept():
+        _take_steps(trainer, found, run, log, watch)
+
+
+def last_checkpoint(config: Config, run: Path) -> Checkpoint:
+    """That of the last step. Raises `RunError` where it is not there."""
+    found = latest_checkpoint(run / "checkpoints")
+    if found is None or found.meta.step != config.train.total_steps:
+        raise RunError(
+            f"the last checkpoint in {run / 'checkpoints'} is missing or damaged: repeat the command"
+        )
+    return found
+
+
+def _newest(folder: Path, group: Group) -> Checkpoint | None:
+    """The newest checkpoint, as the first process finds it: other machines may see the folder as it was."""
+    found = latest_checkpoint(folder) if group.is_first else None
+    name = group.told(found.path.name if found else "")
+    if group.is_first or not name:
+        return found
+    found = read_checkpoint(folder / name)
+    if found is None:
+        raise RunError(
+            f"{folder / name} cannot be read on {socket.gethostname()}: all machines have to see it"
+        )
+    return found
+
+
+def _take_steps(
+    trainer: "Trainer", found: Checkpoint | None, run: Path, log: list[Step], watch: Watcher
+) -> None:
+    """From the checkpoint that was found to the last step, with checkpoints and train.csv on the way.
+
+    A signal that asks for an end is obeyed after the step at work, which is saved.
+    """
+    train, group, folder = trainer.config.train, trainer.group, run / "checkpoints"
+    first, seconds = (found.meta.step, found.meta.train_seconds) if found else (0, 0.0)
+    has_missed = log and log[-1].step == first and log[-1].validation_loss is None
+    if group.any(bool(has_missed) and _validation_due(first, train)):  # it was stopped before that
+        loss = trainer.validation_loss()
+        log[-1:] = [replace(last, validation_loss=loss) for last in log[-1:]]
+    with group.steps_finished() as is_asked:
+        for step in range(first, train.total_steps):
+            try:
+                state = trainer.step(step, seconds)
+            except NonFiniteError as error:
+                raise RunError(
+                    f"{error}; {_what_is_kept(folder)}: {_way_out(step, trainer.config)}"
+                ) from error
+            seconds = state.seconds
+            if _validation_due(state.step, train):
+                state = replace(state, validation_loss=trainer.validation_loss(is_asked))
+            watch(state)
+            if _due(state.step, train.log_every, train.total_steps) or _validation_due(state.step, train):
+                log.append(state)
+            asked = is_asked()
+            if asked or _due(state.step, train.checkpoint_every, train.total_steps):
+                if group.is_first:
+                    write_log(run / "train.csv", log)
+                about = (state.step, seconds, state.loss)
+                save_checkpoint(folder, trainer.model, trainer.optimizer, *about, writes=group.is_first)
+            if asked:
+                raise Stopped(
+                    f"stopped at step {state.step} of {train.total_steps}, which is saved; "
+                    "the same command goes on from there"
+                )
+
+
+def _way_out(step: int, config: Config) -> str:
+    if step == 0:  # no weight has changed yet
+        return f"try `pe-bench check {config.encoding['name']}`"
+    return f"lower train.lr={config.train.lr:g}"
+
+
+def check_windows(data: Data, length: int) -> None:
+    """Raises `UserError` when one side of the data is shorter than a window."""
+    TrainingWindows(data.train, length, data.end_of_text)
+    TrainingWindows(data.validation, length, data.end_of_text, side="validation")
+
+
+def _what_is_kept(folder: Path) -> str:
+    found = latest_checkpoint(folder)
+    return f"the checkpoint of step {found.meta.step} is kept" if found else "no checkpoint was written yet"
+
+
+def _validation_due(step: int, train: TrainConfig) -> bool:
+    return _due(step, train.validate_every, train.total_steps)
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    return step % every == 0 or step == last

@@ -1,0 +1,113 @@
+"""One training step, and the validation loss."""
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.config.schema import Config
+from pe_bench.data.batches import TrainingWindows
+from pe_bench.data.packed import Data
+from pe_bench.model.decoder import Decoder
+from pe_bench.model.loss import token_nll
+from pe_bench.model.seeds import derive_seed
+from pe_bench.training.group import Group
+from pe_bench.training.log import Step
+from pe_bench.training.optimizer import learning_rate
+from pe_bench.training.sharding import whole
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or the gradient is infinite or not a number; the weights are as before the step."""
+
+
+class Trainer:
+    """One step at a time; each is a function of the weights, the optimizer and its number."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: Decoder,
+        optimizer: torch.optim.Optimizer,
+        data: Data,
+        device: torch.device,
+        dtype: torch.dtype,
+        group: Group | None = None,
+    ):
+        self.config, self.model, self.optimizer = config, model, optimizer
+        self.device, self.dtype, self.group = device, dtype, group or Group()
+        # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
+        fused = device.type == "cuda" and not self.group.is_sharded  # shares are gathered between the layers
+        self.layers = torch.compile(model.layers) if fused else model.layers
+        length = config.train.length
+        self.windows = TrainingWindows(data.train, length, data.end_of_text)
+        self.validation = TrainingWindows(data.validation, length, data.end_of_text, side="validation")
+
+    def step(self, number: int, seconds: float) -> Step:
+        """Step `number` (from zero); `seconds` were spent before it."""
+        train = self.config.train
+        started = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(number, train)
+        # What an encoding may draw inside the model is a function of the step too.
+        torch.manual_seed(derive_seed(self.config.seed, "model", number))
+        windows = self.windows.batch(train.batch, self.config.seed, number)
+        # Drawn for the whole batch: the parts must give what the whole would.
+        windows, ids = self._share(windows, derive_seed(self.config.seed, "ids", number), train=True)
+        ids_of_parts = ids.chunk(train.micro_batches) if ids.dim() == 2 else [ids] * train.micro_batches
+        parts = zip(windows.chunk(train.micro_batches), ids_of_parts, strict=True)
+        (loss,) = self.group.sum(sum(self._backward(part, part_ids) for part, part_ids in parts))
+        self.group.sum_gradients(self.model)
+        norm = float(whole(nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)))
+        self._refuse_non_finite(float(loss), norm, number)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        seconds += time.perf_counter() - started
+        done, rate = number + 1, learning_rate(number, train)
+        return Step(done, done * train.batch_tokens, float(loss), None, rate, norm, seconds)
+
+    def _backward(self, windows: Tensor, ids: Tensor) -> float:
+        """Add the gradient of one part of the batch; its share of the batch's mean loss."""
+        nll = self.group.call(self._nll, windows, ids)
+        loss = nll.sum() / (self.config.train.batch * self.config.train.length)
+        loss.backward()
+        return loss.item()
+
+    @torch.no_grad()
+    def validation_loss(self, is_asked: Callable[[], bool] = lambda: False) -> float | None:
+        """Mean nats per token over windows of the validation documents, the same at every call.
+
+        None where the process `is_asked` to end meanwhile.
+        """
+        length = self.config.train.length
+        windows = self.validation.batch(max(1, self.config.train.validation_tokens // length), 0, 0)
+        nll = []
+        for part in windows.split(self.config.train.batch):
+            if is_asked():
+                return None
+            windows, ids = self._share(part, derive_seed(0, "ids"), train=False)
+            found = self.group.call(self._nll, windows, ids)
+            nll.append(found if self.group.rank < len(part) else found[:0])
+        return self.group.mean(torch.cat(nll))
+
+    def _share(self, windows: Tensor, seed: int, *, train: bool) -> tuple[Tensor, Tensor]:
+        """What this process has of a batch, and the position ids, which are drawn for all of it."""
+        ids = self._ids(windows[:, :-1], seed, train=train)
+        return self.group.share(windows), self.group.share(ids) if ids.dim() == 2 else ids
+
+    def _ids(self, tokens_BT: Tensor, seed: int, *, train: bool) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return self.model.encoding.ids(tokens_BT.to(self.device), train=train, generator=generator)
+
+    def _nll(self, windows: Tensor, ids: Tensor) -> Tensor:
+        tokens_BT, targets_BT = windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
+            return token_nll(hidden_BTD.flatten(0, 1), self.model.output_weight, targets_BT.flatten())
+
+    def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            what = f"the loss ({loss})" if not math.isfinite(loss) else f"the gradient's norm ({norm})"
+            raise NonFiniteError(f"{what} is not finite at step {number + 1}")

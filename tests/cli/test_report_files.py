@@ -1,0 +1,238 @@
+"""What `report` and `list` print and write, and what they refuse before they print anything."""
+
+import csv
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.results import add_run, edit_rows
+
+from pe_bench.cli.report import print_run
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.runs.config_file import write_config
+from pe_bench.runs.rows import read_rows
+
+LEVELS = {64: 3.1, 128: 3.0, 256: 3.1}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    add_run(tmp_path / "results", "rope", LEVELS)
+    return tmp_path / "results"
+
+
+def list_runs(command, results: Path) -> dict[str, str]:
+    """The states of the runs by name, behind their encodings."""
+    outcome = command("list", "runs", "--results-dir", str(results))
+    assert outcome.code == 0, outcome.err
+    return {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in outcome.out.splitlines()[1:]}
+
+
+def test_a_dash_prints_csv_and_no_table(command, results):
+    outcome = command("report", "--csv", "-", "--results-dir", str(results))
+    assert outcome.code == 0, outcome.err
+    rows = list(csv.DictReader(io.StringIO(outcome.out)))
+    assert [row["length"] for row in rows] == ["64", "128", "256"]
+    assert "wrote" not in outcome.err
+
+
+def test_only_one_thing_takes_the_place_of_the_table(command, results):
+    outcome = command("report", "--csv", "-", "--markdown", "-", "--results-dir", str(results))
+    assert outcome.code == 2 and "choose one" in outcome.line
+
+
+@pytest.mark.parametrize("option", ["--csv", "--markdown", "--plot"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/a.png", "there is no folder"),
+        ("folder.png", "is a folder: name a file in it"),
+        ("pipe.png", "is no plain file"),
+    ],
+)
+def test_a_target_that_cannot_be_written_is_told_before_anything_is_printed(
+    command, results, tmp_path, option, name, message
+):
+    (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    outcome = command("report", option, str(tmp_path / name), "--results-dir", str(results))
+    assert outcome.code == 2
+    assert message in outcome.line and str(tmp_path / name) in outcome.line
+    assert outcome.out == ""
+
+
+def test_a_folder_without_permission_is_told_before_anything_is_printed(
+    command, results, tmp_path, monkeypatch
+):
+    # Whoever is root may write everywhere, and tests may run as root.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    outcome = command("report", "--csv", str(tmp_path / "a.csv"), "--results-dir", str(results))
+    assert outcome.code == 2 and "no permission" in outcome.line and outcome.out == ""
+
+
+def test_an_unknown_kind_of_picture_is_told_before_anything_is_printed(command, results, tmp_path):
+    outcome = command("report", "--plot", str(tmp_path / "a.jpg"), "--results-dir", str(results))
+    assert outcome.code == 2 and ".png, .svg or .pdf" in outcome.line and outcome.out == ""
+
+
+@pytest.mark.parametrize("words", [["report"], ["list", "runs"]])
+def test_results_in_a_file_are_one_line(command, tmp_path, words):
+    (tmp_path / "file").write_text("")
+    outcome = command(*words, "--results-dir", str(tmp_path / "file"))
+    assert outcome.code == 2 and "is not a folder" in outcome.line
+
+
+@pytest.mark.parametrize("words", [[], ["--csv", "-"], ["--markdown", "-"]])
+def test_a_reader_that_leaves_early_hears_nothing_more(results, tmp_path, words):
+    read, write = os.pipe()
+    os.close(read)
+    program = [sys.executable, "-m", "pe_bench", "report", "--results-dir", str(results), *words]
+    program += ["--plot", str(tmp_path / "a.svg")]
+    done = subprocess.run(program, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, f"wrote {tmp_path / 'a.svg'}\n")
+
+
+def test_a_report_does_not_import_what_trains(results):
+    program = "import sys; from pe_bench.cli.program import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
+    words = ["report", "--csv", "-", "--results-dir", str(results)]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+@pytest.mark.parametrize("result", ["{", "{}", "[]", '{"steps": 8, "loss": null}', "\udcff"])
+def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command, results, result):
+    bad = add_run(results, "alibi", LEVELS)
+    for run in (results / "runs").iterdir():
+        write_config(run, parse_config(compose(["encoding=rope", "train.steps=250"])))
+        (run / "result.json").write_text('{"steps": 250, "loss": 1.25}')
+    (bad / "result.json").write_text(result, errors="surrogateescape")
+    states = list_runs(command, results)
+    assert states.pop(bad.name) == "damaged"
+    [good] = states.values()
+    assert good.split() == ["rope", "finished", "250", "250", "1.250", "64,", "128,", "256"]
+
+
+def test_a_run_that_is_not_finished_is_listed_with_what_it_has_so_far(command, results):
+    [run] = (results / "runs").iterdir()
+    write_config(run, parse_config(compose(["encoding=rope", "train.steps=8"])))
+    (run / "result.json").unlink()
+    for step, loss in ((4, 2.5), (6, 1.5)):
+        newest = run / "checkpoints" / f"step-{step:08d}"
+        newest.mkdir(parents=True)
+        (newest / "meta.json").write_text(json.dumps({"step": step, "loss": loss}))
+    told = ["rope", "not", "finished", "6", "8", "1.500", "64,", "128,", "256"]
+    assert list_runs(command, results)[run.name].split() == told
+
+
+def test_runs_are_listed_with_what_tables_call_their_encoding_and_the_lengths_that_have_a_number(
+    command, results
+):
+    learned = add_run(results, "learned", {64: 3.1, 128: 3.0, 256: None}, scored_with="learned", code="1")
+    edit_rows(learned, lambda row: replace(row, encoding="learned max_position=128"))
+    for run in (results / "runs").iterdir():
+        write_config(run, parse_config(compose(["encoding=rope", "train.steps=250"])))
+        (run / "result.json").write_text('{"steps": 250, "loss": 1.25}')
+    listed = list_runs(command, results)
+    assert listed.pop(learned.name).split() == [
+        *("learned", "max_position=128", "finished", "250", "250", "1.250", "64,", "128"),
+    ]
+    [rope] = listed.values()
+    assert rope.split()[0] == "rope" and rope.endswith("64, 128, 256")
+
+
+@pytest.mark.parametrize("words", [["report"], ["list", "runs"], ["list", "runs", "--csv", "-"]])
+def test_a_folder_without_runs_is_an_error_with_the_way_to_make_one(command, tmp_path, words):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        outcome = command(*words, "--results-dir", str(folder))
+        assert outcome.code == 2 and outcome.out == ""
+        assert f"run in {folder / 'runs'}: make one with `pe-bench train encoding=rope`" in outcome.line
+
+
+def test_a_run_is_reported_by_its_path_and_by_what_tables_call_its_encoding(command, results):
+    run = add_run(results, "root", LEVELS)
+    (run / "config.yaml").write_text("seed: 0\n")
+    (run / "result.json").write_text('{"encoding": "root@0cba s=0.25"}')
+    edit_rows(run, lambda row: replace(row, encoding="root@0cba s=0.25", scored_with="root@0cba s=0.25"))
+    for word in (str(run), f"{run}/", "root@0cba", "root@0cba s=0.25"):
+        outcome = command("report", word, "--csv", "-", "--results-dir", str(results))
+        assert outcome.code == 0, outcome.err
+        assert {row["encoding"] for row in csv.DictReader(io.StringIO(outcome.out))} == {"root@0cba s=0.25"}
+
+
+@pytest.mark.parametrize("word", ["seed=0", "encoding=rope", "seed<3", "train.lr>=0.001"])
+def test_a_condition_in_place_of_a_run_is_told_how_to_say_it(command, results, word):
+    outcome = command("report", word, "--results-dir", str(results))
+    assert outcome.code == 2
+    assert f"'{word}' is no run: say --where {shlex.quote(word)}" in outcome.line
+
+
+def test_models_are_listed_with_both_vocabularies(command):
+    outcome = command("list", "models")
+    [gpt2] = [line.split() for line in outcome.out.splitlines() if line.startswith("gpt2")]
+    small, large = (float(word.removesuffix("M")) for word in gpt2[1:3])
+    assert large - small == pytest.approx((50_257 - 257) * 768 / 1e6, abs=0.11)
+    assert "50,257" in outcome.out.splitlines()[0]
+
+
+def test_a_run_in_a_results_folder_is_printed_with_where_all_rows_are(results, capsys):
+    [run] = (results / "runs").iterdir()
+    print_run(read_rows(run / "eval.csv"), run)
+    printed = capsys.readouterr()
+    assert f"the run: {run} " in printed.err
+    assert f"all rows: {results / 'results.csv'}" in printed.err
+    assert f"pe-bench report --results-dir {results}\n" in printed.err
+    assert "without an interval" not in printed.out
+
+
+def test_a_run_elsewhere_is_printed_with_its_own_place_and_scores(results, tmp_path, capsys):
+    [run] = (results / "runs").iterdir()
+    run = run.rename(tmp_path / "elsewhere")
+    print_run(read_rows(run / "eval.csv"), run)
+    printed = capsys.readouterr()
+    assert printed.err == f"the run: {run}\n"
+    assert "without an interval" not in printed.out
+
+
+def test_two_files_of_one_name_are_refused(command, results, tmp_path):
+    same = str(tmp_path / "same")
+    outcome = command("report", "--csv", same, "--markdown", same, "--results-dir", str(results))
+    assert outcome.code == 2 and "both name" in outcome.line
+    assert not (tmp_path / "same").exists()
+
+
+@pytest.mark.parametrize("option", ["--html", "--plot"])
+def test_what_is_no_text_to_read_is_not_printed(command, results, option):
+    outcome = command("report", option, "-", "--results-dir", str(results))
+    assert outcome.code == 2 and "name a file" in outcome.line
+
+
+def test_the_page_is_written_beside_the_table(command, results, tmp_path):
+    page = tmp_path / "page.html"
+    outcome = command("report", "--html", str(page), "--results-dir", str(results))
+    assert outcome.code == 0, outcome.err
+    assert "rope" in outcome.out and "<!doctype html>" in page.read_text(encoding="utf-8")
+
+
+def test_scores_of_another_precision_are_shown_in_a_table_of_their_own(train, command, folder):
+    assert train("encoding=rope").code == 0
+    words = ("--results-dir", str(folder / "results"))
+    outcome = command("eval", "--lengths", "32", "--precision", "bf16", *words)
+    assert outcome.code == 0, outcome.err
+    assert "scores in bfloat16" in outcome.out
+    assert outcome.out.count("paired protocol") == 1
+    outcome = command("report", *words)
+    assert outcome.out.count("paired protocol") == 2
+    assert outcome.out.count("scores in bfloat16") == 1
+    outcome = command("report", "--where", "score_dtype=float32", *words)
+    assert "bfloat16" not in outcome.out
+    outcome = command("eval", "--precision", "half", *words)
+    assert outcome.code == 2
+    assert "eval.precision must be one of float32, bfloat16, not 'half'" in outcome.line

@@ -1,0 +1,427 @@
+"""Types, defaults and checks of a configuration."""
+
+import dataclasses
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from support.commands import write_corpus
+from support.encodings import one_of_a_kind
+
+from pe_bench.config.checks import obeyed, refuse_unused, unused_keys
+from pe_bench.config.compose import compose
+from pe_bench.config.groups import config_dir
+from pe_bench.config.parse import parse_config, parse_lengths, to_plain
+from pe_bench.config.schema import SECTIONS, Config
+from pe_bench.data.packed import load_data
+from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.scoring.plans import make_plans
+from pe_bench.values import check_type, unknown
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def test_the_yaml_files_say_the_defaults_of_the_schemas():
+    composed = parse_config(compose(["encoding=nope"]))
+    assert dataclasses.replace(composed, encoding={}) == Config(encoding={})
+
+
+def test_every_key_of_the_schemas_stands_in_the_yaml_files():
+    values = compose([])
+    plain = to_plain(Config(encoding={}))
+    for section in SECTIONS:
+        assert values[section].keys() == plain[section].keys()
+    assert values.keys() - {"encoding"} == plain.keys() - {"encoding"}
+
+
+@pytest.mark.parametrize("group", ["model", "data", "tokenizer", "encoding", "experiment"])
+def test_every_shipped_file_composes_and_parses(group):
+    for name in choices(group):
+        needed = {"files": ["data.path=x"], "hub": ["tokenizer.name=x"], "drope": ["train.from=x"]}
+        parse_config(compose([f"{group}={name}", *needed.get(name, [])]))
+
+
+def test_drope_without_a_run_to_go_on_from_is_refused():
+    with pytest.raises(UserError, match="^experiment=drope .* give train.from=RUN$"):
+        compose(["experiment=drope"])
+
+
+@pytest.mark.parametrize("encoding", one_of_a_kind(choices("encoding")))
+def test_every_modifier_composes_on_every_encoding(encoding):
+    modifiers = choices("modifier")
+    config = parse_config(compose([f"encoding={encoding}", f"modifier=[{','.join(modifiers)}]"]))
+    assert set(modifiers) <= set(config.encoding["modifiers"])
+
+
+@pytest.mark.parametrize(("word", "meant"), [("bf16", "bfloat16"), ("fp32", "float32")])
+def test_precisions_have_short_names_that_mean_the_same(word, meant):
+    short = parse_config(compose([f"precision={word}", f"eval.precision={word}"]))
+    assert (short.precision, short.eval.precision) == (meant, meant)
+    assert short == parse_config(compose([f"precision={meant}", f"eval.precision={meant}"]))
+
+
+def test_parsing_what_was_written_gives_the_same_configuration():
+    config = parse_config(compose(["encoding=logn", "train.steps=7", "eval.lengths=[64,128]"]))
+    assert parse_config(to_plain(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "result"),
+    [
+        (3, int, 3),
+        (1e6, int, 1_000_000),
+        (3, float, 3.0),
+        ("x", str, "x"),
+        (123, str, "123"),
+        (None, int | None, None),
+        (4, int | None, 4),
+        (5, str | int, 5),
+        ("auto", str | int, "auto"),
+        ([1, 2], list[int], [1, 2]),
+        ([0.9, 1], tuple[float, float], (0.9, 1.0)),
+        ("a", Literal["a", "b"], "a"),
+        (True, bool, True),
+    ],
+)
+def test_values_that_fit_their_type(value, wanted, result):
+    converted = check_type(value, wanted, "key")
+    assert converted == result
+    assert type(converted) is type(result)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "words"),
+    [
+        ("x", int, "a whole number"),
+        (1.5, int, "a whole number"),
+        (True, int, "a whole number"),
+        (float("nan"), int, "a whole number"),
+        (float("inf"), float, "a number"),
+        (2**63, int, "a whole number"),
+        ("1", float, "a number"),
+        (1, bool, "true or false"),
+        ([1, "x"], list[int], "a list, each a whole number"),
+        ([1.0], tuple[float, float], "a list of a number and a number"),
+        ("c", Literal["a", "b"], "one of a, b"),
+        ({}, int | None, "a whole number or null"),
+    ],
+)
+def test_values_that_do_not_fit_are_named_with_the_type_they_need(value, wanted, words):
+    with pytest.raises(UserError, match="key must be .*not ") as error:
+        check_type(value, wanted, "key")
+    assert words in str(error.value)
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("wanted", [int, float])
+def test_a_number_beyond_all_bounds_is_refused_and_not_shown_at_length(wanted):
+    with pytest.raises(UserError, match="key must be") as error:
+        check_type(10**400, wanted, "key")
+    assert len(str(error.value)) < 120
+
+
+def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
+    assert unknown("ropee", "encoding", ["rope", "alibi"]) == "unknown encoding 'ropee': did you mean 'rope'?"
+    assert unknown("lr", "key", ["train.lr", "seed"]).endswith("did you mean 'train.lr'?")
+    assert unknown("xyz", "encoding", ["rope", "alibi"]) == "unknown encoding 'xyz': there are: alibi, rope"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model.n_kv_heads=3", "n_heads=4 is not divisible by model.n_kv_heads=3"),
+        ("model.d_model=130", "d_model=130 is not divisible by model.n_heads=4: try model.d_model=128"),
+        ("model.n_layers=0", "model.n_layers must be positive, not 0"),
+        ("train.length=1", "at least 2 tokens, not 1"),
+        ("train.batch_tokens=4000", "train.batch_tokens=4000 is not a multiple of train.length=128"),
+        ("train.micro_batches=5", "train.micro_batches=5 does not divide the 32 windows"),
+        ("train.final_lr=2", "from 0 to 1, not 2"),
+        ("train.betas=[0.9,1]", "train.betas must lie in"),
+        ("train.warmup_steps=-1", "must not be negative, and is -1"),
+        ("train.weight_decay=-1", "must not be negative, and is -1"),
+        ("eval.lengths=[]", "eval.lengths is empty"),
+        ("eval.max_length=12", "eval.max_length=12 is less than the 16 tokens of a target block"),
+        ("eval.lengths=[0]", "positive whole numbers, and 0 is not"),
+        ("eval.lengths=[20]", "length 20 is too short for target blocks of 16 tokens"),
+        ("eval.targets=0", "eval.targets must be positive, not 0"),
+        ("seed=-1", "seed must not be negative"),
+        ("threads=zero", "threads must be auto or a positive whole number"),
+        ("device=tpu", "device must be auto, cpu, cuda"),
+        ("data.validation_fraction=1", "between 0 and 1"),
+        ("data=files", "say data.path=DIR"),
+        ("data.max_tokens=0", "data.max_tokens must be positive, not 0"),
+        ("threads=1025", "up to 1024, not 1025"),
+        ("train.from=", "train.from is empty"),
+        ("data.name=", "data.name is empty"),
+        ("tokenizer=hub", "say tokenizer.name=gpt2"),
+        ("precision=fp8", "precision must be one of auto, float32, bfloat16, not 'fp8'"),
+        ("eval.precision=auto", "eval.precision must be one of float32, bfloat16, not 'auto'"),
+        ("eval.precision=[bf16]", "eval.precision must be one of float32, bfloat16, not ['bf16']"),
+    ],
+)
+def test_what_cannot_work_is_told_with_its_value_and_the_way_out(word, message):
+    with pytest.raises(UserError) as error:
+        parse_config(compose([word]))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "used_by"),
+    [
+        (["data.path=x"], "data=files and data sets of the Hub"),
+        (["data.validation_path=x"], "data=files"),
+        (["data.subset=x"], "data sets of the Hub"),
+        (["data.revision=x"], "data sets of the Hub"),
+        (["data.subset=x", "data=files", "data.path=y"], "data sets of the Hub"),
+        (["data.validation_path=x", "data=pg19"], "data=files"),
+        (["tokenizer.vocab_size=300"], "tokenizer=bpe"),
+        (["tokenizer.vocab_size=300", "tokenizer=hub", "tokenizer.name=y"], "tokenizer=bpe"),
+        (["tokenizer.name=x"], "tokenizer=hub"),
+        (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer=hub"),
+    ],
+)
+def test_a_key_that_nothing_would_use_is_refused_with_what_uses_it(words, used_by):
+    with pytest.raises(UserError) as error:
+        parse_config(compose(words))
+    assert f"{words[0]} would be ignored with " in str(error.value)
+    assert f"it is for {used_by};" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data=files", "data.path=x", "data.validation_path=y"],
+        ["data=pg19", "data.revision=v1", "data.subset=x"],
+        ["tokenizer=bpe", "tokenizer.vocab_size=300"],
+        ["tokenizer=hub", "tokenizer.name=gpt2", "tokenizer.revision=v1"],
+    ],
+)
+def test_a_key_is_taken_where_it_is_used(words):
+    parse_config(compose(words))
+
+
+PAIRED, SLIDING, CUT = (f"eval.protocol={name}" for name in ("paired", "sliding", "nonoverlapping"))
+BY_POSITION = "eval.per_position=true"
+OWN_VALIDATION = ["data=files", "data.path=x", "data.validation_path=y"]
+
+
+def refusal(*commands):
+    """What is said of the words of the jobs of one command; None where nothing is."""
+    words = list(dict.fromkeys(word for words in commands for word in words))
+    try:
+        refuse_unused([parse_config(compose(words)) for words in commands], words)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("words", "used_by"),
+    [
+        (["eval.stride=32"], SLIDING),
+        (["eval.stride=32", CUT], SLIDING),
+        (["eval.stride=32", BY_POSITION], SLIDING),
+        (["eval.targets=6", SLIDING], PAIRED),
+        (["eval.targets=6", CUT], PAIRED),
+        (["eval.target_tokens=8", SLIDING], PAIRED),
+        (["eval.target_tokens=8", CUT, BY_POSITION], PAIRED),
+        (["eval.tokens=100"], f"{CUT} or {SLIDING} or {BY_POSITION}"),
+        (["++eval.tokens=100"], f"{CUT} or {SLIDING} or {BY_POSITION}"),
+        (["data.text_column=body"], "data=files and data sets of the Hub"),
+        (["data.validation_fraction=0.5", *OWN_VALIDATION], "data without one"),
+    ],
+)
+def test_a_key_of_a_command_that_no_run_would_obey_is_refused_with_what_does(words, used_by):
+    message = refusal(words)
+    assert message is not None
+    assert message.startswith(f"{words[0].lstrip('+')} would be ignored with ")
+    assert f"it is for {used_by}; leave it out, or choose that" in message
+
+
+def test_a_refused_key_is_told_with_what_was_chosen_in_its_way():
+    assert refusal(["eval.stride=32"]) == (
+        "eval.stride=32 would be ignored with eval.protocol=paired: it is for eval.protocol=sliding; "
+        "leave it out, or choose that"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval.stride=32", SLIDING],
+        ["eval.targets=6", "eval.target_tokens=8"],
+        ["eval.tokens=100", SLIDING],
+        ["eval.tokens=100", CUT],
+        ["eval.tokens=100", BY_POSITION],
+        ["eval.tokens=100", BY_POSITION, PAIRED],
+        ["eval.controls=none", SLIDING],
+        ["eval.targets=192", SLIDING],
+        ["data.text_column=body", "data=files", "data.path=x"],
+        ["data.text_column=body", "data=pg19"],
+        ["data.validation_fraction=0.5"],
+    ],
+)
+def test_a_key_of_a_command_that_is_obeyed_or_as_usual_is_taken(words):
+    assert refusal(words) is None
+
+
+@pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])
+def test_what_an_experiment_sets_for_another_protocol_is_not_refused(protocol):
+    for name in choices("experiment"):
+        assert (
+            refusal([f"experiment={name}", protocol, *(["train.from=x"] if name == "drope" else [])]) is None
+        )
+
+
+def test_a_sweep_may_hold_the_keys_of_each_of_its_protocols_and_no_others():
+    of_both = ["eval.stride=4", "eval.targets=6"]
+    assert refusal([*of_both, PAIRED], [*of_both, SLIDING]) is None
+    assert "eval.stride=4 would be ignored" in str(refusal([*of_both, PAIRED], [*of_both, CUT]))
+    assert "eval.targets=6 would" in str(refusal(["eval.targets=192", CUT], ["eval.targets=6", CUT]))
+
+
+@pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])
+def test_the_words_of_a_job_that_are_obeyed_are_those_that_are_not_refused(protocol):
+    words = [protocol, "seed=1", "+eval.stride=4", "eval.targets=6", "eval.tokens=100"]
+    config = parse_config(compose(words))
+    taken = obeyed(words, config.data, config.eval)
+    assert parse_config(compose(taken)).eval.protocol == config.eval.protocol
+    assert refusal(taken) is None
+    for word in set(words) - set(taken):
+        assert f"{word.lstrip('+')} would be ignored" in str(refusal([*taken, word]))
+
+
+def test_a_configuration_that_is_read_again_may_hold_keys_of_another_protocol():
+    config = parse_config(compose(["eval.stride=4", "eval.targets=6", "eval.tokens=100", SLIDING]))
+    for protocol in ("paired", "sliding", "nonoverlapping"):
+        values = to_plain(config)
+        values["eval"]["protocol"] = protocol
+        assert parse_config(values).eval.stride == 4
+
+
+@pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])
+@pytest.mark.parametrize("positions", [[], [BY_POSITION]], ids=["whole", "positions"])
+def test_the_keys_that_are_refused_are_those_that_scoring_does_not_read(tmp_path, protocol, positions):
+    """Plans are the same, whatever the value of a key that is unused, and others for every other key."""
+    words = [protocol, *positions, "train.length=16", "train.batch_tokens=64", "eval.lengths=[64]"]
+    plain = parse_config(compose([*words, "eval.max_length=64", "eval.tokens=4000"]))
+    source = replace(plain.data, source="files", path=str(write_corpus(tmp_path / "corpus")))
+    data = load_data(source, plain.tokenizer, str(tmp_path / "cache"))
+    changes = {"targets": 6, "target_tokens": 4, "stride": 3, "tokens": 900}
+
+    def plans(evaluation):
+        return [(length, plan.windows) for length, plan in make_plans(plain, evaluation, data)]
+
+    unread = {
+        f"eval.{key}"
+        for key, value in changes.items()
+        if plans(replace(plain.eval, **{key: value})) == plans(plain.eval)
+    }
+    assert unread == {key for key in unused_keys(plain.data, plain.eval) if key.startswith("eval.")}
+
+
+def test_a_tilde_in_a_path_is_the_users_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    values = compose(["data=files", 'data.path="~/a"', 'data.validation_path="~/b"', 'cache_dir="~/c"'])
+    config = parse_config({**values, "results_dir": "~"})
+    assert (config.data.path, config.data.validation_path) == ("/home/someone/a", "/home/someone/b")
+    assert (config.cache_dir, config.results_dir) == ("/home/someone/c", "/home/someone")
+
+
+NOPE = {"name": "nope", "class": "pe_bench.encodings.nope:NoPE"}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ({"name": "x"}, "encoding.class must be text .* not null"),
+        ({"name": "x", "class": 3}, "encoding.class must be text .* not 3"),
+        ({"class": "a:B"}, "encoding.name must be letters"),
+        ({**NOPE, "name": "a/b"}, "encoding.name must be letters, .*not 'a/b'"),
+        ({**NOPE, "name": ""}, "encoding.name must be letters, .*not ''"),
+        ({**NOPE, "modifiers": 3}, "encoding.modifiers must name modifiers, not 3"),
+        ({**NOPE, "modifiers": {"../x": NOPE}}, "a modifier's name must be letters, .*not '../x'"),
+        ({**NOPE, "modifiers": {"x": 3}}, "encoding.modifiers.x must hold a class, not 3"),
+        ({**NOPE, "modifiers": {"x": {}}}, "encoding.modifiers.x.class must be text .* not null"),
+    ],
+)
+def test_an_encoding_needs_a_name_that_fits_a_folder_and_a_class(encoding, message):
+    parse_config({"encoding": {**NOPE, "modifiers": {"logn+2.b_c-d": NOPE}}})
+    with pytest.raises(UserError, match=message):
+        parse_config({"encoding": encoding})
+
+
+@pytest.mark.parametrize("protocol", ["paired", "nonoverlapping", "sliding"])
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 16, 64])
+def test_default_lengths_can_all_be_scored_however_short_training_is(length, protocol):
+    words = [f"train.length={length}", f"train.batch_tokens={64 * length}", f"eval.protocol={protocol}"]
+    evaluation = parse_config(compose(words)).eval
+    lengths = evaluation.resolved_lengths(length)
+    shortest = 2 * evaluation.resolved_target_tokens(length) if protocol == "paired" else 1
+    assert length in lengths and 16 * length in lengths
+    assert lengths == sorted(set(lengths)) and lengths[0] >= shortest
+
+
+def test_a_length_too_short_for_any_block_is_told_without_a_way_out_that_is_none():
+    with pytest.raises(UserError, match="length 1 is too short .*: score longer lengths$"):
+        parse_config(compose(["eval.lengths=[1]"]))
+    with pytest.raises(UserError, match="or set eval.target_tokens=2$"):
+        parse_config(compose(["eval.lengths=[4]"]))
+    parse_config(compose(["eval.lengths=[4]", "eval.target_tokens=2"]))
+
+
+def test_what_is_required_is_a_user_error():
+    require(True, "fine")
+    with pytest.raises(UserError, match="broken"):
+        require(False, "broken")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (NotADirectoryError(20, "Not a directory", "afile/runs"), "afile/runs: not a directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("told by a library"), "told by a library"),
+        (RunError("\n first \n second"), "first"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_an_error_is_one_line_in_plain_words(error, line):
+    assert first_line(error) == line
+
+
+def test_default_lengths_are_multiples_of_the_training_length():
+    config = parse_config(compose(["train.length=64", "train.batch_tokens=1024"]))
+    assert config.eval.resolved_lengths(64) == [16, 32, 64, 96, 128, 256, 512, 1024]
+    assert config.eval.resolved_max_length(64) == 1024
+    assert config.eval.resolved_target_tokens(64) == 8
+
+
+def test_the_training_length_is_always_scored():
+    config = parse_config(compose(["eval.lengths=[256,64]"]))
+    assert config.eval.resolved_lengths(128) == [64, 128, 256]
+
+
+def test_steps_win_over_tokens_and_else_follow_from_them():
+    assert parse_config(compose([])).train.total_steps == 250
+    assert parse_config(compose(["train.tokens=10000"])).train.total_steps == 3
+    assert parse_config(compose(["train.steps=7"])).train.total_steps == 7
+
+
+@pytest.mark.parametrize("text", ["x", "1.5", "-3", "0", "512,,1024", "", "1e3"])
+def test_lengths_that_are_not_positive_whole_numbers_are_refused(text):
+    with pytest.raises(UserError, match="positive whole numbers"):
+        parse_lengths(text)
+
+
+def test_lengths_are_read_with_spaces():
+    assert parse_lengths("512, 2048") == [512, 2048]
+
+
+def test_one_value_where_a_list_is_wanted_is_told_how_to_write_it():
+    with pytest.raises(
+        UserError, match=r"eval.lengths must be a list.*, not 256: write eval.lengths=\[256\]"
+    ):
+        parse_config(compose(["encoding=nope", "eval.lengths=256"]))

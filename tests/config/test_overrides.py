@@ -1,0 +1,286 @@
+"""Hydra's words as they are: order, flags, sweeps, and completion of what is typed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.commands import files_in
+
+from pe_bench.cli.completion import complete_run, complete_word
+from pe_bench.config.compose import compose, parse_composed
+from pe_bench.config.groups import config_dir
+from pe_bench.config.hydra_main import WORDS_VARIABLE, call_hydra, read_words, run_job
+from pe_bench.config.overrides import is_sweep, order_words
+from pe_bench.errors import UserError
+from pe_bench.sweep.grid import check_sweep, with_swept_options
+
+
+@pytest.mark.parametrize(
+    ("words", "ordered"),
+    [
+        (["a=1", "-m", "b=2"], ["a=1", "b=2", "-m"]),
+        (["--cfg", "job", "a=1"], ["a=1", "--cfg", "job"]),
+        (["--config-dir", "d", "a=1", "-m", "b=2"], ["a=1", "b=2", "--config-dir", "d", "-m"]),
+        (["--config-dir=d", "a=1"], ["a=1", "--config-dir", "d"]),
+        (["--cfg=job", "a=1"], ["a=1", "--cfg", "job"]),
+        (["~a", "+b=1", "-m"], ["~a", "+b=1", "-m"]),
+        (["--info", "searchpath", "a=1"], ["a=1", "--info", "searchpath"]),
+        (["--info", "a=1"], ["a=1", "--info"]),
+    ],
+)
+def test_overrides_come_before_flags_and_values_stay_with_theirs(words, ordered):
+    assert order_words(words) == ordered
+
+
+def seen_by(words: list[str]) -> list[tuple]:
+    seen = []
+    words = read_words(words)
+    if is_sweep(words):
+        check_sweep(words, lambda config, search: None)
+        call_hydra(with_swept_options(words), lambda composed: seen.append(parse_composed(composed)))
+    else:
+        run_job(words, lambda config, search: seen.append((config, search)))
+    return seen
+
+
+def test_a_job_gets_the_configuration_that_its_words_ask_for():
+    ((config, search),) = seen_by(["encoding=alibi", "train.length=64", "train.batch_tokens=640", "seed=3"])
+    assert config.encoding["name"] == "alibi" and config.seed == 3
+    assert (config.train.length, config.train.batch) == (64, 10)
+    assert search == []
+
+
+def test_no_words_at_all_are_the_run_of_the_defaults():
+    ((config, search),) = seen_by([])
+    assert config.encoding["name"] == "rope" and search == []
+
+
+def test_a_sweep_gives_every_combination(folder):
+    words = ["-m", "encoding=rope,alibi", "seed=range(0,3)", f"results_dir={folder / 'r'}"]
+    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(words)]
+    assert seen == [(name, seed) for name in ("rope", "alibi") for seed in range(3)]
+    assert files_in(folder / "work") == []
+    assert [name.split("/")[-1] for name in files_in(folder / "r")] == ["multirun.yaml"]
+
+
+def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
+    words = ["-m", "encoding=alibi,t5", "encoding.n_heads=2", f"results_dir={folder / 'r'}"]
+    assert [config.encoding["n_heads"] for config, _ in seen_by(words)] == [2, 2]
+    words = ["-m", "encoding=t5", "encoding.buckets=8,16", f"results_dir={folder / 'r'}"]
+    assert [config.encoding["buckets"] for config, _ in seen_by(words)] == [8, 16]
+
+
+def checked_by(words: list[str], check=lambda config, search: None):
+    return check_sweep(read_words(words), check)
+
+
+def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs():
+    with pytest.raises(UserError, match="unknown encoding 'ropee'"):
+        checked_by(["-m", "encoding=alibi,ropee"])
+    with pytest.raises(UserError, match=r"train.lr must be a number, not 'x'"):
+        checked_by(["-m", "train.lr=1e-3,x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "knows", "lacks", "line"),
+    [
+        (["data=stdlib,files", "data.path=texts"], "data=files", "data=stdlib", "path: texts"),
+        (
+            ["tokenizer=bytes,bpe", "seed=0,1", "tokenizer.vocab_size=300"],
+            "tokenizer=bpe",
+            "tokenizer=bytes",
+            "vocab_size: 300",
+        ),
+        (
+            ["seed=0,1", "encoding=t5,alibi", "encoding.buckets=8"],
+            "encoding=t5",
+            "encoding=alibi",
+            "buckets: 8",
+        ),
+    ],
+)
+def test_an_option_that_some_values_of_a_sweep_know_is_refused_with_the_way_to_sweep_over_all(
+    folder, words, knows, lacks, line
+):
+    with pytest.raises(UserError) as error:
+        checked_by(["-m", *words])
+    group, _, name = knows.partition("=")
+    assert str(error.value).startswith(f"{words[-1]} is for {knows} and not for {lacks}: ")
+    for way_out in (f"FOLDER/{group}/NAME.yaml", f"'defaults: [{name}]' and '{line}'", f"{group}=NAME"):
+        assert way_out in str(error.value)
+    # The way out is one.
+    (folder / "own" / group).mkdir(parents=True)
+    (folder / "own" / group / "mine.yaml").write_text(f"defaults: [{name}]\n{line}\n")
+    other = [f"{group}=mine,{lacks.partition('=')[2]}", "--config-dir", str(folder / "own")]
+    assert checked_by(["-m", *other]).jobs == 2
+
+
+def test_an_option_that_no_value_of_a_sweep_knows_is_refused_as_in_a_run():
+    with pytest.raises(UserError, match="data.subset=x would be ignored with data=stdlib"):
+        checked_by(["-m", "data=stdlib,files", "data.subset=x", "seed=0"])
+    with pytest.raises(UserError, match="unknown key 'encoding.bukets': did you mean 'encoding.buckets'"):
+        checked_by(["-m", "encoding=t5,alibi", "encoding.bukets=3"])
+
+
+@pytest.mark.parametrize("values", ["texts,nowhere", "nowhere,texts"])
+def test_a_folder_that_is_not_there_is_named_by_its_value_and_by_where_it_was_looked_for(
+    train, folder, values
+):
+    work = folder / "work"
+    (work / "texts").symlink_to(folder / "corpus")
+    outcome = train("-m", "encoding=nope,rope", f"data.path={values}")
+    assert outcome.code == 2 and files_in(work) == []
+    assert outcome.line.startswith(f"pe-bench: data.path=nowhere does not exist in {work}: name a folder")
+    assert "the job" not in outcome.line, "the value is"
+
+
+@pytest.mark.parametrize("words", [["seed=0,1", "encoding=rope,alibi"], ["encoding=alibi,rope", "seed=0"]])
+def test_a_job_of_a_sweep_that_cannot_run_is_named_where_its_error_names_no_value(words):
+    def check(config, search):
+        if config.encoding["name"] == "alibi":
+            raise UserError("too little text")
+
+    with pytest.raises(UserError, match=r"^too little text \(the job .*encoding=alibi.*\)$"):
+        checked_by(["-m", *words], check)
+
+
+def test_a_sweep_takes_names_by_a_pattern_and_numbers_by_a_range(folder):
+    words = ["-m", "encoding=glob(*ape*,exclude=*d*)", "seed=range(3,5)", f"results_dir={folder / 'r'}"]
+    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(words)]
+    names = [path.stem for path in config_dir().glob("encoding/*.yaml")]
+    wanted = sorted(name for name in names if "ape" in name and "d" not in name)
+    assert len(wanted) > 1
+    assert seen == [
+        (compose([f"encoding={name}"])["encoding"]["name"], seed) for name in wanted for seed in (3, 4)
+    ]
+
+
+@pytest.mark.parametrize("name", ["d[x]", "dir,é", 'it\'s "so"', "a b"])
+def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep(folder, name):
+    (folder / name / "encoding").mkdir(parents=True)
+    (folder / name / "encoding" / "mine.yaml").write_text("defaults: [rope]\nname: mine\n")
+    words = ["--config-dir", str(folder / name), f"results_dir={folder / 'r'}", "encoding=mine"]
+    for given in (words, ["-m", *words]):
+        ((config, search),) = seen_by(given)
+        assert config.encoding["name"] == "mine" and search == [folder / name]
+
+
+def test_what_the_check_of_a_sweep_refuses_is_raised_and_nothing_is_written(folder):
+    def check(config, search):
+        if config.encoding["name"] == "alibi":
+            raise UserError("no alibi")
+
+    with pytest.raises(UserError, match="no alibi"):
+        checked_by(["-m", "encoding=rope,alibi", f"results_dir={folder / 'r'}"], check)
+    assert files_in(folder / "work") == [] and not (folder / "r").exists()
+
+
+def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once():
+    checked = []
+    swept = checked_by(["-m", "encoding=rope,alibi,nope", "seed=0,1"], lambda *job: checked.append(job[0]))
+    assert swept.jobs == 6 and swept.keys == ("encoding", "seed")
+    found = [(config.encoding["name"], config.seed) for config in checked]
+    assert found == [("rope", 0), ("alibi", 0), ("nope", 0), ("rope", 1)]
+    checked.clear()
+    assert checked_by(["-m", "seed=range(0,30)"], lambda *job: checked.append(job[0])).jobs == 30
+    assert len(checked) == 20, "a big sweep starts quickly"
+
+
+def test_a_folder_of_results_below_the_users_own_is_found(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    words = ["-m", "seed=0,1", 'results_dir="~/r"']
+    assert {config.results_dir for config, _ in seen_by(words)} == {str(folder / "r")}
+    assert [name.split("/")[0] for name in files_in(folder / "r")] == ["sweeps"]
+    assert files_in(folder / "work") == []
+
+
+def test_options_derived_from_the_rest_of_the_configuration_are_marked():
+    encoding = compose(["encoding=sliding_window", "encoding.base=5"])["encoding"]
+    assert encoding["derived"] == ["d_head"]
+    assert encoding["modifiers"]["sliding_window"]["derived"] == ["window"]
+    assert (
+        compose(["encoding=sliding_window", "train.length=64"])["encoding"]["modifiers"]["sliding_window"][
+            "window"
+        ]
+        == 64
+    )
+
+
+def test_arguments_and_environment_are_given_back(monkeypatch):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    before = list(sys.argv)
+    with pytest.raises(UserError):
+        run_job(["encoding=nothing"], lambda config, search: None)
+    assert sys.argv == before and "HYDRA_FULL_ERROR" not in os.environ
+
+
+def test_words_from_the_environment_come_before_the_users_own(monkeypatch):
+    monkeypatch.setenv(WORDS_VARIABLE, "seed=7 train.lr=1e-4")
+    ((config, _),) = seen_by(["seed=8"])
+    assert config.seed == 8 and config.train.lr == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("enc", ["encoding="]),
+        ("encoding=kerple_l", ["encoding=kerple_log"]),
+        ("encoding=rope,al", ["encoding=rope,alibi"]),
+        ("train.le", ["train.length="]),
+        ("train.fr", ["train.from="]),
+        ("nothing", []),
+        ("encoding=zzz", []),
+    ],
+)
+def test_completion_offers_keys_and_names(typed, offered):
+    assert complete_word(typed) == offered
+
+
+def completed(shell: str, **environment: str) -> list[str]:
+    """What a shell gets, asked as it asks."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from pe_bench.cli.app import app; app(prog_name='pe-bench')"],
+        env={**os.environ, "_PE_BENCH_COMPLETE": f"complete_{shell}", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["enc"], ["encoding="]),
+        (["encoding", "=", "no"], ["nope"]),
+        (["-m", "encoding", "=", "rope,al"], ["rope,alibi"]),
+        (["seed", "=", "3", "modifier", "=", "[lo"], ["[logn"]),
+        (["tokenizer", "="], ["bpe", "bytes", "hub"]),
+        (["encoding=no"], ["encoding=nope"]),  # where COMP_WORDBREAKS has no `=`
+    ],
+)
+def test_bash_gets_the_part_behind_its_word_breaks(words, offered):
+    typed = ["pe-bench", "train", *words]
+    for separator in ("\n", " "):
+        found = completed("bash", COMP_WORDS=separator.join(typed), COMP_CWORD=str(len(typed) - 1))
+        assert found == offered
+
+
+def test_zsh_and_fish_get_the_whole_word():
+    typed = "pe-bench train seed=3 encoding=no"
+    assert '"encoding=nope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=typed))
+    fish = {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert completed("fish", **fish) == ["encoding=nope"]
+
+
+def test_completion_of_a_modifier_list():
+    assert "modifier=[logn" in complete_word("modifier=[lo")
+
+
+def test_completion_of_runs_names_those_there_are(folder):
+    run = folder / "work" / "results" / "runs" / "rope-s0-1"
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    assert complete_run("ro") == ["rope-s0-1"] and complete_run("x") == []

@@ -1,0 +1,185 @@
+"""Documents come from the sources as they stand, and a bad source is told in one line."""
+
+import gzip
+import json
+import subprocess
+import sys
+import sysconfig
+from dataclasses import fields
+from pathlib import Path
+
+import datasets
+import pytest
+import yaml
+
+from pe_bench.config.groups import config_dir
+from pe_bench.config.schema import DataConfig, TokenizerConfig
+from pe_bench.data.corpus import read_corpus
+from pe_bench.data.documents import Document, character_boundary, within_budget
+from pe_bench.errors import UserError
+
+
+def files(path: Path, **options) -> DataConfig:
+    return DataConfig(name="files", source="files", path=str(path), **options)
+
+
+def one_line(config: DataConfig) -> str:
+    with pytest.raises(UserError) as caught:
+        read_corpus(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_rows(path: Path, *rows: dict) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_standard_library_is_real_text_in_a_fixed_order_without_tests_and_tables():
+    documents, validation = read_corpus(DataConfig())
+    names = [document.name for document in documents]
+    assert validation is None
+    assert names == sorted(names) and len(names) == len(set(names)) > 300
+    assert 5e6 < sum(len(document.text) for document in documents) < 20e6
+    assert {"argparse.py", "json/decoder.py"} <= set(names)
+    parts = {part for name in names for part in name.split("/")}
+    assert parts.isdisjoint({"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages"})
+    assert "keyword.py" not in names and not any(name.startswith("_sysconfigdata") for name in names)
+    assert documents == read_corpus(DataConfig())[0]
+
+
+def test_the_standard_library_is_the_interpreters_own_inside_a_virtual_environment():
+    documents, _ = read_corpus(DataConfig())
+    argparse = next(document for document in documents if document.name == "argparse.py")
+    assert argparse.text == Path(sys.modules["argparse"].__file__ or "").read_bytes()
+
+
+def test_an_interpreter_without_sources_is_told_what_to_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "data=files" in one_line(DataConfig())
+
+
+def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_empty_files(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    texts = {
+        "b/x.txt": "tief\r\n",
+        "c.md": "\ufeffé",
+        "a.py": "x = 1",
+        ".hidden": "h",
+        ".git/y.txt": "y",
+        "e": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text.encode())
+    documents, _ = read_corpus(files(tmp_path))
+    expected = [Document(name, texts[name].encode()) for name in ("a.py", "b/x.txt", "c.md")]
+    assert documents == expected, "and nothing is normalised: line ends and marks stay"
+
+
+def test_one_file_is_one_document(tmp_path):
+    (tmp_path / "a.txt").write_text("hello")
+    assert read_corpus(files(tmp_path / "a.txt"))[0] == [Document("a.txt", b"hello")]
+
+
+def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
+    rows = [{"body": "one\ntwo"}, {"body": None}, {"body": "drei é"}]
+    lines = write_rows(tmp_path / "a.jsonl", *rows)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "c.parquet")
+    documents, _ = read_corpus(files(tmp_path, text_column="body"))
+    names = [f"{name}:{row}" for name in ("a.jsonl", "b.jsonl.gz", "c.parquet") for row in (0, 2)]
+    assert [document.name for document in documents] == names
+    assert {document.text.decode() for document in documents} == {"one\ntwo", "drei é"}
+
+
+def test_validation_path_gives_the_other_side(tmp_path):
+    (tmp_path / "a.txt").write_text("train")
+    (tmp_path / "b.txt").write_text("validation")
+    train, validation = read_corpus(files(tmp_path / "a.txt", validation_path=str(tmp_path / "b.txt")))
+    assert train == [Document("a.txt", b"train")]
+    assert validation == [Document("b.txt", b"validation")]
+
+
+def test_a_missing_path_is_named(tmp_path):
+    assert f"data.path={tmp_path}/nowhere does not exist" in one_line(files(tmp_path / "nowhere"))
+    (tmp_path / "a.txt").write_text("a")
+    message = one_line(files(tmp_path / "a.txt", validation_path=str(tmp_path / "nowhere")))
+    assert f"data.validation_path={tmp_path}/nowhere does not exist" in message
+
+
+def test_a_source_without_text_is_told(tmp_path):
+    assert "holds no files" in one_line(files(tmp_path))
+    (tmp_path / "a.txt").touch()
+    assert "only empty files (1)" in one_line(files(tmp_path))
+    assert "holds no text" in one_line(files(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize("content", [b"ab\0c", b"\xff\xfe", b"caf\xe9"])
+def test_a_file_that_is_not_text_is_named(tmp_path, content):
+    (tmp_path / "good.txt").write_text("good")
+    (tmp_path / "picture.png").write_bytes(content)
+    message = one_line(files(tmp_path))
+    assert str(tmp_path / "picture.png") in message and "take it out" in message
+
+
+def test_a_missing_column_is_told_with_those_there_are(tmp_path):
+    write_rows(tmp_path / "a.jsonl", {"body": "x", "id": 3})
+    message = one_line(files(tmp_path / "a.jsonl"))
+    assert "no column 'text'" in message and "body, id" in message
+    assert "holds int" in one_line(files(tmp_path / "a.jsonl", text_column="id"))
+
+
+def test_no_thread_outlives_a_parquet_file_that_is_not_read_to_its_end(tmp_path):
+    """A reader's thread that is still at work when Python ends aborts it, with exit code 134."""
+    program = """
+import sys, pyarrow, pyarrow.parquet
+from pe_bench.config.schema import DataConfig
+from pe_bench.data.corpus import read_corpus
+from pe_bench.errors import UserError
+rows = [f"{number} " * 3_000 for number in range(400)]
+pyarrow.parquet.write_table(pyarrow.table({"body": rows}), sys.argv[1], row_group_size=5)
+for column in ("text", "body", "text"):
+    try:
+        read_corpus(DataConfig(source="files", path=sys.argv[1], text_column=column), 500)
+    except UserError as error:
+        print(error)
+"""
+    words = [sys.executable, "-c", program, str(tmp_path / "many.parquet")]
+    for _ in range(2):  # each by chance; before it was three in four
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("has no column 'text': set data.text_column to one of body") == 2
+
+
+def test_a_broken_table_is_told_in_one_line(tmp_path, capfd):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": \n')
+    (tmp_path / "b.parquet").write_text("not parquet")
+    for name in ("a.jsonl", "b.parquet"):
+        assert f"{tmp_path / name} cannot be read" in one_line(files(tmp_path / name))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_budget_cuts_the_last_document_between_characters():
+    documents = [Document("a", b"abc"), Document("b", "déf".encode()), Document("c", b"ghi")]
+    assert list(within_budget(documents, 5)) == [documents[0], Document("b", b"d")]
+    assert list(within_budget(documents, 6)) == [documents[0], Document("b", "dé".encode())]
+    assert list(within_budget(documents, 3)) == documents[:1]
+    assert list(within_budget(documents, None)) == documents
+    assert character_boundary("é".encode(), 1) == 0
+
+
+@pytest.mark.parametrize("group, schema", [("data", DataConfig), ("tokenizer", TokenizerConfig)])
+def test_every_yaml_has_every_key_and_no_other(group, schema):
+    paths = sorted((config_dir() / group).glob("*.yaml"))
+    assert paths
+    for path in paths:
+        values = yaml.safe_load(path.read_text())
+        assert set(values) == {field.name for field in fields(schema)}, path.name
+        schema(**values)
+
+
+def test_the_default_yaml_files_say_the_defaults():
+    assert DataConfig(**yaml.safe_load((config_dir() / "data/stdlib.yaml").read_text())) == DataConfig()
+    values = yaml.safe_load((config_dir() / "tokenizer/bytes.yaml").read_text())
+    assert TokenizerConfig(**values) == TokenizerConfig()

@@ -1,0 +1,161 @@
+"""The Hub is read through `datasets`, once, and its absence is told in a second."""
+
+import time
+
+import datasets
+import huggingface_hub
+import pytest
+import yaml
+from datasets import config as datasets_config
+
+from pe_bench.config.groups import config_dir
+from pe_bench.config.schema import DataConfig, TokenizerConfig
+from pe_bench.data import hub
+from pe_bench.data.corpus import read_corpus
+from pe_bench.data.packed import load_data
+from pe_bench.data.tokenizer import load_hub
+from pe_bench.errors import UserError
+
+
+def shipped(name: str) -> DataConfig:
+    return DataConfig(**yaml.safe_load((config_dir() / f"data/{name}.yaml").read_text()))
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Have `datasets.load_dataset` give what the test puts in; the calls are kept."""
+    splits, calls = {}, []
+
+    def load_dataset(path, name=None, **options):
+        calls.append((path, name, options))
+        return splits
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub, "reachable", lambda endpoint: True)
+    return splits, calls
+
+
+@pytest.fixture
+def nowhere(monkeypatch):
+    """A Hub at a name that does not exist, and nothing in the local cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+
+def test_a_document_of_wikitext_is_an_article(served):
+    splits, calls = served
+    lines = ["", " = One = \n", "", " Text of one . \n", "", " = = Part = = \n", "", " More . \n", ""]
+    lines += [" = Two = \n", "", " x = y \n", " = not after a blank = \n"]
+    splits["train"] = [{"text": line} for line in lines]
+    splits["validation"] = [{"text": " = Three = \n"}, {"text": ""}, {"text": " Text of three . \n"}]
+    train, validation = read_corpus(shipped("wikitext103"))
+    assert [document.name for document in train] == ["One", "Two"]
+    assert train[0].text == b" = One = \n Text of one . \n = = Part = = \n More . \n"
+    assert b"not after a blank" in train[1].text
+    assert [document.name for document in validation or []] == ["Three"]
+    assert calls == [("Salesforce/wikitext", "wikitext-103-raw-v1", {"revision": None, "streaming": False})]
+
+
+def test_a_large_dataset_is_streamed_no_further_than_max_tokens(served):
+    splits, calls = served
+
+    def rows():
+        yield {"text": "x" * 60}
+        yield {"text": "y" * 60}
+        raise AssertionError("read past data.max_tokens")
+
+    splits["train"] = rows()
+    train, validation = read_corpus(shipped("pg19"), byte_budget=100)
+    assert [(document.name, len(document.text)) for document in train] == [("train:0", 60), ("train:1", 40)]
+    assert validation is None and calls[0][2]["streaming"] is True
+
+
+def test_a_dataset_without_a_validation_split_is_split_by_us(served, tmp_path):
+    splits, calls = served
+    splits["train"] = [{"text": f"page {number} " * 20} for number in range(20)]
+    data = load_data(shipped("fineweb_edu"), TokenizerConfig(), str(tmp_path))
+    assert (len(data.train.names), len(data.validation.names)) == (16, 4)
+    assert calls[0][:2] == ("HuggingFaceFW/fineweb-edu", "sample-10BT")
+
+
+def test_nothing_is_fetched_twice(served, tmp_path):
+    splits, calls = served
+    splits["train"] = [{"text": f"page {number} " * 20} for number in range(20)]
+    first = load_data(shipped("pg19"), TokenizerConfig(), str(tmp_path))
+    again = load_data(shipped("pg19"), TokenizerConfig(), str(tmp_path))
+    assert len(calls) == 1 and first.hash == again.hash
+    revised = DataConfig(
+        name="pg19", source="hub", path="emozilla/pg19", revision="v2", max_tokens=50_000_000
+    )
+    load_data(revised, TokenizerConfig(), str(tmp_path))
+    assert len(calls) == 2
+
+
+def test_a_dataset_without_a_training_split_is_told(served):
+    served[0]["test"] = []
+    with pytest.raises(UserError, match=r"no split 'train' \(it has test\)"):
+        read_corpus(shipped("pg19"))
+
+
+def test_a_missing_column_is_told_before_a_stream_is_opened(served):
+    class Rows:
+        column_names = ["body", "id"]
+
+        def __iter__(self):
+            raise AssertionError("opened")
+
+    served[0]["train"] = Rows()
+    with pytest.raises(UserError, match="no column 'text': set data.text_column to one of body, id"):
+        read_corpus(shipped("pg19"), byte_budget=100)
+
+
+def test_a_failure_at_the_hub_is_one_line(monkeypatch):
+    def fail(*arguments, **options):
+        raise ValueError("BuilderConfig 'x' not found.\nAvailable: ['y']")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    monkeypatch.setattr(hub, "reachable", lambda endpoint: True)
+    with pytest.raises(UserError) as caught:
+        read_corpus(shipped("pg19"))
+    assert "Available: ['y']" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_without_a_network_a_dataset_is_one_line_within_two_seconds(nowhere, capfd):
+    start = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        read_corpus(DataConfig(name="none", source="hub", path="pe-bench-tests/none", max_tokens=100), 100)
+    assert time.monotonic() - start < 2
+    message = str(caught.value)
+    assert "cannot be reached" in message and "data=stdlib" in message and "\n" not in message
+    assert "Retrying" not in capfd.readouterr().err
+
+
+def test_without_a_network_a_tokenizer_is_one_line_within_two_seconds(nowhere):
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"tokenizer.name=pe-bench-tests/none .* use tokenizer=bytes"):
+        load_hub(TokenizerConfig(kind="hub", name="pe-bench-tests/none"))
+    assert time.monotonic() - start < 2
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch):
+    def hang(*arguments, **options):
+        time.sleep(0.6)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(hub, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(hub.socket, "create_connection", hang)
+    start = time.monotonic()
+    assert not hub.reachable("https://hub.invalid")
+    assert time.monotonic() - start < 0.5
+
+
+def test_offline_mode_is_respected_and_left_as_it_was(monkeypatch):
+    monkeypatch.setattr(hub, "reachable", lambda endpoint: pytest.fail("probed in offline mode"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with hub.connection() as online:
+        assert not online and datasets_config.HF_HUB_OFFLINE
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "reachable", lambda endpoint: False)
+    with hub.connection() as online:
+        assert not online and huggingface_hub.constants.HF_HUB_OFFLINE
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE

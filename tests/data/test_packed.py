@@ -1,0 +1,224 @@
+"""Data are packed once, opened from the cache, and a broken cache is never used."""
+
+import errno
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pe_bench.config.schema import DataConfig, TokenizerConfig
+from pe_bench.data import packed, tokenizer
+from pe_bench.data.packed import load_data
+from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.errors import RunError, UserError
+from pe_bench.system import cache, files
+from pe_bench.system.cache import cache_root, cached_folder
+
+
+@pytest.fixture
+def corpus(tmp_path) -> DataConfig:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    generator = random.Random(0)
+    for number in range(20):
+        words = ["".join(generator.choices("abcdefghé", k=5)) for _ in range(10 + 10 * number)]
+        (folder / f"{number:02}.txt").write_text(" ".join(words), encoding="utf-8")
+    return DataConfig(name="files", source="files", path=str(folder))
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def builds(monkeypatch) -> list[Path]:
+    """The folders that were packed."""
+    done, pack = [], packed._pack
+    monkeypatch.setattr(packed, "_pack", lambda folder, *rest: done.append(folder) or pack(folder, *rest))
+    return done
+
+
+def entries(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir()]
+
+
+def same(first: packed.Data, second: packed.Data) -> bool:
+    sides = ((first.train, second.train), (first.validation, second.validation))
+    tokens = all(np.array_equal(one.tokens, other.tokens) for one, other in sides)
+    return tokens and first.hash == second.hash and all(one.names == other.names for one, other in sides)
+
+
+def test_a_document_is_its_files_bytes(corpus, root):
+    data = load_data(corpus, TokenizerConfig(), str(root))
+    assert len(data.train.names) == 16 and len(data.validation.names) == 4
+    for split in (data.train, data.validation):
+        for index, name in enumerate(split.names):
+            text = Path(str(corpus.path), name).read_bytes()
+            assert split.document(index).astype(np.uint8).tobytes() == text
+            assert split.lengths[index] == len(text)
+        assert split.byte_count == split.lengths.sum() == split.starts[-1]
+    assert (data.name, data.tokenizer, data.vocab_size, data.end_of_text) == ("files", "bytes", 257, 256)
+    assert data.vocabulary == tuple(ByteTokenizer().vocabulary)
+
+
+def test_tokens_are_memory_mapped_and_as_small_as_the_vocabulary_lets_them_be(corpus, root, monkeypatch):
+    data = load_data(corpus, TokenizerConfig(), str(root))
+    assert isinstance(data.train.tokens, np.memmap) and data.train.tokens.dtype == np.uint16
+    assert data.train.byte_ends is None and isinstance(data.validation.byte_ends, np.memmap)
+
+    class Wide(tokenizer.ByteTokenizer):
+        vocab_size = 70_000
+        identity = "wide"
+
+        def encode_documents(self, texts, with_ends=False):
+            for encoded in super().encode_documents(texts, with_ends):
+                yield encoded._replace(ids=encoded.ids.astype(np.int64) + 69_000)
+
+    monkeypatch.setattr(tokenizer, "ByteTokenizer", Wide)
+    wide = load_data(corpus, TokenizerConfig(), str(root / "wide"))
+    assert wide.train.tokens.dtype == np.uint32
+    assert np.array_equal(wide.train.tokens - 69_000, data.train.tokens)
+
+
+def test_a_second_load_opens_what_the_first_packed(corpus, root, builds):
+    first = load_data(corpus, TokenizerConfig(), str(root))
+    second = load_data(corpus, TokenizerConfig(), str(root))
+    assert len(builds) == 1 and same(first, second)
+
+
+def test_the_hash_follows_the_text_and_the_tokenizer_but_no_names(corpus, root):
+    first = load_data(corpus, TokenizerConfig(), str(root))
+    bpe = load_data(corpus, TokenizerConfig(kind="bpe", vocab_size=280), str(root))
+    folder = Path(str(corpus.path))
+    moved = folder.rename(folder.with_name("moved"))
+    again = load_data(DataConfig(name="other", source="files", path=str(moved)), TokenizerConfig(), str(root))
+    assert again.hash == first.hash != bpe.hash and again.name == "other" and len(first.hash) == 16
+    (moved / "00.txt").write_text("something else")
+    changed = load_data(DataConfig(source="files", path=str(moved)), TokenizerConfig(), str(root))
+    assert changed.hash != first.hash
+
+
+def test_a_bpe_vocabulary_is_kept_and_counts_every_byte(corpus, root, builds):
+    config = TokenizerConfig(kind="bpe", vocab_size=280)
+    data = load_data(corpus, config, str(root))
+    assert same(data, load_data(corpus, config, str(root))) and len(builds) == 1
+    assert (data.tokenizer, data.vocab_size) == ("bpe-280", 280)
+    assert (entries(root)[0] / "tokenizer.json").exists()
+    ends = data.validation.byte_ends
+    assert ends is not None and ends[data.validation.starts[1:] - 1].sum() == data.validation.byte_count
+
+
+def test_max_tokens_and_the_fraction_are_obeyed(corpus, root):
+    def load(**options) -> packed.Data:
+        config = DataConfig(source="files", path=corpus.path, **options)
+        return load_data(config, TokenizerConfig(), str(root))
+
+    few = load(max_tokens=3_000)
+    assert 2_990 < few.train.byte_count + few.validation.byte_count <= 3_000
+    assert len(load(validation_fraction=0.5).validation.names) == 10
+
+
+@pytest.mark.parametrize("name", ["train-tokens.npy", "validation-byte_ends.npy", "meta.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_entry_is_built_again(corpus, root, builds, name, damage):
+    first = load_data(corpus, TokenizerConfig(), str(root))
+    tokens = np.array(first.train.tokens)
+    path = entries(root)[0] / name
+    if damage == "missing":
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size // 2)
+    second = load_data(corpus, TokenizerConfig(), str(root))
+    assert len(builds) == 2 and np.array_equal(second.train.tokens, tokens)
+
+
+def _killed_while_packing(corpus: DataConfig, root: Path, ready) -> None:
+    def stop(folder: Path, *rest) -> None:
+        np.save(folder / "train-tokens.npy", np.zeros(3, np.uint16))
+        ready.set()
+        time.sleep(60)
+
+    packed._pack = stop  # type: ignore[assignment]
+    load_data(corpus, TokenizerConfig(), str(root))
+
+
+def test_a_killed_build_is_not_mistaken_for_a_finished_one_and_is_cleaned_up(corpus, root):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    child = context.Process(target=_killed_while_packing, args=(corpus, root, ready))
+    child.start()
+    assert ready.wait(20)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    child.join()
+    assert [path.name.startswith(files.TEMPORARY) for path in entries(root)] == [True]
+    data = load_data(corpus, TokenizerConfig(), str(root))
+    assert len(data.train.tokens) == data.train.byte_count
+    assert [path.name.startswith(files.TEMPORARY) for path in entries(root)] == [False]
+
+
+def _build_slowly(root: Path, log: Path) -> None:
+    def build(folder: Path) -> dict:
+        with log.open("a") as file:
+            file.write("built\n")
+        time.sleep(0.3)
+        (folder / "file").write_text("content")
+        return {}
+
+    cached_folder(root, "key", build)
+
+
+def test_two_processes_build_an_entry_once(tmp_path, root):
+    context = multiprocessing.get_context("spawn")
+    log = tmp_path / "log"
+    children = [context.Process(target=_build_slowly, args=(root, log)) for _ in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert log.read_text() == "built\n" and cache.is_whole(root / "key")
+
+
+def test_a_build_that_fails_leaves_nothing(root):
+    def build(folder: Path) -> dict:
+        (folder / "half").write_text("half")
+        raise UserError("no")
+
+    with pytest.raises(UserError, match="no"):
+        cached_folder(root, "key", build)
+    assert entries(root) == []
+
+
+def test_a_cache_folder_that_cannot_be_written_is_one_line(corpus, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cache folder .*file/cache cannot be written .*cache_dir"):
+        load_data(corpus, TokenizerConfig(), str(tmp_path / "file/cache"))
+
+
+def test_a_full_disk_is_one_line(root):
+    def full(folder: Path) -> dict:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_as_numpy_says_it(folder: Path) -> dict:
+        with open("/dev/full", "wb") as file:
+            np.zeros(1_000_000).tofile(file)
+        return {}
+
+    builds = [full, full_as_numpy_says_it] if os.path.exists("/dev/full") else [full]
+    for build in builds:
+        with pytest.raises(RunError, match="is full: set another cache_dir"):
+            cached_folder(root, "key", build)
+
+
+def test_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
+    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "environment"))
+    assert cache_root(str(tmp_path / "option")) == tmp_path / "option"
+    assert cache_root(None) == tmp_path / "environment"
+    monkeypatch.delenv("PE_BENCH_CACHE")
+    assert "pe-bench" in str(cache_root(None))

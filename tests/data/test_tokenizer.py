@@ -1,0 +1,129 @@
+"""Tokenizers give ids back to the text, and count its bytes exactly."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
+
+from pe_bench.config.schema import TokenizerConfig
+from pe_bench.data import hub
+from pe_bench.data.tokenizer import ByteTokenizer, SubwordTokenizer, byte_ends, load_hub, train_bpe
+from pe_bench.errors import UserError
+
+TEXTS = [
+    b"Hello, world. Hello again, world.\n\n    indented    text \t\r\n",
+    "Straße, naïve café, 日本語のテキスト, 𝄞 and 🎼.  \n".encode() * 3,
+    b"a literal <|endoftext|> in the text\n",
+    b"x",
+]
+
+
+def word_tokenizer(*names: str) -> tokenizers.Tokenizer:
+    vocabulary = {name: number for number, name in enumerate(("[UNK]", "hello", "world", *names))}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+@pytest.fixture
+def bpe(tmp_path) -> SubwordTokenizer:
+    return train_bpe(TEXTS * 5, TokenizerConfig(kind="bpe", vocab_size=300), tmp_path / "tokenizer.json")
+
+
+def test_the_vocabulary_is_the_text_of_every_id(bpe):
+    letters = ByteTokenizer().vocabulary
+    assert (len(letters), letters[ord(".")], letters[10], letters[256]) == (257, ".", "\n", "<|endoftext|>")
+    texts = bpe.vocabulary
+    assert len(texts) == bpe.vocab_size and texts[bpe.end_of_text] == "<|endoftext|>"
+    for encoded in bpe.encode_documents(TEXTS[:1]):
+        assert "".join(texts[token] for token in encoded.ids).encode() == TEXTS[0]
+    without_end = SubwordTokenizer(word_tokenizer(), "words")
+    assert without_end.vocabulary == ["[UNK]", "hello", "world", "<|endoftext|>"]
+
+
+def test_bytes_are_their_own_ids():
+    tokenizer = ByteTokenizer()
+    for text, encoded in zip(TEXTS, tokenizer.encode_documents(TEXTS, with_ends=True), strict=True):
+        assert encoded.ids.tobytes() == text
+        assert encoded.byte_ends is not None and encoded.byte_ends.tolist() == list(range(1, len(text) + 1))
+    assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.label) == (257, 256, "bytes")
+
+
+def test_bpe_gives_the_text_back(bpe):
+    for text, encoded in zip(TEXTS, bpe.encode_documents(TEXTS), strict=True):
+        assert bpe.tokenizer.decode(encoded.ids.tolist(), skip_special_tokens=False).encode() == text
+        assert encoded.byte_ends is None, "they are counted only where they are asked for"
+
+
+def test_byte_ends_rise_to_the_length_of_the_text(bpe):
+    for text, encoded in zip(TEXTS, bpe.encode_documents(TEXTS, with_ends=True), strict=True):
+        assert encoded.byte_ends is not None and len(encoded.byte_ends) == len(encoded.ids)
+        assert np.all(np.diff(encoded.byte_ends) >= 0) and encoded.byte_ends[-1] == len(text)
+
+
+def test_byte_ends_are_those_of_the_tokens_where_no_character_is_cut(bpe):
+    text = TEXTS[0]
+    encoded = next(bpe.encode_documents([text], with_ends=True))
+    assert encoded.byte_ends is not None
+    begin = 0
+    for token, end in zip(encoded.ids, encoded.byte_ends, strict=True):
+        assert bpe.tokenizer.decode([int(token)]).encode() == text[begin:end]
+        begin = int(end)
+
+
+def test_a_character_over_several_tokens_counts_once():
+    ends = byte_ends("aé𝄞".encode(), np.array([1, 2, 2, 3, 3, 3, 3]))
+    assert ends.tolist() == [1, 3, 3, 7, 7, 7, 7]
+
+
+def test_an_end_of_text_in_the_text_is_text(bpe):
+    for encoded in bpe.encode_documents(TEXTS):
+        assert bpe.end_of_text not in encoded.ids
+    assert bpe.end_of_text < bpe.vocab_size and bpe.label == "bpe-300"
+
+
+def test_bpe_is_the_same_every_time(tmp_path, bpe):
+    again = train_bpe(TEXTS * 5, TokenizerConfig(kind="bpe", vocab_size=300), tmp_path / "again.json")
+    assert again.identity == bpe.identity
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+    assert json.loads((tmp_path / "again.json").read_text())["model"]["type"] == "BPE"
+
+
+def test_the_size_of_the_vocabulary_is_obeyed(tmp_path, bpe):
+    larger = train_bpe(TEXTS * 5, TokenizerConfig(kind="bpe", vocab_size=320), tmp_path / "larger.json")
+    assert (bpe.vocab_size, larger.vocab_size) == (300, 320)
+    with pytest.raises(UserError, match="vocab_size=100 is too small: .* at least 257"):
+        train_bpe(TEXTS, TokenizerConfig(kind="bpe", vocab_size=100), tmp_path / "none.json")
+
+
+def test_a_hub_tokenizer_adds_nothing_to_a_document():
+    inner = word_tokenizer("[SEP]")
+    inner.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 3)])
+    inner.enable_truncation(2)
+    tokenizer = SubwordTokenizer(inner, "hub-words")
+    assert next(tokenizer.encode_documents([b"hello world hello"])).ids.tolist() == [1, 2, 1]
+
+
+def test_a_hub_tokenizers_own_end_of_text_is_used_and_else_one_is_added():
+    own = SubwordTokenizer(word_tokenizer("</s>", "<|endoftext|>"), "hub-words")
+    assert (own.end_of_text, own.vocab_size) == (4, 5)
+    none = SubwordTokenizer(word_tokenizer(), "hub-words")
+    assert (none.end_of_text, none.vocab_size) == (3, 4)
+
+
+def test_a_hub_tokenizer_is_asked_for_by_name_and_revision(monkeypatch):
+    asked, words = [], word_tokenizer()
+
+    class Loader:
+        @staticmethod
+        def from_pretrained(name, revision):
+            asked.append((name, revision))
+            return words
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Loader)
+    monkeypatch.setattr(hub, "reachable", lambda endpoint: True)
+    assert load_hub(TokenizerConfig(kind="hub", name="gpt2", revision="v1")).label == "hub-gpt2"
+    load_hub(TokenizerConfig(kind="hub", name="gpt2"))
+    assert asked == [("gpt2", "v1"), ("gpt2", "main")]

@@ -1,0 +1,400 @@
+"""Biases of the scores against numbers from their papers or the authors' code, and against other forms.
+
+Inputs are those of `reference_inputs`, unless a test says otherwise.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import torch
+from support.reference_inputs import K4, Q4, V4, X4, H, K, T, fill, near, output
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.alibi import ALiBi, alibi_slopes
+from pe_bench.encodings.bam import BAM
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.dape import DAPE, Inner
+from pe_bench.encodings.fire import FIRE
+from pe_bench.encodings.kerple_log import KerpleLog
+from pe_bench.encodings.kerple_power import KerplePower
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.sandwich import Sandwich
+from pe_bench.errors import UserError
+from pe_bench.inspection.check.case import layers_of, specimen
+from pe_bench.inspection.check.suite import PROPERTIES, check
+from pe_bench.model.attention import attention, logits, sides
+
+E = TypeVar("E", bound=nn.Module)
+FALLING = torch.tensor([4, 3, 2, 1, 0])
+
+
+def with_steps(encoding: E) -> E:
+    """In float64, every parameter -0.15, -0.05, 0.05, .. in row-major order."""
+    for parameter in encoding.double().parameters():
+        fill(parameter, (torch.arange(parameter.numel()) / 10 - 0.15).view_as(parameter))
+    return encoding
+
+
+def bias_of(encoding: LayerEncoding, length: int, shift: int = 0) -> Tensor:
+    """The bias [H, T, T] of tokens at positions from `shift` on."""
+    x = torch.zeros(1, H, length, K, dtype=torch.float64)
+    queries, keys = sides(encoding, x, x, x, torch.arange(length) + shift)
+    bias = encoding.bias(queries, keys)
+    assert bias is not None
+    return bias
+
+
+def final_logits(encoding: LayerEncoding) -> Tensor:
+    queries, keys = sides(encoding, X4, Q4, K4, torch.arange(T))
+    return logits(encoding, queries, keys, 1 / math.sqrt(K))[0].detach()
+
+
+# alibi
+
+
+def test_alibi_is_equal_as_a_bias_as_columns_and_as_a_term_of_the_key_alone() -> None:
+    slopes = torch.tensor(alibi_slopes(H), dtype=torch.float64)[:, None, None]
+    position = torch.arange(T, dtype=torch.float64)[:, None]
+    ones, scale = torch.ones(1, H, T, 1, dtype=torch.float64), 1 / math.sqrt(K)
+    # Query columns [1, i] and key columns [m j, -m]: the softmax takes the original scale.
+    wide_q = torch.cat([Q4, ones, ones * position], -1)
+    wide_k = torch.cat([K4, ones * slopes * position / scale, -ones * slopes / scale], -1)
+    as_columns = functional.scaled_dot_product_attention(wide_q, wide_k, V4, is_causal=True, scale=scale)
+    by_key = (scale * Q4 @ K4.mT + slopes * position.T).masked_fill(
+        ~torch.ones(T, T).tril().bool(), -torch.inf
+    )
+    assert near(output(ALiBi(H)), as_columns, 1e-12)
+    assert near(output(ALiBi(H)), by_key.softmax(-1) @ V4, 1e-12)
+    assert near(output(ALiBi(H)), attention(ALiBi(H).double(), X4, Q4, K4, V4, torch.arange(T)), 1e-12)
+
+
+def test_alibi_slope_scale_multiplies_every_slope() -> None:
+    steep = ALiBi(H, slope_scale=96.0).distance_bias(FALLING)
+    assert torch.equal(steep, 96 * ALiBi(H).distance_bias(FALLING))
+
+
+def test_alibi_with_slope_scale_0_is_no_encoding_and_claims_no_decay() -> None:
+    flat = ALiBi(H, slope_scale=0.0)
+    assert torch.equal(output(flat), output(NoPE()))
+    assert ALiBi(H).claims - flat.claims == {"decaying"}
+
+
+@pytest.mark.parametrize("slope_scale", [-1.0, math.inf, math.nan])
+def test_alibi_refuses_a_slope_scale_that_is_no_penalty(slope_scale: float) -> None:
+    with pytest.raises(UserError, match=rf"slope_scale must be 0 or more, not {slope_scale}"):
+        ALiBi(H, slope_scale)
+
+
+# kerple
+
+
+KERPLE_ROWS = [
+    (KerpleLog, [1.5, 0.5], [0.25, 2.0], 0, [-1.039721, -0.839424, -0.608198, -0.334715, 0]),
+    (KerpleLog, [1.5, 0.5], [0.25, 2.0], 1, [-1.098612, -0.972955, -0.804719, -0.549306, 0]),
+    (KerplePower, [1.0, 0.5], [0.25, 2.0], 0, [-1, -0.75, -0.5, -0.25, 0]),
+    (KerplePower, [1.0, 0.5], [0.25, 2.0], 1, [-4, -3.464102, -2.828427, -2, 0]),
+]
+Kerple = KerpleLog | KerplePower
+
+
+def kerple(make: type[Kerple], p: list[float], a: list[float]) -> Kerple:
+    encoding = make(len(p)).double()
+    fill(encoding.p, torch.tensor(p))
+    fill(encoding.a, torch.tensor(a))
+    return encoding
+
+
+@pytest.mark.parametrize(("make", "p", "a", "head", "expected"), KERPLE_ROWS)
+def test_kerple_has_its_reference_bias(
+    make: type[Kerple], p: list[float], a: list[float], head: int, expected: list[float]
+) -> None:
+    assert near(kerple(make, p, a).distance_bias(FALLING)[head].detach(), expected)
+
+
+def test_kerple_power_with_exponent_1_is_alibi() -> None:
+    alibi = ALiBi(H, slope_scale=4.0).double()  # so that no slope lies below the bound of a
+    encoding = kerple(KerplePower, [1.0] * H, alibi.slopes.tolist())
+    assert near(encoding.distance_bias(FALLING).detach(), alibi.distance_bias(FALLING), 1e-12)
+    assert near(output(encoding).detach(), output(alibi), 1e-12)
+
+
+def test_kerple_log_tends_to_alibi_as_a_falls_and_p_a_stays() -> None:
+    # a cannot fall below 0.01: shorter distances with steeper slopes are the same limit.
+    steep = [m * 1e6 for m in alibi_slopes(H)]
+    encoding = kerple(KerpleLog, [m / 0.01 for m in steep], [0.01] * H)
+    line = ALiBi(H).double().distance_bias(FALLING)
+    assert near(encoding.distance_bias(FALLING * 1e-6).detach(), line, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "p", "a", "held_p", "held_a"),
+    [
+        (KerpleLog, -3.0, 0.5, 0.01, 0.5),
+        (KerpleLog, 5.0, -1.0, 5.0, 0.01),
+        (KerplePower, -3.0, 0.5, 0.01, 0.5),
+        (KerplePower, 5.0, -1.0, 2.0, 0.01),
+    ],
+)
+def test_kerple_bounds_hold_the_values_but_not_the_gradients(
+    make: type[Kerple], p: float, a: float, held_p: float, held_a: float
+) -> None:
+    outside, held = kerple(make, [p], [a]), kerple(make, [held_p], [held_a])
+    for encoding in (outside, held):
+        encoding.distance_bias(FALLING).sum().backward()
+    assert near(outside.distance_bias(FALLING).detach(), held.distance_bias(FALLING).detach(), 1e-12)
+    assert outside.p.item() == p, "parameters are not written by a forward pass"
+    for name, parameter in outside.named_parameters():
+        expected = held.get_parameter(name).grad
+        assert parameter.grad is not None and expected is not None
+        assert parameter.grad.item() != 0
+        assert near(parameter.grad, expected, 1e-12)
+
+
+@pytest.mark.parametrize("make", [KerpleLog, KerplePower])
+def test_kerple_starts_with_uniform_parameters(make: type[Kerple]) -> None:
+    torch.manual_seed(0)
+    encoding = make(4_096)
+    for parameter, largest in ((encoding.p, 2), (encoding.a, 1)):
+        assert 0 <= parameter.min().item() < 0.01 * largest
+        assert 0.99 * largest < parameter.max().item() <= largest
+        assert abs(parameter.mean().item() / largest - 0.5) < 0.02
+
+
+# sandwich
+
+
+def test_sandwich_has_its_reference_bias() -> None:
+    bias = Sandwich(n_heads=2, width=16).double().distance_bias(FALLING)
+    assert near(bias[0], [-0.19667, -0.116727, -0.053894, -0.013784, 0])
+    assert near(bias[1], bias[0] / 2, 1e-12)
+
+
+def test_sandwich_is_the_product_of_sinusoids_up_to_a_constant() -> None:
+    angle = torch.arange(9).double()[:, None] / 10_000 ** (torch.arange(2, 130, 2) / 128)
+    table = torch.cat([angle.sin(), angle.cos()], -1)
+    gram = (table @ table.T - 64).tril()
+    expected = gram / torch.tensor([4.0, 8.0])[:, None, None]
+    assert near(bias_of(Sandwich(H).double(), 9).tril(), expected, 1e-5)
+
+
+def test_sandwich_falls_in_the_large_and_not_from_each_distance_to_the_next() -> None:
+    bias = Sandwich(H).double().distance_bias(torch.arange(4_096))[0]
+    assert (bias.diff() > 0).any()
+    assert "decaying" not in Sandwich.claims
+    assert (bias[2 ** torch.arange(13) - 1].diff() < 0).all()
+
+
+def test_sandwich_of_repeated_and_broken_distances_is_that_of_each() -> None:
+    encoding, distance = Sandwich(H).double(), torch.tensor([3.0, 0.5, 3.0, 0.0, 70_000.0])
+    each = torch.cat([encoding.distance_bias(one) for one in distance.split(1)], -1)
+    assert torch.equal(encoding.distance_bias(distance), each)
+
+
+@pytest.mark.parametrize("width", [0, -2, 15])
+def test_sandwich_refuses_a_width_that_has_no_pairs(width: int) -> None:
+    with pytest.raises(UserError, match=f"width must be even and positive, not {width}"):
+        Sandwich(H, width)
+
+
+# fire
+
+
+def fire_of_the_reference() -> FIRE:
+    encoding = with_steps(FIRE(H, threshold=3, d_hidden=4))
+    fill(encoding.c, torch.tensor(0.1))
+    fill(encoding.m, torch.tensor(1.0))
+    return encoding
+
+
+def test_fire_has_its_reference_distances_and_bias() -> None:
+    encoding, position = fire_of_the_reference(), torch.arange(6)
+    fractions = encoding.fractions(position, position).detach()
+    assert near(fractions[5], [0.999998, 0.829841, 0.647068, 0.449659, 0.235063, 0])
+    expected = [-0.1, -0.104254, -0.108823, -0.113759, -0.119123, -0.125]
+    assert near(bias_of(encoding, 6)[0, 5].detach(), expected)
+
+
+def test_fire_is_its_formula_query_by_query() -> None:
+    encoding, length = with_steps(FIRE(H, threshold=20)), 9
+    weights = {name: parameter.detach() for name, parameter in encoding.named_parameters()}
+    c, m = (abs(weights[name].item()) for name in "cm")
+    w1, b1 = weights["hidden.weight"][:, 0], weights["hidden.bias"]
+    w2, b2 = weights["output.weight"], weights["output.bias"]
+    expected = torch.zeros(H, length, length, dtype=torch.float64)
+    for i in range(length):
+        for j in range(i + 1):
+            fraction = math.log(c * (i - j) + 1) / (math.log(c * max(20 * m, i) + 1) + 1e-6)
+            expected[:, i, j] = w2 @ (w1 * fraction + b1).clamp(min=0) + b2
+    lower = torch.ones(length, length).tril()
+    assert near(bias_of(encoding, length).detach() * lower, expected, 1e-12)
+
+
+def test_fire_row_is_the_same_whatever_the_length() -> None:
+    encoding = fire_of_the_reference()
+    for i in (2, 5, 40):  # within the threshold and beyond
+        alone, longer = bias_of(encoding, i + 1)[:, i], bias_of(encoding, 2 * i)[:, i, : i + 1]
+        assert torch.equal(alone, longer)
+
+
+def test_fire_reads_distances_up_to_the_threshold_and_fractions_beyond() -> None:
+    encoding = with_steps(FIRE(H, threshold=100))
+    fill(encoding.m, torch.tensor(-0.5))  # of which the sign does not matter
+    lower = torch.ones(9, 9).tril().double()
+    here, within, beyond = (bias_of(encoding, 9, shift).detach() * lower for shift in (0, 50 - 8, 50))
+    assert near(within, here, 1e-12)
+    assert not near(beyond, here, 1e-4)
+    far = torch.tensor([2_000, 60_000])
+    assert near(encoding.fractions(far, torch.tensor([0]))[:, 0].detach(), [1.0, 1.0], 1e-6)
+
+
+def test_fire_has_finite_gradients_with_keys_after_the_query_and_at_zero() -> None:
+    for c, m in ((0.1, 1.0), (0.0, 0.0), (-0.3, -1.0)):
+        encoding = FIRE(H, threshold=512)
+        fill(encoding.c, torch.tensor(c))
+        fill(encoding.m, torch.tensor(m))
+        bias_of(encoding, 600).sum().backward()
+        for parameter in encoding.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.isfinite().all()
+
+
+def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
+    encoding = FIRE(H, threshold=512)
+    assert encoding.c.item() == pytest.approx(0.1)
+    assert encoding.threshold * encoding.m.item() == 512
+    torch.manual_seed(0)
+    for network in (FIRE(64, threshold=512, d_hidden=1_024), DAPE(64, train_length=4096, d_hidden=1_024)):
+        for layer in (network.hidden, network.output):
+            assert layer.weight.std().item() == pytest.approx(1 / math.sqrt(3 * layer.in_features), rel=0.05)
+    model = specimen("fire").fresh()
+    heads, layers = 4, 4
+    assert sum(map(Tensor.numel, model.parameters())) == layers * (66 + 33 * heads)
+
+
+@pytest.mark.parametrize(("option", "value"), [("threshold", 0), ("d_hidden", 0), ("threshold", -3)])
+def test_fire_refuses_sizes_that_are_not_positive(option: str, value: int) -> None:
+    with pytest.raises(UserError, match=f"{option} must be positive, not {value}"):
+        FIRE(H, **{"threshold": 512, option: value})
+
+
+# bam
+
+
+def test_bam_is_alibi_at_the_start() -> None:
+    assert near(output(BAM(H)).detach(), output(ALiBi(H)), 1e-6)
+
+
+def test_bam_is_its_formula() -> None:
+    encoding = BAM(H).double()
+    shape, scale, location = [0.7, 1.3], [-0.4, 0.2], [0.3, -0.6]
+    for parameter, values in zip(encoding.parameters(), (shape, scale, location), strict=True):
+        fill(parameter, torch.tensor(values))
+    for head in range(H):
+        centre = math.exp(location[head]) - math.exp(-location[head])
+        # j - i is minus the distance.
+        expected = [
+            -((abs(-r - centre) + 1e-5) ** shape[head]) * math.exp(scale[head]) for r in FALLING.tolist()
+        ]
+        assert near(encoding.distance_bias(FALLING)[head].detach(), expected)
+
+
+def test_bam_location_moves_the_peak_into_the_past() -> None:
+    encoding = BAM(1)
+    fill(encoding.location, torch.tensor([-math.asinh(1.5)]))
+    assert encoding.distance_bias(torch.arange(9)).argmax().item() == 3
+
+
+def test_bam_has_finite_gradients_at_no_distance() -> None:
+    for shape in (1.0, 0.3, 0.0, -0.5, 2.0):
+        encoding = BAM(1)
+        fill(encoding.shape, torch.tensor([shape]))
+        encoding.distance_bias(torch.tensor([0, 65_535])).sum().backward()
+        for parameter in encoding.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.isfinite().all()
+
+
+# dape
+
+
+def test_dape_has_its_reference_logits() -> None:
+    encoding = with_steps(DAPE(H, train_length=4096, inner="alibi", d_hidden=4))
+    assert near(final_logits(encoding)[0, 0, 3], [1.600239, 0.307493, -1.190531, -2.040833])
+
+
+@pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
+def test_dape_with_a_network_of_zeros_is_its_inner_encoding(inner: Inner) -> None:
+    encoding = DAPE(H, 4096, inner).double()
+    assert not near(output(encoding).detach(), output(encoding.inner).detach(), 1e-3)
+    for parameter in (*encoding.hidden.parameters(), *encoding.output.parameters()):
+        fill(parameter, torch.zeros_like(parameter))
+    assert near(output(encoding).detach(), output(encoding.inner).detach(), 1e-12)
+
+
+def test_dape_mixes_heads_and_reads_content() -> None:
+    encoding = with_steps(DAPE(H, train_length=4096, inner="alibi", d_hidden=4))
+    q = Q4.clone().requires_grad_()
+    queries, keys = sides(encoding, X4, q, K4, torch.arange(T))
+    found = logits(encoding, queries, keys, 1 / math.sqrt(K))[0]
+    (gradient,) = torch.autograd.grad((found + 0.5 * q @ -K4.mT)[0, 0].sum(), q)
+    assert gradient[0, 0].any(), "the change of head 0 depends on its own scores"
+    assert gradient[0, 1].any(), "and on those of head 1"
+
+
+@pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
+def test_dape_claims_what_its_inner_encoding_does_but_decay(inner: Inner) -> None:
+    encoding = DAPE(H, 4096, inner)
+    claimed = encoding.claims
+    assert claimed == encoding.inner.claims - {"decaying"}
+    assert ("shift_invariant" in claimed) == (inner != "fire")
+
+
+@pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
+def test_dape_has_a_network_and_an_inner_encoding_of_its_own_in_every_layer(inner: Inner) -> None:
+    model, heads, layers = specimen("dape", (f"encoding.inner={inner}",)).fresh(), 4, 4
+    of_inner = {"alibi": 0, "kerple_log": 2 * heads, "fire": 2 * 32 + 32 * heads + heads + 2}[inner]
+    network = 2 * heads * 32 + 32 + 32 * heads + heads
+    assert sum(map(Tensor.numel, model.parameters())) == layers * (network + of_inner)
+    assert model.layer(0) is not model.layer(1)
+
+
+# The contracts hold the default to all properties. At 65,536 tokens ALiBi's bias is -16,384, and float32
+# rounds what a network makes of it by 0.001.
+@pytest.mark.parametrize("inner", ["alibi", "fire"])
+def test_dape_has_the_checked_properties_with_other_inner_encodings(inner: Inner) -> None:
+    one = specimen("dape", (f"encoding.inner={inner}",))
+    found = {wanted.name: check(one, wanted) for wanted in PROPERTIES if wanted.name != "65536"}
+    assert {name: finding for name, finding in found.items() if finding.state == "fails"} == {}
+
+
+# all of them
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: FIRE(H, threshold=512), lambda: DAPE(H, train_length=4096), lambda: DAPE(H, 4096, "fire")],
+)
+def test_networks_are_not_evaluated_in_half_precision(make: Callable[[], LayerEncoding]) -> None:
+    encoding, length = make(), 300
+    q, k = torch.randn(2, 1, H, length, K, generator=torch.Generator().manual_seed(0))
+    queries, keys = sides(encoding, q[:, 0], q, k, torch.arange(length) + 4_096)
+    scores, visible = encoding.scores(queries, keys, 0.5), encoding.visible(queries, keys)
+
+    def biased() -> Tensor:
+        bias = encoding.bias(queries, keys)
+        return encoding.adjust(scores if bias is None else scores + bias, visible, queries, keys)
+
+    exact = biased()
+    assert not near(exact.detach(), scores.double(), 1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(biased(), exact)
+
+
+@pytest.mark.parametrize("name", ["kerple_log", "kerple_power", "bam"])
+def test_one_set_of_parameters_serves_all_layers(name: str) -> None:
+    model = specimen(name).fresh()
+    assert len(layers_of(model)) == 1
+    assert model.layer(0) is model.layer(3)

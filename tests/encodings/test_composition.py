@@ -1,0 +1,189 @@
+"""Several encodings as one: hooks combine as the paper of each says, or are refused."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.alibi import ALiBi
+from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding, Side
+from pe_bench.encodings.compose import Composition, Stack
+from pe_bench.encodings.load import build_encoding
+from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.randomized import Randomized
+from pe_bench.encodings.rope import RoPE
+from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.errors import UserError
+from pe_bench.model.attention import reference_attention, sides
+
+torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
+
+HEADS, WIDTH, TOKENS = 2, 4, 7
+MODULE = "pe_bench.encodings."
+ROPE = {"name": "rope", "class": f"{MODULE}rope:RoPE", "d_head": WIDTH}
+SHAW = {"name": "shaw", "class": f"{MODULE}shaw:Shaw", "d_head": WIDTH}
+LEARNED = {"name": "learned", "class": f"{MODULE}learned:Learned", "d_model": 8, "max_position": 16}
+STICK = {"name": "stick_breaking", "class": f"{MODULE}stick_breaking:StickBreaking"}
+LOGN = {"class": f"{MODULE}logn:LogN", "train_length": 3}
+WINDOW = {"class": f"{MODULE}sliding_window:SlidingWindow", "window": 3}
+RANDOM = {"class": f"{MODULE}randomized:Randomized", "max_position": 40}
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, TOKENS, HEADS * WIDTH, generator=generator, dtype=torch.float64)
+    q, k, v = torch.randn(3, 1, HEADS, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+    return x, q, k, v
+
+
+def both_sides() -> tuple[Side, Side]:
+    x, q, k, _ = inputs()
+    return sides(NoPE(), x, q, k, torch.arange(TOKENS))
+
+
+class Scaled(LayerEncoding):
+    """Queries and keys become `factor` x + `offset`: an order of two such can be told."""
+
+    def __init__(self, factor: float, offset: float):
+        super().__init__()
+        self.factor, self.offset = factor, offset
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.factor * q + self.offset, self.factor * k + self.offset
+
+
+class Embedding(PositionalEncoding):
+    def __init__(self, factor: float, offset: float):
+        super().__init__()
+        self.factor, self.offset = factor, offset
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        return self.factor * x + self.offset
+
+
+def test_transforms_chain_in_order() -> None:
+    _, q, k, _ = inputs()
+    position = torch.arange(TOKENS)
+    turned_q, turned_k = Stack([Scaled(2, 1), Scaled(3, 0)]).transform(q, k, position, position)
+    assert torch.equal(turned_q, 3 * (2 * q + 1))
+    assert torch.equal(turned_k, 3 * (2 * k + 1))
+
+
+def test_embeddings_chain_in_order() -> None:
+    x, ids = torch.ones(1, 3, 4), torch.arange(3)
+    composition = Composition(Embedding(2, 1), {"more": Embedding(3, 0)}, n_layers=1)
+    assert torch.equal(composition.embed(x, ids, ids), 9 * x)
+
+
+def test_scales_multiply() -> None:
+    queries, _ = both_sides()
+    one, two = LogN(2).logit_scale(queries), LogN(3).logit_scale(queries)
+    both = Stack([LogN(2), RoPE(WIDTH), LogN(3)]).logit_scale(queries)
+    assert both is not None
+    assert torch.equal(both, one * two)
+    assert Stack([RoPE(WIDTH), ALiBi(HEADS)]).logit_scale(queries) is None
+
+
+def test_biases_add() -> None:
+    queries, keys = both_sides()
+    single, double = ALiBi(HEADS), Stack([ALiBi(HEADS), RoPE(WIDTH), ALiBi(HEADS)])
+    one, both = single.bias(queries, keys), double.bias(queries, keys)
+    assert one is not None
+    assert both is not None
+    assert torch.equal(both, 2 * one)
+    table = double.distance_bias(torch.arange(5))
+    assert table is not None
+    assert torch.equal(table, 2 * single.distance_bias(torch.arange(5)))
+
+
+def test_a_key_is_visible_where_every_part_says_so() -> None:
+    queries, keys = both_sides()
+    visible = Stack([SlidingWindow(5), SlidingWindow(2), NoPE()]).visible(queries, keys)
+    assert torch.equal(visible, SlidingWindow(2).visible(queries, keys))
+
+
+def test_adjustments_chain_and_the_owner_of_a_hook_is_asked() -> None:
+    class Add(LayerEncoding):
+        def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+            return scores + 1
+
+    class Uniform(LayerEncoding):
+        def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+            return visible / visible.sum(-1, keepdim=True)
+
+    queries, keys = both_sides()
+    zeros, visible = torch.zeros(TOKENS, TOKENS), NoPE().visible(queries, keys)
+    stack = Stack([Add(), Uniform(), Add()])
+    assert torch.equal(stack.adjust(zeros, visible, queries, keys), zeros + 2)
+    assert stack.weights(zeros, visible)[3].tolist() == [0.25] * 4 + [0] * 3
+
+
+def test_a_whole_composition_is_its_formula() -> None:
+    x, q, k, v = inputs()
+    stack = Stack([RoPE(WIDTH).double(), ALiBi(HEADS).double(), LogN(3), SlidingWindow(4)])
+    position = torch.arange(TOKENS)
+    turned_q, turned_k = RoPE(WIDTH).double().transform(q, k, position, position)
+    factor = (torch.log(position + 1.0) / math.log(3)).clamp(min=1)[:, None]
+    distance = position[:, None] - position
+    scores = turned_q @ turned_k.mT / 2 * factor - ALiBi(HEADS).slopes.double()[:, None, None] * distance
+    scores = scores.masked_fill((distance < 0) | (distance >= 4), -math.inf)
+    result = reference_attention(stack, x, q, k, v, position)
+    assert (result - scores.softmax(-1) @ v).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("base", "modifier", "hook"),
+    [(SHAW, SHAW, "scores"), (STICK, STICK, "weights"), (STICK, SHAW, "mix"), (RANDOM, RANDOM, "ids")],
+)
+def test_two_owners_of_one_hook_are_refused_in_a_sentence(base, modifier, hook: str) -> None:
+    config = {**base, "modifiers": {"other": modifier}}
+    with pytest.raises(UserError, match=rf"the encoding and other both replace {hook}, .* leave one"):
+        build_encoding(config, n_layers=2)
+
+
+@pytest.mark.parametrize("base", [ROPE, SHAW, LEARNED])
+def test_modifiers_change_no_name_in_the_state(base) -> None:
+    plain = build_encoding(base, n_layers=2)
+    modified = build_encoding(
+        {**base, "modifiers": {"logn": LOGN, "sliding_window": WINDOW, "randomized": RANDOM}}, n_layers=2
+    )
+    modified.load_state_dict(plain.state_dict(), strict=True)
+    assert list(modified.state_dict()) == list(plain.state_dict())
+
+
+def test_a_part_that_is_per_layer_has_parameters_of_its_own_in_each() -> None:
+    shaw = build_encoding({**SHAW, "modifiers": {"logn": LOGN}}, n_layers=3)
+    assert len(list(shaw.parameters())) == 2 * 3
+    queries, keys = both_sides()
+    scores = [shaw.double().layer(number).scores(queries, keys, 0.5) for number in range(3)]
+    assert not torch.equal(scores[0], scores[1])
+    t5 = {"name": "t5", "class": f"{MODULE}t5:T5", "d_model": 8, "n_heads": HEADS}
+    shared = build_encoding(t5, n_layers=3)
+    assert shared.layer(0) is shared.layer(2)
+
+
+def test_neutral_parts_cost_nothing() -> None:
+    composition = Composition(Layers([RoPE(WIDTH)]), {"randomized": Randomized(9)}, n_layers=2)
+    assert type(composition.layer(1)) is RoPE
+    assert type(Composition(Embedding(1, 0), {}, n_layers=2).layer(0)) is LayerEncoding
+
+
+def test_ids_are_the_owners() -> None:
+    tokens = torch.zeros(1, 5, dtype=torch.long)
+    modified = build_encoding({**ROPE, "modifiers": {"randomized": RANDOM}}, n_layers=1)
+    ids = modified.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
+    expected = Randomized(40).ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(ids, expected)
+    plain = build_encoding(ROPE, n_layers=1).ids(tokens, train=True, generator=None)
+    assert torch.equal(plain, torch.arange(5))
+
+
+def test_parameters_of_modifiers_are_registered_once() -> None:
+    composition = build_encoding({**LEARNED, "modifiers": {"shaw": SHAW}}, n_layers=2)
+    names = [name for name, _ in composition.named_parameters()]
+    assert len(names) == len(set(names)) == 1 + 2 * 2
+    assert set(composition.state_dict()) == set(names)

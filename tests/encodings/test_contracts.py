@@ -1,0 +1,166 @@
+"""What every encoding under configs/encoding promises, whatever it is: nothing here knows a name."""
+
+import inspect
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from support.encodings import one_of_a_kind
+from torch import nn
+
+from pe_bench.config.groups import config_dir
+from pe_bench.encodings.compose import Stack
+from pe_bench.encodings.identity import encoding_label
+from pe_bench.encodings.load import find_class
+from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.errors import UserError
+from pe_bench.inspection.check.case import (
+    MODEL,
+    TRAIN_LENGTH,
+    VOCABULARY,
+    Specimen,
+    hidden,
+    layer_inputs,
+    layers_of,
+    specimen,
+    tokens,
+    worst,
+)
+from pe_bench.inspection.check.suite import PROPERTIES, Property, check
+from pe_bench.model.attention import attention, reference_attention
+from pe_bench.model.decoder import Decoder
+
+NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
+MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yaml"))
+
+torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
+
+# Of the scope of the module, so that all tests of one encoding follow each other and share its specimen.
+every_encoding = pytest.mark.parametrize("name", NAMES, scope="module")
+specimen_of = cache(specimen)
+QUICK = [wanted for wanted in PROPERTIES if wanted.name != "65536"]
+SLOW = [wanted for wanted in PROPERTIES if wanted not in QUICK]
+
+
+def require(name: str, wanted: Property) -> None:
+    finding = check(specimen_of(name), wanted)
+    assert finding.state != "fails", f"{finding.measured}; look at {wanted.look}"
+
+
+@every_encoding
+@pytest.mark.parametrize("wanted", QUICK, ids=lambda wanted: wanted.name)
+def test_property_that_is_checked_of_every_encoding(name: str, wanted: Property) -> None:
+    require(name, wanted)
+
+
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
+@pytest.mark.parametrize("wanted", SLOW, ids=lambda wanted: wanted.name)
+def test_property_far_out_that_takes_a_second(name: str, wanted: Property) -> None:
+    require(name, wanted)
+
+
+@every_encoding
+def test_yaml_names_every_option_and_its_default(name: str) -> None:
+    config = specimen_of(name).config
+    for part in (config, *config.get("modifiers", {}).values()):
+        encoding = find_class(part["class"])
+        constructor = encoding.__init__
+        wanted = (
+            dict(inspect.signature(constructor).parameters) if constructor is not nn.Module.__init__ else {}
+        )
+        options = {
+            key: value for key, value in part.items() if key not in ("name", "class", "derived", "modifiers")
+        }
+        assert set(options) == set(wanted) - {"self"}
+        for option in set(options) - set(encoding.example(part)):
+            assert wanted[option].default in (inspect.Parameter.empty, options[option])
+
+
+@every_encoding
+def test_label_is_the_files_name_or_the_bases_and_the_modifiers(name: str) -> None:
+    one = specimen_of(name)
+    modifiers = one.config.get("modifiers", {})
+    assert list(modifiers) == [name] if modifiers else one.config["name"] == name
+    label = "+".join([one.config["name"], *modifiers])
+    assert encoding_label(one.config).split(" ")[0] == label
+    if not any(find_class(part["class"]).example(part) for part in (one.config, *modifiers.values())):
+        assert encoding_label(one.config) == label
+
+
+@every_encoding
+def test_docstring_says_what_happens_past_the_training_length_and_what_is_cited(name: str) -> None:
+    one = specimen_of(name)
+    for part in (one.config, *one.config.get("modifiers", {}).values()):
+        encoding = find_class(part["class"])
+        page = inspect.getmodule(encoding).__doc__ or ""
+        assert "\n\nPast the training length: " in page
+        cited = encoding.paper.split(" ")[0]
+        assert cited and cited in page, "the paper of the class is the one that the page cites"
+
+
+@every_encoding
+def test_positions_may_be_floats_and_differ_between_sequences(name: str) -> None:
+    half = TRAIN_LENGTH // 2
+    for layer in layers_of(specimen_of(name).encoding):
+        x, q, k, v = layer_inputs(half)
+        position = torch.stack([torch.arange(half), 2 * torch.arange(half)])
+        both = attention(layer, x, q, k, v, position)
+        for row in (0, 1):
+            one = slice(row, row + 1)
+            alone = attention(layer, x[one], q[one], k[one], v[one], position[row].float())
+            assert worst(alone, both[one]) < 1e-5
+
+
+@every_encoding
+def test_a_window_from_outside_is_that_mask_whatever_keys_are_left_out(name: str) -> None:
+    length, window = TRAIN_LENGTH, 4
+    for layer in layers_of(specimen_of(name).encoding):
+        arguments = (*layer_inputs(length), torch.arange(length))
+        masked = reference_attention(Stack([layer, SlidingWindow(window)]), *arguments)
+        in_blocks = reference_attention(layer, *arguments, window=window, block=3)
+        assert worst(in_blocks, masked) < 1e-10
+
+
+@every_encoding
+def test_shared_key_heads_are_key_heads_repeated(name: str) -> None:
+    one = specimen_of(name)
+    grouped, every_head = one.model, replace(MODEL, n_kv_heads=MODEL.n_heads)
+    full = Decoder(every_head, len(VOCABULARY), one.drawn()).double()
+    weights = grouped.state_dict()
+    for key, weight in weights.items():
+        if "attention.key" in key or "attention.value" in key:
+            weights[key] = weight.unflatten(0, (2, MODEL.d_head)).repeat_interleave(2, 0).flatten(0, 1)
+    full.load_state_dict(weights)
+    text = tokens(2, TRAIN_LENGTH)
+    assert worst(hidden(grouped, text), hidden(full, text)) < 1e-10
+
+
+@every_encoding
+def test_parameters_follow_the_seed(name: str) -> None:
+    first, again = specimen_of(name).fresh().state_dict(), specimen_of(name).fresh().state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+
+
+@pytest.mark.parametrize("modifier", MODIFIERS)
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
+def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None:
+    try:
+        one = with_enough_rows(specimen(name, (f"modifier=[{modifier}]",)))
+    except UserError as refusal:
+        if "both replace ids" not in str(refusal):
+            raise
+        return
+    assert modifier in one.config["modifiers"]
+    output = hidden(one.model, tokens(2, TRAIN_LENGTH))
+    assert output.isfinite().all()
+    (gradient,) = torch.autograd.grad(output[:, 4].sum(), one.model.embedding.weight)
+    assert gradient.isfinite().all()
+
+
+def with_enough_rows(one: Specimen) -> Specimen:
+    """A table of positions must hold the ids of modifiers that spread them."""
+    spread = [part["max_position"] for part in one.config["modifiers"].values() if "max_position" in part]
+    if not spread or one.past_training != "undefined" or "max_position" not in one.config:
+        return one
+    return replace(one, config=one.config | {"max_position": max(spread)})

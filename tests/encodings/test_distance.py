@@ -1,0 +1,478 @@
+"""Rotary scores at other distances, schedules of layers, and factors of the logits.
+
+Against rows of distances from the authors' code, and against the same thing pair by pair.
+"""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.reference_inputs import B, D, H, K, near, series
+from torch import Tensor
+
+from pe_bench.encodings.alibi import ALiBi
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.compose import stack
+from pe_bench.encodings.irope import Chunks, IRoPE, StepwiseTemperature
+from pe_bench.encodings.leaky_rerope import LeakyReRoPE
+from pe_bench.encodings.lm_infinite import LMInfinite
+from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.rerope import ReRoPE
+from pe_bench.encodings.rope import RoPE
+from pe_bench.encodings.self_extend import SelfExtend
+from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.ssmax import SSMax
+from pe_bench.encodings.streaming import Streaming
+from pe_bench.encodings.swan import SWAN
+from pe_bench.encodings.temperature import Temperature
+from pe_bench.errors import UserError
+from pe_bench.model.attention import attention, reference_attention, sides
+
+TOKENS = 14
+ROWS = torch.arange(TOKENS)
+JUMPING = torch.tensor([0, 1, 2, 5, 6, 7, 8, 13, 14, 20, 21, 22, 23, 30])
+Distance = Callable[[int, int], float]
+
+
+def inputs(tokens: int = TOKENS, batch: int = B) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = series(torch.cos, 0.37, batch, tokens, D)
+    q, k, v = (series(torch.sin, step, batch, H, tokens, K) for step in (0.3, 0.5, 0.7))
+    return x, q, k, v
+
+
+def output(encoding: LayerEncoding, position: Tensor = ROWS, block: int | None = None) -> Tensor:
+    return reference_attention(encoding.double(), *inputs(len(position)), position, block=block)
+
+
+def visible(encoding: LayerEncoding, tokens: int) -> list[list[int]]:
+    """The indices of the keys that each query sees."""
+    x, q, k, _ = inputs(tokens)
+    seen = encoding.visible(*sides(encoding, x, q, k, torch.arange(tokens)))
+    return [row.nonzero().flatten().tolist() for row in seen]
+
+
+def factors(encoding: LayerEncoding, position: Tensor) -> Tensor:
+    x, q, k, _ = inputs(len(position))
+    scale = encoding.logit_scale(sides(encoding, x, q, k, position)[0])
+    assert scale is not None
+    return scale.detach()
+
+
+def rotary_score(q: Tensor, k: Tensor, distance: float, base: float = 10_000.0) -> float:
+    """q . R(-distance) k / sqrt(K), the pairs as complex numbers."""
+    theta = torch.tensor([base ** (-2 * c / K) for c in range(K // 2)], dtype=torch.float64)
+    a, b = (torch.complex(x[: K // 2], x[K // 2 :]) for x in (q, k))
+    return float(
+        (a * b.conj() * torch.polar(torch.ones_like(theta), distance * theta)).real.sum()
+    ) / math.sqrt(K)
+
+
+def pair_by_pair(distance: Distance, rows: list[list[int]], factor: Callable[[int], float]) -> Tensor:
+    """Attention whose scores are rotary at a distance that is a function of two indices."""
+    _, q, k, v = inputs(len(rows))
+    mixed = torch.zeros_like(v)
+    for batch in range(B):
+        for head in range(H):
+            for i, row in enumerate(rows):
+                one_q, one_k = q[batch, head, i], k[batch, head]
+                z = [factor(i) * rotary_score(one_q, one_k[j], distance(i, j)) for j in row]
+                weights = torch.tensor(z, dtype=torch.float64).softmax(-1)
+                mixed[batch, head, i] = weights @ v[batch, head, row]
+    return mixed
+
+
+def distances(encoding: LayerEncoding, query: int) -> list[float]:
+    """The distance of each key that a query sees, read off its scores.
+
+    Features of one slow pair: the score is the cosine of the distance times the lowest frequency.
+    """
+    tokens, lowest = query + 1, 10_000.0 ** (-(K - 2) / K)
+    one = torch.zeros(1, H, tokens, K, dtype=torch.float64)
+    one[..., K // 2 - 1] = 1
+    queries, keys = sides(encoding.double(), torch.zeros(1, tokens, D), one, one, torch.arange(tokens))
+    cosines = encoding.scores(queries, keys, 1.0)[0, 0, query][encoding.visible(queries, keys)[query]]
+    return [round(float(cosine.clamp(-1, 1).arccos()) / lowest, 3) for cosine in cosines]
+
+
+# distances
+
+
+@pytest.mark.parametrize("make", [ReRoPE, LeakyReRoPE, lambda *sizes: SelfExtend(*sizes, group_size=2)])
+def test_a_text_within_the_training_length_has_all_its_distances(make: Callable[..., LayerEncoding]) -> None:
+    within, beyond = make(K, TOKENS, 2), make(K, TOKENS - 1, 2)
+    assert near(output(within), output(RoPE(K)), 1e-12)
+    assert not near(output(beyond), output(RoPE(K)), 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        (ReRoPE(K, 3, window=4), [4, 4, 4, 4, 4, 4, 3, 2, 1, 0]),
+        (
+            LeakyReRoPE(K, 3, window=4, factor=8.0),
+            [4.625, 4.5, 4.375, 4.25, 4.125, 4, 3, 2, 1, 0],
+        ),
+        (SelfExtend(K, 3, window=4, group_size=2), [6, 6, 5, 5, 4, 4, 3, 2, 1, 0]),
+        (LMInfinite(K, window=4, global_tokens=2), [4, 4, 3, 2, 1, 0]),
+        (Streaming(K, cache=6, sinks=2), [5, 4, 3, 2, 1, 0]),
+    ],
+)
+def test_row_of_distances_is_that_of_the_authors_code(encoding: LayerEncoding, expected: list[float]) -> None:
+    assert distances(encoding, 9) == expected
+
+
+@pytest.mark.parametrize(
+    ("encoding", "distance", "seen"),
+    [
+        (ReRoPE(K, 3, 5), lambda i, j: min(i - j, 5), lambda i, j: True),
+        (
+            LeakyReRoPE(K, 3, 5, 3.0),
+            lambda i, j: i - j if i - j < 5 else 5 + (i - j - 5) / 3,
+            lambda i, j: True,
+        ),
+        (
+            SelfExtend(K, 3, 6, 3),
+            lambda i, j: i - j if i - j < 6 else i // 3 - j // 3 + 4,
+            lambda i, j: True,
+        ),
+        (LMInfinite(K, 5, 3), lambda i, j: min(i - j, 5), lambda i, j: i - j < 5 or j < 3),
+        (Streaming(K, 7, 2), lambda i, j: min(i, 6) - j if j < 2 else i - j, lambda i, j: i - j < 5 or j < 2),
+    ],
+)
+def test_effective_distance_is_itself_pair_by_pair(
+    encoding: LayerEncoding, distance: Distance, seen: Callable[[int, int], bool]
+) -> None:
+    rows = [[j for j in range(i + 1) if seen(i, j)] for i in range(TOKENS)]
+    sharpens = isinstance(encoding, (ReRoPE, LeakyReRoPE))
+    expected = pair_by_pair(
+        distance, rows, lambda i: max(1, math.log(i + 1) / math.log(3)) if sharpens else 1
+    )
+    # The factors of log-n are float32.
+    tolerance = 1e-6 if sharpens else 1e-12
+    assert near(output(encoding), expected, tolerance)
+    assert near(output(encoding, block=3), expected, tolerance)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: ReRoPE(K, 3, size, log_n=False),
+        lambda size: LeakyReRoPE(K, 3, size, log_n=False),
+        lambda size: SelfExtend(K, 3, size, size),
+        lambda size: LMInfinite(K, size, 0),
+        lambda size: Streaming(K, size, 2),
+    ],
+)
+def test_window_that_holds_everything_is_rope_and_a_smaller_one_is_not(
+    make: Callable[[int], LayerEncoding],
+) -> None:
+    assert near(output(make(TOKENS)), output(RoPE(K)), 1e-12)
+    assert not near(output(make(TOKENS - 4)), output(RoPE(K)), 1e-3)
+
+
+@pytest.mark.parametrize(("train_length", "window"), [(128, 64), (100, 32), (48, 32), (32, 32), (8, 32)])
+def test_window_of_self_extend_is_half_of_the_training_length_in_whole_groups(
+    train_length: int, window: int
+) -> None:
+    assert SelfExtend(K, train_length).window == window
+
+
+def test_groups_of_one_token_and_a_factor_of_one_are_rope() -> None:
+    assert near(output(SelfExtend(K, 3, 4, 1)), output(RoPE(K)), 1e-12)
+    assert near(output(LeakyReRoPE(K, 3, 4, 1.0, log_n=False)), output(RoPE(K)), 1e-12)
+
+
+def test_rerope_is_leaky_rerope_of_an_endless_factor() -> None:
+    assert near(output(LeakyReRoPE(K, 3, 4, 1e12)), output(ReRoPE(K, 3, 4)), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "moves"),
+    [
+        (ReRoPE(K, 3, 5), True),
+        (ReRoPE(K, 3, 5, log_n=False), True),
+        (LeakyReRoPE(K, 3, 5), True),
+        (LMInfinite(K, 5, 3), True),
+        (Streaming(K, 7, 2), True),
+        (SelfExtend(K, 3, 6, 3), False),
+    ],
+)
+@pytest.mark.parametrize("position", [ROWS, JUMPING])
+def test_scores_do_not_change_with_all_positions_but_for_groups(
+    encoding: LayerEncoding, moves: bool, position: Tensor
+) -> None:
+    assert ("shift_invariant" in encoding.claims) == moves
+    assert near(output(encoding, position + 37), output(encoding, position), 1e-11) == moves
+    if not moves:  # by whole groups
+        assert near(output(encoding, position + 36), output(encoding, position), 1e-11)
+
+
+def test_log_n_of_rerope_counts_keys_and_not_positions() -> None:
+    expected = torch.tensor([max(1, math.log(n) / math.log(3)) for n in range(1, TOKENS + 1)])
+    assert near(factors(ReRoPE(K, 3, 5), JUMPING).flatten(), expected)
+    assert near(factors(LeakyReRoPE(K, 3, 5), JUMPING).flatten(), expected)
+    assert ReRoPE(K, 3, 5, log_n=False).log_n is None
+    assert near(output(ReRoPE(K, TOKENS, 5)), output(ReRoPE(K, TOKENS, 5, log_n=False)), 1e-12)
+    assert not near(output(ReRoPE(K, 3, 5)), output(ReRoPE(K, 3, 5, log_n=False)), 1e-3)
+
+
+def test_window_of_distances_is_one_of_positions_where_ids_jump() -> None:
+    """From the last token, whose id is 8, the fourth is 3 tokens away, and 5 positions."""
+    ids = torch.tensor([0, 1, 2, 3, 6, 7, 8])
+    x, q, k, _ = inputs(7)
+    for encoding, far in (
+        (ReRoPE(K, 3, 4), 4.0),
+        (LMInfinite(K, 4, 7), 4.0),
+        (SelfExtend(K, 3, 4, 2), None),
+    ):
+        queries, keys = sides(encoding, x, q, k, ids)
+        row = encoding.scores(queries, keys, 1 / math.sqrt(K))[0, 0, 6]
+        for j, p in enumerate(ids.tolist()):
+            grouped = 8 // 2 - p // 2 + 2
+            distance = 8 - p if 8 - p < 4 else (grouped if far is None else far)
+            assert abs(float(row[j]) - rotary_score(q[0, 0, 6], k[0, 0, j], distance)) < 1e-12
+
+
+def test_what_is_seen_is_a_matter_of_indices() -> None:
+    x, q, k, _ = inputs()
+    for encoding in (LMInfinite(K, 4, 2), Streaming(K, 6, 2)):
+        seen = [
+            encoding.visible(*sides(encoding, x, q, k, position)) for position in (ROWS, JUMPING, JUMPING + 9)
+        ]
+        assert torch.equal(seen[0], seen[1])
+        assert torch.equal(seen[0], seen[2])
+
+
+def test_lm_infinite_sees_the_first_tokens_and_its_window() -> None:
+    rows = visible(LMInfinite(K, window=4, global_tokens=2), 10)
+    assert rows[3] == [0, 1, 2, 3]
+    assert rows[9] == [0, 1, 6, 7, 8, 9]
+
+
+def test_streaming_sees_as_many_tokens_as_its_cache_holds() -> None:
+    rows = visible(Streaming(K, cache=6, sinks=2), 12)
+    assert [len(row) for row in rows] == [1, 2, 3, 4, 5] + [6] * 7
+    assert rows[6] == [0, 1, 3, 4, 5, 6]
+
+
+def test_streaming_keeps_true_distances_while_the_cache_is_not_full() -> None:
+    # Query 5 is out of the window of 4 from sink 0, but nothing has been dropped.
+    for query in range(6):
+        assert distances(Streaming(K, cache=6, sinks=2), query) == list(range(query, -1, -1))
+    assert distances(Streaming(K, cache=6, sinks=2), 6) == [5, 4, 3, 2, 1, 0]
+
+
+def test_streaming_is_rope_on_the_text_of_its_cache() -> None:
+    """The last query's output, as if what was dropped had never been."""
+    x, q, k, v = inputs()
+    kept = [0, 1, 2, *range(TOKENS - 5, TOKENS)]
+    expected = reference_attention(
+        RoPE(K), x[:, kept], q[:, :, kept], k[:, :, kept], v[:, :, kept], torch.arange(8)
+    )
+    assert near(output(Streaming(K, cache=8, sinks=3))[:, :, -1], expected[:, :, -1], 1e-12)
+
+
+def test_streaming_without_sinks_is_rope_with_a_sliding_window() -> None:
+    expected = stack([RoPE(K), SlidingWindow(5)])
+    assert near(output(Streaming(K, cache=5, sinks=0)), output(expected), 1e-12)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_layout_and_base_are_those_of_rope(layout) -> None:
+    for make in (
+        lambda **options: ReRoPE(K, TOKENS, TOKENS, **options),
+        lambda **options: LeakyReRoPE(K, TOKENS, TOKENS, **options),
+        lambda **options: SelfExtend(K, TOKENS, TOKENS, 2, **options),
+        lambda **options: LMInfinite(K, TOKENS, **options),
+        lambda **options: Streaming(K, TOKENS, **options),
+    ):
+        rope = RoPE(d_head=K, base=50.0, layout=layout)
+        assert near(output(make(base=50.0, layout=layout)), output(rope), 1e-12)
+
+
+def test_no_effective_distance_passes_the_window_however_long_the_text() -> None:
+    for encoding in (ReRoPE(K, 4, 4), LMInfinite(K, 4, 2), Streaming(K, 5, 1)):
+        assert max(distances(encoding, 200)) <= 4
+    assert max(distances(LeakyReRoPE(K, 8, 4), 16 * 8)) < 8  # factor 32 reaches 16 training lengths
+    assert max(distances(SelfExtend(K, 8, 4, 2), 4 + 2 * 4 - 1)) < 8
+    assert max(distances(SelfExtend(K, 128), 16 * 128 - 1)) < 128
+
+
+# schedules
+
+
+def layer_kinds(encoding: PositionalEncoding, layers: int) -> list[bool]:
+    """Which layers turn queries and keys."""
+    return [encoding.layer(number).overrides("transform") for number in range(layers)]
+
+
+def test_irope_is_global_in_every_fourth_layer_and_swan_from_the_first() -> None:
+    irope, swan = IRoPE(K, 8, 4, 8), SWAN(K, 8, 4)
+    assert layer_kinds(irope, 8) == [True, True, True, False] * 2
+    assert layer_kinds(swan, 8) == [False, True, True, True] * 2
+    assert layer_kinds(IRoPE(K, 2, 4, 8), 2) == [True, False]
+    assert layer_kinds(IRoPE(K, 8, 4, 8, every=2), 4) == [True, False] * 2
+    assert layer_kinds(SWAN(K, 8, 4, every=2), 4) == [False, True] * 2
+
+
+def test_irope_sees_its_chunk_in_rotary_layers_and_all_in_others() -> None:
+    encoding = IRoPE(K, 4, chunk=3, temperature_step=8)
+    in_chunks = [[0], [0, 1], [0, 1, 2], [3], [3, 4], [3, 4, 5], [6]]
+    assert visible(Chunks(3), 7) == visible(encoding.layer(0), 7) == in_chunks
+    assert visible(encoding.layer(3), 7) == [list(range(i + 1)) for i in range(7)]
+
+
+def test_irope_in_chunks_is_rope_on_each_chunk() -> None:
+    x, q, k, v = inputs()
+    result = output(IRoPE(K, 4, chunk=5, temperature_step=8).layer(0))
+    for start in range(0, TOKENS, 5):
+        here = slice(start, start + 5)
+        chunk = x[:, here], q[:, :, here], k[:, :, here], v[:, :, here]
+        alone = reference_attention(RoPE(K), *chunk, torch.arange(chunk[0].shape[1]))
+        assert near(result[:, :, here], alone, 1e-12)
+
+
+def test_irope_has_the_temperatures_of_llama_4() -> None:
+    position = torch.tensor([-20_000, 0, 8190, 8191, 16383])
+    assert near(factors(StepwiseTemperature(0.1, 8192), position).flatten(), [1, 1, 1, 1.069315, 1.109861])
+
+
+def test_swan_sees_its_window_in_rotary_layers_and_all_in_others() -> None:
+    encoding = SWAN(K, 8, window=3)
+    assert [len(row) for row in visible(encoding.layer(1), 6)] == [1, 2, 3, 3, 3, 3]
+    assert [len(row) for row in visible(encoding.layer(0), 6)] == [1, 2, 3, 4, 5, 6]
+    assert near(output(encoding.layer(1)), output(stack([RoPE(K), SlidingWindow(3)])), 1e-12)
+
+
+def test_swan_scales_global_layers_by_log_n_or_by_the_papers_function() -> None:
+    position = torch.tensor([0, 1, 7, 8, 63])
+    assert near(factors(SWAN(K, 8, 4).layer(0), position).flatten(), [1, 1, 1, math.log(9) / math.log(8), 2])
+    fitted = factors(SWAN(K, 8, 4, scale_base=8.0).layer(0), torch.tensor([-9, 0, 56, 504])).flatten()
+    assert near(fitted, [1, 1, 2, 3])
+    assert SWAN(K, 8, 4, scale_base=8.0).layer(1).logit_scale(None) is None  # pyright: ignore[reportArgumentType]
+
+
+def test_global_layers_within_the_training_length_are_nope() -> None:
+    for encoding in (IRoPE(K, 1, 4, TOKENS + 1), SWAN(K, TOKENS, 4)):
+        assert near(output(encoding.layer(0)), output(NoPE()), 1e-12)
+    for encoding in (IRoPE(K, 1, 4, 3), SWAN(K, 3, 4)):
+        assert not near(output(encoding.layer(0)), output(NoPE()), 1e-3)
+
+
+# factors
+
+
+def test_temperature_of_one_is_the_inner_encoding_and_another_multiplies_logits() -> None:
+    for inner in (NoPE(), RoPE(K)):
+        assert near(output(stack([inner, Temperature(H, 1.0)])), output(inner), 1e-12)
+    x, q, k, v = inputs()
+    hotter = reference_attention(NoPE(), x, 1.2 * q, k, v, ROWS)
+    assert near(output(Temperature(H)), hotter, 1e-12)
+    assert not near(output(Temperature(H)), output(NoPE()), 1e-3)
+
+
+def test_temperature_is_one_number_or_one_of_each_head() -> None:
+    result, plain = output(Temperature(H, [1.0, 3.0])), output(NoPE())
+    assert near(result[:, 0], plain[:, 0], 1e-12)
+    assert near(result[:, 1], output(Temperature(H, 3.0))[:, 1], 1e-12)
+    assert not near(result[:, 1], plain[:, 1], 1e-3)
+
+
+def test_ssmax_starts_at_one_over_the_mean_of_ln_n() -> None:
+    mean = math.lgamma(1_025) / 1_024  # ln 1024! / 1024
+    assert abs(1 / mean - 0.168471) < 1e-6
+    strength = SSMax(H).strength
+    assert strength.shape == (H,)
+    assert (strength - 0.168).abs().max() < 1e-6
+
+
+def test_ssmax_multiplies_the_logits_by_s_ln_n_of_its_head() -> None:
+    encoding = SSMax(H).double()
+    with torch.no_grad():
+        encoding.strength.copy_(torch.tensor([0.5, 2.0]))
+    x, q, k, v = inputs()
+    factor = torch.tensor([0.5, 2.0]).double()[:, None] * torch.log(ROWS + 1.0).double()
+    expected = reference_attention(NoPE(), x, factor.unsqueeze(-1) * q, k, v, ROWS)
+    assert near(output(encoding).detach(), expected, 1e-6)
+    assert near(attention(encoding, x, q, k, v, ROWS).detach(), expected, 1e-6)
+
+
+def test_ssmax_counts_keys_and_not_positions() -> None:
+    expected = [0.168 * math.log(n) for n in range(1, TOKENS + 1)]
+    assert near(factors(SSMax(H), JUMPING)[0].flatten(), expected)
+    expected = [0.168 * math.log(min(n, 4)) for n in range(1, TOKENS + 1)]
+    assert near(factors(SSMax(H, window=4), JUMPING + 5)[1].flatten(), expected)
+
+
+def test_ssmax_leaves_the_first_token_to_itself_and_is_no_addition() -> None:
+    _, _, _, v = inputs()
+    assert near(output(SSMax(H)).detach()[:, :, 0], v[:, :, 0], 1e-12)
+    assert not near(output(SSMax(H)).detach(), output(NoPE()), 1e-3)
+
+
+def test_factors_act_on_scores_and_not_on_what_is_added() -> None:
+    """A factor on a bias would scale it too: the order is scores, factor, bias."""
+    x, q, k, v = inputs()
+    expected = reference_attention(ALiBi(H), x, 3 * q, k, v, ROWS)
+    assert near(output(stack([ALiBi(H), Temperature(H, 3.0)])), expected, 1e-6)
+
+
+def test_logn_of_the_modifier_reads_positions() -> None:
+    assert near(factors(LogN(8), torch.tensor([0, 63])).flatten(), [1, 2])
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: ReRoPE(7, 8, 4), "d_head=7 is odd"),
+        (lambda: ReRoPE(K, 8, 0), "window .* not 0"),
+        (lambda: ReRoPE(K, 1, 4), "train_length of at least 2 tokens, not 1"),
+        (lambda: ReRoPE(K, 8, 4, base=0.0), "base must exceed 1, .* not 0"),
+        (lambda: LeakyReRoPE(K, 8, 4, 0.5), "factor must be at least 1, .* not 0.5"),
+        (
+            lambda: SelfExtend(K, TOKENS, 10, 4),
+            "group_size=4 must divide encoding.window=10: try encoding.window=8 ",
+        ),
+        (
+            lambda: SelfExtend(K, TOKENS, 3, 4),
+            "group_size=4 must divide encoding.window=3: try encoding.window=4 ",
+        ),
+        (lambda: SelfExtend(K, TOKENS, 4, 0), "group_size must be positive, not 0"),
+        (lambda: LMInfinite(K, 4, -1), "global_tokens must not be negative, as -1"),
+        (lambda: Streaming(K, 4, 4), "sinks=4 must leave room in encoding.cache=4"),
+        (lambda: Streaming(K, 4, -1), "sinks=-1"),
+        (lambda: IRoPE(K, 4, 0, 8), "chunk must hold at least 1 token, not 0"),
+        (lambda: IRoPE(K, 4, 4, 0), "temperature_step must be at least 1 token, not 0"),
+        (lambda: IRoPE(K, 4, 4, 8, every=0), "every must be at least 1 layer, not 0"),
+        (lambda: IRoPE(K, 4, 4, 8, temperature=-1.0), "temperature must not be negative, as -1"),
+        (lambda: SWAN(K, 8, 4, every=0), "every must be at least 1 layer, not 0"),
+        (lambda: SWAN(K, 8, 0), "window must hold at least 1 token, not 0"),
+        (lambda: SWAN(K, 8, 4, scale_base=1.0), "scale_base must be more than 1, not 1.0"),
+        (lambda: Temperature(4, [1.0, 2.0]), "n_heads=4 heads: 2 were given"),
+        (lambda: Temperature(4, 0.0), "factor must be positive, not 0.0"),
+        (lambda: SSMax(4, 0), "window must hold at least 1 key, not 0"),
+    ],
+)
+def test_option_that_cannot_work_is_told_to_the_user(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        ReRoPE(K, 3, 5),
+        SelfExtend(K, 3, 6, 3),
+        IRoPE(K, 4, 4, 8),
+        SWAN(K, 8, 4),
+        Temperature(H),
+        Streaming(K, 7, 2),
+    ],
+)
+def test_weights_of_rope_fit_what_has_no_parameters(encoding: torch.nn.Module) -> None:
+    assert not encoding.state_dict()

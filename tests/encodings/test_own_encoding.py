@@ -1,0 +1,219 @@
+"""A person's own encoding: one file and one YAML, outside the package."""
+
+import re
+
+import pytest
+import yaml
+from support.commands import only_run
+
+CODE = '''
+"""A penalty that grows with the root of the distance."""
+
+import torch
+from pe_bench.encodings import LayerEncoding
+
+
+class RootBias(LayerEncoding):
+    family = "bias"
+    claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
+
+    def __init__(self, n_heads: int, strength: float = 0.5):
+        super().__init__()
+        self.strength = torch.nn.Parameter(torch.full((n_heads,), strength))
+
+    def distance_bias(self, distance):
+        return -self.strength[:, None] * distance.sqrt()
+'''
+YAML = "name: mine\nclass: mine.py:RootBias\nn_heads: ${model.n_heads}\nstrength: 0.5\n"
+
+
+@pytest.fixture
+def own(folder):
+    """A configuration folder with encoding/mine.yaml and its code beside."""
+    directory = folder / "mine" / "encoding"
+    directory.mkdir(parents=True)
+    (directory / "mine.yaml").write_text(YAML)
+    (directory / "mine.py").write_text(CODE)
+    return directory.parent
+
+
+def test_it_trains_and_is_scored_like_any_other(train, folder, own):
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 0, outcome.err
+    assert "mine" in outcome.out
+    assert only_run(folder).name.startswith("mine-s0-")
+
+
+def test_its_options_are_checked_and_show_in_the_table(train, own):
+    outcome = train("--config-dir", str(own), "encoding=mine", "encoding.strength=0.25")
+    assert re.search(r"^mine@[0-9a-f]{4} strength=0.25 ", outcome.out, re.MULTILINE)
+    outcome = train("--config-dir", str(own), "encoding=mine", "encoding.strength=strong")
+    assert outcome.code == 2 and "encoding.strength must be a number, not 'strong'" in outcome.line
+    outcome = train("--config-dir", str(own), "encoding=mine", "encoding.strenght=1")
+    assert outcome.code == 2 and "did you mean 'encoding.strength'?" in outcome.line
+
+
+def test_it_sweeps_beside_built_in_encodings_and_takes_modifiers(train, folder, own):
+    outcome = train("-m", "--config-dir", str(own), "encoding=mine,nope", "modifier=[logn]")
+    assert outcome.code == 0, outcome.err
+    names = {path.name.split("-")[0] for path in (folder / "results" / "runs").iterdir()}
+    assert names == {"mine+logn", "nope+logn"}
+
+
+def test_other_code_under_the_same_name_is_another_run(train, folder, own):
+    train("--config-dir", str(own), "encoding=mine")
+    (own / "encoding" / "mine.py").write_text(CODE + "\n# changed\n")
+    train("--config-dir", str(own), "encoding=mine")
+    assert len(list((folder / "results" / "runs").iterdir())) == 2
+
+
+def test_scoring_its_run_imports_the_code_only_when_the_user_names_it(train, command, folder, own):
+    train("--config-dir", str(own), "encoding=mine")
+    words = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
+    file = own / "encoding" / "mine.py"
+
+    outcome = command(*words)
+    assert outcome.code == 2 and "--code FILE.py" in outcome.line
+    outcome = command(*words, "--code", str(file))
+    assert outcome.code == 0, outcome.err
+
+    file.write_text(CODE + "\nraise SystemError('must not run')\n")
+    outcome = command(*words, "--code", str(file))
+    assert outcome.code == 2 and "with hash" in outcome.line
+    assert (
+        f"{file} has " in outcome.line and "give the file as it was when the run was trained" in outcome.line
+    )
+
+
+def test_a_runs_configuration_cannot_name_code_to_import(train, command, folder):
+    train("encoding=rope")
+    path = only_run(folder) / "config.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["encoding"]["class"] = "antigravity:Anything"
+    path.write_text(yaml.safe_dump(values))
+    outcome = command("eval", "--lengths", "64", "--results-dir", str(folder / "results"))
+    assert outcome.code == 2 and "from outside pe-bench" in outcome.line
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("mine.py:RootBias", "gone.py:RootBias"), "gone.py was not found in"),
+        (("mine.py:RootBias", "mine.py:Gone"), "names no encoding: Gone"),
+        (("mine.py:RootBias", "no_such_module:Gone"), "no_such_module could not be imported"),
+        (("mine.py:RootBias", "not_installed"), "is no installed encoding"),
+        (("mine.py:RootBias", "json:JSONDecoder"), "names no encoding: JSONDecoder"),
+        (("n_heads: ${model.n_heads}\n", ""), "encoding needs a value for n_heads"),
+    ],
+)
+def test_a_wrong_class_is_one_line(train, folder, own, change, message):
+    (own / "encoding" / "mine.yaml").write_text(YAML.replace(*change))
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and message in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_code_that_does_not_load_is_named_with_its_error(train, folder, own):
+    (own / "encoding" / "mine.py").write_text("import torch\n1 / 0\n")
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and "mine.py could not be loaded: ZeroDivisionError" in outcome.line
+
+
+def test_an_installed_encoding_is_found_by_its_entry_point(train, monkeypatch, own):
+    from importlib.metadata import EntryPoint, EntryPoints
+
+    from pe_bench.encodings import load
+
+    points = EntryPoints([EntryPoint("root_bias", "pe_bench.encodings.alibi:ALiBi", load.ENTRY_POINTS)])
+    monkeypatch.setattr(load, "entry_points", lambda group: points)
+    (own / "encoding" / "mine.yaml").write_text("name: mine\nclass: root_bias\nn_heads: ${model.n_heads}\n")
+    assert train("--config-dir", str(own), "encoding=mine").code == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pe_bench.encodings.evil.py:RoPE", "pe_bench.encodings./evil.py:RoPE", "pe_bench.encodings.evil:x.py"],
+)
+def test_no_spelling_of_a_class_makes_a_runs_directory_run_its_code(
+    train, command, folder, monkeypatch, name
+):
+    train("encoding=rope")
+    run = only_run(folder)
+    evil = "import pathlib\npathlib.Path('RAN').touch()\nclass RoPE: pass\n"
+    (run / "pe_bench.encodings.evil.py").write_text(evil)
+    (run / "pe_bench.encodings.").mkdir()
+    (run / "pe_bench.encodings." / "evil.py").write_text(evil)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["encoding"]["class"] = name
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.chdir(run)
+    outcome = command("eval", ".", "--lengths", "64")
+    assert outcome.code == 2 and "from outside pe-bench" in outcome.line
+    assert not (run / "RAN").exists()
+
+
+def test_two_versions_of_a_file_are_two_encodings_in_the_table(train, command, folder, own):
+    train("--config-dir", str(own), "encoding=mine")
+    (own / "encoding" / "mine.py").write_text(CODE.replace("sqrt()", "mul(0.1)"))
+    train("--config-dir", str(own), "encoding=mine", "seed=1")
+    out = command("report", "--results-dir", str(folder / "results")).out
+    assert len({line.split()[0] for line in out.splitlines() if line.startswith("mine@")}) == 2
+
+
+def test_a_misspelt_hook_is_refused(train, own):
+    (own / "encoding" / "mine.py").write_text(CODE.replace("def distance_bias", "def distance_bais"))
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and "RootBias overrides no hook" in outcome.line
+    assert "distance_bias" in outcome.line
+
+
+def test_a_hook_with_other_arguments_is_named_with_its_line(train, folder, own):
+    (own / "encoding" / "mine.py").write_text(CODE.replace("(self, distance)", "(self)"))
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and "mine.py:16: TypeError: RootBias.distance_bias() takes 1" in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_a_file_runs_once_in_a_process_and_its_module_is_found(train, folder, own):
+    code = "from __future__ import annotations\nfrom dataclasses import dataclass\nprint('LOADED')\n"
+    code += "@dataclass\nclass Options:\n    a: int = 1\n"
+    (own / "encoding" / "mine.py").write_text(code + CODE)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("LOADED") == 1
+
+
+def test_the_code_of_a_run_may_have_any_name(train, command, folder, own):
+    train("--config-dir", str(own), "encoding=mine")
+    copy = folder / "copy.txt"
+    copy.write_text(CODE)
+    words = ["eval", "--lengths", "64", "--results-dir", str(folder / "results"), "--code", str(copy)]
+    assert command(*words).code == 0
+
+
+def test_a_misspelt_claim_is_told(train, own):
+    code = CODE.replace('"shift_invariant"', '"shift_invarient"')
+    (own / "encoding" / "mine.py").write_text(code)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2
+    assert "RootBias: unknown claim 'shift_invarient': did you mean 'shift_invariant'?" in outcome.line
+
+
+def test_values_that_are_not_finite_from_the_start_are_told_before_anything_is_written(train, folder, own):
+    (own / "encoding" / "mine.py").write_text(CODE.replace("sqrt()", "log()"))
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2
+    assert (
+        "the encoding gives values that are not finite in a window of 16 tokens: try `pe-bench"
+        in outcome.line
+    )
+    assert not (folder / "results").exists()
+
+
+def test_a_hook_that_returns_another_shape_is_one_line_with_its_file(train, folder, own):
+    code = CODE.replace("-self.strength[:, None] * distance.sqrt()", "-distance.sqrt().expand(7, -1)")
+    (own / "encoding" / "mine.py").write_text(code)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2
+    assert "mine.py: what a hook returns cannot be used: RuntimeError: The expanded" in outcome.line
+    assert not (folder / "results").exists()

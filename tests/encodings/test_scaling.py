@@ -1,0 +1,511 @@
+"""Scalings of RoPE against the numbers of public code, the cases of their formulas, and plain RoPE.
+
+Heads are 16 wide and the training length is 512, unless a test says otherwise.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.commands import Command
+from support.reference_inputs import T, near, row_of_scores, series
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.llama3 import Llama3, llama3_frequencies
+from pe_bench.encodings.longrope import LongRoPE, longrope_attention_factor
+from pe_bench.encodings.rope import Layout, RoPE, rope_frequencies
+from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK, dynamic_ntk_frequencies
+from pe_bench.encodings.rope_ntk import RopeNTK
+from pe_bench.encodings.rope_ntk_by_parts import RopeNTKByParts
+from pe_bench.encodings.rope_pi import RopePI
+from pe_bench.encodings.shared.rope_scaling import (
+    Ramp,
+    RopeScaling,
+    by_parts_frequencies,
+    ntk_frequencies,
+    ramp_ends,
+)
+from pe_bench.encodings.yarn import YaRN
+from pe_bench.errors import UserError
+
+WIDTH, TRAIN, BASE = 16, 512, 10_000.0
+LONG = [1.0, 1.1, 1.5, 2.0, 3.0, 4.0, 4.0, 4.0]
+SHORT = [1.0, 1.0, 1.2, 1.2, 1.2, 1.3, 1.3, 1.3]
+
+SCALINGS: dict[str, Callable[..., RopeScaling]] = {
+    "rope_pi": RopePI,
+    "rope_ntk": RopeNTK,
+    "rope_dynamic_ntk": RopeDynamicNTK,
+    "rope_ntk_by_parts": RopeNTKByParts,
+    "yarn": YaRN,
+    "llama3": Llama3,
+    "longrope": LongRoPE,
+}
+every_scaling = pytest.mark.parametrize("name", SCALINGS)
+every_scaling_with_a_factor = pytest.mark.parametrize(
+    "name", [name for name in SCALINGS if name != "rope_dynamic_ntk"]
+)
+
+
+def scaling(name: str, d_head: int = WIDTH, train_length: int = TRAIN, **options: Any) -> RopeScaling:
+    """A scaling by its name, longrope with factors that are no ones."""
+    given = {"long_factors": LONG[: d_head // 2]} if name == "longrope" else {}
+    return SCALINGS[name](d_head, train_length, **{**given, **options})
+
+
+def turned(encoding: LayerEncoding, tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Queries and keys [1, 2, tokens, WIDTH] at the positions 0, 1, 2, .."""
+    q, k = (series(wave, 0.7, 1, 2, tokens, WIDTH).to(dtype) for wave in (torch.sin, torch.cos))
+    position = torch.arange(tokens)
+    return encoding.transform(q, k, position, position)
+
+
+def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
+    return all(map(torch.equal, a, b))
+
+
+def to_four_digits(actual: Tensor, expected: list[float]) -> bool:
+    """Frequencies are small: what counts is how far they are off relative to themselves."""
+    return near(actual / torch.tensor(expected, dtype=torch.float64), torch.ones(len(expected)), 1.2e-4)
+
+
+# numbers
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected", "attention_factor"),
+    [
+        (
+            RopePI(WIDTH, TRAIN),
+            [0.25, 0.07905694, 0.025, 0.00790569, 0.0025, 0.00079057, 0.00025, 7.906e-05],
+            1.0,
+        ),
+        (
+            RopeNTK(WIDTH, TRAIN),
+            [1, 0.25941282, 0.06729501, 0.01745719, 0.00452862, 0.00117478, 0.00030475, 7.906e-05],
+            1.0,
+        ),
+        (
+            RopeDynamicNTK(WIDTH, TRAIN),
+            [1, 0.25941282, 0.06729501, 0.01745719, 0.00452862, 0.00117478, 0.00030475, 7.906e-05],
+            1.0,
+        ),
+        (
+            RopeDynamicNTK(WIDTH, TRAIN, factor=2.0),
+            [1, 0.23948137, 0.05735132, 0.01373457, 0.00328917, 0.0007877, 0.00018864, 4.518e-05],
+            1.0,
+        ),
+        (
+            RopeNTKByParts(WIDTH, TRAIN),
+            [1, 0.25693506, 0.0625, 0.01383497, 0.0025, 0.00079057, 0.00025, 7.906e-05],
+            1.0,
+        ),
+        (
+            YaRN(WIDTH, TRAIN),
+            [1, 0.25693506, 0.0625, 0.01383497, 0.0025, 0.00079057, 0.00025, 7.906e-05],
+            1.13862944,
+        ),
+        (
+            YaRN(WIDTH, TRAIN, ramp="turns"),
+            [1, 0.26855304, 0.04229532, 0.00911209, 0.0025, 0.00079057, 0.00025, 7.906e-05],
+            1.13862944,
+        ),
+        (
+            Llama3(WIDTH, TRAIN, factor=8.0),
+            [1, 0.31622776, 0.1, 0.01849668, 0.00125, 0.00039528, 0.000125, 3.953e-05],
+            1.0,
+        ),
+        (
+            LongRoPE(WIDTH, TRAIN, long_factors=LONG),
+            [1, 0.28747976, 0.06666667, 0.01581139, 0.00333333, 0.00079057, 0.00025, 7.906e-05],
+            1.1055416,
+        ),
+    ],
+)
+def test_scaling_has_the_numbers_of_public_code_at_four_times_the_training_length(
+    encoding: RopeScaling, expected: list[float], attention_factor: float
+) -> None:
+    scaled = encoding.scaled(4 * TRAIN)
+    assert scaled.frequencies.dtype == torch.float64
+    assert near(scaled.frequencies, expected)
+    assert to_four_digits(scaled.frequencies, expected)
+    assert scaled.attention_factor == pytest.approx(attention_factor, abs=2e-8)
+
+
+def test_plain_frequencies_of_the_table_are_those_of_rope() -> None:
+    plain = [1, 0.31622777, 0.1, 0.03162278, 0.01, 0.00316228, 0.001, 0.00031623]
+    assert to_four_digits(rope_frequencies(WIDTH, BASE), plain)
+
+
+def test_yarn_of_a_wide_head_has_the_ratios_of_the_released_code() -> None:
+    assert ramp_ends(128, BASE, 4_096, 32, 1) == (20, 46)
+    assert ramp_ends(WIDTH, BASE, TRAIN, 32, 1) == (0, 4)
+    ratio = rope_frequencies(128, BASE) / YaRN(128, 4_096, factor=16.0).scaled(1).frequencies
+    expected = [1, 1, 1.03741, 1.76271, 10.14634, 16, 16]
+    assert near(ratio[[0, 20, 21, 32, 45, 46, 63]], expected, 1e-5)
+
+
+def test_ntk_changes_the_base_so_that_the_first_pair_stays_and_the_last_is_interpolated() -> None:
+    frequencies = ntk_frequencies(WIDTH, BASE, 4.0)
+    assert frequencies[1].item() ** (-WIDTH / 2) == pytest.approx(48_760.5462, rel=1e-9)
+    assert frequencies[0] == 1
+    assert frequencies[-1].item() == pytest.approx(rope_frequencies(WIDTH, BASE)[-1].item() / 4, rel=1e-12)
+
+
+# at a factor of 1 they are rope
+
+
+@every_scaling
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_within_the_training_length_it_is_rope(name: str, layout: Layout, dtype: torch.dtype) -> None:
+    rope = RoPE(WIDTH, layout=layout)
+    for tokens in (1, 31, 32):
+        ours = turned(scaling(name, train_length=32, layout=layout), tokens, dtype)
+        assert same(ours, turned(rope, tokens, dtype))
+    assert not same(turned(scaling(name, train_length=32), 33), turned(RoPE(WIDTH), 33))
+
+
+@every_scaling_with_a_factor
+def test_factor_of_one_is_rope_at_any_length(name: str) -> None:
+    options: dict[str, Any] = {"long_factors": [1.0] * 8} if name == "longrope" else {}
+    encoding = scaling(name, train_length=8, factor=1.0, **options)
+    assert same(turned(encoding, 40), turned(RoPE(WIDTH), 40))
+
+
+def test_longrope_with_equal_factors_is_pi_times_the_attention_factor() -> None:
+    equal = LongRoPE(WIDTH, 8, factor=4.0, long_factors=[4.0] * 8)
+    a = longrope_attention_factor(4.0, 8)
+    for ours, theirs in zip(turned(equal, 32), turned(RopePI(WIDTH, 8, factor=4.0), 32), strict=True):
+        assert near(ours, a * theirs, 1e-12)
+
+
+def test_pi_is_rope_at_positions_divided_by_the_factor() -> None:
+    q, position = series(torch.sin, 0.7, 1, 2, 9, WIDTH), torch.arange(9)
+    interpolated = RopePI(WIDTH, 8, factor=4.0).transform(q, q, position, position)
+    plain = RoPE(WIDTH).transform(q, q, position / 4, position / 4)
+    assert near(interpolated[0], plain[0], 1e-12)
+
+
+def test_dynamic_ntk_that_grows_as_the_window_does_is_ntk() -> None:
+    for window in (1, TRAIN, TRAIN + 1, 3 * TRAIN):
+        ours, theirs = RopeDynamicNTK(WIDTH, TRAIN), RopeNTK(WIDTH, TRAIN)
+        assert near(ours.scaled(window).frequencies, theirs.scaled(window).frequencies, 1e-15)
+
+
+def test_dynamic_ntk_factor_is_the_published_formula() -> None:
+    for f in (0.5, 1.0, 2.0, 8.0):
+        for window in (TRAIN // 2, TRAIN, 700, 4 * TRAIN):
+            s = max(1.0, f * window / TRAIN - (f - 1))
+            ours = dynamic_ntk_frequencies(WIDTH, BASE, TRAIN, window, f)
+            assert near(ours, ntk_frequencies(WIDTH, BASE, s), 1e-12)
+
+
+def test_by_parts_is_yarn_with_an_attention_factor_of_one() -> None:
+    ours = RopeNTKByParts(WIDTH, 8, ramp="turns", beta_fast=4.0)
+    theirs = YaRN(WIDTH, 8, ramp="turns", beta_fast=4.0, attention_factor=1.0)
+    assert same(turned(ours, 24), turned(theirs, 24))
+
+
+# ramps
+
+
+def released_yarn(
+    width: int, base: float, train: int, s: float, fast: float = 32, slow: float = 1
+) -> list[float]:
+    """Pair by pair: interpolated, and as much of it kept as the ramp in the index says."""
+    low, high = (
+        width * math.log(train / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (fast, slow)
+    )
+    low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+    found = []
+    for c in range(width // 2):
+        theta, ramp = base ** (-2 * c / width), min(max((c - low) / (high - low), 0), 1)
+        found.append(ramp * theta / s + (1 - ramp) * theta)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("width", "base", "train"),
+    [(16, 1e4, 512), (64, 1e4, 2_048), (128, 5e5, 8_192), (32, 1e4, 128), (8, 1e4, 32), (16, 10.0, 512)],
+)
+def test_ramp_in_the_index_is_the_released_one(width: int, base: float, train: int) -> None:
+    ours = by_parts_frequencies(width, base, train, 4.0)
+    assert near(ours, released_yarn(width, base, train, 4.0), 1e-14)
+    other = by_parts_frequencies(width, base, train, 4.0, beta_fast=8.0, beta_slow=0.25)
+    assert near(other, released_yarn(width, base, train, 4.0, 8, 0.25), 1e-14)
+
+
+@pytest.mark.parametrize("train", [128, 512, 4_096])
+def test_ramp_in_the_turns_is_the_papers(train: int) -> None:
+    for theta, ours in zip(
+        rope_frequencies(64, BASE), by_parts_frequencies(64, BASE, train, 4.0, "turns"), strict=True
+    ):
+        gamma = min(max((train * theta.item() / (2 * math.pi) - 1) / 31, 0), 1)
+        assert ours.item() == pytest.approx((1 - gamma) * theta.item() / 4 + gamma * theta.item(), rel=1e-12)
+
+
+def test_the_two_ramps_differ_by_half() -> None:
+    by_index, by_turns = (by_parts_frequencies(WIDTH, BASE, TRAIN, 4.0, ramp) for ramp in ("index", "turns"))  # type: ignore[arg-type]
+    assert (by_index / by_turns).max().item() == pytest.approx(1.5183, abs=1e-3)
+
+
+def test_ramp_is_a_step_where_its_ends_meet_or_have_changed_places() -> None:
+    plain = rope_frequencies(WIDTH, BASE)
+    too_short = by_parts_frequencies(WIDTH, BASE, 4, 4.0)  # the fastest pair makes no full turn
+    assert torch.equal(too_short, torch.cat([plain[:1], plain[1:] / 4]))
+    never_slow = by_parts_frequencies(WIDTH, 10.0, 65_536, 4.0)  # the slowest makes more than 32
+    assert torch.equal(never_slow, rope_frequencies(WIDTH, 10.0))
+
+
+def test_llama3_keeps_short_wavelengths_and_stretches_long_ones() -> None:
+    width, base, train, s = 128, 500_000.0, 8_192, 8.0
+    for low, high in ((1.0, 4.0), (0.5, 9.0)):
+        ours = llama3_frequencies(width, base, train, s, low, high)
+        cases = set()
+        for theta, found in zip(rope_frequencies(width, base).tolist(), ours.tolist(), strict=True):
+            wavelength = 2 * math.pi / theta
+            if wavelength < train / high:
+                case, expected = "kept", theta
+            elif wavelength > train / low:
+                case, expected = "stretched", theta / s
+            else:
+                smooth = (train / wavelength - low) / (high - low)
+                case, expected = "between", (1 - smooth) * theta / s + smooth * theta
+            cases.add(case)
+            assert found == pytest.approx(expected, rel=1e-12)
+        assert len(cases) == 3
+
+
+# attention factors
+
+
+@pytest.mark.parametrize(
+    ("encoding", "factor"),
+    [
+        (YaRN(WIDTH, 8), 0.1 * math.log(4) + 1),
+        (YaRN(WIDTH, 8, attention_factor=1.5), 1.5),
+        (LongRoPE(WIDTH, 8, long_factors=LONG), math.sqrt(1 + math.log(4) / math.log(8))),
+    ],
+)
+def test_attention_factor_multiplies_queries_and_keys(encoding: RopeScaling, factor: float) -> None:
+    for x, plain in zip(turned(encoding, 32), turned(RoPE(WIDTH), 32), strict=True):
+        assert near(x.norm(dim=-1), factor * plain.norm(dim=-1), 1e-12)
+
+
+def test_yarn_multiplies_the_logits_by_the_square() -> None:
+    # s = 4: the temperature of the paper is 1 / 1.296477.
+    ratio = row_of_scores(YaRN(4, T, factor=4.0)) / row_of_scores(RopeNTKByParts(4, T, factor=4.0))
+    assert near(ratio, [1.296477] * T)
+
+
+def test_queries_of_half_precision_are_rounded_once() -> None:
+    encoding = YaRN(WIDTH, 8)
+    q, position = torch.randn(1, 2, 32, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(32)
+    rounded = q.bfloat16()
+    single, _ = encoding.transform(rounded.float(), rounded.float(), position, position)
+    half, _ = encoding.transform(rounded, rounded, position, position)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, single.bfloat16())
+
+
+# factors and windows
+
+
+@every_scaling
+def test_factor_that_is_not_given_is_that_of_the_window(name: str) -> None:
+    encoding = scaling(name)
+    short, trained, double, fourfold = (encoding.scaled(n) for n in (1, TRAIN, 2 * TRAIN, 4 * TRAIN))
+    assert torch.equal(short.frequencies, trained.frequencies)
+    assert short.attention_factor == trained.attention_factor == 1
+    assert not torch.equal(trained.frequencies, double.frequencies)
+    different = [not torch.equal(double.frequencies, fourfold.frequencies)]
+    different.append(double.attention_factor != fourfold.attention_factor)
+    assert any(different)
+    assert "prefix_consistent" not in encoding.claims
+
+
+@every_scaling
+def test_factor_is_relative_to_the_length_that_it_is_told(name: str) -> None:
+    """In those without a ramp, twice the window is to twice the training length as it is to it."""
+    once, twice = scaling(name).scaled(4 * TRAIN), scaling(name, train_length=2 * TRAIN).scaled(4 * TRAIN)
+    if name in ("rope_pi", "rope_ntk", "rope_dynamic_ntk"):
+        assert torch.equal(twice.frequencies, scaling(name).scaled(2 * TRAIN).frequencies)
+    assert not torch.equal(once.frequencies, twice.frequencies) or (
+        once.attention_factor != twice.attention_factor
+    )
+
+
+@pytest.mark.parametrize("name", ["rope_pi", "rope_ntk", "rope_ntk_by_parts", "yarn", "llama3"])
+def test_given_factor_holds_at_every_length(name: str) -> None:
+    given, of_window = scaling(name, factor=4.0), scaling(name).scaled(4 * TRAIN)
+    for window in (1, TRAIN, 4 * TRAIN, 100 * TRAIN):
+        assert torch.equal(given.scaled(window).frequencies, of_window.frequencies)
+        assert given.scaled(window).attention_factor == of_window.attention_factor
+    assert "prefix_consistent" in given.claims
+    assert not same(turned(given, 8), turned(RoPE(WIDTH), 8))
+
+
+@every_scaling
+def test_window_is_the_number_of_keys_wherever_they_stand(name: str) -> None:
+    """A query alone, among all keys, and positions far out, that are those of no longer window."""
+    encoding, tokens = scaling(name, train_length=8), 24
+    q, k, far = (
+        series(torch.sin, 0.7, 1, 2, tokens, WIDTH),
+        series(torch.cos, 0.9, 1, 2, tokens, WIDTH),
+        1_000,
+    )
+    position = torch.arange(tokens)
+    whole, keys = encoding.transform(q, k, position, position)
+    last, same_keys = encoding.transform(q[..., -1:, :], k, position[-1:], position)
+    assert torch.equal(last, whole[..., -1:, :]) and torch.equal(same_keys, keys)
+    moved_q, moved_k = encoding.transform(q, k, position + far, position + far)
+    assert near(moved_q @ moved_k.mT, whole @ keys.mT, 1e-10)
+
+
+@every_scaling
+def test_tensors_are_made_where_the_queries_are(name: str) -> None:
+    x, position = torch.zeros(1, 2, 24, WIDTH, device="meta"), torch.arange(24, device="meta")
+    encoding = scaling(name, train_length=8).to("meta")
+    assert {one.device.type for one in encoding.transform(x, x, position, position)} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "claims"),
+    [
+        (RopePI(WIDTH, TRAIN), {"norm_preserving"}),
+        (RopePI(WIDTH, TRAIN, factor=2.0), {"norm_preserving", "prefix_consistent"}),
+        (RopeDynamicNTK(WIDTH, TRAIN, factor=2.0), {"norm_preserving"}),
+        (YaRN(WIDTH, TRAIN), set()),
+        (YaRN(WIDTH, TRAIN, factor=2.0), {"prefix_consistent"}),
+        (YaRN(WIDTH, TRAIN, factor=1.0), {"norm_preserving", "prefix_consistent"}),
+        (YaRN(WIDTH, TRAIN, attention_factor=1.0), {"norm_preserving"}),
+        (YaRN(WIDTH, TRAIN, factor=1.0, attention_factor=2.0), {"prefix_consistent"}),
+        (LongRoPE(WIDTH, TRAIN, long_factors=LONG), set()),
+        (LongRoPE(WIDTH, TRAIN, factor=2.0, long_factors=LONG), set()),
+        (LongRoPE(WIDTH, TRAIN, factor=2.0, long_factors=LONG, short_factors=LONG), {"prefix_consistent"}),
+        (LongRoPE(WIDTH, TRAIN, factor=1.0, long_factors=LONG), {"norm_preserving"}),
+    ],
+)
+def test_claims_follow_from_the_options(encoding: RopeScaling, claims: set[str]) -> None:
+    assert encoding.claims == claims | {"shift_invariant"}
+
+
+# longrope
+
+
+def test_longrope_takes_the_long_factors_beyond_the_training_length_and_the_short_ones_up_to_it() -> None:
+    encoding, plain = LongRoPE(WIDTH, TRAIN, long_factors=LONG), rope_frequencies(WIDTH, BASE)
+    assert torch.equal(encoding.scaled(TRAIN).frequencies, plain)
+    assert near(
+        encoding.scaled(TRAIN + 1).frequencies, plain / torch.tensor(LONG, dtype=torch.float64), 1e-15
+    )
+    both = LongRoPE(WIDTH, TRAIN, long_factors=LONG, short_factors=SHORT)
+    assert near(both.scaled(TRAIN).frequencies, plain / torch.tensor(SHORT, dtype=torch.float64), 1e-15)
+    assert torch.equal(both.scaled(TRAIN + 1).frequencies, encoding.scaled(TRAIN + 1).frequencies)
+
+
+def test_longrope_attention_factor_that_is_given_holds_within_the_training_length() -> None:
+    encoding = LongRoPE(WIDTH, TRAIN, factor=4.0, long_factors=LONG)
+    assert encoding.scaled(1).attention_factor == pytest.approx(1.1055416, abs=1e-7)
+    assert encoding.scaled(9 * TRAIN).attention_factor == encoding.scaled(1).attention_factor
+
+
+def test_longrope_without_factors_is_refused_in_one_line(train: Command) -> None:
+    outcome = train("encoding=longrope")
+    assert outcome.code == 2
+    assert "longrope has no default factors" in outcome.line
+    assert "encoding.long_factors=[...] with d_head/2 = 4 numbers" in outcome.line
+    assert train("encoding=longrope", "encoding.long_factors=[1,1.5,2,4]").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"long_factors": [1.0] * 7}, "encoding.long_factors must have 8 numbers.*not 7"),
+        ({"long_factors": []}, "encoding.long_factors must have 8 numbers.*not 0"),
+        (
+            {"long_factors": LONG, "short_factors": [1.0] * 9},
+            "encoding.short_factors must have 8 numbers.*not 9",
+        ),
+        (
+            {"long_factors": [*LONG[:7], 0.99]},
+            r"encoding.long_factors must be finite and at least 1, and \[0.99\] is not",
+        ),
+        ({"long_factors": [*LONG[:7], math.inf]}, "encoding.long_factors must be finite"),
+        ({"long_factors": [*LONG[:7], math.nan]}, "encoding.long_factors must be finite"),
+        ({"long_factors": LONG, "short_factors": [0.0] * 8}, "encoding.short_factors must be .* are not"),
+    ],
+)
+def test_longrope_factors_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        LongRoPE(WIDTH, TRAIN, **options)
+
+
+# options
+
+
+@every_scaling
+@pytest.mark.parametrize("options", [{"base": 500.0}, {"layout": "interleaved"}, {"train_length": 16}])
+def test_options_of_all_change_the_output(name: str, options: dict[str, Any]) -> None:
+    plain, other = scaling(name, train_length=8), scaling(name, **{"train_length": 8, **options})
+    assert not same(turned(plain, 32), turned(other, 32))
+
+
+@every_scaling
+def test_another_factor_changes_the_output(name: str) -> None:
+    outputs = [turned(scaling(name, train_length=8, factor=factor), 32) for factor in (2.0, 3.0)]
+    assert not same(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("make", [RopeNTKByParts, YaRN])
+def test_ends_of_the_ramp_change_the_frequencies(make: Callable[..., RopeScaling]) -> None:
+    ramps: tuple[Ramp, ...] = ("index", "turns")
+    for ramp in ramps:
+        plain = make(128, 4_096, factor=4.0, ramp=ramp).scaled(1).frequencies
+        for options in ({"beta_fast": 16.0}, {"beta_slow": 4.0}):
+            other = make(128, 4_096, factor=4.0, ramp=ramp, **options).scaled(1).frequencies
+            assert not torch.equal(plain, other)
+
+
+@every_scaling
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_head": 15}, "d_head=15"),
+        ({"base": 1.0}, "encoding.base must exceed 1.*1.0"),
+        ({"train_length": 1}, "encoding.train_length must be at least 2 tokens, not 1"),
+        ({"factor": 0.0}, "encoding.factor must be .*not 0.0"),
+    ],
+)
+def test_option_that_cannot_work_is_told_to_the_user(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        scaling(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RopePI(WIDTH, TRAIN, factor=0.5), "encoding.factor must be at least 1.*not 0.5"),
+        (lambda: RopeNTK(2, TRAIN), "at least 4, not model.d_head=2"),
+        (lambda: RopeDynamicNTK(2, TRAIN), "at least 4, not model.d_head=2"),
+        (lambda: YaRN(WIDTH, TRAIN, beta_fast=1.0), "beta_fast=1.0 must exceed encoding.beta_slow=1.0"),
+        (lambda: RopeNTKByParts(WIDTH, TRAIN, beta_slow=0.0), "beta_slow=0.0, and that 0"),
+        (lambda: YaRN(WIDTH, TRAIN, attention_factor=0.0), "encoding.attention_factor must be positive.*0.0"),
+        (
+            lambda: Llama3(WIDTH, TRAIN, low_frequency_factor=4.0),
+            "high_frequency_factor=4.0 must exceed encoding.low_frequency_factor=4.0",
+        ),
+        (lambda: Llama3(WIDTH, TRAIN, low_frequency_factor=-1.0), "low_frequency_factor=-1.0, and that 0"),
+    ],
+)
+def test_option_of_one_that_cannot_work_is_told_to_the_user(
+    make: Callable[[], RopeScaling], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        make()

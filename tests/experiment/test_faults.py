@@ -1,0 +1,245 @@
+"""What breaks, or is broken, ends in a clear line or is repaired, and nothing is lost."""
+
+import errno
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.commands import Command, Outcome, only_run, tiny_words, write_corpus
+from support.run_contents import contents
+
+from pe_bench.experiment import run as experiment
+from pe_bench.runs.lock import locked
+from pe_bench.system import versions
+
+WORDS = ("encoding=shaw", "train.steps=6")
+NOBODY = 65534
+
+
+@pytest.fixture
+def run(train: Command, folder: Path) -> Path:
+    """A finished run in the folder."""
+    assert train(*WORDS).code == 0
+    return only_run(folder)
+
+
+@pytest.fixture
+def rescore(command: Command, folder: Path, run: Path) -> Callable[[], Outcome]:
+    words = ("--lengths", "16,32", "--threads", "1", "--results-dir", str(folder / "results"))
+    return lambda: command("eval", str(run), *words)
+
+
+@pytest.mark.parametrize("number", [1, 4, 7, 10, 14, 18, 22])
+def test_a_disk_that_is_full_from_any_write_on_is_told_and_the_run_goes_on_when_it_is_not(
+    train, run, folder, monkeypatch, number
+):
+    """Every file is flushed before it has its name; the number of the flush at which the disk is full."""
+    unbroken, flush, seen = contents(folder / "results"), os.fsync, 0
+    shutil.rmtree(folder / "results")
+
+    def full(descriptor: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen >= number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        outcome = train(*WORDS)
+    assert outcome.code == 1 and ("No space left on device" in outcome.line or "is full" in outcome.line)
+    assert str(folder) in outcome.line, "the file or the folder is named"
+    assert not list(folder.rglob(".partial-*")), "half a file is no use where space is short"
+    assert train(*WORDS).code == 0
+    assert contents(folder / "results") == unbroken
+
+
+@pytest.fixture
+def read_only() -> Iterator[Path]:
+    """A folder in which runs can be read and nothing can be written; root becomes nobody meanwhile."""
+    folder, root = Path(tempfile.mkdtemp()), os.geteuid() == 0
+    folder.chmod(0o755)
+    write_corpus(folder / "corpus")
+    yield folder
+    if root:
+        os.seteuid(0)
+    for path in (folder / "results").rglob("*"):
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_folder_is_told_by_name_and_its_runs_can_still_be_reported(
+    command, read_only, monkeypatch
+):
+    monkeypatch.chdir(read_only)
+    assert command("train", *tiny_words(read_only), *WORDS).code == 0
+    before = contents(read_only / "results")
+    for path in [read_only / "results", *(read_only / "results").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.geteuid() == 0:
+        os.seteuid(NOBODY)
+    results = ("--results-dir", str(read_only / "results"))
+    assert command("report", *results).code == command("list", "runs", *results).code == 0
+    again = command("train", *tiny_words(read_only), *WORDS, "seed=1")
+    scored = command(
+        "eval", *results, "--lengths", "48", "--threads", "1", "--cache-dir", f"{read_only}/cache"
+    )
+    for outcome in (again, scored):
+        assert outcome.code == 1 and "permission denied" in outcome.line.lower()
+        assert str(read_only / "results" / "runs") in outcome.line
+    assert contents(read_only / "results") == before
+
+
+def flip(path: Path, drawn: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[drawn.randrange(len(content))] ^= 1 << drawn.randrange(8)
+    path.write_bytes(content)
+
+
+def cut(path: Path, drawn: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: drawn.randrange(path.stat().st_size)])
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+@pytest.mark.parametrize("name", ["weights", "meta"])
+def test_weights_that_are_damaged_are_told_and_made_again_where_they_are_wanted(
+    train, rescore, run, folder, name, damage
+):
+    unbroken, drawn = contents(folder / "results"), random.Random(name)
+    step = run / "checkpoints" / "step-00000006"
+    (path,) = step.glob(f"{name}.*")
+    damage(path, drawn)
+    if name != "meta" or damage is cut:  # a flip in the time that training took changes nothing else
+        outcome = rescore()
+        assert outcome.code == 2 and "has no whole checkpoint of step 6" in outcome.line
+        again = train(*WORDS, "eval.lengths=[16,32,48]")
+        assert again.code == 0
+        assert f"warning: {run.name} is trained again, for the weights of its last step" in again.err
+        assert f"warning: {step} is damaged, and dropped" in again.err
+    assert train(*WORDS).code == 0
+    found = contents(folder / "results")
+    kept = [name for name in unbroken if name.endswith(".safetensors")]
+    assert kept and all(found[name] == unbroken[name] for name in kept)
+
+
+@pytest.mark.parametrize("name", ["optimizer", "weights"])
+def test_a_finished_run_needs_no_more_than_what_is_still_to_be_done(train, rescore, run, folder, name):
+    step = run / "checkpoints" / "step-00000006"
+    (step / f"{name}.safetensors").unlink()
+    unbroken = contents(folder / "results")
+    again = train(*WORDS)
+    assert again.code == 0 and "is trained already" in again.err
+    assert contents(folder / "results") == unbroken
+    assert rescore().code == (0 if name == "optimizer" else 2)
+    assert contents(folder / "results") == unbroken
+
+
+def test_what_goes_with_weights_that_are_lost_is_named(train, command, run, folder):
+    words = ("--lengths", "48", "--threads", "1", "--results-dir", str(folder / "results"))
+    assert command("eval", str(run), *words).code == 0
+    shutil.rmtree(run / "checkpoints")
+    again = train(*WORDS, "eval.lengths=[16,64]")
+    assert "its scores at 32, 48 go with them: eval makes them again" in again.err
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_damaged_scores_are_named_by_a_report_and_made_again(command, rescore, run, folder, damage):
+    unbroken, drawn = contents(folder / "results"), random.Random(0)
+    for path in sorted((run / "scores").iterdir()):
+        for _ in range(3):
+            damage(path, drawn)
+            report = command("report", "--results-dir", str(folder / "results"), "--markdown", "-")
+            if path.name.startswith("paired-32"):
+                assert f"{path.name} is damaged" in report.out
+            assert rescore().code == 0
+            assert contents(folder / "results") == unbroken
+
+
+def test_a_damaged_configuration_is_named_wherever_the_damage_is(rescore, run):
+    path, drawn = run / "config.yaml", random.Random(0)
+    whole = path.read_bytes()
+    said = whole.index(b"# sha256")
+    for _ in range(12):
+        place = drawn.randrange(said)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << drawn.randrange(8)]) + whole[place + 1 :])
+        outcome = rescore()
+        assert outcome.code == 2 and "config.yaml is missing or damaged" in outcome.line
+    path.write_bytes(whole)
+    assert rescore().code == 0
+
+
+def test_a_configuration_that_somebody_wrote_by_hand_is_taken_as_it_is(rescore, run):
+    path = run / "config.yaml"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "# sha256" not in line))
+    assert rescore().code == 0
+
+
+def test_a_second_process_on_a_run_is_told_and_disturbs_nothing(train, rescore, run, folder):
+    unbroken = contents(folder / "results")
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with locked(run):
+            os.write(theirs, b"held")
+            os.read(ours, 0)
+            signal_never_comes()
+    os.read(ours, 4)
+    try:
+        for outcome in (rescore(), train(*WORDS)):
+            assert outcome.code == 1 and f"another process is working on {run}" in outcome.line
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert train(*WORDS).code == 0, "the lock of a killed process holds nobody up"
+    assert contents(folder / "results") == unbroken
+
+
+def signal_never_comes() -> None:
+    import signal
+
+    signal.pause()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("jump", [-40 * 365 * 86400, 60 * 365 * 86400], ids=["backwards", "forwards"])
+def test_a_clock_that_jumps_changes_nothing_but_dates(train, run, folder, monkeypatch, jump):
+    """Between two checkpoints, before gathering, and of all that lies on the disk."""
+    import time
+
+    unbroken, clock = contents(folder / "results"), time.time
+    for name in ("result.json", "eval.csv"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints" / "step-00000006")
+    for path in (folder / "results").rglob("*"):
+        os.utime(path, (clock() - jump, clock() - jump))
+    monkeypatch.setattr(time, "time", lambda: clock() + jump)
+    for module in (versions, experiment):
+        monkeypatch.setattr(
+            module, "today", lambda: "1970-01-01T00:00:00+00:00" if jump < 0 else "2086-01-01"
+        )
+    assert train(*WORDS).code == 0
+    assert contents(folder / "results") == unbroken
+
+
+@pytest.mark.parametrize("text", ["", "run,encoding\nx,y\n", "\0\0\0", None])
+def test_results_that_somebody_edited_are_kept_and_told_and_made_anew_by_the_next_command(
+    command, rescore, run, folder, text
+):
+    path = folder / "results" / "results.csv"
+    before = path.read_bytes()
+    edited = before.replace(b"shaw", b"best") if text is None else text.encode()
+    path.write_bytes(edited)
+    assert "best" not in command("report", "--results-dir", str(folder / "results")).out
+    outcome = rescore()
+    assert outcome.code == 0
+    assert path.read_bytes() == before
+    if edited:
+        kept = path.with_name("results.csv.edited-1")
+        assert kept.read_bytes() == edited
+        assert outcome.err.count(f"warning: {path} was edited, and is kept as {kept}:") == 1
+    assert "warning" not in rescore().err
+    assert len(list(path.parent.glob("*.edited-*"))) == bool(edited), "an empty file holds nothing to keep"

@@ -1,0 +1,235 @@
+"""Models whose scores are known beforehand, from the command that trains to what the report says of them."""
+
+import contextlib
+import csv
+import io
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pytest
+from support.hand_set_model import (
+    BLIND,
+    D_MODEL,
+    HIT,
+    LETTERS,
+    MISS,
+    STRENGTH,
+    set_weights,
+    write_documents,
+    write_encoding,
+)
+
+from pe_bench.cli import program
+from pe_bench.runs.scores import load_scores
+
+NEAR, INSIDE, FAR = 16, 24, 80
+TRAIN_LENGTH, TARGET_TOKENS = 32, 4
+# None of the targets sees so far back as FAR in the last length below, all do in the next one.
+BELOW, ABOVE = FAR, FAR + TARGET_TOKENS
+LENGTHS = (8, 16, 32, 64, BELOW, ABOVE, 96, 128)
+CONTROLLED = [length for length in LENGTHS if length > TRAIN_LENGTH + TARGET_TOKENS]
+BEYOND = [length for length in CONTROLLED if length >= ABOVE]
+
+Cells = dict[int, dict[str, str]]  # a row of the report's CSV for each length
+
+
+class Bench:
+    """Runs of hand-set models, scored by the commands at every length with all controls."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.results = folder, folder / "results"
+        self.configuration = write_encoding(folder / "own")
+        self.code = self.configuration / "encoding" / "periods.py"
+
+    def score(
+        self, periods: Sequence[int], documents: Path, strengths: Sequence[float] = (STRENGTH,)
+    ) -> Self:
+        """A run of each strength, which has its number as its seed."""
+        for seed, strength in enumerate(strengths):
+            before = set(self.runs())
+            self.run("train", *self.training(periods, documents), f"seed={seed}")
+            [run] = set(self.runs()) - before
+            set_weights(run, self.code, strength)
+            self.run("eval", str(run), *self.scoring())
+        return self
+
+    def training(self, periods: Sequence[int], documents: Path) -> list[str]:
+        heads = len(periods)
+        return [
+            *("--config-dir", str(self.configuration), "encoding=periods"),
+            f"encoding.periods=[{','.join(map(str, periods))}]",
+            *("data=files", f"data.path={documents}", "data.validation_fraction=0.5", "threads=1"),
+            *(f"results_dir={self.results}", f"cache_dir={self.folder / 'cache'}"),
+            *(f"model.d_model={D_MODEL}", "model.n_layers=1", "model.d_ff=8", "model.tie_embeddings=false"),
+            *(f"model.n_heads={heads}", f"model.n_kv_heads={heads}", "train.steps=1", "train.warmup_steps=0"),
+            *(f"train.length={TRAIN_LENGTH}", f"train.batch_tokens={TRAIN_LENGTH}"),
+            *("train.validation_tokens=64", "eval.controls=none", "eval.targets=1"),
+            *(f"eval.lengths=[{TRAIN_LENGTH}]", f"eval.max_length={TRAIN_LENGTH}"),
+        ]
+
+    def scoring(self) -> list[str]:
+        return [
+            *("--lengths", ",".join(map(str, LENGTHS)), "--max-length", str(max(LENGTHS))),
+            *("--controls", "all", "--targets", "192", "--threads", "1", "--code", str(self.code)),
+            *("--results-dir", str(self.results), "--cache-dir", str(self.folder / "cache")),
+        ]
+
+    def runs(self) -> list[Path]:
+        return sorted((self.results / "runs").glob("*"))
+
+    def cells(self) -> Cells:
+        text = self.run("report", "--csv", "-", "--results-dir", str(self.results))
+        return {int(record["length"]): record for record in csv.DictReader(io.StringIO(text))}
+
+    def table(self) -> str:
+        return self.run("report", "--results-dir", str(self.results))
+
+    def nll(self, length: int, control: str = "none") -> np.ndarray:
+        """Of the targets of the only run, in nats [blocks, TARGET_TOKENS]."""
+        [run] = self.runs()
+        [path] = (run / "scores").glob(f"paired-{length}-{control}-*")
+        return load_scores(path).nll.reshape(-1, TARGET_TOKENS)
+
+    @staticmethod
+    def run(*words: str) -> str:
+        """What a command prints."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert program.run(list(words)) == 0
+        return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def repeating(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("repeating")
+    documents = write_documents(folder / "documents", (NEAR, FAR), (True, True))
+    return Bench(folder).score((NEAR, FAR), documents)
+
+
+@pytest.fixture(scope="module")
+def unrepeating(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """The same model on documents whose far bytes are never those that stand FAR back."""
+    folder = tmp_path_factory.mktemp("unrepeating")
+    documents = write_documents(folder / "documents", (NEAR, FAR), (True, False))
+    return Bench(folder).score((NEAR, FAR), documents)
+
+
+def answers(cells: Cells, question: str) -> dict[int, str]:
+    return {length: cell[question] for length, cell in cells.items() if length in CONTROLLED}
+
+
+def printed_answers(table: str) -> tuple[dict[int, str], dict[int, str]]:
+    """What stands in the columns `uses context` and `beats window`."""
+    assert re.search(r"uses +beats", table) and re.search(r"context +window", table)
+    found = re.findall(r"(\d+) (yes|no|unclear|-) +(\d+) (yes|no|unclear|n/a|-)", table)
+    return {int(one[0]): one[1] for one in found}, {int(one[2]): one[3] for one in found}
+
+
+def levels_of(nll: np.ndarray) -> list[float]:
+    """The different NLLs among these, to three places, the smallest first."""
+    return np.unique(nll.round(3)).tolist()
+
+
+def bits(nats: float) -> float:
+    return nats / math.log(2)
+
+
+def test_a_model_that_reads_beyond_training_uses_context_where_the_text_repeats(repeating):
+    cells = repeating.cells()
+    uses = {length: "yes" if length in BEYOND else "no" for length in CONTROLLED}
+    assert answers(cells, "uses_context") == answers(cells, "beats_window") == uses
+    assert printed_answers(repeating.table()) == (uses, uses)
+    verdicts = {length: cells[length]["verdict"] for length in CONTROLLED}
+    assert verdicts == {length: "improves" if length in BEYOND else "holds" for length in CONTROLLED}
+    assert {int(cell["documents"]) for cell in cells.values()} == {24}
+
+
+def test_the_same_model_uses_no_context_where_the_text_does_not_repeat(unrepeating):
+    cells = unrepeating.cells()
+    nothing = dict.fromkeys(CONTROLLED, "no")
+    assert answers(cells, "uses_context") == answers(cells, "beats_window") == nothing
+    assert printed_answers(unrepeating.table()) == (nothing, nothing)
+    verdicts = {length: cells[length]["verdict"] for length in CONTROLLED}
+    assert verdicts == {length: "fails" if length in BEYOND else "holds" for length in CONTROLLED}
+    # What it reads there is always wrong, and another document's byte is right by chance.
+    assert all(float(cells[length]["swap_gain_high"]) < 0 for length in BEYOND)
+
+
+def test_every_target_has_the_score_that_what_it_reads_gives(repeating):
+    assert HIT < 0.005 and BLIND > 2
+    blind, near, all_read = [BLIND], [HIT, BLIND], [HIT]
+    wanted = {8: blind, 16: blind, 32: near, 64: near, BELOW: near, ABOVE: all_read, 128: all_read}
+    for length, levels in wanted.items():
+        assert levels_of(repeating.nll(length)) == pytest.approx(levels, abs=1e-3), length
+    # Of the four targets of a block two are of each alphabet: what is read is all that decides.
+    assert all((np.abs(repeating.nll(BELOW) - HIT) < 1e-3).sum(1) == 2)
+    cells = repeating.cells()
+    change = float(cells[ABOVE]["bits_per_byte"]) - float(cells[TRAIN_LENGTH]["bits_per_byte"])
+    assert change == pytest.approx(bits(HIT - BLIND) / 2, abs=1e-4)
+    assert float(cells[ABOVE]["change"]) == pytest.approx(change, abs=1e-6)
+    assert float(cells[BELOW]["change"]) == pytest.approx(0, abs=1e-6)
+    assert float(cells[ABOVE]["window_gain"]) == pytest.approx(-change, abs=1e-4)
+
+
+def test_far_bytes_that_do_not_repeat_are_read_and_missed(unrepeating):
+    for length, levels in {BELOW: [HIT, BLIND], ABOVE: [HIT, MISS], 128: [HIT, MISS]}.items():
+        assert levels_of(unrepeating.nll(length)) == pytest.approx(levels, abs=1e-3)
+
+
+def test_swap_costs_what_is_read_and_nothing_else(repeating):
+    for length in CONTROLLED:
+        own, swapped = repeating.nll(length), repeating.nll(length, "swap")
+        if length not in BEYOND:
+            assert swapped == pytest.approx(own, abs=1e-6)
+            continue
+        # Of each block's four targets the two of one alphabet read the near byte, which is not swapped.
+        lost = swapped - own
+        missed = np.abs(lost - (MISS - HIT)) < 1e-3
+        assert (missed | (np.abs(lost) < 1e-3)).all()
+        assert (missed.sum(1) <= 2).all()
+        # Another document's byte is the same by chance once in eight times.
+        assert missed.sum() / (lost.size / 2) == pytest.approx(1 - 1 / LETTERS, abs=0.06)
+        gain = float(repeating.cells()[length]["swap_gain"])
+        assert gain == pytest.approx(bits((MISS - HIT) * missed.mean()), abs=1e-3)
+
+
+def test_the_window_takes_the_far_byte_away_and_leaves_the_near_one(repeating):
+    for length in CONTROLLED:
+        assert repeating.nll(length, "window") == pytest.approx(repeating.nll(TRAIN_LENGTH), abs=1e-6)
+
+
+def test_a_model_that_gains_nothing_within_training_cannot_be_judged(tmp_path):
+    documents = write_documents(tmp_path / "documents", (NEAR, FAR), (True, True))
+    bench = Bench(tmp_path).score((FAR,), documents)
+    cells = bench.cells()
+    assert bench.nll(TRAIN_LENGTH) == pytest.approx(BLIND, abs=1e-5)
+    assert float(cells[ABOVE]["change"]) == pytest.approx(bits(HIT - BLIND) / 2, abs=1e-4), "it does use it"
+    assert answers(cells, "uses_context") == dict.fromkeys(CONTROLLED, "")
+    table = bench.table()
+    assert printed_answers(table)[0] == dict.fromkeys(CONTROLLED, "-")
+    assert "the use of context cannot be judged: it gains nothing from 8 to 32 tokens" in table
+
+
+def test_a_model_that_reads_within_training_holds_and_uses_no_more(tmp_path):
+    documents = write_documents(tmp_path / "documents", (NEAR, INSIDE), (True, True))
+    bench = Bench(tmp_path).score((NEAR, INSIDE), documents)
+    cells = bench.cells()
+    assert bench.nll(TRAIN_LENGTH) == pytest.approx(HIT, abs=1e-3)
+    nothing = dict.fromkeys(CONTROLLED, "no")
+    assert answers(cells, "verdict") == dict.fromkeys(CONTROLLED, "holds")
+    assert answers(cells, "uses_context") == answers(cells, "beats_window") == nothing
+    assert {cell["break_point"] for cell in cells.values()} == {f"none up to {max(LENGTHS)}"}
+    assert printed_answers(bench.table()) == (nothing, nothing)
+
+
+def test_seeds_of_unequal_confidence_give_one_answer(tmp_path):
+    documents = write_documents(tmp_path / "documents", (NEAR, FAR), (True, True))
+    cells = Bench(tmp_path).score((NEAR, FAR), documents, strengths=(7.0, 8.0, 9.0)).cells()
+    assert {cells[length]["seeds"] for length in CONTROLLED} == {"3"}
+    uses = {length: "yes" if length in BEYOND else "no" for length in CONTROLLED}
+    assert answers(cells, "uses_context") == answers(cells, "beats_window") == uses
+    # A model that trusts more what it reads loses more by another document's.
+    assert float(cells[ABOVE]["swap_gain_low"]) < float(cells[ABOVE]["swap_gain"]) - 0.1

@@ -1,0 +1,124 @@
+"""What defines the `paired` protocol, where it shows in whole commands; its parts have tests of their own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import Command, only_run
+from support.results import add_run
+from support.scoring import BLOCK, DATA, EVAL, scored, subject_of
+
+from pe_bench.config.schema import DataConfig, EvalConfig, TokenizerConfig
+from pe_bench.data.packed import load_data
+from pe_bench.report.export import to_frame
+from pe_bench.report.tables.build import build_tables
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.scoring.evaluate import Subject
+from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.targets import target_blocks
+
+TINY = {"max_length": 64, "target_tokens": 2, "count": 6}  # of the runs of `conftest`
+
+
+def rows_of(run: Path) -> list[Row]:
+    return read_rows(run / "eval.csv")
+
+
+def test_paired_is_what_is_scored_by_default_on_192_blocks() -> None:
+    assert (EvalConfig().protocol, EvalConfig().targets) == ("paired", 192)
+
+
+@pytest.mark.parametrize(
+    ("train_length", "tokens"), [(8, 1), (64, 8), (128, 16), (256, 32), (264, 32), (4096, 32)]
+)
+def test_a_block_has_an_eighth_of_the_training_length_and_at_most_32_tokens(
+    train_length: int, tokens: int
+) -> None:
+    assert EvalConfig().resolved_target_tokens(train_length) == tokens
+    assert EvalConfig(target_tokens=3).resolved_target_tokens(train_length) == 3
+
+
+def test_every_row_has_the_protocols_name_and_the_hash_of_the_targets(train: Command, folder: Path) -> None:
+    assert train("encoding=rope", "eval.controls=all").code == 0
+    source = DataConfig(name="files", source="files", path=str(folder / "corpus"))
+    data = load_data(source, TokenizerConfig(), str(folder / "cache"))
+    wanted = target_blocks(data.validation, seed=0, data_hash=data.hash, **TINY)
+    rows = rows_of(only_run(folder))
+    assert {(row.length, row.control) for row in rows} == {
+        *((16, "none"), (32, "none"), (32, "window"), (32, "swap"))
+    }
+    assert {(row.protocol, row.target_hash) for row in rows} == {("paired", wanted.hash)}
+    assert {row.targets for row in rows} == {len(wanted.end) * wanted.target_tokens}
+    assert {row.context_mean for row in rows if row.length == 32} == {32 - 2 + 0.5}
+
+
+def test_every_encoding_and_every_seed_of_training_scores_the_same_targets(
+    begin: Command, folder: Path
+) -> None:
+    for words in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
+        assert begin(*words).code == 0
+    runs = list((folder / "results" / "runs").iterdir())
+    assert len(runs) == 3
+    assert len({row.target_hash for run in runs for row in rows_of(run)}) == 1
+
+
+def plan_at(lengths: Sequence[int], subject: Subject, length: int = 12) -> Plan:
+    evaluation = replace(EVAL, lengths=[*lengths])
+    return dict(make_plans(subject.config, evaluation, subject.data))[length]
+
+
+def test_the_targets_of_a_length_do_not_depend_on_the_other_lengths(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run")
+    assert plan_at([12], subject) == plan_at([12, 24], subject) == plan_at([8, 9, 12, 20], subject)
+
+
+@pytest.mark.parametrize("length", [8, 12, 24])
+def test_the_model_is_fed_the_length_tokens_that_end_with_each_block_and_no_other(
+    tmp_path: Path, length: int
+) -> None:
+    subject = subject_of(tmp_path / "run")
+    given: list[torch.Tensor] = []
+    subject.model.embedding.register_forward_pre_hook(lambda _, tokens: given.append(tokens[0].clone()))
+    scored(subject, replace(EVAL, lengths=[length]))
+    blocks = target_blocks(DATA.validation, 24, BLOCK, EVAL.targets, EVAL.seed, DATA.hash)
+    wanted = [
+        DATA.validation.document(int(document))[end - length : end].tolist()
+        for document, end in zip(blocks.document, blocks.end, strict=True)
+    ]
+    fed = [row for batch in given if batch.shape[1] == length for row in batch.tolist()]
+    assert fed == wanted, "no token stands before them, such as one for the beginning of a text"
+
+
+def test_a_length_below_two_blocks_is_refused_before_anything_is_scored(
+    train: Command, command: Command, folder: Path
+) -> None:
+    train("encoding=rope")
+    before = rows_of(only_run(folder))
+    words = ["eval", "--results-dir", str(folder / "results"), "--lengths"]
+    outcome = command(*words, "3")
+    assert outcome.code == 2
+    assert "length 3 is too short for target blocks of 2 tokens (at least 4)" in outcome.line
+    assert rows_of(only_run(folder)) == before
+    assert command(*words, "4").code == 0
+
+
+def test_a_set_of_fewer_blocks_than_asked_for_is_told_in_one_line(train: Command, folder: Path) -> None:
+    outcome = train("encoding=rope", "eval.targets=100000")
+    told = [line for line in outcome.err.splitlines() if "too few documents" in line]
+    row = rows_of(only_run(folder))[0]
+    assert told == [
+        f"too few documents: {row.documents} reach 64 tokens, with room for {row.targets // 2} of "
+        "eval.targets=100000 target blocks; those are scored"
+    ]
+    assert "too few documents" not in train("encoding=nope").err
+
+
+def test_a_control_on_other_targets_says_nothing_of_the_use_of_context(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {32: 3.2, 128: 3.0, 512: 2.8}, spread=0.002)
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap", spread=0.002, target_hash="0ther")
+    at = {record["length"]: record for record in to_frame(build_tables(tmp_path)).to_dict("records")}
+    assert at[512]["uses_context"] == ""
+    assert at[512]["swap_gain"] is None

@@ -1,0 +1,171 @@
+"""Trackers: what they are given, what they keep, and that a run needs none of them."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.commands import only_run
+
+from pe_bench.system.signals import EXIT_CODE
+from pe_bench.training.trainer import Trainer
+
+
+@dataclass
+class Fake:
+    """Keeps what it is given."""
+
+    first: int
+    steps: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    ended: bool = False
+    fails_at: int | None = None
+
+    def step(self, step):
+        if step.step == self.fails_at:
+            raise OSError("no route to the tracker")
+        self.steps.append(step.step)
+
+    def scores(self, rows):
+        self.lengths = [row.length for row in rows]
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """The trackers that were begun, in place of TensorBoard's."""
+    begun: list[Fake] = []
+    module = ModuleType("fake")
+    module.fails_at = None
+
+    def begin(run, config, first):
+        begun.append(Fake(first, fails_at=module.fails_at))
+        return begun[-1]
+
+    module.begin, module.begun = begin, begun
+    monkeypatch.setitem(sys.modules, "pe_bench.experiment.trackers.tensorboard", module)
+    return module
+
+
+def stop_before(monkeypatch, number: int) -> None:
+    step = Trainer.step
+
+    def stopped(self, at, seconds):
+        if at == number:
+            raise KeyboardInterrupt
+        return step(self, at, seconds)
+
+    monkeypatch.setattr(Trainer, "step", stopped)
+
+
+def test_no_tracker_is_the_default(train, fakes):
+    assert train("encoding=nope").code == 0
+    assert fakes.begun == []
+
+
+def test_a_tracker_gets_the_rows_of_train_csv_and_the_scores(train, folder, fakes):
+    assert train("encoding=nope", "tracker=tensorboard", "train.log_every=3").code == 0
+    (tracker,) = fakes.begun
+    assert (tracker.first, tracker.steps, tracker.lengths) == (0, [3, 4, 6, 8], [16, 32])
+    assert tracker.ended
+    plain = only_run(folder).name
+    shutil.rmtree(folder / "results")
+    train("encoding=nope", "train.log_every=3")
+    assert only_run(folder).name == plain, "a tracker is no part of what a run is"
+
+
+def test_a_run_that_goes_on_tells_from_which_step(train, fakes, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_before(patch, 5)
+        assert train("encoding=nope", "tracker=tensorboard").code == EXIT_CODE
+    assert fakes.begun[0].ended, "a stopped run is closed too"
+    assert train("encoding=nope", "tracker=tensorboard").code == 0
+    assert (fakes.begun[1].first, fakes.begun[1].steps) == (4, [6, 8])
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_loses_nothing(train, folder, fakes):
+    fakes.fails_at = 4
+    outcome = train("encoding=nope", "tracker=tensorboard")
+    assert outcome.code == 0 and (only_run(folder) / "result.json").exists()
+    assert fakes.begun[0].steps == [2]
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("warning: ")]
+    assert "tracker=tensorboard failed" in line and "no route to the tracker" in line
+
+
+def test_a_missing_package_is_one_line_before_anything_is_written(train, folder, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    outcome = train("encoding=nope", "tracker=mlflow")
+    assert outcome.code == 2 and "pip install 'pe-bench[mlflow]'" in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_a_tracker_that_is_none_of_ours_is_refused(train):
+    outcome = train("encoding=nope", "tracker=visdom")
+    assert outcome.code == 2 and "tensorboard, wandb, mlflow" in outcome.line
+
+
+# Each for real
+
+
+def stopped_and_finished(train, monkeypatch, name: str) -> None:
+    """A run that is stopped after five steps, goes on from the fourth, and is scored at one more length."""
+    words = ("encoding=nope", f"tracker={name}", "train.log_every=1")
+    with monkeypatch.context() as patch:
+        stop_before(patch, 5)
+        assert train(*words).code == EXIT_CODE
+    assert train(*words).code == 0
+    outcome = train(*words, "eval.lengths=[16,32,64]")
+    assert outcome.code == 0 and "warning" not in outcome.err, outcome.err
+
+
+def test_tensorboard_reads_each_step_once_and_each_score(train, folder, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    stopped_and_finished(train, monkeypatch, "tensorboard")
+
+    def scalars(path: Path, tag: str) -> dict[int, float]:
+        read = accumulator.EventAccumulator(str(path)).Reload()
+        found = [(event.step, event.value) for event in read.Scalars(tag)]
+        assert len(found) == len(dict(found))
+        return dict(found)
+
+    run = only_run(folder)
+    losses = scalars(run / "tensorboard", "loss")
+    assert sorted(losses) == list(range(1, 9))
+    assert losses[8] == pytest.approx(json.loads((run / "result.json").read_text())["loss"], rel=1e-6)
+    assert sorted(scalars(run / "tensorboard", "validation_loss")) == [4, 8]
+    assert sorted(scalars(run / "tensorboard" / "scores", "bits_per_byte/paired")) == [16, 32, 64]
+
+
+@pytest.mark.filterwarnings("default")  # of its own making
+def test_wandb_keeps_an_offline_record_beside_the_runs(train, folder, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    stopped_and_finished(train, monkeypatch, "wandb")
+    run = only_run(folder)
+    records = list((folder / "results" / "wandb").glob(f"offline-run-*-{run.name}"))
+    assert records and all(list(record.glob(f"run-{run.name}.wandb")) for record in records)
+
+
+@pytest.mark.filterwarnings("default")  # of its own making
+def test_mlflow_keeps_each_step_once_in_the_runs_own_database(train, folder, monkeypatch):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    from mlflow.tracking import MlflowClient
+
+    stopped_and_finished(train, monkeypatch, "mlflow")
+    run = only_run(folder)
+    client = MlflowClient(f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
+    (record,) = client.search_runs([client.get_experiment_by_name("pe-bench").experiment_id])
+    assert (record.info.run_name, record.info.status) == (run.name, "FINISHED")
+    steps = [metric.step for metric in client.get_metric_history(record.info.run_id, "loss")]
+    assert sorted(steps) == list(range(1, 9))
+    lengths = [
+        metric.step for metric in client.get_metric_history(record.info.run_id, "bits_per_byte/paired")
+    ]
+    assert sorted(lengths) == [16, 32, 64]

@@ -1,0 +1,292 @@
+"""The conformance suite finds what is wrong with an encoding, where it is wrong, and nothing else."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support import wrong_encodings
+
+from pe_bench.cli.check import all_names
+from pe_bench.inspection.check.case import specimen
+from pe_bench.inspection.check.finding import as_claimed, largest
+from pe_bench.inspection.check.suite import PROPERTIES, Property, check
+
+FILE = Path(wrong_encodings.__file__)
+LONG = "65536"  # takes a second: only where it matters
+specimen_of = cache(lambda name: specimen(f"{FILE}:{name}"))
+property_of = {wanted.name: wanted for wanted in PROPERTIES}
+
+# Each encoding, and every property at which it fails.
+WRONG = (
+    ("Right", ""),
+    ("SeesTheNextToken", "causal future prefix blocks"),
+    ("RangesTooNarrow", "ranges"),
+    ("OtherInTraining", "fused"),
+    ("MaximumOverHiddenKeys", "causal future prefix blocks"),
+    ("IdsReadLaterTokens", "future prefix"),
+    ("BiasOverTheNumberOfKeys", "prefix blocks"),
+    ("AnglesOverTheNumberOfKeys", "prefix"),
+    ("PrefixNotClaimed", "prefix"),
+    ("ShiftNotClaimed", "shift"),
+    ("ShiftNotClaimedUndefined", "shift"),
+    ("ShiftClaimed", "shift"),
+    ("BatchMean", "batch"),
+    ("LongestSeen", "pure fused"),
+    ("NoiseInForward", "future prefix shift batch pure blocks fused"),
+    ("HookMisspelt", "acts"),
+    ("HookOfTheOtherClass", "acts"),
+    ("BiasOfTheQueryAlone", "acts"),
+    ("ArangeForQueries", "blocks positions half"),
+    ("RotaryByPlace", "positions"),
+    ("BiasByIndex", "positions"),
+    ("ScoresWithATermBesideTheScale", "root"),
+    ("MaskIsALargeNumber", "hidden"),
+    ("ColumnsScaledTwice", "fused"),
+    ("PositionsInTheTypeOfQueries", "half"),
+    ("IdsInTheTypeOfEmbeddings", "half"),
+    ("NormsChange", "norm"),
+    ("BiasThatRises", "decay"),
+    ("DecayWithoutBias", "decay"),
+    ("SilentPastItsEnd", "past"),
+    ("UndefinedWithoutNumbers", "past"),
+    ("ClampsWithoutEnd", "past"),
+    ("DefinedThatRaises", "prefix shift pure acts past"),
+    ("DefinedAndNotANumber", "prefix half past"),
+    ("ParameterWithoutUse", "gradients"),
+    ("GradientThatIsNotANumber", "fused gradients"),
+    ("TableThatIsSaved", "state"),
+    ("TableThatStaysBehind", "state"),
+    ("LoudInput", "scale"),
+    ("IdsOfTheGlobalGenerator", "ids"),
+    ("IdsOfAnotherShape", "ids"),
+    ("AddsTheFirstValue", "window"),
+    ("AddsTheLastValue", "causal future prefix blocks"),
+)
+FAR_OFF = (
+    "AnglesInSinglePrecision",
+    "InputAnglesInSinglePrecision",
+    "SumInSinglePrecision",
+    "PowersThatOverflow",
+    "InputThatOverflows",
+    "DefinedThatRaises",
+)
+
+
+@pytest.mark.parametrize(("name", "expected"), WRONG)
+def test_a_wrong_encoding_fails_where_it_is_wrong_and_nowhere_else(name: str, expected: str) -> None:
+    quick = [wanted for wanted in PROPERTIES if wanted.name != LONG]
+    failed = [wanted.name for wanted in quick if check(specimen_of(name), wanted).state == "fails"]
+    assert failed == expected.split()
+
+
+@pytest.mark.parametrize("name", FAR_OFF)
+def test_what_is_wrong_far_out_fails_there(name: str) -> None:
+    assert check(specimen_of(name), property_of[LONG]).state == "fails"
+
+
+@pytest.mark.parametrize("name", ["Right", "Rotary"])
+def test_what_is_right_far_out_holds_there(name: str) -> None:
+    assert check(specimen_of(name), property_of[LONG]).state == "holds"
+
+
+@pytest.mark.parametrize(
+    "name", ["AnglesInSinglePrecision", "InputAnglesInSinglePrecision", "SumInSinglePrecision"]
+)
+def test_what_is_wrong_only_far_out_holds_everywhere_else(name: str) -> None:
+    quick = [wanted for wanted in PROPERTIES if wanted.name != LONG]
+    assert not [wanted.name for wanted in quick if check(specimen_of(name), wanted).state == "fails"]
+
+
+@pytest.mark.parametrize("wanted", PROPERTIES, ids=lambda wanted: wanted.name)
+def test_every_property_has_an_encoding_that_fails_it(wanted: Property) -> None:
+    assert wanted.name == LONG or any(wanted.name in failed.split() for _, failed in WRONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "measured"),
+    [
+        ("SeesTheNextToken", "causal", r"token 0 has gradient \d.* at token 1"),
+        ("IdsReadLaterTokens", "future", r"other tokens behind change an output by \d"),
+        ("BiasOverTheNumberOfKeys", "prefix", r"the first \d+ of \d+ tokens differ from \d+ alone by \d"),
+        ("PrefixNotClaimed", "prefix", r"prefix_consistent is not claimed, and holds"),
+        ("ShiftNotClaimed", "shift", r"shift_invariant is not claimed, and holds: positions \+ 5 or \+ 403"),
+        ("ShiftNotClaimedUndefined", "shift", r"not claimed, and holds: positions \+ 5 change"),
+        ("HookMisspelt", "acts", r"HookMisspelt.colums is never called: is it columns\?"),
+        ("HookOfTheOtherClass", "acts", r"embed is never called: it is a hook of PositionalEncoding"),
+        ("BiasOfTheQueryAlone", "acts", r"differs from no encoding by 0|e-1\d"),
+        ("ColumnsScaledTwice", "fused", r"fused and reference differ by \d\.\de[-+]0\d, float32"),
+        ("MaskIsALargeNumber", "hidden", r"a hidden key has a weight of \d"),
+        ("DecayWithoutBias", "decay", r"decay is claimed, and there is no distance_bias"),
+        ("BiasThatRises", "decay", r"the bias rises by 9.0e-02"),
+        ("NormsChange", "norm", r"a norm changes by \d"),
+        ("SilentPastItsEnd", "past", r"128 tokens raise no LengthError"),
+        ("UndefinedWithoutNumbers", "past", r"of 128 tokens after 32 the error says: too long"),
+        ("ClampsWithoutEnd", "past", r"beyond distance 512 equal tokens differ by \d"),
+        ("DefinedThatRaises", "past", r"wrong_encodings.py:\d+: LengthError: too long"),
+        ("DefinedAndNotANumber", "past", r"defined, but not finite at 128 tokens"),
+        ("ParameterWithoutUse", "gradients", r"spare gets no gradient"),
+        ("GradientThatIsNotANumber", "gradients", r"strength gets a gradient that is not finite"),
+        ("TableThatIsSaved", "state", r"saved, and no parameter: .*slopes"),
+        ("TableThatStaysBehind", "state", r"a tensor that is no buffer: TableThatStaysBehind.slopes"),
+        ("LoudInput", "scale", r"inputs of rms 1 leave with rms 3\.\d"),
+        ("IdsOfTheGlobalGenerator", "ids", r"torch's global generator was used"),
+        ("IdsOfAnotherShape", "ids", r"ids have the shape \(7, 32\)"),
+        ("PowersThatOverflow", LONG, r"\d+ outputs are not finite"),
+        ("InputThatOverflows", LONG, r"the input is not finite"),
+        ("RaisesInForward", "prefix", r"wrong_encodings.py:\d+: ZeroDivisionError: a mistake$"),
+    ],
+)
+def test_what_failed_is_told_with_a_number_or_a_name(name: str, wanted: str, measured: str) -> None:
+    finding = check(specimen_of(name), property_of[wanted])
+    assert finding.state == "fails" and re.search(measured, finding.measured), finding
+
+
+def test_undefined_and_unclaimed_are_no_failures() -> None:
+    learned, nope = specimen("learned"), specimen("nope")
+    assert check(learned, property_of[LONG]).state == "not claimed"
+    assert "max_position=32" in check(learned, property_of["past"]).measured
+    for name in ("acts", "norm", "decay", "gradients"):
+        assert check(nope, property_of[name]).state == "not claimed"
+
+
+def test_what_is_not_a_number_never_holds() -> None:
+    nan = float("nan")
+    assert largest([0.0, nan]) == largest([nan, 0.0]) == float("inf")
+    assert as_claimed("shift_invariant", True, nan, "").state == "fails"
+    assert as_claimed("shift_invariant", False, nan, "").state == "fails"
+
+
+# The command
+
+
+def test_a_right_encoding_exits_with_0_and_tells_every_property(command) -> None:
+    outcome = command("check", f"{FILE}:Rotary")
+    assert outcome.code == 0 and not outcome.err
+    rows = [line.split()[:2] for line in outcome.out.splitlines()[1:]]
+    assert [name for name, _ in rows] == [wanted.name for wanted in PROPERTIES]
+    assert {sign for _, sign in rows} == {"ok", "-"}
+
+
+def test_a_failure_exits_with_1_and_names_the_property_by_how_much_and_where_to_look(command) -> None:
+    outcome = command("check", f"{FILE}:NormsChange")
+    assert outcome.code == 1
+    assert outcome.line == f"pe-bench: 1 of {len(PROPERTIES)} checks failed"
+    (told,) = [line for line in outcome.out.splitlines() if " fails: " in line]
+    assert re.search(r"NormsChange: norm fails: queries and keys keep .*; a norm changes by \d.*\.", told)
+    assert told.endswith("Look at transform.")
+    assert re.search(r"^norm +FAILS ", outcome.out, re.MULTILINE)
+
+
+def test_several_are_one_table_and_each_is_told_once(command) -> None:
+    outcome = command("check", f"{FILE}:Right", "nope", f"{FILE}:NormsChange", "nope")
+    header, *rows = outcome.out.split("\n\n")[0].splitlines()
+    assert re.fullmatch(r"encoding +holds +fails +not claimed, or not defined *", header)
+    shown = [re.split(r" {2,}", row) for row in rows]
+    assert [row[0].rpartition(":")[2] for row in shown] == ["Right", "nope", "NormsChange"]
+    assert [row[2] for row in shown] == ["0", "0", "norm"]
+    assert outcome.code == 1 and outcome.line.endswith(f"1 of {3 * len(PROPERTIES)} checks failed")
+
+
+def test_one_error_is_told_once_and_of_what_it_kept_from_being_checked_nothing_is_said(command) -> None:
+    outcome = command("check", f"{FILE}:RaisesInForward")
+    assert outcome.code == 1
+    told = [line for line in outcome.out.splitlines() if "ZeroDivisionError" in line]
+    assert len(told) == 1 and " fails: " not in outcome.out and "Look at" not in outcome.out
+    found = re.fullmatch(
+        r".*RaisesInForward: wrong_encodings.py:352: ZeroDivisionError: a mistake; "
+        r"(\d+) properties could not be checked",
+        told[0],
+    )
+    assert found
+    assert len(re.findall(r"^\w+ +not checked", outcome.out, re.MULTILINE)) == int(found[1]) > 10
+    assert outcome.line == f"pe-bench: {found[1]} of {len(PROPERTIES)} checks could not be made"
+    outcome = command("check", f"{FILE}:RaisesInForward", f"{FILE}:NormsChange")
+    assert f"{found[1]} not checked" in outcome.out
+    assert outcome.line.endswith(f"1 of {2 * len(PROPERTIES)} checks failed, {found[1]} could not be made")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name an encoding, a file.py:Class, or say --all"),
+        (["--all", "rope"], "--all checks every encoding, and rope names some"),
+        (["roep"], "unknown encoding 'roep': did you mean 'rope'?"),
+        (["rope,alibi"], "'rope,alibi' is several: name them with spaces between"),
+        (["rope", "bsae=3"], "unknown key 'encoding.bsae': did you mean 'encoding.base'?"),
+        (["rope", "base=high"], "encoding.base must be a number, not 'high'"),
+        (["rope", "base=-1"], "encoding.base must exceed 1, for frequencies to fall, not -1"),
+        (["rope", "model.d_head=16"], "model.d_head=16 is no option of an encoding"),
+        (["rope", "modifier=[lgn]"], "unknown modifier 'lgn': did you mean 'logn'?"),
+        (["rope", "--config-dir", "nowhere"], "--config-dir nowhere is not a folder"),
+        ([str(FILE)], f"'{FILE}' is a file: say {FILE}:CLASS with one of "),
+        (["gone.py:Gone"], "the encoding's file gone.py was not found"),
+        ([f"{FILE}:Gone"], "names no encoding: Gone must be a class there"),
+        ([f"{FILE}:NoEncoding"], "derives from LayerEncoding or PositionalEncoding"),
+        ([f"{FILE}:NeedsAnOption"], "encoding needs a value for strength: give encoding.strength=..."),
+        ([f"{FILE}:NeedsAnOption", "strnegth=1"], "did you mean 'encoding.strength'?"),
+        ([f"{FILE}:NeedsAnOption", "strength=[1"], "encoding.strength=[1"),
+        ([f"{FILE}:NeedsAnOption", "strength=10"], "cannot be built: wrong_encodings.py:"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exits_with_2(command, folder, words: list[str], message: str) -> None:
+    outcome = command("check", *words)
+    assert outcome.code == 2 and message in outcome.line
+    assert not outcome.out
+
+
+@pytest.mark.parametrize("words", [["strength=1e-3"], ["encoding.strength=0.5", "modifier=[logn]"]])
+def test_a_class_in_a_file_takes_options_and_modifiers(words: list[str]) -> None:
+    one = specimen(f"{FILE}:NeedsAnOption", words)
+    assert one.config["strength"] in (1e-3, 0.5) and one.config["d_head"] == 8
+    assert ("logn" in one.encoding.modifiers) == (len(words) > 1)
+    assert check(one, property_of["prefix"]).state == "holds"
+
+
+def test_options_reach_the_encoding_and_its_modifiers() -> None:
+    words = ["modifier=[sliding_window]", "encoding.modifiers.sliding_window.window=7", "base=100"]
+    one = specimen("rope", words)
+    assert one.config["base"] == 100
+    assert one.config["modifiers"]["sliding_window"]["window"] == 7
+
+
+def test_words_are_those_of_show(command) -> None:
+    assert command("check", "encoding=sliding_window", "window=7").code == 0
+    outcome = command("check", "alibi", "n_heads=8")
+    assert outcome.code == 2 and "n_heads=8: the model decides it" in outcome.line
+
+
+def test_an_example_in_place_of_a_default_is_told(command) -> None:
+    outcome = command("check", "longrope")
+    assert outcome.code == 0
+    assert (
+        "longrope has no default for long_factors: checked with long_factors=[1.0, 2.0, 3.0, 4.0]"
+        in outcome.err
+    )
+
+
+def test_a_folder_of_ones_own_is_found_and_is_part_of_all(command, tmp_path: Path) -> None:
+    (tmp_path / "encoding").mkdir()
+    text = f"name: mine\nclass: {FILE.name}:NormsChange\nd_head: ${{model.d_head}}\n"
+    (tmp_path / "encoding" / "mine.yaml").write_text(text)
+    (tmp_path / "encoding" / FILE.name).write_text(FILE.read_text())
+    outcome = command("check", "mine", "--config-dir", str(tmp_path))
+    assert outcome.code == 1 and "mine: norm fails" in outcome.out
+    assert "has no default" not in outcome.err
+    assert command("check", f"{FILE.name}:Gone", "--config-dir", str(tmp_path)).code == 2
+    assert "mine" in all_names([str(tmp_path)])
+
+
+def test_all_is_every_encoding_once() -> None:
+    names = all_names()
+    assert {"nope", "rope", "alibi", "logn"} <= set(names)
+    assert len(names) == len(set(names))
+
+
+def test_all_checks_them_all(command, monkeypatch) -> None:
+    from pe_bench.cli import check
+
+    monkeypatch.setattr(check, "all_names", lambda directories: ["nope", "alibi"])
+    outcome = command("check", "--all")
+    assert outcome.code == 0
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["encoding", "nope", "alibi"]

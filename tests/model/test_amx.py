@@ -1,0 +1,329 @@
+"""The kernel for bfloat16 is as exact as PyTorch's own attention, with tiles that are emulated or real."""
+
+import ctypes
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pe_bench.encodings.alibi import ALiBi
+from pe_bench.encodings.t5 import T5
+from pe_bench.model.attention import choose, native, reference_attention
+from pe_bench.model.attention.native import build, causal_attention, native_attention
+from pe_bench.system import machine
+
+B, H, K = 2, 3, 20
+SCALE = 0.2
+# How far one rounding to bfloat16 is, relative to the number.
+ROUNDING = 2.0**-8
+
+pytestmark = [
+    pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler is here"),
+    pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="tiles are of x86"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = build.find_compiler()
+    assert compiler is not None
+    target = tmp_path_factory.mktemp("emulated") / build.LIBRARY
+    build.compile_library(compiler, build.TILED_SOURCE, ["-march=native", "-DEMULATED_TILES"], target)
+    return ctypes.CDLL(str(target))
+
+
+@pytest.fixture(params=["emulated", "of this processor"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half precision takes the kernel, with these tiles."""
+    if request.param == "emulated":
+        library = request.getfixturevalue("emulated_library")
+        monkeypatch.setattr(native, "usable_tiled_kernel", lambda: build.Kernel(library, "emulated"))
+    elif native.usable_tiled_kernel().library is None:
+        pytest.skip(native.usable_tiled_kernel().told)
+
+
+def drawn(tokens: int, width: int = K, value_width: int = K, batch: int = B) -> list[Tensor]:
+    """Queries, keys, values, a gradient of the output in bfloat16, and a table of biases in float32."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    q, k = draw(2, batch, H, tokens, width).bfloat16().unbind()
+    v, slope = draw(2, batch, H, tokens, value_width).bfloat16().unbind()
+    return [q, k, v, slope, 2 * draw(H, tokens)]
+
+
+def distances(tokens: int) -> Tensor:
+    return torch.arange(tokens).unsqueeze(-1) - torch.arange(tokens)
+
+
+def exactly(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
+    distance = distances(q.shape[-2])
+    logits = scale * q @ k.mT
+    if table is not None:
+        logits = logits + table[:, distance.clamp(min=0)]
+    return logits.masked_fill(distance < 0, -math.inf).softmax(-1) @ v
+
+
+def stock(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
+    """PyTorch's attention, with its own type of mask and the one width that its fused kernel takes."""
+    distance = distances(q.shape[-2])
+    mask = None
+    if table is not None:
+        biases = table.to(q.dtype)[:, distance.clamp(min=0)]
+        mask = biases.masked_fill(distance < 0, -math.inf).expand(q.shape[0], -1, -1, -1)
+    width = max(q.shape[-1], v.shape[-1])
+    wide = [functional.pad(x, (0, width - x.shape[-1])) for x in (q, k, v)]
+    found = functional.scaled_dot_product_attention(
+        *wide, attn_mask=mask, is_causal=mask is None, scale=scale
+    )
+    return found[..., : v.shape[-1]]
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+
+
+def output_and_gradients(attend: Attend, tensors: list[Tensor], biased: bool = True) -> list[Tensor]:
+    q, k, v, slope, table = tensors
+    leaves = [leaf.detach().clone().requires_grad_() for leaf in ((q, k, v, table) if biased else (q, k, v))]
+    output = attend(leaves[0], leaves[1], leaves[2], leaves[3] if biased else None, SCALE)
+    return [output.detach(), *torch.autograd.grad((output * slope).sum(), leaves)]
+
+
+def in_doubles(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.double() for tensor in tensors]
+
+
+def mean_error(a: Tensor, truth: Tensor) -> float:
+    return float((a.double() - truth).square().mean().sqrt())
+
+
+def worst(a: Tensor, truth: Tensor) -> float:
+    return float((a.detach().double() - truth).abs().max())
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "width", "value_width"),
+    [(47, 7, 7), (64, 33, 32), (128, 32, 32), (129, 64, 64), (129, 20, 33), (300, 96, 96), (300, 32, 20)],
+)
+def test_output_and_gradients_are_as_exact_as_stock_attention_in_half_precision(
+    tiles: None, tokens: int, width: int, value_width: int, biased: bool
+) -> None:
+    tensors = drawn(tokens, width, value_width)
+    exact = output_and_gradients(exactly, in_doubles(tensors), biased)
+    ours = output_and_gradients(causal_attention, tensors, biased)
+    theirs = output_and_gradients(stock, tensors, biased)
+    for number, (found, other, truth) in enumerate(zip(ours, theirs, exact, strict=True)):
+        assert found.dtype == (torch.float32 if number == 4 else torch.bfloat16)
+        # Where all that is lost is the result's own rounding, both lose the same, but for chance.
+        assert mean_error(found, truth) <= 1.03 * mean_error(other, truth)
+        assert worst(found, truth) <= 4 * ROUNDING * float(truth.abs().max())
+
+
+def test_one_token_has_its_own_value(tiles: None) -> None:
+    tensors = drawn(1, 5, 3)
+    output, of_q, of_k, of_v, of_table = output_and_gradients(causal_attention, tensors)
+    assert torch.equal(output, tensors[2])
+    assert torch.equal(of_v, tensors[3])
+    for gradient in (of_q, of_k, of_table):
+        assert worst(gradient, torch.zeros_like(gradient)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "value_width"), [(2, 1, 1), (31, 3, 40), (33, 40, 2), (97, 65, 31)]
+)
+def test_every_length_and_width_is_right(tiles: None, tokens: int, width: int, value_width: int) -> None:
+    tensors = drawn(tokens, width, value_width)
+    exact = output_and_gradients(exactly, in_doubles(tensors))
+    for found, truth in zip(output_and_gradients(causal_attention, tensors), exact, strict=True):
+        assert worst(found, truth) <= 4 * ROUNDING * max(1.0, float(truth.abs().max()))
+
+
+def test_any_strides_are_read_and_the_output_lies_as_the_decoder_wants_it(tiles: None) -> None:
+    q, k, v, slope, table = drawn(37)
+    expected = output_and_gradients(causal_attention, [q, k, v, slope, table])
+    other = [x.mT.contiguous().mT for x in (q, k)] + [
+        x.transpose(1, 2).contiguous().transpose(1, 2) for x in (v, slope)
+    ]
+    for a, b in zip(output_and_gradients(causal_attention, [*other, table]), expected, strict=True):
+        assert torch.equal(a, b)
+    assert causal_attention(q, k, v, table, SCALE).transpose(1, 2).is_contiguous()
+
+
+def test_results_do_not_depend_on_the_number_of_threads(tiles: None) -> None:
+    tensors = drawn(100, batch=5)
+    results = []
+    for threads in (1, 2, 3, 16):
+        torch.set_num_threads(threads)
+        results.append(output_and_gradients(causal_attention, tensors))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_no_token_sees_a_later_one_and_what_is_no_number_stays_none(tiles: None) -> None:
+    q, k, v, _, table = drawn(60)
+    before = causal_attention(q, k, v, table, SCALE)
+    changed = [torch.cat([x[:, :, :40], -3 * x[:, :, 40:]], -2) for x in (q, k, v)]
+    assert torch.equal(causal_attention(*changed, table, SCALE)[:, :, :40], before[:, :, :40])
+    q[0, 0, 30, 0] = float("nan")
+    output = causal_attention(q, k, v, table, SCALE)
+    assert output[0, 0, 30].isnan().all()
+    assert torch.equal(output[0, 0, :30], before[0, 0, :30])
+    assert torch.equal(output[0, 1], before[0, 1])
+
+
+def test_large_logits_and_biases_of_minus_infinity_are_exact(tiles: None) -> None:
+    q, k, v, slope, table = drawn(140)
+    table[:, 3:] = float("-inf")
+    tensors = [100 * q, k, v, slope, 1e3 * table]
+    exact = output_and_gradients(exactly, in_doubles(tensors))
+    for found, truth in zip(output_and_gradients(causal_attention, tensors), exact, strict=True):
+        assert found.isfinite().all()
+        assert worst(found, truth) <= 4 * ROUNDING * max(1.0, float(truth.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5"])
+def test_an_autocast_model_takes_the_kernel_and_has_the_gradients_of_the_reference(
+    tiles: None, name: str
+) -> None:
+    encoding = ALiBi(H) if name == "alibi" else T5(H * K, H)
+    leaves = [x.requires_grad_() for x in drawn(70)[:3]]
+    position = torch.arange(70)
+    assert choose(encoding, leaves[0], position) is native_attention
+    learned = list(encoding.parameters())
+    output = native_attention(encoding, leaves[0], leaves[0], leaves[1], leaves[2], position)
+    assert output.dtype == torch.bfloat16
+    found = torch.autograd.grad((output * output.detach().cos()).sum(), [*leaves, *learned])
+    assert all(
+        gradient.dtype == leaf.dtype for gradient, leaf in zip(found, [*leaves, *learned], strict=True)
+    )
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    reference = reference_attention(
+        encoding.double(), doubles[0], doubles[0], doubles[1], doubles[2], position
+    )
+    exact = torch.autograd.grad((reference * output.detach().double().cos()).sum(), [*doubles, *learned])
+    for ours, truth in zip((output, *found), (reference.detach(), *exact), strict=True):
+        assert worst(ours, truth) <= 4 * ROUNDING * float(truth.abs().max())
+
+
+def test_its_first_trial_tells_a_right_kernel_from_a_wrong_one(
+    emulated_library: ctypes.CDLL, tmp_path: Path
+) -> None:
+    right = build.Kernel(emulated_library, "a compiler")
+    assert native._tried(right, torch.bfloat16) is right
+    compiler = build.find_compiler()
+    assert compiler is not None
+    wrong = tmp_path / "wrong.cpp"
+    source = build.TILED_SOURCE.read_text()
+    assert source.count("* scale + ") == 1
+    wrong.write_text(source.replace("* scale + ", "* scale * 1.1f + "))
+    build.compile_library(compiler, wrong, ["-DEMULATED_TILES", "-O1"], tmp_path / build.LIBRARY)
+    tried = native._tried(
+        build.Kernel(ctypes.CDLL(str(tmp_path / build.LIBRARY)), "a compiler"), torch.bfloat16
+    )
+    assert tried.library is None
+    assert "wrong by" in tried.told
+
+
+def test_it_compiles_for_the_processors_that_have_tiles(tmp_path: Path) -> None:
+    compiler = build.find_compiler()
+    assert compiler is not None
+    flags = ["-march=x86-64-v4", *build.TILED_FLAGS, "-Wall", "-Wextra", "-Werror"]
+    build.compile_library(compiler, build.TILED_SOURCE, flags, tmp_path / build.LIBRARY)
+    assert (tmp_path / build.LIBRARY).exists()
+
+
+IN_A_PROCESS = """
+import ctypes, sys, torch
+from pe_bench.model.attention import native
+_, trapped, *libraries = sys.argv
+ctypes.CDLL(trapped)
+for tokens, width, value_width, threads in [(1, 4, 4, 1), (100, 20, 40, 3), (170, 33, 70, 1)]:
+    torch.set_num_threads(threads)
+    q, k = torch.randn(2, 1, 3, tokens, width).bfloat16()
+    v, slope = torch.randn(2, 1, 3, tokens, value_width).bfloat16()
+    table = torch.randn(3, tokens)
+    results = []
+    for library in map(ctypes.CDLL, libraries):
+        output, log_sum = native._forward(library, q, k, v, table, 0.2)
+        gradients = native._backward(library, q, k, v, table, output, log_sum, slope, 0.2, True)
+        results.append((output, log_sum, *gradients))
+    for a, b in zip(*results, strict=True):
+        assert (a - b).abs().max() <= 2**-8 * b.abs().max(), (tokens, a, b)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="instructions are caught as Linux has them")
+def test_the_instructions_that_are_compiled_do_what_the_emulation_does(
+    emulated_library: ctypes.CDLL, tmp_path: Path
+) -> None:
+    """Each instruction of AMX is caught, as Linux catches it of a process that was lent no tiles."""
+    compiler = build.find_compiler()
+    assert compiler is not None
+    trapped, real = tmp_path / "trapped.so", tmp_path / build.LIBRARY
+    source = Path(__file__).parents[1] / "support" / "trapped_tiles.cpp"
+    build.compile_library(compiler, source, ["-march=native"], trapped)
+    build.compile_library(compiler, build.TILED_SOURCE, ["-march=native", *build.TILED_FLAGS], real)
+    command = [sys.executable, "-c", IN_A_PROCESS, str(trapped), str(real), emulated_library._name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "usable"),
+    [
+        ("flags\t\t: fpu avx2", False),
+        ("flags\t\t: fpu avx512f amx_tile amx_int8", False),
+        ("Features\t: fp asimd", False),
+        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n", True),
+    ],
+)
+def test_it_is_for_processors_that_say_they_have_tiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str, usable: bool
+) -> None:
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert build.abilities() == set()
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert build.has_tiles() == usable
+
+
+def test_a_processor_without_tiles_compiles_nothing_and_tells_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(build, "_made", lambda *_: pytest.fail("compiled"))
+    build.tiled_kernel.cache_clear()
+    assert build.tiled_kernel() == (None, "this processor has no tiles for bfloat16 (AMX)")
+    build.tiled_kernel.cache_clear()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
+    compiler = build.find_compiler()
+    assert compiler is not None
+    program, source = tmp_path / "sanitized", Path(__file__).parents[1] / "support" / "sanitized.cpp"
+    flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
+    checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-march=native", "-O1", "-g"]
+    command = [compiler, *flags, *checks, "-DEMULATED_TILES", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=300)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,224 @@
+"""Tables of rows by distance: shifted views and merged parts give what the reference gives."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.compose import Stack
+from pe_bench.encodings.deberta import DeBERTa
+from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.rerope import ReRoPE
+from pe_bench.encodings.shaw import Shaw
+from pe_bench.inspection.check.case import as_type, layer_inputs, worst
+from pe_bench.model.attention import attention, choose, chunks, reference_attention, relative
+from pe_bench.model.attention.fused import fused_with_mass, merged
+from pe_bench.model.attention.relative import by_distance, fused_relative_attention, keys_band, queries_band
+
+torch.set_num_threads(1)  # tensors are small here, and tests run side by side
+
+H, K, D = 4, 8, 32  # those of `layer_inputs`
+CHUNK = 7
+
+MADE = {
+    "shaw": lambda: Shaw(K, max_distance=5),
+    "shaw of the token before": lambda: Shaw(K, max_distance=1),
+    "shaw of chunks": lambda: Shaw(K, max_distance=CHUNK),
+    "shaw of more than a chunk": lambda: Shaw(K, max_distance=2 * CHUNK + 3),
+    "shaw of more than the text": lambda: Shaw(K, max_distance=99),
+    "deberta": lambda: deberta(11),
+    "deberta of one row": lambda: deberta(1),
+    "deberta of two rows": lambda: deberta(2),
+    "deberta in buckets": lambda: deberta(24, buckets=8),
+    "content to position": lambda: deberta(11, terms="c2p"),
+    "position to content": lambda: deberta(11, terms="p2c"),
+}
+
+
+def deberta(max_distance: int, **options) -> LayerEncoding:
+    return DeBERTa(D, H, K, 1, max_distance, **options).layer(0)
+
+
+def made(name: str, dtype: torch.dtype = torch.float64) -> LayerEncoding:
+    """With parameters as large as queries and keys."""
+    torch.manual_seed(0)
+    encoding = MADE[name]()
+    for parameter in encoding.parameters():
+        parameter.requires_grad_(False).normal_()
+    return encoding.to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relative, "CHUNK_QUERIES", CHUNK)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MADE)
+def test_tables_are_the_reference_at_any_length(name: str) -> None:
+    encoding = made(name)
+    for tokens in (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 33, 61):
+        arguments = (*layer_inputs(tokens), torch.arange(tokens) + 500)
+        assert choose(encoding, arguments[1], arguments[-1]) is fused_relative_attention
+        assert worst(attention(encoding, *arguments), reference_attention(encoding, *arguments)) < 1e-12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MADE)
+def test_tables_in_single_precision_are_within_its_rounding_of_float64(name: str) -> None:
+    exact = reference_attention(made(name), *layer_inputs(61), torch.arange(61))
+    inputs = as_type(layer_inputs(61), torch.float32)
+    assert worst(attention(made(name, torch.float32), *inputs, torch.arange(61)), exact) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [*MADE.values(), lambda: ReRoPE(K, train_length=128, window=64)])
+def test_the_end_of_a_long_text_is_that_of_float64(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relative, "CHUNK_QUERIES", 256)
+    tokens, rows = 3_001, range(3_001 - 8, 3_001)
+    encoding, inputs = make(), layer_inputs(tokens, torch.float32, batch=1)
+    found = attention(encoding, *inputs, torch.arange(tokens))[:, :, -len(rows) :]
+    exact = as_type(inputs, torch.float64)
+    truth = reference_attention(encoding.double(), *exact, torch.arange(tokens), rows=rows)
+    assert worst(found, truth) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_outputs_do_not_depend_on_the_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, arguments = made("shaw"), (*layer_inputs(40), torch.arange(40))
+    before = attention(encoding, *arguments)
+    monkeypatch.setattr(relative, "CHUNK_QUERIES", size)
+    assert worst(attention(encoding, *arguments), before) < 1e-12
+
+
+@torch.no_grad()
+def test_chunks_are_small_where_sequences_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, arguments = made("shaw"), (*layer_inputs(40), torch.arange(40))
+    before = attention(encoding, *arguments)
+    monkeypatch.setattr(relative, "CHUNK_ELEMENTS", 2 * H * 3 * (CHUNK + 5))
+    assert relative.Near(encoding, arguments[1]).size == 3
+    assert worst(attention(encoding, *arguments), before) < 1e-12
+
+
+@torch.no_grad()
+def test_a_row_that_outweighs_all_others_stays_finite() -> None:
+    encoding = made("shaw", torch.float32)
+    encoding.get_parameter("keys")[0] = 1e3
+    inputs = as_type(layer_inputs(33), torch.float32)
+    exact = reference_attention(encoding.double(), *layer_inputs(33), torch.arange(33))
+    assert worst(attention(encoding.float(), *inputs, torch.arange(33)), exact) < 1e-3
+
+
+@torch.no_grad()
+def test_half_precision_is_off_by_its_rounding() -> None:
+    exact = reference_attention(made("deberta"), *layer_inputs(61), torch.arange(61))
+    inputs = as_type(layer_inputs(61), torch.bfloat16)
+    output = attention(made("deberta", torch.bfloat16), *inputs, torch.arange(61))
+    assert output.dtype == torch.bfloat16
+    assert worst(output, exact) < 0.15
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [*MADE.values(), lambda: ReRoPE(K, train_length=8, window=5)])
+def test_in_a_model_that_is_autocast_no_error_is_larger_than_the_references(make) -> None:
+    torch.manual_seed(0)
+    encoding, inputs = make(), as_type(layer_inputs(61), torch.bfloat16)
+    for parameter in encoding.parameters():
+        parameter.normal_()
+    exact = reference_attention(encoding.double(), *as_type(inputs, torch.float64), torch.arange(61))
+    encoding.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(encoding, *inputs, torch.arange(61))
+        reference = reference_attention(encoding, *inputs, torch.arange(61))
+    assert found.dtype == torch.bfloat16
+    assert worst(found, exact) <= worst(reference, exact)
+
+
+@torch.no_grad()
+def test_masses_and_what_is_merged_by_them_are_single_precision_in_a_model_that_is_autocast() -> None:
+    _, q, k, v = as_type(layer_inputs(9), torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = [fused_with_mass(q, k[:, :, keys], v[:, :, keys], None, 0.5) for keys in (range(4), range(9))]
+        assert merged(parts).dtype == torch.float32
+    exact = (0.5 * q.double() @ k.double().mT).logsumexp(-1, keepdim=True)
+    assert parts[-1][1].dtype == torch.float32
+    # The kernel's exponentials are rougher for such queries, and a mass in their type would be 2^-8 off.
+    assert worst(parts[-1][1], exact) < 1e-3
+
+
+@pytest.mark.parametrize("before", [0, 2, 4])
+def test_a_band_has_the_row_of_each_pairs_distance(before: int) -> None:
+    queries, rows = 6, 5
+    keys = queries + before
+    distance = torch.arange(queries).unsqueeze(-1) + before - torch.arange(keys)
+    is_near = (distance >= 0) & (distance < rows)
+    of_queries, of_keys = torch.rand(2, 3, queries, rows), torch.rand(2, 3, keys, rows)
+    near = distance.clamp(0, rows - 1)
+    gathered_q = of_queries.gather(-1, near.expand(2, 3, -1, -1))
+    gathered_k = of_keys.mT.gather(-2, near.expand(2, 3, -1, -1))
+    for band, gathered in (
+        (queries_band(of_queries, before), gathered_q),
+        (keys_band(of_keys, before), gathered_k),
+    ):
+        assert torch.equal(band[..., is_near], gathered[..., is_near])
+        assert (band[..., distance >= rows] == 0).all()
+
+
+@pytest.mark.parametrize("before", [0, 2, 4])
+def test_weights_by_distance_are_those_of_the_keys_there(before: int) -> None:
+    queries, rows = 6, 5
+    weights = torch.rand(2, 3, queries, queries + before)
+    found = by_distance(weights, rows)
+    for query in range(queries):
+        for distance in range(rows):
+            key = query + before - distance
+            expected = weights[..., query, key] if key >= 0 else torch.zeros(2, 3)
+            assert torch.equal(found[..., query, rows - 1 - distance], expected)
+
+
+def test_parts_merge_to_the_whole() -> None:
+    _, q, k, v = layer_inputs(9)
+    whole, mass = fused_with_mass(q, k, v, None, 0.5)
+    parts = [fused_with_mass(q, k[:, :, keys], v[:, :, keys], None, 0.5) for keys in (slice(4), slice(4, 9))]
+    assert worst(merged(parts), whole) < 1e-12
+    assert worst(mass, (0.5 * q @ k.mT).logsumexp(-1, keepdim=True)) < 1e-12
+
+
+def test_a_part_in_which_a_query_sees_nothing_has_no_mass() -> None:
+    _, q, k, v = layer_inputs(9)
+    seen = torch.ones(9, 9, dtype=torch.bool)
+    seen[2] = False
+    for mask in (seen, torch.zeros(9, 9, dtype=torch.float64).masked_fill(~seen, float("-inf"))):
+        part = fused_with_mass(q, k, v, mask, 0.5)
+        assert part[1][:, :, 2].isneginf().all()
+        other = fused_with_mass(q, k, v, None, 0.5)
+        assert worst(merged([part, other])[:, :, 2], other[0][:, :, 2]) < 1e-12
+
+
+@torch.no_grad()
+def test_two_distances_merge_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_QUERIES", CHUNK)
+    encoding = ReRoPE(K, train_length=8, window=5)
+    jumping = torch.stack([2 * torch.arange(40), torch.arange(40) + 3])
+    for position in (torch.arange(40), jumping, torch.arange(40).float() + 0.5):
+        for window in (None, 9):
+            exact = reference_attention(encoding.double(), *layer_inputs(40), position, window)
+            assert worst(attention(encoding, *layer_inputs(40), position, window), exact) < 1e-12
+            inputs = as_type(layer_inputs(40), torch.float32)
+            assert worst(attention(encoding.float(), *inputs, position, window), exact) < 1e-5
+
+
+def test_the_reference_serves_what_tables_do_not() -> None:
+    class Changed(Shaw):
+        def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+            return 2 * super().scores(queries, keys, scale)
+
+    q, count = layer_inputs(9)[1], torch.arange(9)
+    with torch.no_grad():
+        assert choose(Shaw(K), q, count) is fused_relative_attention
+        assert choose(Changed(K), q, count) is reference_attention
+        assert choose(Stack([Shaw(K), LogN(3)]), q, count) is reference_attention
+        assert choose(Shaw(K), q, 2 * count) is reference_attention
+        assert choose(Shaw(K), q, count, window=4) is reference_attention
+    assert choose(Shaw(K), q, count) is reference_attention

@@ -1,0 +1,66 @@
+"""One window before anything is written: what it lets pass, and what it says of the rest."""
+
+import math
+
+import pytest
+import torch
+from support.encodings import one_of_a_kind
+
+from pe_bench.cli.completion import complete_word
+from pe_bench.config.schema import Config
+from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.encodings import LayerEncoding
+from pe_bench.encodings.base import Layers
+from pe_bench.encodings.compose import Composition
+from pe_bench.errors import UserError
+from pe_bench.inspection.resolve import subjects
+from pe_bench.inspection.speed.request import with_examples
+from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.model.dry_run import try_one_window
+
+NAMES = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
+SIZES = ("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24", "train.length=32")
+
+
+class LogarithmOfZero(LayerEncoding):
+    def distance_bias(self, distance):
+        return -distance.log().expand(2, -1)
+
+
+def config_of(name: str, *words: str) -> Config:
+    (subject,) = subjects([name, *SIZES, *words])
+    return with_examples(subject).config
+
+
+def decoder(encoding: LayerEncoding) -> Decoder:
+    return Decoder(config_of("nope").model, 7, Composition(Layers([encoding]), {}, 2))
+
+
+@pytest.mark.parametrize("modifier", ["", "logn", "sliding_window,temperature"])
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
+def test_every_encoding_passes_with_modifiers_and_without(name, modifier):
+    model = build_decoder(config_of(name, f"modifier=[{modifier}]"), ByteTokenizer().vocabulary)
+    try_one_window(model, 32, name)
+
+
+def test_values_that_are_not_finite_are_the_encodings():
+    told = r"not finite in a window of 32 tokens: try `pe-bench check mine`"
+    with pytest.raises(UserError, match=told):
+        try_one_window(decoder(LogarithmOfZero()), 32, "mine")
+
+
+def test_weights_that_are_not_finite_are_not_the_encodings():
+    model = decoder(LayerEncoding())
+    with torch.no_grad():
+        model.blocks[0].attention.query.weight[0, 0] = math.nan
+    try_one_window(model, 32)
+
+
+def test_a_fault_of_pe_benchs_own_is_no_users_mistake(monkeypatch):
+    def fault(*_):
+        raise RuntimeError("a fault")
+
+    model = decoder(LayerEncoding())
+    monkeypatch.setattr(model, "layers", fault)
+    with pytest.raises(RuntimeError, match="a fault"):
+        try_one_window(model, 32)

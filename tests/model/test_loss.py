@@ -1,0 +1,143 @@
+"""The loss in chunks is the loss, and never makes what does not fit."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pe_bench.model import loss
+from pe_bench.model.loss import token_nll
+
+N, D, V = 40, 6, 50  # tokens, model width, vocabulary
+
+torch.set_num_threads(1)
+
+
+def inputs(dtype: torch.dtype = torch.float32, wide: int = V) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, output weights and targets; the values are exact in every type."""
+    generator = torch.Generator().manual_seed(0)
+    hidden_ND = torch.randint(-2, 3, (N, D), generator=generator).to(dtype).requires_grad_()
+    weight_VD = torch.randint(-2, 3, (wide, D), generator=generator).to(dtype).requires_grad_()
+    return hidden_ND, weight_VD, torch.randint(wide, (N,), generator=generator)
+
+
+def plain(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """-log softmax, from its definition, in float64."""
+    logits_NV = hidden_ND.double() @ weight_VD.double().T
+    return logits_NV.logsumexp(-1) - logits_NV.gather(1, targets_N[:, None]).squeeze(1)
+
+
+# One chunk, an exact division, a rest, and a vocabulary of which not even one row fits.
+rows_at_once = pytest.mark.parametrize("elements", [N * V, 10 * V, 7 * V + 3, V, V - 1])
+
+
+@rows_at_once
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_give_the_plain_loss(
+    elements: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", elements)
+    arguments = inputs(dtype)
+    nll = token_nll(*arguments)
+    assert nll.shape == (N,)
+    assert nll.dtype == torch.float32, "half precision cannot hold a sum of exponentials"
+    torch.testing.assert_close(nll.double(), plain(*arguments), rtol=1e-5, atol=1e-6)
+
+
+@rows_at_once
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_chunks_give_the_plain_gradients(
+    elements: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", elements)
+    hidden_ND, weight_VD, targets_N = inputs(dtype)
+    # Tokens count differently, so that a gradient given to the wrong token shows.
+    share_N = torch.linspace(0, 1, N, dtype=torch.float64)
+    (token_nll(hidden_ND, weight_VD, targets_N) * share_N).sum().backward()
+    found = (hidden_ND.grad, weight_VD.grad)
+    wanted = torch.autograd.grad(
+        (plain(hidden_ND, weight_VD, targets_N) * share_N).sum(), (hidden_ND, weight_VD)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert one is not None
+        assert one.dtype == dtype
+        scale = float(other.abs().max())
+        torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=tolerance * scale)
+
+
+def test_chunks_keep_the_type_of_autocast_in_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training multiplies in bfloat16 from float32 parameters; a chunk computed again must too."""
+    hidden_ND, weight_VD, targets_N = inputs()
+    gradients = []
+    for elements in (N * V, 7 * V):
+        monkeypatch.setattr(loss, "LOGIT_ELEMENTS", elements)
+        with torch.autocast("cpu", torch.bfloat16):
+            nll = token_nll(hidden_ND, weight_VD, targets_N)
+        gradients.append(torch.autograd.grad(nll.sum(), hidden_ND)[0])
+    assert nll.dtype == torch.float32
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0.02, atol=0.02)
+
+
+class Watch(TorchDispatchMode):
+    """Remembers the size of every tensor that is made, and which of them are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.made: list[weakref.ref[Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.largest = max(self.largest, leaf.numel())
+                self.made.append(weakref.ref(leaf))
+        return result
+
+    def kept(self, at_least: int) -> int:
+        """Tensors of so many elements that somebody still holds."""
+        gc.collect()
+        return sum((tensor := made()) is not None and tensor.numel() >= at_least for made in self.made)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_no_tensor_of_tokens_times_vocabulary_is_made(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", 8 * V)
+    arguments = inputs()
+    with torch.set_grad_enabled(training), Watch() as watch:
+        nll = token_nll(*arguments)
+        if training:
+            nll.sum().backward()
+    assert watch.largest == 8 * V, f"of {N * V} in all"
+
+
+def test_chunks_are_computed_again_instead_of_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", 8 * V)
+    arguments = inputs()
+    with Watch() as watch:
+        nll = token_nll(*arguments)
+        assert watch.kept(at_least=8 * V) == 0
+    assert nll.requires_grad
+
+
+def test_one_chunk_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models, the usual case, do not pay for the chunks that they do not need."""
+    calls = []
+    linear = functional.linear
+    monkeypatch.setattr(functional, "linear", lambda *given: calls.append(1) or linear(*given))
+    token_nll(*inputs()).sum().backward()
+    assert len(calls) == 1
+
+
+def test_a_loss_that_single_precision_could_not_hold_in_exponentials_is_finite() -> None:
+    hidden_ND, weight_VD = torch.full((1, 1), 200.0), torch.tensor([[1.0], [-1.0]])
+    nll = token_nll(hidden_ND, weight_VD, torch.tensor([1]))
+    assert nll.item() == 400.0

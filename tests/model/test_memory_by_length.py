@@ -1,0 +1,177 @@
+"""No tensor grows with the square of the length, whatever the encoding; a long text fits in memory."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.encodings import one_of_a_kind
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pe_bench.config.groups import config_dir
+from pe_bench.encodings import dape, fire
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.inspection.check.case import (
+    MODEL,
+    Specimen,
+    as_type,
+    ids_of,
+    layer_inputs,
+    layers_of,
+    specimen,
+    tokens,
+    worst,
+)
+from pe_bench.model import decoder
+from pe_bench.model.attention import attention, chunks, reference, relative
+
+torch.set_num_threads(1)  # tensors are small here, and tests run side by side
+
+NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
+LENGTH = 512
+MEMORY = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+
+specimen_of = cache(specimen)
+
+
+class Largest(TorchDispatchMode):
+    """Bytes and elements of the largest tensor that is made, a view counting as what it views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, Tensor):
+                held = one.untyped_storage().nbytes()
+                self.bytes = max(self.bytes, held)
+                self.elements = max(self.elements, held // one.element_size())
+        return result
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken at a time is so little that what grows with the length is the largest."""
+    monkeypatch.setattr(chunks, "CHUNK_QUERIES", 16)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2**13)
+    monkeypatch.setattr(relative, "CHUNK_QUERIES", 16)
+    monkeypatch.setattr(fire, "PAIRS", 256)
+    monkeypatch.setattr(dape, "PAIRS", 256)
+    monkeypatch.setattr(reference, "REFERENCE_ELEMENTS", 2**13)
+    monkeypatch.setattr(decoder, "FEEDFORWARD_TOKENS", 64)
+
+
+@torch.no_grad()
+def largest_in_a_layer(layer: LayerEncoding, length: int, window: int | None = None) -> Largest:
+    inputs = as_type(layer_inputs(length, batch=1), torch.float32)
+    with Largest() as largest:
+        attention(layer, *inputs, torch.arange(length), window)
+    return largest
+
+
+@torch.no_grad()
+def largest_in_the_input(name: str, length: int) -> Largest:
+    encoding, text = long_specimen(name).drawn(), tokens(1, length)
+    x = torch.randn(1, length, MODEL.d_model)
+    with Largest() as largest:
+        encoding.embed(x, ids_of(encoding, text), text)
+    return largest
+
+
+def long_specimen(name: str) -> Specimen:
+    """As many positions as there are tokens; tables take their last row for all that lies beyond."""
+    config = specimen_of(name).config
+    modifiers = [key for key, part in config.get("modifiers", {}).items() if "max_position" in part]
+    enough = [f"encoding.modifiers.{key}.max_position={LENGTH}" for key in modifiers]
+    return specimen_of(name, (*enough, *["encoding.overflow=clamp"] * (config.get("overflow") == "error")))
+
+
+def is_linear(short: Largest, long: Largest, length: int) -> bool:
+    return long.bytes <= 2.2 * short.bytes and long.elements < length**2 / 2
+
+
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
+def test_no_tensor_of_attention_grows_with_the_square_of_the_length(name: str) -> None:
+    for layer in layers_of(long_specimen(name).drawn()):
+        short, long = (largest_in_a_layer(layer, length) for length in (LENGTH // 2, LENGTH))
+        assert is_linear(short, long, LENGTH), f"{short.bytes} and then {long.bytes} bytes"
+
+
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
+def test_no_tensor_of_the_input_grows_with_the_square_of_the_length(name: str) -> None:
+    short, long = largest_in_the_input(name, LENGTH // 2), largest_in_the_input(name, LENGTH)
+    assert is_linear(short, long, LENGTH), f"{short.bytes} and then {long.bytes} bytes"
+
+
+def test_a_tensor_of_the_square_of_the_length_is_seen() -> None:
+    class Square(LayerEncoding):
+        def transform(
+            self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            return q, k + 0 * (k_position.unsqueeze(-1) < q_position).any()
+
+    short, long = (largest_in_a_layer(Square(), length) for length in (LENGTH // 2, LENGTH))
+    assert not is_linear(short, long, LENGTH)
+
+
+@torch.no_grad()
+def test_a_feedforward_layer_holds_few_tokens_at_once_and_gives_the_same() -> None:
+    layer, x = decoder.SwiGLU(MODEL).double(), layer_inputs(200)[0]
+    with Largest() as largest:
+        in_parts = layer(x)
+    assert largest.elements <= x.numel()
+    with torch.enable_grad():
+        assert worst(in_parts, layer(x)) < 1e-12
+
+
+@torch.no_grad()
+def test_windows_score_as_many_pairs_for_each_token_of_a_longer_text() -> None:
+    class Counting(LayerEncoding):
+        pairs = 0
+
+        def visible(self, queries: Side, keys: Side) -> Tensor:
+            self.pairs += len(queries.index) * len(keys.index)
+            return super().visible(queries, keys)
+
+    counted = []
+    for length in (LENGTH // 2, LENGTH):
+        encoding = Counting()
+        largest_in_a_layer(encoding, length, window=32)
+        counted.append(encoding.pairs)
+    assert counted[1] < 2.1 * counted[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "length", "limit"),
+    [
+        *(
+            (name, 32_768, 1_200)
+            for name in ("nope", "rope", "xpos", "pope", "learned", "sinusoidal", "tupe")
+        ),
+        *(
+            (name, 32_768, 1_200)
+            for name in ("shaw", "deberta", "transformer_xl", "fire", "fox", "cope", "dape")
+        ),
+        *(
+            (name, 32_768, 1_200)
+            for name in ("stick_breaking", "rerope", "streaming", "irope", "yarn", "ssmax")
+        ),
+        *((name, 65_536, 1_000) for name in ("alibi", "t5", "kerple_log", "kerple_power", "sandwich", "bam")),
+    ],
+)
+def test_a_long_text_is_scored_within_memory(name: str, length: int, limit: int) -> None:
+    # What one layer held is free before the next one.
+    words = [name, "model=small", "model.n_layers=1", "--lengths", str(length), "--threads", "2"]
+    command = [sys.executable, str(MEMORY), *words, "--child"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3_600)
+    assert json.loads(found.stdout)["megabytes"] < limit

@@ -1,0 +1,328 @@
+"""The decoder: its size, its arithmetic, and a start that no encoding changes."""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pe_bench.config.compose import compose
+from pe_bench.config.groups import config_dir
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import Config, ModelConfig
+from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.load import build_encoding, with_examples
+from pe_bench.model.decoder import Decoder, build_decoder
+
+torch.set_num_threads(1)
+
+ENCODINGS = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
+VOCABULARY = ByteTokenizer().vocabulary
+BYTES = len(VOCABULARY)
+# No two sizes are equal, so that none can stand for another.
+SMALL = ModelConfig(d_model=24, n_layers=3, n_heads=4, n_kv_heads=4, d_head=10, d_ff=36)
+
+
+@cache
+def composed(*overrides: str) -> Config:
+    return parse_config(compose(list(overrides)))
+
+
+def encoding_of(name: str, model: ModelConfig = SMALL) -> Composition:
+    keys = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
+    sizes = [f"model.{key}={getattr(model, key)}" for key in keys]
+    torch.manual_seed(0)
+    config = composed(f"encoding={name}", *sizes).encoding
+    return build_encoding(with_examples(config), model.n_layers, vocabulary=VOCABULARY)
+
+
+def decoder(model: ModelConfig = SMALL, encoding: str = "rope", vocab_size: int = 11) -> Decoder:
+    """In float64, so that what should not matter does not."""
+    generator = torch.Generator().manual_seed(1)
+    return Decoder(model, vocab_size, encoding_of(encoding, model), generator).double().requires_grad_(False)
+
+
+def tokens_of(length: int, batch: int = 2, vocab_size: int = 11) -> Tensor:
+    return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def hidden(model: Decoder, tokens_BT: Tensor, window: int | None = None) -> Tensor:
+    ids = model.encoding.ids(tokens_BT, train=False, generator=torch.Generator().manual_seed(3))
+    return model.hidden(tokens_BT, ids, window)
+
+
+def first_layer_input(model: Decoder, tokens_BT: Tensor) -> Tensor:
+    seen: list[Tensor] = []
+    hook = model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    hidden(model, tokens_BT)
+    hook.remove()
+    return seen[0]
+
+
+def rms(x: Tensor) -> float:
+    return float(x.detach().square().mean().sqrt())
+
+
+def same(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first, second, rtol=0, atol=1e-12)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "parameters"),
+    [
+        ("tiny", BYTES, 824_576),
+        ("small", BYTES, 4_812_288),
+        ("base", BYTES, 30_288_896),
+        ("gpt2", 50_257, 123_551_232),
+    ],
+)
+def test_models_have_the_parameters_that_their_files_say(name: str, vocab_size: int, parameters: int) -> None:
+    config = composed(f"model={name}", "encoding=nope")
+    size = config.model
+    width, d_ff = size.d_model, size.d_ff
+    by_hand = size.n_layers * (4 * width * width + 3 * width * d_ff + 2 * width) + width + vocab_size * width
+    with torch.device("meta"):  # counts without drawing
+        model = Decoder(size, vocab_size, build_encoding(config.encoding, size.n_layers))
+    assert model.parameter_count == by_hand == parameters
+
+
+def test_parameters_of_the_encoding_are_counted_once() -> None:
+    config = composed("encoding=learned", "model.d_model=24", "train.length=16")
+    learned = Decoder(SMALL, 11, build_encoding(config.encoding, SMALL.n_layers))
+    assert learned.parameter_count == decoder(encoding="nope").parameter_count + 16 * 24
+
+
+# Arithmetic
+
+
+def by_hand(model: Decoder, size: ModelConfig, tokens_BT: Tensor) -> Tensor:
+    """A decoder without positions, written from its equations."""
+    weights = model.state_dict()
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
+
+    def heads(x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:2], -1, size.d_head).transpose(1, 2)
+
+    x = weights["embedding.weight"][tokens_BT] * math.sqrt(size.d_model)
+    for number in range(size.n_layers):
+        layer = f"blocks.{number}"
+        matrix = {name: weights[f"{layer}.{name}.weight"] for name in MATRICES}
+        normed = norm(x, f"{layer}.attention_norm")
+        q, k, v = (heads(normed @ matrix[f"attention.{one}"].T) for one in ("query", "key", "value"))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(size.d_head)
+        future = torch.ones(scores.shape[-2:]).triu(1).bool()
+        mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+        x = x + mixed.transpose(1, 2).reshape(*x.shape[:2], -1) @ matrix["attention.output"].T
+        normed = norm(x, f"{layer}.feedforward_norm")
+        gate, up = normed @ matrix["feedforward.gate"].T, normed @ matrix["feedforward.up"].T
+        x = x + (gate * torch.sigmoid(gate) * up) @ matrix["feedforward.down"].T
+    return norm(x, "norm")
+
+
+MATRICES = (
+    *(f"attention.{name}" for name in ("query", "key", "value", "output")),
+    *(f"feedforward.{name}" for name in ("gate", "up", "down")),
+)
+
+
+def test_the_decoder_computes_its_equations() -> None:
+    """With a head width that is not the model's width over the heads."""
+    assert SMALL.d_head * SMALL.n_heads != SMALL.d_model
+    model = decoder(encoding="nope")
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):  # ones would hide a norm that is left out
+            parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+    tokens_BT = tokens_of(9)
+    assert same(hidden(model, tokens_BT), by_hand(model, SMALL, tokens_BT))
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "shaw", "fox"])
+@pytest.mark.parametrize("n_kv_heads", [1, 2])
+def test_grouped_query_attention_is_full_attention_with_repeated_weights(name: str, n_kv_heads: int) -> None:
+    grouped_size = replace(SMALL, n_kv_heads=n_kv_heads)
+    grouped, full = decoder(grouped_size, name), decoder(SMALL, name)
+    weights = grouped.state_dict()
+    for key in weights:
+        if key.endswith(("attention.key.weight", "attention.value.weight")):
+            heads = weights[key].unflatten(0, (n_kv_heads, SMALL.d_head))
+            weights[key] = heads.repeat_interleave(SMALL.n_heads // n_kv_heads, 0).flatten(0, 1)
+    full.load_state_dict(weights)
+    tokens_BT = tokens_of(9)
+    assert same(hidden(grouped, tokens_BT), hidden(full, tokens_BT))
+    saved = 2 * SMALL.n_layers * SMALL.d_model * SMALL.d_head * (SMALL.n_heads - n_kv_heads)
+    assert full.parameter_count - grouped.parameter_count == saved
+
+
+def test_a_tied_head_is_the_unscaled_embedding() -> None:
+    model = decoder()
+    assert model.output_weight is model.embedding.weight
+    tokens_BT = tokens_of(5)
+    assert same(first_layer_input(model, tokens_BT), model.output_weight[tokens_BT] * math.sqrt(24))
+
+
+def test_an_untied_head_has_weights_of_its_own() -> None:
+    tied, untied = decoder(), decoder(replace(SMALL, tie_embeddings=False))
+    assert untied.output_weight.shape == (11, SMALL.d_model)
+    assert not torch.equal(untied.output_weight, untied.embedding.weight)
+    assert untied.parameter_count == tied.parameter_count + 11 * SMALL.d_model
+    assert rms(untied.output_weight) == pytest.approx(SMALL.d_model**-0.5, rel=0.2)
+    # All else is drawn before it, and so stays what it is.
+    others = untied.state_dict()
+    assert all(torch.equal(value, others[name]) for name, value in tied.state_dict().items())
+
+
+def test_position_ids_reach_the_encoding() -> None:
+    model, tokens_BT = decoder(encoding="rope"), tokens_of(6)
+    spread = model.hidden(tokens_BT, 3 * torch.arange(6))
+    assert not torch.allclose(spread, hidden(model, tokens_BT))
+    in_batch = model.hidden(tokens_BT, torch.stack([torch.arange(6), 3 * torch.arange(6)]))
+    assert same(in_batch[0], hidden(model, tokens_BT)[0])
+    assert same(in_batch[1], spread[1])
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "learned", "cope"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_window_limits_what_reaches_a_token_through_all_layers(name: str, window: int) -> None:
+    model, tokens_BT = decoder(encoding=name), tokens_of(14, batch=1)
+    reach = SMALL.n_layers * (window - 1)
+    before = hidden(model, tokens_BT, window)
+    changed = tokens_BT.clone()
+    changed[0, 4] = (changed[0, 4] + 1) % 11
+    moved = (hidden(model, changed, window) - before).abs().amax(-1)[0] > 1e-9
+    assert moved.nonzero().flatten().tolist() == list(range(4, 4 + reach + 1))
+
+
+def test_a_window_as_long_as_the_text_changes_nothing() -> None:
+    model, tokens_BT = decoder(), tokens_of(8)
+    assert same(hidden(model, tokens_BT, window=8), hidden(model, tokens_BT))
+    assert not torch.allclose(hidden(model, tokens_BT, window=7), hidden(model, tokens_BT))
+
+
+# The start
+
+
+def large(model: ModelConfig) -> Decoder:
+    generator = torch.Generator().manual_seed(0)
+    return Decoder(model, BYTES, encoding_of("nope", model), generator).requires_grad_(False)
+
+
+def test_every_weight_starts_at_its_own_scale() -> None:
+    """One over the root of what is summed; what is added to the residual also / sqrt(2 layers)."""
+    size = replace(SMALL, d_model=160, d_head=60, d_ff=400, n_kv_heads=2)
+    model, root = large(size), math.sqrt(2 * size.n_layers)
+    expected: dict[str, float] = {
+        "query": 160**-0.5,
+        "key": 160**-0.5,
+        "value": 160**-0.5,
+        "output": 240**-0.5 / root,
+        "gate": 160**-0.5,
+        "up": 160**-0.5,
+        "down": 400**-0.5 / root,
+        "embedding": 160**-0.5,
+    }
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert bool((weight == 1).all()), name
+            continue
+        std = expected[name.split(".")[-2]]
+        # Four standard errors of the estimates.
+        assert float(weight.std()) == pytest.approx(std, rel=4 / math.sqrt(2 * weight.numel())), name
+        assert abs(float(weight.mean())) < 4 * std / math.sqrt(weight.numel()), name
+        tail = float((weight.abs() > 2 * std).float().mean())
+        assert tail == pytest.approx(0.0455, abs=0.005), f"{name} is not normal"
+
+
+def test_no_two_matrices_start_alike() -> None:
+    weights = [weight.flatten()[:8].tolist() for weight in large(SMALL).parameters() if weight.dim() == 2]
+    assert len(set(map(tuple, weights))) == len(weights) == 1 + 7 * SMALL.n_layers
+
+
+def test_the_residual_stream_stays_at_the_scale_of_the_input_at_every_depth() -> None:
+    for n_layers in (2, 12):
+        model = large(replace(SMALL, d_model=64, d_head=16, d_ff=172, n_layers=n_layers))
+        seen: list[Tensor] = []
+        model.norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+        logits = hidden(model, tokens_of(64, vocab_size=BYTES)) @ model.output_weight.T
+        assert 1 < rms(seen[0]) < 1.6
+        assert rms(logits) == pytest.approx(1, abs=0.25)
+
+
+@cache
+def started(name: str, seed: int = 0) -> Decoder:
+    overrides = ("train.length=64", "model.n_layers=2", f"seed={seed}")
+    config = composed(f"encoding={name}", *overrides)
+    return build_decoder(replace(config, encoding=with_examples(config.encoding)), VOCABULARY)
+
+
+def own_weights(model: Decoder) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if not name.startswith("encoding.")}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_no_encoding_changes_the_start_of_the_decoder(name: str) -> None:
+    weights, others = own_weights(started("nope")), own_weights(started(name))
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[key], others[key]) for key in weights)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_encoding_starts_with_tokens_of_unit_size(name: str) -> None:
+    """Added positions may not drown the tokens: then the input's scale is compared, not encodings."""
+    model, tokens_BT = started(name), tokens_of(64, batch=8, vocab_size=BYTES)
+    # Sinusoids are sines and cosines: they add 1/2 to a mean square of 1.
+    assert 0.95 < rms(first_layer_input(model, tokens_BT)) < 1.27
+    assert 0.9 < rms(hidden(model, tokens_BT)) < 1.1
+
+
+def test_tokens_without_added_positions_have_a_size_of_one() -> None:
+    """In models of every width, to within the chance of the draw."""
+    for d_model in (32, 512):
+        model = large(replace(SMALL, d_model=d_model))
+        x = first_layer_input(model, tokens_of(64, batch=8, vocab_size=BYTES))
+        assert rms(x) == pytest.approx(1, abs=0.04)
+
+
+def test_a_seed_decides_the_weights_and_nothing_else_does() -> None:
+    torch.manual_seed(1)
+    first = build_decoder(composed("encoding=learned", "train.length=64"), VOCABULARY).state_dict()
+    torch.manual_seed(2)
+    again = build_decoder(composed("encoding=learned", "train.length=64"), VOCABULARY).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    other = build_decoder(composed("encoding=learned", "train.length=64", "seed=1"), VOCABULARY).state_dict()
+    drawn = [name for name in first if not name.endswith("norm.weight")]
+    assert not any(torch.equal(first[name], other[name]) for name in drawn)
+
+
+def test_building_a_decoder_draws_from_no_stream_of_others() -> None:
+    config = composed("encoding=learned", "train.length=64", "model.n_layers=2")
+    state = torch.random.get_rng_state()
+    build_decoder(config, VOCABULARY)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_decoder_and_encoding_draw_from_different_streams() -> None:
+    """Else the table of positions would be the table of tokens again."""
+    model = build_decoder(composed("encoding=learned", "train.length=64"), VOCABULARY)
+    [table] = model.encoding.parameters()
+    tokens = model.embedding.weight[: len(table)]
+    correlation = torch.corrcoef(torch.stack([table, tokens]).detach().flatten(1))[0, 1]
+    assert abs(float(correlation)) < 0.05
+
+
+def test_a_drawn_model_with_an_untied_head_is_nearly_undecided() -> None:
+    """A tied head is not: the token itself is the largest part of what it reads."""
+    model = large(replace(SMALL, d_model=128, tie_embeddings=False))
+    tokens_BT = tokens_of(65, batch=8, vocab_size=BYTES)
+    logits = hidden(model, tokens_BT[:, :-1]) @ model.output_weight.T
+    loss = functional.cross_entropy(logits.flatten(0, 1), tokens_BT[:, 1:].flatten())
+    assert float(loss) == pytest.approx(math.log(BYTES) + 0.5, abs=0.2)

@@ -1,0 +1,269 @@
+"""The page of a report in a real browser: it sorts, shows values, fits a phone, and asks for nothing."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.pages import HOSTILE, some_records, some_tables
+
+from pe_bench.report.html.page import to_html
+
+pytestmark = pytest.mark.full
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+)
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator:
+    if BROWSER is None or DRIVER is None:
+        pytest.skip("no chromium and chromedriver here: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    path = folder / "report.html"
+    path.write_text(to_html(some_tables(folder), some_records(), title=HOSTILE), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def page(browser, file) -> Iterator:
+    """The page just opened in a wide and light window; it must not complain, nor ask for anything."""
+    use_window(browser, 1280, 900)
+    use_theme(browser, "light")
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    browser.get(file.as_uri())
+    yield browser
+    assert browser.get_log("browser") == []
+    assert requests_of(browser) == [file.as_uri()]
+
+
+def requests_of(browser) -> list[str]:
+    """Every address that was asked for; a `data:` one is in the page itself."""
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith("data:")]
+
+
+def use_window(browser, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def use_theme(browser, theme: str) -> None:
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def find(browser, selector: str):
+    return browser.find_element("css selector", selector)
+
+
+def heading(browser, text: str):
+    headings = browser.find_elements("css selector", "#table-1 thead th")
+    return next(one for one in headings if one.text.split("\n")[0].strip("↕↑↓ ") == text)
+
+
+def button_of(browser, column: str):
+    return heading(browser, column).find_element("css selector", "button")
+
+
+def order(browser) -> list[str]:
+    names = browser.find_elements("css selector", "#table-1 tbody .name")
+    return [name.get_attribute("textContent") for name in names]
+
+
+def press(browser, *keys: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def hover(browser, element) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    ActionChains(browser).move_to_element(element).perform()
+
+
+def point(browser, start: str):
+    return find(browser, f'#table-1 .marker[aria-label^="{start}"]')
+
+
+def tip(browser) -> str:
+    return find(browser, "#tip").text
+
+
+def test_the_page_opens_ranked_and_says_so(page):
+    assert order(page) == ["learned", "alibi", "rope", "sinusoidal"]
+    assert heading(page, "256").get_attribute("aria-sort") == "ascending"
+    assert page.title == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("column", "ascending"),
+    [
+        ("encoding", ["alibi", "learned", "rope", "sinusoidal"]),
+        ("128", ["rope", "learned", "alibi", "sinusoidal"]),
+        ("parameters", ["rope", "alibi", "sinusoidal", "learned"]),
+        ("training tokens/s", ["learned", "sinusoidal", "alibi", "rope"]),
+    ],
+)
+def test_a_click_on_a_heading_sorts_by_its_column_and_another_the_other_way(page, column, ascending):
+    for said, wanted in (("ascending", ascending), ("descending", ascending[::-1]), ("ascending", ascending)):
+        button_of(page, column).click()
+        assert order(page) == wanted
+        assert heading(page, column).get_attribute("aria-sort") == said
+        assert len(page.find_elements("css selector", "#table-1 th[aria-sort]")) == 1
+
+
+def test_break_points_sort_as_lengths_with_what_never_breaks_last(page):
+    button_of(page, "break point").click()
+    assert sorted(order(page)[:2]) == ["rope", "sinusoidal"], "both at 256"
+    assert order(page)[2:] == ["learned", "alibi"], "none up to 256, and none up to 1024"
+
+
+def test_empty_cells_are_last_both_ways(page):
+    button = button_of(page, "MB at most")
+    for wanted in (["rope", "sinusoidal", "learned"], ["learned", "sinusoidal", "rope"]):
+        button.click()
+        assert order(page) == [*wanted, "alibi"]
+
+
+def test_columns_of_lengths_sort_by_change_and_by_verdict_too(page):
+    from selenium.webdriver.support.ui import Select
+
+    button_of(page, "1024").click()
+    assert order(page) == ["alibi", "sinusoidal", "rope", "learned"]
+    choice = Select(find(page, "#table-1 .sort-by"))
+    choice.select_by_visible_text("change")
+    assert order(page) == ["alibi", "sinusoidal", "rope", "learned"]
+    choice.select_by_visible_text("verdict")
+    assert order(page)[0] == "alibi" and order(page)[-1] == "learned"
+    choice.select_by_visible_text("difference from rope")
+    assert order(page)[-1] in ("rope", "learned")
+
+
+@pytest.mark.parametrize("key", ["\ue007", " "], ids=["enter", "space"])
+def test_the_keyboard_sorts(page, key):
+    page.execute_script("arguments[0].focus()", button_of(page, "parameters"))
+    press(page, key)
+    assert order(page) == ["rope", "alibi", "sinusoidal", "learned"]
+    press(page, key)
+    assert order(page) == ["learned", "sinusoidal", "alibi", "rope"]
+
+
+def test_a_point_shows_its_values_to_the_mouse_and_its_row_stands_out(page):
+    hover(page, point(page, "sinusoidal at 1024"))
+    said = tip(page).split("\n")
+    assert said[0] == "sinusoidal at 1024 tokens"
+    assert said[1].startswith("4.300 bits/byte, perplexity ")
+    assert said[2].startswith("change +1.200 (95 %: ") and said[3] == "fails"
+    assert find(page, "#table-1 tr.on .name").text == "sinusoidal"
+    hover(page, find(page, "h1"))
+    assert not find(page, "#tip").is_displayed()
+    assert page.find_elements("css selector", ".on") == []
+
+
+def test_a_point_shows_its_values_to_the_keyboard_and_arrows_go_on(page):
+    page.execute_script("arguments[0].focus()", point(page, "rope at 64"))
+    assert tip(page).startswith("rope at 64 tokens")
+    press(page, "\ue014")
+    assert tip(page).startswith("rope at 128 tokens") and "the training length" in tip(page)
+    press(page, "\ue014", "\ue014")
+    assert tip(page).startswith("rope at 1024 tokens")
+    press(page, "\ue015")
+    assert tip(page).startswith("sinusoidal at 1024 tokens")
+    press(page, "\ue012")
+    assert tip(page).startswith("sinusoidal at 256 tokens")
+    press(page, "\ue00c")
+    assert not find(page, "#tip").is_displayed()
+
+
+def test_values_stay_beside_a_point_that_the_window_had_to_scroll_to(page):
+    use_window(page, 1280, 320)
+    page.execute_script("arguments[0].focus()", point(page, "alibi at 1024"))
+    page.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert page.execute_script("return scrollY") > 0
+    assert tip(page).startswith("alibi at 1024 tokens")
+    place = page.execute_script("return arguments[0].getBoundingClientRect().y", point(page, "alibi at 1024"))
+    top, height = page.execute_script(
+        "const box = document.getElementById('tip').getBoundingClientRect(); return [box.y, box.height]"
+    )
+    assert min(abs(top + height - place), abs(top - place)) < 25
+
+
+def test_each_picture_is_one_stop_of_the_tab_key(page):
+    for picture in page.find_elements("css selector", ".picture"):
+        assert len(picture.find_elements("css selector", "[tabindex='0']")) == 1
+
+
+def test_a_row_makes_its_line_stand_out_and_a_click_keeps_it(page):
+    button = page.find_element("xpath", "//section[@id='table-1']//button[contains(., 'alibi')]")
+    hover(page, button)
+    line = button.find_element("xpath", "./ancestor::tr").get_attribute("data-line")
+    assert "on" in find(page, f"#table-1 .line[data-line='{line}']").get_attribute("class")
+    button.click()
+    hover(page, find(page, "h1"))
+    assert button.get_attribute("aria-pressed") == "true"
+    assert "on" in find(page, f"#table-1 .line[data-line='{line}']").get_attribute("class")
+
+
+@pytest.mark.parametrize("width", [320, 375, 768, 1280])
+def test_the_page_never_scrolls_sideways_though_tables_do(page, width):
+    use_window(page, width, 800)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    box = find(page, "#table-1 .scroll")
+    inside, outside = (
+        page.execute_script(f"return arguments[0].{name}", box) for name in ("scrollWidth", "clientWidth")
+    )
+    assert inside > outside or width == 1280
+
+
+def test_a_touch_shows_the_values_within_a_phones_window(page):
+    use_window(page, 375, 800)
+    target = point(page, "sinusoidal at 1024")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", target)
+    place = page.execute_script(
+        "const b = arguments[0].getBoundingClientRect(); return [b.x + b.width / 2, b.y]", target
+    )
+    touch = [{"x": place[0], "y": place[1]}]
+    page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": touch})
+    page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    assert tip(page).startswith("sinusoidal at 1024 tokens")
+    box = find(page, "#tip").rect
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 375
+
+
+def test_dark_and_light_follow_the_system(page):
+    def colours():
+        style = "getComputedStyle(document.documentElement)"
+        return page.execute_script(f"return [{style}.backgroundColor, {style}.color]")
+
+    light = colours()
+    use_theme(page, "dark")
+    assert light == ["rgb(255, 255, 255)", "rgb(27, 31, 36)"]
+    assert colours() == ["rgb(20, 23, 26)", "rgb(231, 234, 237)"]
+
+
+def test_text_of_rows_runs_no_script(page):
+    assert find(page, "h1").text == HOSTILE
+    assert page.find_elements("css selector", "img") == []

@@ -1,0 +1,183 @@
+"""Many curves: a small panel for each, that they can be read, and that none is flattened by another."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from support.pictures import (
+    curve_lines,
+    draws_training_length,
+    notes,
+    overlapping,
+    rendered,
+    tables_of,
+    with_positions,
+    with_use,
+    with_verdicts,
+)
+from support.results import add_run
+
+from pe_bench.report.charts.figure import draw, plot_tables
+from pe_bench.report.tables.build import Table, build_tables
+
+
+def many(folder: Path, encodings: int, levels: Mapping[str, Mapping[int, float | None]]) -> list[Table]:
+    """Encodings that rise by less the later they come, and some with levels of their own."""
+    for index in range(encodings - len(levels)):
+        slope = 0.5 / (1 + index)
+        add_run(
+            folder,
+            f"encoding_of_windows_{index}",
+            {64: 2.5, 128: 2.4, 256: 2.4 + slope, 512: 2.4 + 2 * slope},
+        )
+    for name, own in levels.items():
+        add_run(folder, name, own)
+    return build_tables(folder)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Table, Figure]:
+    """51 encodings: one with a long name, one that explodes, one that ends early, one without a number."""
+    long_name = "longrope long_factors=[1.0, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0]"
+    levels: dict[str, dict[int, float | None]] = {
+        long_name: {64: 2.5, 128: 2.4, 256: 2.5, 512: 2.6},
+        "explodes": {64: 2.5, 128: 2.4, 256: 60.0, 512: 480.0},
+        "learned": {64: 2.5, 128: 2.4, 256: None, 512: None},
+        "missing": {64: None, 128: None},
+    }
+    [table] = many(tmp_path_factory.mktemp("many"), 51, levels)
+    return table, draw([table])
+
+
+def title_of(figure: Figure, name: str) -> int:
+    return [axes.get_title(loc="left") for axes in figure.axes].index(name)
+
+
+def test_each_encoding_has_a_panel_in_the_order_of_the_table(drawn: tuple[Table, Figure]) -> None:
+    table, figure = drawn
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert len(titles) == len(set(titles)) == 51
+    for line, title in zip(table.lines, titles, strict=True):
+        start, _, end = title.partition("…")
+        assert line.label.startswith(start)
+        assert line.label.endswith(end)
+    places = [(-axes.get_position().y0, axes.get_position().x0) for axes in figure.axes]
+    assert places == sorted(places)
+    assert "Row by row as the table is; all others in grey" in notes(figure)
+
+
+def test_fifty_one_panels_stand_on_one_page_with_words_that_do_not_overlap(
+    drawn: tuple[Table, Figure],
+) -> None:
+    _, figure = drawn
+    width, height = figure.get_size_inches()
+    assert width < 9.5
+    assert height < 13
+    assert len({round(axes.get_position().x0, 6) for axes in figure.axes}) == 6
+    picture, boxes = rendered(figure)
+    assert overlapping(boxes) == []
+    assert all(picture.x0 <= box.x0 and box.x1 <= picture.x1 for box in boxes)
+
+
+def test_panels_share_their_axes_and_each_marks_the_training_length(drawn: tuple[Table, Figure]) -> None:
+    _, figure = drawn
+    assert len({(axes.get_xlim(), axes.get_ylim(), axes.get_yscale()) for axes in figure.axes}) == 1
+    assert all(draws_training_length(axes, 128) for axes in figure.axes)
+    assert "Dashed: the training length, 128." in notes(figure)
+
+
+def test_a_panel_has_its_own_curve_in_colour_and_all_others_in_grey(drawn: tuple[Table, Figure]) -> None:
+    table, figure = drawn
+    for line, axes in zip(table.lines, figure.axes, strict=True):
+        own = [level for stroke in curve_lines(axes) for level in np.asarray(stroke.get_ydata())]
+        assert own == [cell.bits_per_byte for cell in line.cells.values() if cell.levels]
+        grey = axes.lines[0]
+        assert grey.get_color() == "0.83"
+        assert np.count_nonzero(np.isfinite(np.asarray(grey.get_ydata()))) == 49 * 4 + 2
+
+
+def test_a_curve_that_explodes_leaves_its_panel_with_a_mark_and_flattens_no_other(
+    drawn: tuple[Table, Figure],
+) -> None:
+    _, figure = drawn
+    axes = figure.axes[title_of(figure, "explodes")]
+    _, high = axes.get_ylim()
+    assert 3.4 < high < 4
+    marks = [line for line in axes.lines if line.get_marker() == "^"]
+    assert [list(np.asarray(mark.get_xdata())) for mark in marks] == [[256, 512]]
+    assert "up to 480" in [text.get_text() for text in axes.texts]
+    assert "Triangles: levels beyond the axis" in notes(figure)
+
+
+def test_a_curve_that_ends_early_or_has_no_number_says_so(drawn: tuple[Table, Figure]) -> None:
+    _, figure = drawn
+    for name, words in (("learned", "(to 128)"), ("missing", "no number")):
+        assert words in [text.get_text() for text in figure.axes[title_of(figure, name)].texts]
+
+
+def test_the_break_point_is_marked(tmp_path: Path) -> None:
+    """It is the first length past the training length that degrades or fails."""
+    verdicts = {64: "degrades", 256: "unclear", 512: "fails"}
+    [table] = with_verdicts(tables_of(tmp_path, 9), {"encoding3": verdicts})
+    figure = draw([table])
+    crosses = {
+        axes.get_title(loc="left"): list(np.asarray(line.get_xdata()))
+        for axes in figure.axes
+        for line in axes.lines
+        if line.get_marker() == "X"
+    }
+    assert crosses == {"encoding3": [512]}
+    assert "Cross: the break point" in notes(figure)
+
+
+def test_eight_encodings_share_a_panel_and_nine_have_one_each(tmp_path: Path) -> None:
+    [table] = tables_of(tmp_path, 9)
+    assert [len(draw([replace(table, lines=table.lines[:count])]).axes) for count in (8, 9)] == [1, 9]
+
+
+def test_few_and_many_stand_below_each_other(tmp_path: Path) -> None:
+    tables_of(tmp_path, 9)
+    add_run(tmp_path, "encoding7", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
+    figure = draw(build_tables(tmp_path))
+    assert len(figure.axes) == 10
+    _, boxes = rendered(figure)
+    assert overlapping(boxes) == []
+
+
+def test_positions_of_many_are_a_grid_that_gives_no_verdict(tmp_path: Path) -> None:
+    figure = draw(with_positions(tables_of(tmp_path, 9)))
+    assert len(figure.axes) == 18
+    assert "not a comparison of lengths, no verdict" in notes(figure)
+    assert len(re.findall("Best first", notes(figure))) == 2
+    by_length, by_position = figure.axes[:9], figure.axes[9:]
+    titles = [[axes.get_title(loc="left") for axes in some] for some in (by_length, by_position)]
+    assert titles[0] == titles[1]
+    assert len({axes.get_xlim() for axes in by_position}) == 1
+    _, boxes = rendered(figure)
+    assert overlapping(boxes) == []
+
+
+@pytest.mark.parametrize(("seeds", "bands"), [(1, 0), (2, 1)])
+def test_a_band_of_its_own_needs_two_seeds(tmp_path: Path, seeds: int, bands: int) -> None:
+    figure = draw(tables_of(tmp_path, 9, seeds))
+    assert {sum(len(band.get_paths()) for band in axes.collections) for axes in figure.axes} == {bands}
+
+
+def test_context_use_is_ringed(tmp_path: Path) -> None:
+    figure = draw(with_use(tables_of(tmp_path, 9), {256: "yes", 512: "no"}))
+    for axes in figure.axes:
+        rings = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+        assert [list(np.asarray(ring.get_xdata())) for ring in rings] == [[256]]
+
+
+def test_a_second_drawing_is_the_same(tmp_path: Path) -> None:
+    tables = tables_of(tmp_path, 9)
+    contents = []
+    for name in ("first.svg", "second.svg"):
+        plot_tables(tables, tmp_path / name)
+        contents.append((tmp_path / name).read_bytes())
+    assert contents[0] == contents[1]

@@ -1,0 +1,299 @@
+"""Pictures as files, what stands in all of them, and few curves in one panel."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from support.pictures import (
+    LENGTHS,
+    curve_lines,
+    draws_training_length,
+    names_beside,
+    notes,
+    overlapping,
+    rendered,
+    tables_of,
+    with_positions,
+    with_use,
+)
+from support.results import add_run
+
+from pe_bench.errors import UserError
+from pe_bench.plot.labels import fitting, plain
+from pe_bench.plot.placing import spread_apart
+from pe_bench.report.charts.figure import draw, plot_tables
+from pe_bench.report.tables.build import build_tables
+
+# Files
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
+def test_the_suffix_is_the_format_and_a_second_drawing_is_the_same(
+    tmp_path: Path, suffix: str, start: bytes
+) -> None:
+    tables = with_positions(tables_of(tmp_path, encodings=2))
+    paths = [tmp_path / f"{name}.{suffix}" for name in ("first", "second")]
+    for path in paths:
+        plot_tables(tables, path)
+    contents = [path.read_bytes() for path in paths]
+    assert contents[0].startswith(start)
+    assert contents[0] == contents[1]
+    assert not list(tmp_path.glob(".partial-*"))
+
+
+@pytest.mark.parametrize("name", ["plot.jpg", "plot", "png"])
+def test_another_suffix_is_refused_with_those_there_are(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=r"\.png, \.svg or \.pdf"):
+        plot_tables([], tmp_path / name)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
+        plot_tables([], tmp_path / "nowhere" / "plot.png")
+
+
+def test_a_table_without_a_number_is_an_empty_panel(tmp_path: Path) -> None:
+    add_run(tmp_path, "learned", {256: None})
+    tables = build_tables(tmp_path)
+    plot_tables(tables, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").exists()
+    assert names_beside(draw(tables).axes[0]) == ["learned (no number)"]
+
+
+# Names of curves
+
+
+@pytest.mark.parametrize("encodings", [1, 3, 8])
+def test_every_curve_is_named_and_no_two_names_overlap_or_leave_the_picture(
+    tmp_path: Path, encodings: int
+) -> None:
+    figure = draw(tables_of(tmp_path, encodings))
+    [axes] = figure.axes
+    assert sorted(names_beside(axes)) == [f"encoding{index}" for index in range(encodings)]
+    picture, boxes = rendered(figure)
+    assert overlapping(boxes) == []
+    assert all(picture.x0 <= box.x0 and box.x1 <= picture.x1 for box in boxes)
+    assert all(picture.y0 <= box.y0 and box.y1 <= picture.y1 for box in boxes)
+
+
+def test_a_long_name_is_shortened_and_does_not_squeeze_the_panel(tmp_path: Path) -> None:
+    options = "factor=4 beta_fast=16 beta_slow=2 base=10000 layout=half fraction=1.0"
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, scored_with=f"yarn {options}")
+    [axes] = draw(build_tables(tmp_path)).axes
+    [name] = names_beside(axes)
+    assert len(name) < 40
+    assert name.startswith("rope -> yarn factor=4")
+    assert name.endswith("fraction=1.0")
+    assert axes.get_position().width > 0.7
+
+
+def test_shortened_names_differ_where_the_whole_ones_do() -> None:
+    whole = [
+        f"rope -> yarn factor={factor} beta_fast={fast} beta_slow=1" for factor in (4, 8) for fast in (8, 16)
+    ]
+    short = fitting([*whole, "alibi"], 24)
+    assert len(set(short.values())) == len(whole) + 1
+    assert all(len(name) <= 24 for name in short.values())
+    assert short["alibi"] == "alibi"
+
+
+def test_a_curve_that_ends_early_says_so_and_infinite_levels_are_left_out(tmp_path: Path) -> None:
+    add_run(tmp_path, "encoding0", {128: 3.0, 256: None})
+    add_run(tmp_path, "encoding1", {128: 3.0, 256: math.inf})
+    add_run(tmp_path, "encoding2", {128: 3.0, 256: 4.0})
+    [axes] = draw(build_tables(tmp_path)).axes
+    assert sorted(names_beside(axes)) == ["encoding0 (to 128)", "encoding1 (to 128)", "encoding2"]
+
+
+def test_encodings_differ_in_looks_and_keep_theirs_in_every_panel(tmp_path: Path) -> None:
+    tables_of(tmp_path, 8)
+    add_run(tmp_path, "encoding7", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
+    figure = draw(with_positions(build_tables(tmp_path)))
+    looks = [
+        {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in curve_lines(axes)}
+        for axes in figure.axes
+    ]
+    small, small_by_position, large, large_by_position = sorted(looks, key=len)
+    assert (len(small), len(large)) == (1, 8)
+    assert small == small_by_position
+    assert large == large_by_position
+    assert small < large
+
+
+# Bands and marks
+
+
+@pytest.mark.parametrize(("seeds", "bands"), [(1, 0), (2, 1), (3, 1)])
+def test_a_band_needs_two_seeds_and_is_explained(tmp_path: Path, seeds: int, bands: int) -> None:
+    figure = draw(with_positions(tables_of(tmp_path, 1, seeds), seeds))
+    assert [sum(len(band.get_paths()) for band in axes.collections) for axes in figure.axes] == [bands] * 2
+    assert ("95 % interval of the mean over seeds" in notes(figure)) == bool(bands)
+
+
+def test_a_band_of_two_seeds_does_not_flatten_the_curves(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0, 256: 2.5}, seed=0)
+    add_run(tmp_path, "rope", {128: 2.4, 256: 4.5}, seed=1)
+    [axes] = draw(build_tables(tmp_path)).axes
+    low, high = axes.get_ylim()
+    assert (3.5 - 2.2) / (high - low) > 0.5
+
+
+def test_points_that_use_the_context_are_ringed_and_explained(tmp_path: Path) -> None:
+    tables = tables_of(tmp_path, 2)
+    plain_figure, figure = draw(tables), draw(with_use(tables, {256: "yes", 512: "unclear"}))
+    assert "Ringed" not in notes(plain_figure)
+    assert "Ringed: uses the context beyond the training length." in notes(figure)
+    rings = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
+    assert [list(np.asarray(ring.get_xdata())) for ring in rings] == [[256], [256]]
+
+
+def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0, 8192: 5.1}, target_hash="0ther", seed=0)
+    add_run(tmp_path, "rope", {1024: 3.2}, seed=0)
+    [axes] = draw(build_tables(tmp_path)).axes
+    segments = curve_lines(axes)
+    assert [list(np.asarray(line.get_xdata())) for line in segments] == [[64, 128, 256, 1024], [4096, 8192]]
+    assert len({line.get_color() for line in segments}) == 1
+
+
+# Axes
+
+
+def test_the_scored_lengths_are_the_ticks_of_a_log2_axis_with_the_training_length_marked(
+    tmp_path: Path,
+) -> None:
+    [axes] = draw(tables_of(tmp_path)).axes
+    assert axes.get_xscale() == "log"
+    assert list(axes.get_xticks()) == list(LENGTHS)
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(map(str, LENGTHS))
+    assert "training length 128" in [text.get_text() for text in axes.texts]
+    assert draws_training_length(axes, 128)
+
+
+def test_ticks_that_would_touch_keep_their_place_and_lose_their_number(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {16: 4.0, 127: 3.0, 128: 3.0, 129: 3.0, 2048: 3.0})
+    [axes] = draw(build_tables(tmp_path)).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["16", "", "128", "", "2048"]
+
+
+def level_ticks(figure: Figure) -> list[str]:
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    low, high = axes.get_ylim()
+    ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    return [label.get_text() for place, label in ticks if low <= place <= high]
+
+
+def test_levels_far_apart_are_on_a_log_axis_that_says_so_in_plain_numbers(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", {128: 1.5, 256: 1.5})
+    add_run(tmp_path, "rope", {128: 1.6, 256: 12.0})
+    figure = draw(build_tables(tmp_path))
+    [axes] = figure.axes
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylabel() == "bits per byte, log scale (lower is better)"
+    assert level_ticks(figure) == ["1.5", "2", "3", "4", "6", "8", "12"]
+
+
+def test_levels_of_one_order_are_on_a_linear_axis(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.1, 256: 4.5})
+    figure = draw(build_tables(tmp_path))
+    [axes] = figure.axes
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylabel() == "bits per byte (lower is better)"
+    assert level_ticks(figure) == ["2.0", "2.5", "3.0", "3.5", "4.0", "4.5"]
+
+
+def test_changes_within_the_margin_look_flat(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.5, 256: 2.505})
+    [axes] = draw(build_tables(tmp_path)).axes
+    low, high = axes.get_ylim()
+    assert high - low >= 0.1
+    assert low < 2.5 < 2.505 < high
+
+
+def test_levels_far_out_leave_the_panel_with_a_mark_and_a_number(tmp_path: Path) -> None:
+    for index in range(3):
+        add_run(tmp_path, f"encoding{index}", dict.fromkeys(LENGTHS, 2.0 + 0.1 * index))
+    add_run(tmp_path, "rope", {**dict.fromkeys(LENGTHS, 2.0), 256: 300.0, 512: 900.0})
+    figure = draw(build_tables(tmp_path))
+    [axes] = figure.axes
+    _, high = axes.get_ylim()
+    assert high < 3
+    [marks] = [line for line in axes.lines if line.get_marker() == "^" and line.get_linestyle() == "None"]
+    assert list(np.asarray(marks.get_xdata())) == [256, 512]
+    assert list(np.asarray(marks.get_ydata())) == [high, high]
+    assert "rope (up to 900 bits/byte)" in names_beside(axes)
+    assert "Triangles: levels beyond the axis" in notes(figure)
+
+
+def test_levels_next_to_nothing_are_not_magnified(tmp_path: Path) -> None:
+    add_run(tmp_path, "copies", {128: 1e-6, 256: 1e-5, 512: 8.0})
+    [axes] = draw(build_tables(tmp_path)).axes
+    assert axes.get_yscale() == "linear"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1.5, "1.5"), (2.0, "2"), (12.345, "12.3"), (1234.5, "1234"), (3e9, "3e+09")]
+)
+def test_numbers_are_plain(number: float, text: str) -> None:
+    assert plain(number) == text
+
+
+# Several tables, and positions
+
+
+def test_tables_are_one_below_the_other_with_titles_that_tell_them_apart(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0})
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
+    figure = draw(build_tables(tmp_path))
+    titles = [text.get_text() for text in figure.texts if "tiny model" in text.get_text()]
+    assert len(titles) == len(set(titles)) == 2
+    upper, lower = figure.axes
+    assert upper.get_position().y0 > lower.get_position().y1
+
+
+def test_a_long_title_is_broken_into_lines(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, data="words " * 20)
+    (title,) = [text.get_text() for text in draw(build_tables(tmp_path)).texts if "tiny" in text.get_text()]
+    assert len(title.splitlines()) == 3 and max(map(len, title.splitlines())) <= 100
+
+
+def test_positions_are_a_further_panel_that_gives_no_verdict(tmp_path: Path) -> None:
+    tables = tables_of(tmp_path)
+    assert "no verdict" not in " ".join(text.get_text() for text in draw(tables).texts)
+    figure = draw(with_positions(tables))
+    by_length, by_position = figure.axes
+    [title] = [text.get_text() for text in figure.texts if "no verdict" in text.get_text()]
+    assert "Different text at each position: not a comparison of lengths, no verdict." in title
+    assert "paired" not in title
+    assert by_position.get_xlabel() == "position of the token (tokens before it)"
+    assert by_position.get_xscale() == "log"
+    assert [label.get_text() for label in by_position.get_xticklabels()] == [
+        str(2**power) for power in range(1, 10)
+    ]
+    assert sorted(names_beside(by_position)) == sorted(names_beside(by_length))
+    assert draws_training_length(by_position, 128)
+
+
+def test_only_encodings_with_positions_stand_among_them(tmp_path: Path) -> None:
+    [table] = tables_of(tmp_path, 2)
+    [scored] = with_positions([table])
+    figure = draw([replace(table, lines=(scored.lines[0], table.lines[1]))])
+    assert [len(names_beside(axes)) for axes in figure.axes] == [2, 1]
+
+
+# Places
+
+
+def test_places_are_apart_in_order_and_inside() -> None:
+    wanted = np.array([5.0, 5.0, 99.0, 0.0])
+    places = spread_apart(wanted, 10, 100)
+    assert np.all(np.diff(np.sort(places)) >= 10 - 1e-9)
+    assert places.min() >= 0
+    assert places.max() <= 100
+    assert np.argsort(places).tolist() == [3, 0, 1, 2]
+    assert spread_apart(np.array([20.0, 80.0]), 10, 100).tolist() == [20.0, 80.0]

@@ -1,0 +1,333 @@
+"""What the controls and the lengths below training say of the use of context, and what they cannot say."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from support.results import ROW, add_run, edit_rows, file_of
+
+from pe_bench.report.export import to_frame
+from pe_bench.report.statistics import paired_interval
+from pe_bench.report.tables.build import Table, build_tables, run_table
+from pe_bench.report.tables.cells import ContextUse
+from pe_bench.report.text import show
+from pe_bench.runs.rows import read_rows, write_rows
+from pe_bench.runs.scores import Scores, load_scores, save_scores, stretches_of
+
+SENSITIVE = {32: 3.2, 64: 3.1, 128: 3.0}
+
+
+def only(results_dir: Path) -> Table:
+    [table] = build_tables(results_dir)
+    return table
+
+
+def use_at(results_dir: Path, length: int = 512) -> ContextUse:
+    [line] = only(results_dir).lines
+    use = line.cells[length].use
+    assert use is not None
+    return use
+
+
+def printed(results_dir: Path) -> str:
+    file = io.StringIO()
+    show(build_tables(results_dir), Console(file=file))
+    return file.getvalue()
+
+
+def add_controlled(results_dir: Path, level: float, swap: float | None, window: float | None) -> Path:
+    """Seeds of one encoding at 512, with its controls there."""
+    for seed in range(3):
+        run = add_run(results_dir, "rope", {**SENSITIVE, 512: level}, seed=seed, spread=0.002)
+        add_run(results_dir, "rope", {512: swap}, seed=seed, spread=0.002, control="swap")
+        add_run(results_dir, "rope", {512: window}, seed=seed, spread=0.002, control="window")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("level", "swap", "window", "uses", "beats"),
+    [
+        (2.8, 2.95, 2.9, "yes", "yes"),
+        (2.8, 2.801, 2.801, "no", "no"),  # it gains, but not from what is there
+        (3.2, 3.4, 3.1, "unclear", "no"),  # it reads what is there, and is worse for it
+        (3.2, 3.2, 3.4, "no", "yes"),
+        (2.8, 2.95, 2.8, "yes", "no"),
+    ],
+)
+def test_context_is_used_where_it_gains_over_training_and_over_another_documents(
+    tmp_path: Path, level: float, swap: float, window: float, uses: str, beats: str
+) -> None:
+    add_controlled(tmp_path, level, swap, window)
+    use = use_at(tmp_path)
+    assert (use.uses_context, use.beats_window, use.missing) == (uses, beats, "")
+    assert use.swap_gain is not None and use.window_gain is not None
+    assert use.swap_gain.mean == pytest.approx(swap - level, abs=1e-6)
+    assert use.window_gain.mean == pytest.approx(window - level, abs=1e-6)
+
+
+def test_the_gain_over_swap_is_paired_over_seeds_and_documents(tmp_path: Path) -> None:
+    add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    differences = []
+    for run in sorted((tmp_path / "runs").iterdir()):
+        of = {(row.length, row.control): row for row in read_rows(run / "eval.csv")}
+        bits = {
+            control: load_scores(file_of(run, of[512, control])).by_document()[1]
+            for control in ("none", "swap")
+        }
+        differences.append(bits["swap"] - bits["none"])
+    assert use_at(tmp_path).swap_gain == paired_interval(np.stack(differences))
+
+
+def test_lengths_without_controls_say_nothing(tmp_path: Path) -> None:
+    add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    [line] = only(tmp_path).lines
+    assert {length for length, cell in line.cells.items() if cell.use} == {512}
+
+
+@pytest.mark.parametrize("quarter", [3.0, 2.99])
+def test_a_model_that_gains_nothing_within_training_cannot_be_judged(tmp_path: Path, quarter: float) -> None:
+    add_run(tmp_path, "rope", {32: quarter, 128: 3.0, 512: 2.8}, spread=0.002)
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap", spread=0.002)
+    use = use_at(tmp_path)
+    assert use.uses_context == ""
+    assert use.swap_gain is not None
+    text = printed(tmp_path)
+    assert "the use of context cannot be judged: it gains nothing from 32 to 128 tokens" in text
+    assert "512 -" in text
+
+
+def test_without_a_score_at_a_quarter_the_way_to_judge_is_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 512: 2.8})
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap")
+    assert use_at(tmp_path).uses_context == ""
+    assert "no score at 32, a quarter of the training length: add it with --lengths 32" in printed(tmp_path)
+
+
+def test_an_encoding_with_a_window_of_its_own_has_nothing_to_beat(tmp_path: Path) -> None:
+    add_controlled(tmp_path, 2.8, 2.95, None)
+    assert use_at(tmp_path).beats_window == "n/a"
+    assert use_at(tmp_path).uses_context == "yes"
+    assert "512 n/a" in printed(tmp_path)
+
+
+def test_a_swap_without_a_second_document_leaves_the_answer_empty_with_the_reason(tmp_path: Path) -> None:
+    run = add_controlled(tmp_path, 2.8, None, 2.9)
+    for one in run.parent.iterdir():
+        edit_rows(
+            one,
+            lambda row: (
+                replace(row, status="too_few_documents", reason="there is no other to swap with")
+                if row.control == "swap"
+                else row
+            ),
+        )
+    assert use_at(tmp_path).uses_context == ""
+    assert "cannot be judged: there is no other to swap with" in printed(tmp_path)
+
+
+def test_the_table_says_how_far_information_travels_under_the_window(tmp_path: Path) -> None:
+    run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    said = "each of 4 layers sees 128 tokens, so information travels up to 509"
+    edit_rows(run, lambda row: replace(row, reason=said) if row.control == "window" else row)
+    assert f"under the window {said}" in printed(tmp_path)
+
+
+def test_a_table_without_controls_has_no_columns_for_them(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {**SENSITIVE, 512: 2.8})
+    text = printed(tmp_path)
+    assert "context" not in text.splitlines()[1] and "window" not in text.splitlines()[2]
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap")
+    assert "context" in printed(tmp_path)
+
+
+def test_controls_of_another_encoding_do_not_speak_for_the_runs_own(tmp_path: Path) -> None:
+    """What a run was scored with beside its own encoding has lines and controls of its own."""
+    add_run(tmp_path, "rope", {**SENSITIVE, 512: 3.2}, spread=0.002)
+    add_run(tmp_path, "rope", {128: 3.0, 512: 2.8}, spread=0.002, scored_with="yarn factor=auto")
+    add_run(tmp_path, "rope", {512: 2.95}, spread=0.002, scored_with="yarn factor=auto", control="swap")
+    lines = {line.label: line for line in only(tmp_path).lines}
+    assert lines["rope"].cells[512].use is None
+    use = lines["rope -> yarn factor=auto"].cells[512].use
+    # The model is the same: what it gains within training is known from the run's own scores.
+    assert use is not None and use.uses_context == "yes"
+
+
+def test_the_frame_has_the_answers_and_their_intervals(tmp_path: Path) -> None:
+    add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    frame = to_frame(build_tables(tmp_path)).set_index("length")
+    assert frame.loc[512, "uses_context"] == "yes"
+    assert frame.loc[512, "swap_gain"] == pytest.approx(0.15, abs=1e-6)
+    assert frame.loc[512, "swap_gain_low"] < 0.15 < frame.loc[512, "swap_gain_high"]
+    assert frame.loc[128, "uses_context"] == ""
+
+
+# Few documents
+
+
+def blocks(documents: int, each: int) -> Scores:
+    """Targets of documents in turn, each byte worth the number of its target."""
+    document = np.repeat(np.arange(documents), each)
+    nll = np.arange(documents * each, dtype=np.float32)
+    return Scores(nll, document, np.ones(documents * each, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("documents", "each", "stretches"),
+    [(20, 640, 1), (30, 640, 1), (10, 640, 2), (3, 640, 7), (3, 200, 3), (1, 6400, 20), (5, 63, 1)],
+)
+def test_few_documents_are_cut_into_long_stretches_so_that_there_are_twenty(
+    documents: int, each: int, stretches: int
+) -> None:
+    assert stretches_of(np.full(documents, each)) == stretches
+    units, bits = blocks(documents, each).by_unit()
+    assert len(units) == len(set(units.tolist())) == len(bits) == documents * stretches
+
+
+def test_the_mean_over_a_documents_stretches_is_the_documents_own_number() -> None:
+    scores = blocks(3, 200)
+    scores = replace(scores, bytes=np.random.default_rng(0).integers(1, 5, 600))
+    _, by_document = scores.by_document()
+    units, by_stretch = scores.by_unit()
+    assert np.allclose(by_stretch.reshape(3, 3).mean(1), by_document)
+    assert units.tolist() == list(range(9))
+    # Neighbours are together: the numbers rise along a document.
+    assert (np.diff(by_stretch.reshape(3, 3), axis=1) > 0).all()
+
+
+def test_intervals_over_few_documents_are_over_stretches_and_the_table_says_so(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, documents=4)
+    for row in read_rows(run / "eval.csv"):
+        old = load_scores(file_of(run, row))
+        many = Scores(*(np.repeat(getattr(old, name), 50) for name in ("nll", "document", "bytes")))
+        save_scores(file_of(run, row), many)
+    [line] = only(tmp_path).lines
+    interval = line.cells[256].interval
+    assert interval is not None and interval.documents == 4 * 3
+    assert "4 documents only: intervals are over 3 stretches of each" in printed(tmp_path)
+
+
+# Positions
+
+
+def test_positions_belong_to_the_line_and_are_no_table(tmp_path: Path) -> None:
+    for seed in range(2):
+        add_run(tmp_path, "rope", SENSITIVE, seed=seed)
+        for length, context in ((1, 1.0), (2, 2.0), (4, 3.5)):
+            run = add_run(
+                tmp_path,
+                "rope",
+                {length: 5.0 - length},
+                seed=seed,
+                protocol="positions",
+                context_mean=context,
+                target_hash="9051",
+            )
+    [line] = only(tmp_path).lines
+    assert [(position.context, len(position.levels)) for position in line.positions] == [
+        (1.0, 2),
+        (2.0, 2),
+        (3.5, 2),
+    ]
+    assert set(line.cells) == set(SENSITIVE)
+    # Of several sets of windows it is the one that reaches furthest.
+    further = replace(ROW, run=run.name, seed=1, protocol="positions", length=9, target_hash="fa2", nll=1.0)
+    write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), replace(further, context_mean=9.0)])
+    [line] = only(tmp_path).lines
+    assert [position.context for position in line.positions] == [9.0]
+
+
+def test_a_quarter_that_was_scored_on_two_sets_of_targets_is_judged_on_one(tmp_path: Path) -> None:
+    add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    add_run(tmp_path, "rope", {32: 3.3, 128: 3.0}, seed=0, target_hash="0ther", documents=30)
+    assert use_at(tmp_path).uses_context == "yes"
+
+
+def test_unclear_verdicts_that_every_seed_agrees_on_are_named(tmp_path: Path) -> None:
+    for seed, level in enumerate((3.1, 3.4)):
+        add_run(tmp_path, "rope", {128: 3.0, 256: level, 512: 3.0}, seed=seed)
+    assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
+    assert "though each seed alone is worse by more than the margin: rope at 256\n" in printed(tmp_path)
+
+
+def test_controls_on_other_targets_leave_the_answer_empty_with_the_reason(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {**SENSITIVE, 512: 2.8})
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap", target_hash="0ther")
+    use = use_at(tmp_path)
+    assert (use.uses_context, use.swap_gain) == ("", None)
+    assert "cannot be judged: the controls at 512 were scored on other targets" in printed(tmp_path)
+
+
+def test_encodings_that_are_told_the_length_are_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", SENSITIVE)
+    told = "the encoding is told the length of the text"
+    run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8}, scored_with="yarn factor=auto", reason=told)
+    add_run(tmp_path, "rope", {512: 2.9}, scored_with="yarn factor=auto", control="window")
+    limited = "each of 4 layers sees 128 tokens"
+    edit_rows(run, lambda row: replace(row, reason=f"{limited}; {told}") if row.control == "window" else row)
+    text = printed(tmp_path)
+    assert "told the length of each text: rope -> yarn factor=auto;" in text
+    assert f"under the window {limited}\n" in text
+
+
+def test_what_a_scaling_does_at_a_quarter_is_no_use_of_context(tmp_path: Path) -> None:
+    """A fixed factor hurts short texts: losing less of them with length is not reading more."""
+    add_run(tmp_path, "rope", {32: 3.0, 128: 3.0, 512: 3.0}, spread=0.002)
+    fixed = {"scored_with": "yarn factor=16.0", "spread": 0.002}
+    add_run(tmp_path, "rope", {32: 3.3, 128: 3.0, 512: 2.8}, **fixed)
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap", **fixed)
+    line = next(line for line in only(tmp_path).lines if line.scored_with != line.encoding)
+    assert line.sensitive is False
+    assert line.cells[512].use is not None and line.cells[512].use.uses_context == ""
+
+
+def test_a_length_out_of_reach_has_no_answers(tmp_path: Path) -> None:
+    add_run(tmp_path, "learned", {**SENSITIVE, 512: None})
+    add_run(tmp_path, "learned", {512: None}, control="window")
+    add_run(tmp_path, "learned", {512: None}, control="swap")
+    [line] = only(tmp_path).lines
+    assert line.cells[512].use is None
+    assert "cannot be judged" not in printed(tmp_path)
+
+
+def test_a_quarter_whose_scores_are_damaged_says_that(tmp_path: Path) -> None:
+    run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    row = next(row for row in read_rows(run / "eval.csv") if row.length == 32)
+    file_of(run, row).write_bytes(b"nothing")
+    assert use_at(tmp_path).uses_context == ""
+    assert "is damaged" in use_at(tmp_path).missing
+
+
+def test_a_gain_that_is_not_sure_is_not_called_none(tmp_path: Path) -> None:
+    for seed, quarter in enumerate((3.3, 2.9)):
+        add_run(tmp_path, "rope", {32: quarter, 128: 3.0, 512: 2.8}, seed=seed)
+        add_run(tmp_path, "rope", {512: 2.95}, seed=seed, control="swap")
+    assert "it has no sure gain from 32 to 128 tokens" in use_at(tmp_path).missing
+
+
+def test_a_quarter_that_is_too_short_for_the_targets_is_no_advice(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8})
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap")
+    edit_rows(run, lambda row: replace(row, context_mean=row.length - 16.5))
+    assert use_at(tmp_path).missing.endswith("which is too short for these targets")
+
+
+def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Path) -> None:
+    for seed in range(3):
+        run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=seed)
+        row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
+        scores = load_scores(file_of(run, row))
+        swing = np.where(np.arange(len(scores.nll)) // 4 % 2, 0.4, -0.4).astype(np.float32)
+        save_scores(file_of(run, row), replace(scores, nll=scores.nll + swing))
+    assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
+    assert "for want of seeds" not in printed(tmp_path)
+
+
+def test_the_table_of_one_protocol_takes_no_rows_of_another_with_the_same_targets(tmp_path: Path) -> None:
+    """Both protocols that cut windows score all of the text, and so have one hash."""
+    run = add_run(tmp_path, "rope", SENSITIVE, protocol="nonoverlapping")
+    add_run(tmp_path, "rope", {128: 3.0, 256: 2.9}, sliding="half")
+    rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "sliding"]
+    assert run_table(rows, run).lengths == (128, 256)

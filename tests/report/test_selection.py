@@ -1,0 +1,518 @@
+"""Which rows a report shows, what sets its lines apart, in which order, and against what."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.results import add_run, edit_rows, file_of
+
+from pe_bench.config import checks
+from pe_bench.config.schema import Config, ModelConfig, ReportConfig, TrainConfig
+from pe_bench.errors import UserError
+from pe_bench.report.export import to_frame
+from pe_bench.report.markup import to_latex, to_markdown
+from pe_bench.report.statistics import FAILURE, MARGIN, compared, corrected_verdicts, paired_interval
+from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.selection import Condition, Selection, parse_by, parse_condition
+from pe_bench.runs.config_file import write_config
+from pe_bench.runs.rows import read_rows
+from pe_bench.runs.scores import load_scores
+
+ROPE = {64: 2.9, 128: 2.7, 256: 2.8, 512: 4.0}
+ALIBI = {64: 3.1, 128: 3.0, 256: 3.0, 512: 3.0}
+
+
+def only(results_dir: Path, **selection: object) -> Table:
+    [table] = build_tables(results_dir, selection=Selection(**selection))  # type: ignore[arg-type]
+    return table
+
+
+def labels(table: Table) -> list[str]:
+    return [line.label for line in table.lines]
+
+
+def where(*words: str) -> tuple[Condition, ...]:
+    return tuple(map(parse_condition, words))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for seed in range(3):
+        add_run(tmp_path, "rope", ROPE, seed=seed)
+        add_run(tmp_path, "alibi", ALIBI, seed=seed, parameters=900_000, tokens_per_second=5_000.0)
+    return tmp_path
+
+
+# where
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("seed<3", Condition("seed", "<", ("3",))),
+        ("encoding=rope, alibi", Condition("encoding", "=", ("rope", "alibi"))),
+        ("train.lr >= 1e-3", Condition("train.lr", ">=", ("1e-3",))),
+        ("model!=tiny", Condition("model", "!=", ("tiny",))),
+        ("seed==61", Condition("seed", "=", ("61",))),
+    ],
+)
+def test_conditions_are_read_as_they_are_written(word: str, expected: Condition) -> None:
+    assert parse_condition(word) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("seed", "cannot be read"),
+        ("seed=", "cannot be read"),
+        ("seed<many", "needs a number"),
+        ("sead=1", "did you mean 'seed'"),
+        ("control=swap", "unknown --where 'control'"),
+    ],
+)
+def test_conditions_that_cannot_be_met_are_refused(word: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_condition(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "lines", "seeds"),
+    [
+        (["encoding=rope"], ["rope"], 3),
+        (["encoding=r*"], ["rope"], 3),
+        (["encoding!=rope"], ["alibi"], 3),
+        (["seed<2"], ["alibi", "rope"], 2),
+        (["seed=0,2", "encoding=rope,alibi"], ["alibi", "rope"], 2),
+        (["seed>=1", "seed!=2"], ["alibi", "rope"], 1),
+        (["parameters>850000"], ["alibi"], 3),
+        (["seed=0.0"], ["alibi", "rope"], 1),
+    ],
+)
+def test_conditions_choose_rows(results: Path, words: list[str], lines: list[str], seeds: int) -> None:
+    table = only(results, where=where(*words))
+    assert labels(table) == lines
+    assert {line.seeds for line in table.lines} == {seeds}
+
+
+def test_a_condition_on_length_hides_columns_and_keeps_the_reference(results: Path) -> None:
+    table = only(results, where=where("length>128"))
+    assert table.lengths == (256, 512)
+    assert all(cell.change is not None for line in table.lines for cell in line.cells.values())
+
+
+def test_verdicts_are_corrected_for_all_that_were_scored_and_not_for_what_is_shown(results: Path) -> None:
+    """Else hiding a column would make the others surer."""
+    everything, some = only(results), only(results, where=where("length=512"))
+    assert [line.cells[512].verdict for line in some.lines] == [
+        line.cells[512].verdict for line in everything.lines
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["seed=9"], "seed=9"), (["length>9000"], "length>9000")],
+)
+def test_conditions_that_leave_nothing_say_so(results: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=f"no score is left by --where .*{message}"):
+        build_tables(results, selection=Selection(where=where(*words)))
+
+
+def configured(results_dir: Path, encoding: str, lr: float, seed: int, levels: dict[int, float]) -> Path:
+    """A run whose configuration says with which rate it was trained."""
+    run = add_run(results_dir, encoding, levels, seed=seed, setting=f"{lr}", code=f"{lr}")
+    options = {"name": encoding, "class": f"pe_bench.encodings.{encoding}:Any"}
+    write_config(run, Config(options, train=TrainConfig(lr=lr), seed=seed))
+    return run
+
+
+@pytest.fixture
+def rates(tmp_path: Path) -> Path:
+    for seed in range(2):
+        for lr in (0.001, 0.003):
+            configured(tmp_path, "rope", lr, seed, {length: level + lr for length, level in ROPE.items()})
+            configured(tmp_path, "alibi", lr, seed, ALIBI)
+    return tmp_path
+
+
+def test_keys_of_the_configuration_choose_runs(rates: Path) -> None:
+    table = only(rates, where=where("train.lr<0.002"))
+    assert labels(table) == ["alibi", "rope"]
+    assert table.group.setting == "0.001"
+
+
+def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:
+    with pytest.raises(UserError, match=r"train.l_r.*did you mean 'train.lr'"):
+        build_tables(rates, selection=Selection(where=where("train.l_r=1")))
+    with pytest.raises(UserError, match=r"--by.*train.l_r"):
+        build_tables(rates, selection=Selection(by=("train.l_r",)))
+
+
+# by
+
+
+def test_by_a_key_of_training_its_values_are_lines_of_one_table(rates: Path) -> None:
+    assert len(build_tables(rates)) == 2, "without being asked for they are never ranked together"
+    table = only(rates, by=("train.lr",))
+    assert labels(table) == [
+        "alibi train.lr=0.001",
+        "alibi train.lr=0.003",
+        "rope train.lr=0.001",
+        "rope train.lr=0.003",
+    ]
+    assert {line.seeds for line in table.lines} == {2}
+    assert table.why == ""
+
+
+def test_by_another_key_what_else_differs_stays_apart(rates: Path) -> None:
+    assert len(build_tables(rates, selection=Selection(by=("train.clip",)))) == 2
+
+
+def test_by_the_model_other_widths_are_lines_of_one_table(tmp_path: Path) -> None:
+    for width in (64, 128):
+        run = add_run(tmp_path, "rope", ROPE, setting=f"{width}", code=f"{width}")
+        write_config(
+            run,
+            Config(
+                {"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}, model=ModelConfig(d_model=width)
+            ),
+        )
+    assert labels(only(tmp_path, by=("model.d_model",))) == [
+        "rope model.d_model=128",
+        "rope model.d_model=64",
+    ]
+
+
+def test_by_steps_runs_of_other_lengths_of_training_are_one_table(tmp_path: Path) -> None:
+    for steps in (100, 200):
+        run = add_run(tmp_path, "rope", ROPE, setting=f"{steps}", code=f"{steps}", steps=steps)
+        write_config(
+            run,
+            Config({"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}, train=TrainConfig(steps=steps)),
+        )
+    table = only(tmp_path, by=("train.steps",))
+    assert labels(table) == ["rope train.steps=100", "rope train.steps=200"]
+    assert "steps" not in table.title
+
+
+def test_by_seed_every_seed_is_a_line(results: Path) -> None:
+    table = only(results, by=("seed",))
+    assert sorted(labels(table)) == [f"{name} seed={seed}" for name in ("alibi", "rope") for seed in range(3)]
+    assert set(to_frame([table])["by"]) == {f"seed={seed}" for seed in range(3)}
+
+
+def test_data_and_targets_are_never_put_together(results: Path) -> None:
+    add_run(results, "t5", ROPE, data_hash="0ther")
+    assert len(build_tables(results, selection=Selection(by=("data_hash",)))) == 2
+
+
+@pytest.mark.parametrize("word", ["", "length", "nothing", "setting"])
+def test_by_what_cannot_set_lines_apart_is_refused(word: str) -> None:
+    with pytest.raises(UserError, match="--by"):
+        parse_by(word)
+
+
+# sort
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected", "ranked_at"),
+    [
+        (None, ["alibi", "rope"], 512),
+        ("128", ["rope", "alibi"], 128),
+        ("256", ["rope", "alibi"], 256),
+        ("name", ["alibi", "rope"], None),
+        ("parameters", ["rope", "alibi"], None),
+        ("tokens_per_second", ["rope", "alibi"], None),
+    ],
+)
+def test_lines_are_in_the_order_that_is_asked_for(
+    results: Path, sort: str | None, expected: list[str], ranked_at: int | None
+) -> None:
+    table = only(results, sort=sort)
+    assert labels(table) == expected
+    assert table.ranked_at == ranked_at
+    said = f"ranked by bits/byte at {ranked_at}" if ranked_at else f"in order of {sort}"
+    assert any(note.startswith(said) for note in table.notes)
+
+
+def test_a_line_without_the_length_ranks_last(results: Path) -> None:
+    add_run(results, "t5", {128: 1.0, 512: 5.0})
+    assert labels(only(results, sort="256")) == ["rope", "alibi", "t5"]
+
+
+def test_a_length_that_nothing_was_scored_at_is_refused_with_those_there_are(results: Path) -> None:
+    with pytest.raises(UserError, match="--sort 300: .*64, 128, 256, 512"):
+        build_tables(results, selection=Selection(sort="300"))
+
+
+# baseline
+
+
+def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Path) -> None:
+    table = only(results, baseline="rope")
+    assert table.baseline == "rope"
+    lines = {line.label: line for line in table.lines}
+    assert all(cell.baseline is None for cell in lines["rope"].cells.values())
+    differences = []
+    runs = {run.name.split("-s")[0] + run.name.split("-s")[1][0]: run for run in (results / "runs").iterdir()}
+    for seed in range(3):
+        bits = {}
+        for name in ("alibi", "rope"):
+            run = runs[f"{name}{seed}"]
+            row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
+            bits[name] = load_scores(file_of(run, row)).by_document()[1]
+        differences.append(bits["alibi"] - bits["rope"])
+    found = lines["alibi"].cells[256].baseline
+    assert found is not None
+    assert found.interval == paired_interval(np.stack(differences))
+    assert found.mean == pytest.approx(0.2, abs=1e-6)
+
+
+def test_a_baselines_verdicts_are_corrected_over_the_table(results: Path) -> None:
+    table = only(results, baseline="rope")
+    cells = [cell for line in table.lines for cell in line.cells.values() if cell.baseline]
+    intervals = [cell.baseline.interval for cell in cells if cell.baseline and cell.baseline.interval]
+    assert [cell.baseline.verdict for cell in cells if cell.baseline] == compared(intervals)
+    assert {cell.length: cell.baseline.verdict for cell in cells if cell.baseline} == {
+        64: "worse",
+        128: "worse",
+        256: "worse",
+        512: "better",
+    }
+
+
+def test_without_a_common_seed_there_is_no_comparison_and_the_table_says_so(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", ROPE, seed=0)
+    add_run(tmp_path, "alibi", ALIBI, seed=1)
+    table = only(tmp_path, baseline="rope")
+    assert any("no seed in common with rope" in note for note in table.notes)
+    add_run(tmp_path, "t5", {1024: 3.0}, seed=0)
+    notes = only(tmp_path, baseline="rope").notes
+    assert any("t5 at 1024: rope has no score at this length" in note for note in notes)
+
+
+def test_a_baseline_that_is_not_there_is_refused_with_the_nearest(results: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'rope'"):
+        build_tables(results, selection=Selection(baseline="rop"))
+
+
+def test_a_baseline_of_several_lines_asks_which(results: Path) -> None:
+    with pytest.raises(UserError, match="--baseline rope may be several lines: rope seed=0, rope seed=1"):
+        build_tables(results, selection=Selection(by=("seed",), baseline="rope"))
+    assert only(results, by=("seed",), baseline="rope seed=1").baseline == "rope seed=1"
+
+
+def test_a_baseline_counts_in_the_tables_that_have_it(results: Path) -> None:
+    add_run(results, "t5", ROPE, data_hash="0ther")
+    assert sorted(
+        table.baseline for table in build_tables(results, selection=Selection(baseline="rope"))
+    ) == [
+        "",
+        "rope",
+    ]
+
+
+# margin
+
+
+def test_the_margin_decides_what_holds(tmp_path: Path) -> None:
+    for seed in range(5):
+        add_run(tmp_path, "rope", {128: 3.0, 256: 3.05}, seed=seed, spread=0.001)
+    assert only(tmp_path).lines[0].cells[256].verdict == "degrades"
+    table = only(tmp_path, margin=0.1)
+    assert table.lines[0].cells[256].verdict == "holds"
+    assert "holds (within 0.1)" in to_markdown([table])
+
+
+def test_verdicts_are_those_of_the_whole_table(results: Path) -> None:
+    table = only(results)
+    cells = [cell for line in table.lines for length, cell in line.cells.items() if length > 128]
+    intervals = [cell.interval for cell in cells if cell.interval]
+    assert len(intervals) == 4
+    assert [cell.verdict for cell in cells] == corrected_verdicts(intervals)
+
+
+# LaTeX
+
+
+def test_latex_is_a_booktabs_table_with_every_sign_escaped(results: Path) -> None:
+    add_run(results, "my_100%&$#{~^\\", ROPE)
+    text = to_latex(build_tables(results))
+    lines = text.splitlines()
+    for word in (
+        r"\begin{table}",
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ):
+        assert lines.count(word) == 1
+    [row] = [line for line in lines if line.startswith("my")]
+    name = r"my\_100\%\&\$\#\{\textasciitilde{}\textasciicircum{}\textbackslash{}"
+    assert row.startswith(f"{name} & 2.900 (+0.200)")
+    columns = next(line for line in lines if line.startswith(r"\begin{tabular}")).split("}{")[1].rstrip("}")
+    [headings] = [line for line in lines if line.startswith("encoding")]
+    assert headings.count(" & ") == row.count(" & ") == len(columns) - 1
+    assert all(line.startswith("%") for line in lines[: lines.index(r"\begin{table}")])
+
+
+# Encodings by the names that tables show
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Runs of an encoding of one's own, in two versions and with options, and of others."""
+    for number, label in enumerate(("root@0cba s=0.25", "root@0cba s=1.0", "root@1111", "root@0cba+logn")):
+        edit_rows(
+            add_run(tmp_path, "root", ROPE, code=str(number)),
+            lambda row, label=label: replace(row, encoding=label, scored_with=label),
+        )
+    add_run(tmp_path, "rope", ROPE)
+    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("encoding=root", {"root@0cba s=0.25", "root@0cba s=1.0", "root@1111"}),
+        ("encoding=root@0cba", {"root@0cba s=0.25", "root@0cba s=1.0"}),
+        ("encoding=root@0cba s=1.0", {"root@0cba s=1.0"}),
+        ("encoding=root+logn,root@1111", {"root@0cba+logn", "root@1111"}),
+        ("encoding=*+logn", {"root@0cba+logn"}),
+        ("encoding!=root", {"root@0cba+logn", "rope", "rope -> yarn factor=auto"}),
+        ("scored_with=yarn", {"rope -> yarn factor=auto"}),
+    ],
+)
+def test_an_encoding_is_chosen_by_its_name_with_or_without_its_code_and_options(
+    own: Path, word: str, expected: set[str]
+) -> None:
+    assert set(labels(only(own, where=where(word)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("encoding=roto", "unknown --where encoding 'roto': did you mean 'root'?"),
+        ("encoding=root,alibbi", "unknown --where encoding 'alibbi': there are: root, root+logn, rope"),
+        ("encoding=root@ffff", "unknown --where encoding 'root@ffff': did you mean 'root'?"),
+        ("scored_with=yarm", "unknown --where scored_with 'yarm': did you mean 'yarn'?"),
+    ],
+)
+def test_an_encoding_that_no_run_has_is_told_with_those_there_are(own: Path, word: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        build_tables(own, selection=Selection(where=where(word)))
+
+
+def test_an_encoding_that_no_run_has_may_be_left_out(own: Path) -> None:
+    assert len(only(own, where=where("encoding!=alibi")).lines) == 6
+
+
+# What may not be lost, or chosen by
+
+
+def test_a_condition_on_what_was_scored_keeps_the_reference(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", ROPE)
+    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
+    table = only(tmp_path, where=where("scored_with=yarn*"))
+    assert labels(table) == ["rope -> yarn factor=auto"]
+    assert table.lines[0].cells[512].change == pytest.approx(0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize("word", ["bits_per_byte<3", "status=ok", "perplexity<9", "peak_memory_mb<500"])
+def test_runs_are_not_chosen_by_their_results(word: str) -> None:
+    with pytest.raises(UserError, match="unknown --where"):
+        parse_condition(word)
+
+
+def test_the_legend_counts_all_verdicts_that_were_corrected_together(results: Path) -> None:
+    text = to_markdown([only(results, where=where("length=512"), baseline="rope")])
+    assert "all 4 of the table" in text
+    assert "all 4 judged together" in text
+
+
+def test_lines_of_other_numbers_of_seeds_are_told_apart(results: Path) -> None:
+    add_run(results, "t5", ROPE)
+    assert any(note.startswith("lines are of 1 to 3 seeds") for note in only(results).notes)
+
+
+def test_a_length_that_only_another_table_has_orders_that_one_alone(results: Path) -> None:
+    add_run(results, "t5", {128: 3.0, 300: 3.0}, data_hash="0ther")
+    first, second = build_tables(results, selection=Selection(sort="300"))
+    assert {first.ranked_at, second.ranked_at} == {300, 512}
+
+
+@pytest.mark.parametrize("damage", ["absent", "bomb", "broken", "deep"])
+def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path, damage: str) -> None:
+    run = next(iter(sorted((rates / "runs").iterdir())))
+    path = run / "config.yaml"
+    if damage == "absent":
+        path.unlink()
+    else:
+        bomb = "a: &a [1]\n" + "".join(f"{two}: &{two} [*{one},*{one}]\n" for one, two in ("ab", "bc", "cd"))
+        path.write_text({"bomb": bomb, "broken": "train: [", "deep": "a: " + "[" * 3000}[damage])
+    tables = build_tables(rates, selection=Selection(where=where("train.lr<0.002")))
+    assert any(f"left out: {run.name}: its config.yaml cannot be read" in note for note in tables[-1].notes)
+    assert labels(tables[0]) == ["alibi", "rope"]
+
+
+# The margin of the runs
+
+
+def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None:
+    for seed, margin in ((0, 0.1), (1, 0.1)):
+        run = add_run(tmp_path, "rope", ROPE, seed=seed)
+        rope = {"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}
+        write_config(run, Config(rope, report=ReportConfig(margin), seed=seed))
+    assert only(tmp_path).margin == 0.1
+    assert only(tmp_path, margin=0.02).margin == 0.02
+    write_config(run, Config(rope, report=ReportConfig(0.2), seed=1))
+    table = only(tmp_path)
+    assert table.margin == 0.01
+    assert any("report.margin, which differ" in note for note in table.notes)
+
+
+def test_the_margin_and_the_failure_of_the_configuration_are_those_of_the_statistics() -> None:
+    assert ReportConfig().margin == MARGIN
+    assert checks.FAILURE == FAILURE
+
+
+def test_a_comparison_of_fewer_seeds_says_of_how_many(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "alibi", ALIBI, seed=seed)
+        add_run(tmp_path, "rope", ROPE if seed == 0 else {128: 2.7, 256: 2.8}, seed=seed)
+    table = only(tmp_path, baseline="rope")
+    assert any(note.startswith("(n=...)") for note in table.notes)
+    [row] = [line for line in to_markdown([table]).splitlines() if line.startswith("| alibi")]
+    assert "(vs rope -1.000 better (n=1))" in row and "worse)" in row
+    frame = to_frame([table])
+    assert frame[frame.encoding == "alibi"].set_index("length").compared_seeds.to_dict() == {
+        64: 1,
+        128: 3,
+        256: 3,
+        512: 1,
+    }
+
+
+def test_two_seeds_are_said_to_know_little_of_how_seeds_differ(tmp_path: Path) -> None:
+    for seed in range(2):
+        add_run(tmp_path, "rope", ROPE, seed=seed)
+    assert any(
+        note.startswith("two seeds: how seeds differ is hardly known") for note in only(tmp_path).notes
+    )
+
+
+def test_scores_that_another_set_of_targets_took_the_place_of_are_named(results: Path) -> None:
+    add_run(results, "rope", {256: 3.0}, seed=0, target_hash="0ther")
+    assert any(note.startswith("not shown: rope at 256") for note in only(results).notes)
+
+
+def test_many_names_in_a_note_are_a_few_and_how_many_more(tmp_path: Path) -> None:
+    for name in "abcdefg":
+        add_run(tmp_path, name, ROPE)
+    for seed in range(3):
+        add_run(tmp_path, "z", ROPE, seed=seed)
+    assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)

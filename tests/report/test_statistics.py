@@ -1,0 +1,325 @@
+"""The interval, the verdict, what is said of context and of a baseline, and the break point."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pe_bench.report.statistics import (
+    CONFIDENCE,
+    Interval,
+    Spread,
+    beats,
+    break_point,
+    compared,
+    corrected_verdicts,
+    is_sensitive,
+    paired_interval,
+    student_interval,
+    uses_context,
+    verdict,
+)
+
+
+def interval(low: float, high: float) -> Interval:
+    return Interval((low + high) / 2, low, high, 3, 30)
+
+
+def symmetric_documents(count: int) -> np.ndarray:
+    """Values without skewness, so that the plain formulas hold exactly."""
+    return np.linspace(-1.0, 1.0, count)
+
+
+def test_one_seed_gives_the_t_interval_over_documents() -> None:
+    differences = symmetric_documents(12)[None, :] + 0.3
+    low, high = stats.t.interval(0.95, 11, 0.3, stats.sem(differences[0]))
+    found = paired_interval(differences)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.3, low, high))
+    assert (found.seeds, found.documents) == (1, 12)
+
+
+def test_one_document_gives_the_t_interval_over_seeds() -> None:
+    differences = np.array([[0.1], [0.4], [0.2]])
+    low, high = stats.t.interval(0.95, 2, differences.mean(), stats.sem(differences[:, 0]))
+    found = paired_interval(differences)
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_a_two_by_two_table_matches_the_sums_by_hand() -> None:
+    # Means of seeds 1 and 4, of documents 2 and 3, residuals +-0.5.
+    differences = np.array([[0.0, 2.0], [4.0, 4.0]])
+    by_seed = 2 * ((1 - 2.5) ** 2 + (4 - 2.5) ** 2)  # 9
+    by_document = 2 * ((2 - 2.5) ** 2 + (3 - 2.5) ** 2)  # 1
+    rest = 4 * 0.5**2  # 1
+    critical = stats.t.ppf(0.975, 1)
+    half = critical * math.sqrt((by_seed + by_document - rest) / 4)
+    found = paired_interval(differences)
+    assert (found.mean, found.high - found.mean) == pytest.approx((2.5, half))
+
+
+def test_a_share_of_the_variance_is_held_to_its_own_degrees_of_freedom() -> None:
+    seeds, documents = np.array([-0.2, 0.0, 0.2]), symmetric_documents(9)
+    differences = seeds[:, None] + documents[None, :]  # no residual
+    by_seed, by_document = 9 * np.var(seeds, ddof=1), 3 * np.var(documents, ddof=1)
+    squares = by_seed * stats.t.ppf(0.975, 2) ** 2 + by_document * stats.t.ppf(0.975, 8) ** 2
+    assert paired_interval(differences).high == pytest.approx(math.sqrt(squares / 27))
+
+
+def test_a_negative_combination_of_variances_cannot_shorten_the_interval() -> None:
+    # Rows and columns that all sum to zero: the residual is everything there is.
+    differences = np.array([[1.0, -1.0, 0.0], [-1.0, 0.0, 1.0], [0.0, 1.0, -1.0]])
+    differences[0] += 0.1
+    found = paired_interval(differences)
+    assert found.high - found.low > 0
+    assert math.isfinite(found.high)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (3, 1), (3, 8), (5, 30)])
+def test_constant_differences_give_an_interval_without_width(shape: tuple[int, int]) -> None:
+    found = paired_interval(np.full(shape, 0.1))
+    assert (found.low, found.high) == pytest.approx((0.1, 0.1), abs=1e-12)
+
+
+def test_one_document_and_one_seed_say_nothing() -> None:
+    found = paired_interval(np.array([[0.5]]))
+    assert (found.mean, found.low, found.high) == (0.5, -math.inf, math.inf)
+    assert verdict(found) == "unclear"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_skewed_documents_move_the_bound_on_their_long_side_alone(sign: int) -> None:
+    skewed = sign * np.array([0.0] * 9 + [1.0])
+    plain = stats.t.ppf(0.975, 9) * stats.sem(skewed)
+    found = paired_interval(skewed[None, :])
+    near, far = (found.mean - found.low, found.high - found.mean)[::sign]
+    assert near == pytest.approx(plain)
+    assert 2 * plain < far < 2.5 * plain
+
+
+def test_skewed_documents_widen_nothing_where_seeds_make_the_difference() -> None:
+    differences = np.array([[-1.0], [0.0], [1.0]]) + 1e-6 * np.array([0.0] * 9 + [1.0])
+    found = paired_interval(differences)
+    assert found.high - found.mean == pytest.approx(found.mean - found.low)
+
+
+@pytest.mark.parametrize("shape", [(1, 12), (3, 1), (3, 12)])
+def test_the_bounds_at_another_level_enclose_those_below_it(shape: tuple[int, int]) -> None:
+    found = paired_interval(np.random.default_rng(0).lognormal(size=shape))
+    bounds = [found.at(confidence) for confidence in (0.5, 0.9, CONFIDENCE, 0.99, 0.9999)]
+    assert bounds[2] == (found.low, found.high)
+    lows, highs = zip(*bounds, strict=True)
+    assert sorted(lows, reverse=True) == list(lows) and sorted(highs) == list(highs)
+    assert len(set(lows)) == len(set(highs)) == 5
+
+
+def test_another_level_gives_the_t_interval_of_that_level() -> None:
+    values = symmetric_documents(12)
+    expected = stats.t.interval(0.999, 11, 0.0, stats.sem(values))
+    assert paired_interval(values[None, :]).at(0.999) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("first", [math.inf, math.nan, -math.inf])
+def test_infinite_bounds_are_the_same_at_every_level(first: float) -> None:
+    broken = paired_interval(np.array([[first, 0.0]]))
+    assert broken.at(0.5) == broken.at(0.999) == (broken.low, broken.high)
+
+
+def test_one_difference_is_unknown_at_every_level() -> None:
+    assert paired_interval(np.array([[0.5]])).at(0.5) == (-math.inf, math.inf)
+
+
+def test_an_interval_without_its_spread_is_known_at_one_level() -> None:
+    assert interval(0.1, 0.2).at(CONFIDENCE) == (0.1, 0.2)
+    with pytest.raises(ValueError, match="not 0.99"):
+        interval(0.1, 0.2).at(0.99)
+
+
+@pytest.mark.parametrize("broken", [math.inf, math.nan])
+def test_one_broken_score_is_a_failure_and_is_not_dropped(broken: float) -> None:
+    differences = np.zeros((3, 30))
+    differences[1, 7] = broken
+    found = paired_interval(differences)
+    assert found.mean == math.inf
+    assert verdict(found) == "fails"
+
+
+def test_a_broken_reference_is_no_improvement() -> None:
+    differences = np.zeros((3, 30))
+    differences[1, 7] = -math.inf
+    assert verdict(paired_interval(differences)) == "unclear"
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
+def test_no_differences_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="seeds, documents"):
+        paired_interval(np.zeros(shape))
+
+
+def test_a_quantile_needs_no_import_of_all_statistics() -> None:
+    program = "import sys, pe_bench.report.statistics; print('scipy.stats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.2501, 0.4, "fails"),
+        (0.25, 0.4, "degrades"),
+        (0.0101, 0.4, "degrades"),
+        (0.01, 0.4, "unclear"),
+        (-0.0099, 0.0099, "holds"),
+        (-0.01, 0.0099, "unclear"),
+        (-0.0099, 0.01, "unclear"),
+        (-0.4, -0.0101, "improves"),
+        (-0.4, -0.01, "unclear"),
+        (-0.4, 0.4, "unclear"),
+        (math.inf, math.inf, "fails"),
+        (math.nan, math.nan, "unclear"),
+    ],
+)
+def test_the_verdict_changes_exactly_at_its_boundaries(low: float, high: float, expected: str) -> None:
+    assert verdict(interval(low, high)) == expected
+
+
+def test_a_wider_margin_turns_a_small_loss_into_holding() -> None:
+    assert verdict(interval(0.02, 0.04)) == "degrades"
+    assert verdict(interval(0.02, 0.04), margin=0.05) == "holds"
+
+
+def estimate(mean: float, standard_error: float) -> Interval:
+    """Over so many documents that the t distribution is the normal one."""
+    spread = Spread(standard_error**2, seed_share=0.0, skewness=0.0)
+    bare = Interval(mean, math.nan, math.nan, 1, 10**6, spread)
+    low, high = bare.at(CONFIDENCE - 1e-12)
+    return replace(bare, low=low, high=high)
+
+
+def standard_errors(confidence: float) -> float:
+    return float(stats.norm.ppf((1 + confidence) / 2))
+
+
+def test_one_verdict_needs_no_correction() -> None:
+    assert corrected_verdicts([interval(0.02, 0.3)]) == ["degrades"]
+    assert corrected_verdicts([]) == []
+
+
+def test_the_first_of_two_verdicts_is_judged_at_half_the_chance_of_error() -> None:
+    limit = 0.01 + 0.1 * standard_errors(1 - 0.05 / 2)
+    unclear = estimate(0.0, 1.0)
+    assert corrected_verdicts([unclear, estimate(limit + 0.001, 0.1)]) == ["unclear", "degrades"]
+    assert corrected_verdicts([unclear, estimate(limit - 0.001, 0.1)]) == ["unclear", "unclear"]
+
+
+def test_a_settled_verdict_leaves_its_place_to_the_others() -> None:
+    weak = estimate(0.01 + 0.1 * standard_errors(0.96), 0.1)
+    settled, unclear = estimate(0.0, 0.0001), estimate(0.0, 1.0)
+    assert verdict(weak) == "degrades"
+    assert corrected_verdicts([weak, settled]) == ["degrades", "holds"]
+    assert corrected_verdicts([weak, unclear]) == ["unclear", "unclear"]
+
+
+def test_the_last_verdict_is_judged_as_if_it_were_alone_and_no_more_boldly() -> None:
+    settled, last = estimate(5.0, 0.01), estimate(0.01 + 0.1 * standard_errors(0.949), 0.1)
+    assert corrected_verdicts([settled, last]) == ["fails", "unclear"]
+
+
+def test_a_failure_that_stands_only_as_a_loss_degrades() -> None:
+    weak = estimate(0.25 + 0.05 * standard_errors(0.955), 0.05)
+    assert verdict(weak) == "fails"
+    assert corrected_verdicts([weak, *[estimate(0.0, 1.0)] * 9]) == ["degrades", *["unclear"] * 9]
+
+
+def test_a_cell_that_degrades_keeps_half_its_place_because_it_may_yet_be_called_failing() -> None:
+    # All ten surely degrade: the lower bound alone can err, in each of them by 5 % / 10.
+    for confidence, expected in ((0.895, "degrades"), (0.905, "fails")):
+        cell = estimate(0.25 + 0.01 * standard_errors(1 - (1 - confidence) / 10), 0.01)
+        assert corrected_verdicts([cell] * 10) == [expected] * 10
+
+
+def test_broken_scores_fail_in_any_table() -> None:
+    broken = paired_interval(np.array([[math.inf, 0.0]]))
+    assert corrected_verdicts([broken, *[estimate(0.0, 1.0)] * 400])[0] == "fails"
+
+
+def test_verdicts_are_corrected_by_the_margin_they_are_given() -> None:
+    assert corrected_verdicts([estimate(0.03, 0.001)] * 3) == ["degrades"] * 3
+    assert corrected_verdicts([estimate(0.03, 0.001)] * 3, margin=0.05) == ["holds"] * 3
+
+
+def test_a_comparison_says_better_same_worse_or_unclear_in_the_order_given() -> None:
+    differences = [estimate(-0.5, 0.01), estimate(0.0, 0.001), estimate(0.5, 0.01), estimate(0.0, 1.0)]
+    assert compared(differences) == ["better", "same", "worse", "unclear"]
+
+
+def test_a_comparison_is_corrected_for_the_number_of_them() -> None:
+    weak = estimate(-0.01 - 0.1 * standard_errors(0.96), 0.1)
+    assert compared([weak]) == ["better"]
+    assert compared([weak, estimate(0.0, 1.0)]) == ["unclear", "unclear"]
+
+
+@pytest.mark.parametrize(
+    ("gain", "swap_gain", "expected"),
+    [
+        ((0.02, 0.1), (0.02, 0.1), "yes"),
+        ((0.001, 0.1), (0.001, 0.1), "yes"),
+        ((-0.1, 0.1), (0.02, 0.1), "unclear"),
+        ((0.02, 0.1), (-0.01, 0.1), "unclear"),
+        ((0.02, 0.1), (-0.1, 0.0099), "no"),
+        ((0.02, 0.1), (0.002, 0.0099), "no"),  # surely some, surely of no use
+        ((0.02, 0.1), (-0.1, 0.01), "unclear"),
+        ((-0.2, -0.1), (0.02, 0.1), "unclear"),
+        ((math.inf, math.inf), (0.02, 0.1), "unclear"),
+        ((0.02, 0.1), (math.inf, math.inf), "unclear"),
+        ((-math.inf, math.inf), (-math.inf, math.inf), "unclear"),
+    ],
+)
+def test_context_is_used_where_both_gains_are_positive(
+    gain: tuple[float, float], swap_gain: tuple[float, float], expected: str
+) -> None:
+    assert uses_context(interval(*gain), interval(*swap_gain)) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.001, 0.1, "yes"),
+        (0.0, 0.1, "unclear"),
+        (-0.1, 0.0099, "no"),
+        (0.002, 0.0099, "no"),
+        (math.inf, math.inf, "unclear"),
+    ],
+)
+def test_a_control_is_beaten_by_a_positive_gain_that_may_be_of_use(
+    low: float, high: float, expected: str
+) -> None:
+    assert beats(interval(low, high)) == expected
+
+
+def test_a_wider_margin_asks_more_of_a_gain() -> None:
+    assert beats(interval(0.01, 0.04), margin=0.05) == "no"
+    assert uses_context(interval(0.1, 0.2), interval(0.01, 0.04), margin=0.05) == "no"
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(0.001, 0.1, True), (0.0, 0.1, False)])
+def test_a_model_is_sensitive_where_its_gain_is_positive(low: float, high: float, expected: bool) -> None:
+    assert is_sensitive(interval(low, high)) == expected
+
+
+def test_the_break_point_is_the_first_failing_length_beyond_the_training_length() -> None:
+    found = {512: "fails", 64: "degrades", 128: "degrades", 192: "unclear", 256: "degrades"}
+    assert break_point(found, 128) == 256
+
+
+def test_losing_context_below_the_training_length_is_no_break() -> None:
+    assert break_point({32: "fails", 64: "degrades", 256: "holds", 512: "unclear"}, 128) is None
+
+
+def test_the_interval_over_seeds_needs_two_of_them() -> None:
+    low, high = student_interval(np.array([1.0, 2.0, 3.0]))
+    assert (low, high) == pytest.approx(stats.t.interval(0.95, 2, 2.0, 1 / math.sqrt(3)))
+    assert student_interval(np.array([1.0])) == (-math.inf, math.inf)

@@ -1,0 +1,45 @@
+"""The words that a user typed stay with the run that they made."""
+
+from pe_bench.runs.commands import VARIABLE, record_command, recorded_commands, remember_command
+
+
+def test_a_command_is_kept_as_it_was_typed_and_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "")
+    remember_command(["train", "-m", "encoding=rope,alibi", "data.path=a folder"])
+    record_command(tmp_path)
+    record_command(tmp_path)
+    remember_command(["eval", "rope-s0", "--with", "yarn factor=4"])
+    record_command(tmp_path)
+    assert recorded_commands(tmp_path) == (
+        "pe-bench train -m encoding=rope,alibi 'data.path=a folder'",
+        "pe-bench eval rope-s0 --with 'yarn factor=4'",
+    )
+
+
+def test_nothing_is_kept_where_no_command_was_typed(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    record_command(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert recorded_commands(tmp_path) == ()
+
+
+def test_a_damaged_file_of_commands_hides_no_run(tmp_path):
+    for text in ("{", '{"a": 1}', "null"):
+        (tmp_path / "commands.json").write_text(text)
+        assert recorded_commands(tmp_path) == ()
+
+
+def test_scoring_the_newest_run_is_kept_with_its_name(tmp_path, monkeypatch):
+    """By and by another run is the newest."""
+    run = tmp_path / "rope-s0-1a2b3c4d"
+    run.mkdir()
+    for words, kept in [
+        (["eval"], "pe-bench eval rope-s0-1a2b3c4d"),
+        (["eval", "--lengths", "512"], "pe-bench eval rope-s0-1a2b3c4d --lengths 512"),
+        (["eval", "rope-s0", "--lengths", "512"], "pe-bench eval rope-s0 --lengths 512"),
+        (["train", "encoding=rope"], "pe-bench train encoding=rope"),
+    ]:
+        monkeypatch.setenv(VARIABLE, "")
+        remember_command(words)
+        record_command(run)
+        assert recorded_commands(run)[-1] == kept

@@ -1,0 +1,95 @@
+"""What is known of how runs were made, and what is not."""
+
+import json
+from dataclasses import replace
+
+from support.results import add_run, edit_rows
+
+from pe_bench.config import compose as composing
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.runs.commands import VARIABLE, record_command, remember_command
+from pe_bench.runs.config_file import write_config
+from pe_bench.runs.provenance import Dataset, Environment, provenance
+
+KNOWN = {"pe_bench": "0.1.0", "git": "", "torch": "2.13.0", "device": "cpu", "threads": 2}
+WHOLE = {**KNOWN, "python": "3.11.2", "platform": "Linux", "processor": "EPYC", "cores": 4}
+
+
+def add_whole_run(results, encoding="rope", words=(), **changes):
+    run = add_run(results, encoding, {128: 2.0, 256: 2.1}, **changes)
+    write_config(run, parse_config(compose([f"encoding={encoding}", *words])))
+    (run / "environment.json").write_text(json.dumps({**WHOLE, "date": "2026-01-02T03:04:05+00:00"}))
+    return run
+
+
+def test_a_run_is_told_with_commands_data_versions_machine_and_date(tmp_path, monkeypatch):
+    run = add_whole_run(tmp_path, words=["train.length=64", "seed=1"], seed=1)
+    monkeypatch.setenv(VARIABLE, "")
+    remember_command(["train", "-m", "encoding=rope", "seed=0,1"])
+    record_command(run)
+    (record,) = provenance(tmp_path, [run.name])
+    assert record.run == run.name and record.missing == "" and record.needs == ()
+    assert record.commands == ("pe-bench train -m encoding=rope seed=0,1",)
+    assert record.repeat == "pe-bench train encoding=rope seed=1 precision=float32 train.length=64"
+    assert record.data == (Dataset("stdlib", "da7a0123456789", "bytes"),)
+    assert record.trained == Environment(
+        pe_bench="0.1.0",
+        torch="2.13.0",
+        python="3.11.2",
+        platform="Linux",
+        processor="EPYC",
+        device="cpu",
+        threads="2",
+    )
+    assert record.scored == (), "rows of the same versions and machine say nothing new"
+    assert record.date == "2026-01-02T03:04:05+00:00"
+
+
+def test_scores_of_another_version_or_machine_are_told_apart(tmp_path):
+    run = add_whole_run(tmp_path)
+    edit_rows(run, lambda row: replace(row, torch="2.14.0", device="H200") if row.length == 256 else row)
+    (record,) = provenance(tmp_path, [run.name])
+    assert [(one.torch, one.device, one.python) for one in record.scored] == [("2.14.0", "H200", "")]
+
+
+def test_what_an_older_version_did_not_keep_is_missing_and_said(tmp_path):
+    run = add_run(tmp_path, "rope", {128: 2.0}, date="2024-01-01")
+    (record,) = provenance(tmp_path, [run.name])
+    assert (record.commands, record.repeat) == ((), "")
+    assert record.missing == "the run has no config.yaml"
+    assert record.trained == Environment() and record.scored[0].torch == "2.13.0"
+    assert record.date == "2024-01-01"
+
+
+def test_damaged_files_hide_nothing_else(tmp_path):
+    run = add_whole_run(tmp_path)
+    for text in ("{", "[1]", "encoding: rope", "encoding: {}", "\0", "encoding: &a [*a]"):
+        (run / "config.yaml").write_text(text)
+        (run / "environment.json").write_text(text)
+        (record,) = provenance(tmp_path, [run.name])
+        assert record.missing == "the run's config.yaml is damaged", text
+        assert record.data[0].hash == "da7a0123456789"
+
+
+def test_records_are_in_the_order_of_names_and_each_once(tmp_path):
+    names = [add_whole_run(tmp_path, name).name for name in ("rope", "alibi")]
+    assert [record.run for record in provenance(tmp_path, [*names, *names])] == sorted(names)
+
+
+def test_what_runs_have_in_common_is_composed_once(tmp_path, monkeypatch):
+    """Composing takes a tenth of a second, and there may be thousands of runs."""
+    runs = [
+        add_whole_run(tmp_path, encoding, seed=seed) for encoding in ("rope", "alibi") for seed in (0, 1, 2)
+    ]
+    composed = []
+    monkeypatch.setattr(composing, "compose", lambda words: composed.append(words) or compose(words))
+    records = provenance(tmp_path, [run.name for run in runs])
+    assert all(record.repeat for record in records)
+    assert len(composed) == len(set(composed)) <= 2
+
+
+def test_the_command_asks_for_the_lengths_that_were_scored_since(tmp_path):
+    run = add_whole_run(tmp_path, words=["eval.lengths=[64,128]"])
+    [record] = provenance(tmp_path, [run.name])
+    assert "'eval.lengths=[64,128,256]'" in record.repeat

@@ -1,0 +1,307 @@
+"""Rows in files, and files gathered."""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import multiprocessing
+import shutil
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from support.results import ROW, add_run
+
+from pe_bench.errors import RunError
+from pe_bench.runs.gather import gather, read_all, read_result, results_file
+from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
+
+
+def folder_contents(results_dir: Path) -> dict[str, bytes]:
+    """The files of the folder itself but the lock."""
+    files = (path for path in results_dir.iterdir() if path.is_file() and path.suffix != ".lock")
+    return {path.name: path.read_bytes() for path in files}
+
+
+def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
+    rows = [
+        replace(ROW, nll=0.1 + 0.2, perplexity=math.inf, bits_per_byte=1e-300, peak_memory_mb=123.4),
+        replace(ROW, length=64, nll=None, perplexity=None, bits_per_byte=None, status="undefined"),
+        replace(ROW, length=32, reason='a "quoted", word\nand a second line', encoding="Ünicode"),
+    ]
+    write_rows(tmp_path / "eval.csv", rows)
+    assert read_rows(tmp_path / "eval.csv") == rows
+
+
+def test_a_stride_comes_back_as_a_whole_number_of_the_same_key(tmp_path: Path) -> None:
+    rows = [replace(ROW, protocol="sliding", stride=32), ROW]
+    write_rows(tmp_path / "eval.csv", rows)
+    found = read_rows(tmp_path / "eval.csv")
+    assert [str(row.stride) for row in found] == ["32", "None"]
+    assert [row.key for row in found] == [row.key for row in rows]
+
+
+def test_a_number_of_numpy_is_written_as_a_number(tmp_path: Path) -> None:
+    write_rows(tmp_path / "eval.csv", [replace(ROW, nll=np.float64(0.1), targets=np.int64(7))])  # pyright: ignore[reportArgumentType]
+    assert read_rows(tmp_path / "eval.csv") == [replace(ROW, nll=0.1, targets=7)]
+
+
+def test_not_a_number_survives_the_file(tmp_path: Path) -> None:
+    write_rows(tmp_path / "eval.csv", [replace(ROW, nll=math.nan)])
+    [row] = read_rows(tmp_path / "eval.csv")
+    assert row.nll is not None
+    assert math.isnan(row.nll)
+
+
+def test_a_second_score_of_the_same_thing_replaces_the_first(tmp_path: Path) -> None:
+    other = replace(ROW, length=256)
+    write_rows(tmp_path / "eval.csv", [ROW, other, replace(ROW, nll=9.0)])
+    assert read_rows(tmp_path / "eval.csv") == [replace(ROW, nll=9.0), other]
+
+
+def test_no_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "eval.csv") == []
+
+
+@pytest.mark.parametrize("change", ["cut", "word", "empty", "binary", "folder"])
+def test_a_damaged_file_is_named(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "eval.csv"
+    write_rows(path, [ROW])
+    text = path.read_text(encoding="utf-8")
+    path.unlink()
+    if change == "folder":
+        path.mkdir()
+    else:
+        damaged = {"cut": text[:-40], "word": text.replace(",250,", ",many,"), "empty": "", "binary": "\xff"}[
+            change
+        ]
+        path.write_bytes(damaged.encode("latin-1"))
+    with pytest.raises(RunError, match=r"eval\.csv is damaged"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [((*COLUMNS, "colour"), "an unknown column colour"), (COLUMNS[:-1], "no column date")],
+)
+def test_the_columns_of_another_version_are_named(
+    tmp_path: Path, columns: tuple[str, ...], named: str
+) -> None:
+    path = tmp_path / "eval.csv"
+    values = {**{name: str(value) for name, value in vars(ROW).items()}, "colour": "red"}
+    path.write_text(",".join(columns) + "\n" + ",".join(values[name] for name in columns) + "\n")
+    with pytest.raises(RunError, match=named):
+        read_rows(path)
+
+
+EDITED = (b"not,a\ntable", b"\x00\xff")
+
+
+def test_an_edited_results_file_is_rebuilt_from_the_runs_and_each_edit_is_kept_and_told(tmp_path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0, 256: 3.0})
+    assert gather(tmp_path).problems == []
+    path = results_file(tmp_path)
+    written = folder_contents(tmp_path)
+    for number, edit in enumerate(EDITED, 1):
+        path.write_bytes(edit)
+        kept = tmp_path / f"results.csv.edited-{number}"
+        assert gather(tmp_path).problems == [
+            f"{path} was edited, and is kept as {kept}: results.csv is made anew from the runs each time"
+        ]
+        written[kept.name] = edit
+        assert folder_contents(tmp_path) == written
+        assert gather(tmp_path).problems == [], "it is told once"
+        assert folder_contents(tmp_path) == written
+
+
+def test_an_edit_is_kept_beside_what_already_has_that_name(tmp_path: Path) -> None:
+    gather(tmp_path)
+    for number in (1, 3):
+        (tmp_path / f"results.csv.edited-{number}").symlink_to("nowhere")
+    results_file(tmp_path).write_bytes(b"mine")
+    gather(tmp_path)
+    assert (tmp_path / "results.csv.edited-2").read_bytes() == b"mine"
+
+
+def test_an_edited_results_file_is_kept_whatever_the_runs_say_by_then(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0})
+    gather(tmp_path)
+    results_file(tmp_path).write_bytes(b"mine")
+    add_run(tmp_path, "alibi", {128: 3.0})
+    assert len(gather(tmp_path).problems) == 1
+    assert (tmp_path / "results.csv.edited-1").read_bytes() == b"mine"
+    assert len(read_rows(results_file(tmp_path))) == 2
+
+
+@pytest.mark.parametrize("change", ["deleted", "emptied", "as an older version left it", "sum emptied"])
+def test_what_holds_no_edit_is_made_anew_without_a_word(tmp_path: Path, change: str) -> None:
+    add_run(tmp_path, "rope", {128: 2.0})
+    gather(tmp_path)
+    before = folder_contents(tmp_path)
+    path, sums = results_file(tmp_path), tmp_path / "results.csv.sha256"
+    if change == "deleted":
+        path.unlink()
+    elif change == "emptied":
+        path.write_bytes(b"")
+    elif change == "sum emptied":
+        sums.write_bytes(b"")
+    else:
+        sums.unlink()
+        path.write_text("an,older,table\n")
+    assert gather(tmp_path).problems == []
+    assert folder_contents(tmp_path) == before
+
+
+def test_the_sum_beside_the_results_is_one_that_sha256sum_checks(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0})
+    gather(tmp_path)
+    digest = hashlib.sha256(results_file(tmp_path).read_bytes()).hexdigest()
+    assert (tmp_path / "results.csv.sha256").read_text() == f"{digest}  results.csv\n"
+    if shutil.which("sha256sum"):
+        check = ["sha256sum", "--strict", "-c", "results.csv.sha256"]
+        assert subprocess.run(check, cwd=tmp_path, capture_output=True).returncode == 0
+
+
+def dies_in_gathering(results_dir: Path, moment: int) -> bool:
+    """Odd: before a rename; even: after it. What it was writing stays as after a kill."""
+    # Here alone: it loads PyTorch, which the processes that this module spawns have no use for.
+    from support.crashing import DIED, begin_child, die_at_rename, end_of
+
+    child = begin_child(lambda: die_at_rename(moment, lambda: gather(results_dir)))
+    return end_of(child) == DIED
+
+
+MOMENTS = range(1, 9)  # the last of them is after the end of a gathering, also of one that keeps an edit
+
+
+@pytest.mark.parametrize("edit", [None, b"mine"], ids=["unedited", "edited"])
+def test_a_gathering_killed_at_any_moment_and_repeated_ends_as_one_that_was_not(tmp_path, edit) -> None:
+    ends, died = [], []
+    for moment in (*MOMENTS, None):
+        folder = tmp_path / str(moment)
+        add_run(folder, "rope", {128: 2.0})
+        gather(folder)
+        if edit:
+            results_file(folder).write_bytes(edit)
+        add_run(folder, "alibi", {128: 3.0})
+        died.append(moment is not None and dies_in_gathering(folder, moment))
+        problems = gather(folder).problems
+        assert problems == [] or edit
+        ends.append(folder_contents(folder))
+    assert all(died[:-3]) and not died[-1]
+    assert all(end == ends[-1] for end in ends)
+    assert ends[-1].get("results.csv.edited-1") == edit
+
+
+def test_gatherings_killed_one_after_the_other_leave_nothing_that_looks_like_an_edit(tmp_path) -> None:
+    for first, second in itertools.product(MOMENTS[:6:2], repeat=2):
+        folder = tmp_path / f"{first}-{second}"
+        add_run(folder, "rope", {128: 2.0})
+        gather(folder)
+        for encoding, moment in (("alibi", first), ("nope", second)):
+            add_run(folder, encoding, {128: 3.0})
+            assert dies_in_gathering(folder, moment)
+        assert gather(folder).problems == []
+        assert sorted(folder_contents(folder)) == ["results.csv", "results.csv.sha256"]
+        assert len((folder / "results.csv.sha256").read_text().splitlines()) == 1
+
+
+def test_gathering_orders_rows_by_run_and_length(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {1024: 4.0, 128: 2.0})
+    add_run(tmp_path, "alibi", {128: 3.0})
+    gather(tmp_path)
+    found = [(row.encoding, row.length) for row in read_rows(results_file(tmp_path))]
+    assert found == [("alibi", 128), ("rope", 128), ("rope", 1024)]
+
+
+def test_a_run_that_is_not_finished_is_left_out(tmp_path: Path) -> None:
+    (add_run(tmp_path, "rope", {128: 2.0}) / "result.json").unlink()
+    assert read_all(tmp_path).rows == []
+
+
+def test_one_damaged_run_is_named_and_hides_no_other(tmp_path: Path) -> None:
+    bad = add_run(tmp_path, "rope", {128: 2.0})
+    add_run(tmp_path, "alibi", {128: 3.0})
+    (bad / "eval.csv").write_text("run,encoding\n")
+    found = gather(tmp_path)
+    assert [row.encoding for row in found.rows] == ["alibi"]
+    assert len(found.problems) == 1
+    assert str(bad) in found.problems[0]
+    assert read_rows(results_file(tmp_path)) == found.rows
+
+
+def test_gathering_without_any_run_leaves_an_empty_table(tmp_path: Path) -> None:
+    assert gather(tmp_path / "new").rows == []
+    assert read_rows(results_file(tmp_path / "new")) == []
+
+
+def _add_and_gather(results_dir: Path, process: int, count: int) -> None:
+    for index in range(count):
+        add_run(results_dir, f"encoding{process}{index}", {128: 2.0, 256: 3.0})
+        gather(results_dir)
+
+
+def test_processes_that_gather_at_once_lose_no_row(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_add_and_gather, args=(tmp_path, index, 5)) for index in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    rows = read_rows(results_file(tmp_path))
+    assert len(rows) == 3 * 5 * 2
+    assert rows == read_all(tmp_path).rows
+    assert not list(tmp_path.rglob(".partial-*"))
+
+
+def test_gathering_waits_for_its_turn_and_reads_only_then(tmp_path: Path) -> None:
+    with FileLock(tmp_path / "results.csv.lock"):
+        thread = threading.Thread(target=gather, args=(tmp_path,))
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        add_run(tmp_path, "rope", {128: 2.0})
+    thread.join(10)
+    assert len(read_rows(results_file(tmp_path))) == 1
+
+
+def test_a_thousand_runs_are_read_in_seconds(tmp_path: Path) -> None:
+    for index in range(1000):
+        run = tmp_path / "runs" / f"rope-s{index}"
+        run.mkdir(parents=True)
+        (run / "result.json").write_text("{}")
+    write_rows(tmp_path / "eval.csv", [replace(ROW, length=length) for length in range(1, 9)])
+    text = (tmp_path / "eval.csv").read_text(encoding="utf-8")
+    for run in (tmp_path / "runs").iterdir():
+        (run / "eval.csv").write_text(text.replace(ROW.run, run.name), encoding="utf-8")
+    start = time.process_time()
+    assert len(read_all(tmp_path).rows) == 8000
+    assert time.process_time() - start < 5
+
+
+def test_every_column_is_of_a_type_that_can_be_read_back() -> None:
+    assert {str(field.type) for field in dataclasses.fields(ROW)} == {
+        *("<class 'str'>", "<class 'int'>", "<class 'float'>", "float | None", "int | None")
+    }
+
+
+def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
+    assert read_result(tmp_path) is None
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(RunError, match=r"result\.json is damaged"):
+        read_result(tmp_path)
+    (tmp_path / "result.json").write_text("[]")
+    with pytest.raises(RunError, match=r"result\.json is damaged"):
+        read_result(tmp_path)
+
+
+def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 2.0})
+    run.rename(run.with_name("renamed"))
+    assert [row.run for row in read_all(tmp_path).rows] == ["renamed"]

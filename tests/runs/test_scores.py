@@ -1,0 +1,131 @@
+"""From the NLLs of single targets to the numbers of a row."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pe_bench.errors import RunError
+from pe_bench.runs.scores import (
+    Scores,
+    load_scores,
+    mean_over_documents,
+    mean_over_tokens,
+    save_scores,
+    score_path,
+)
+
+LOG2 = math.log(2)
+
+
+def unequal() -> Scores:
+    """Document 7: targets of 1, 2 and 3 bits, 2 bytes each. Document 3: one of 8 bits and 1 byte."""
+    nll = np.array([1, 2, 8, 3], np.float32) * np.float32(LOG2)
+    return Scores(nll, np.array([7, 7, 3, 7]), np.array([2, 2, 1, 2]))
+
+
+def test_documents_count_the_same_however_many_targets_they_gave() -> None:
+    level = mean_over_documents(unequal())
+    assert level.nll == pytest.approx((2 + 8) / 2 * LOG2)
+    assert level.perplexity == pytest.approx(2**5)
+    assert level.bits_per_byte == pytest.approx((6 / 6 + 8 / 1) / 2)
+
+
+def test_tokens_count_the_same_in_the_papers_mean() -> None:
+    level = mean_over_tokens(unequal())
+    assert level.nll == pytest.approx(14 / 4 * LOG2)
+    assert level.bits_per_byte == pytest.approx(14 / 7)
+
+
+def test_bits_of_documents_come_in_rising_order_of_documents() -> None:
+    documents, bits = unequal().by_document()
+    assert documents.tolist() == [3, 7]
+    assert bits == pytest.approx([8.0, 1.0])
+
+
+def test_documents_without_bytes_are_left_out_of_the_bits_per_byte() -> None:
+    scores = Scores(
+        np.array([1, 2, 8], np.float32) * np.float32(LOG2), np.array([0, 1, 2]), np.array([1, 0, 2])
+    )
+    assert scores.by_document()[0].tolist() == [0, 2]
+    level = mean_over_documents(scores)
+    assert level.bits_per_byte == pytest.approx((1 / 1 + 8 / 2) / 2)
+    assert level.nll == pytest.approx((1 + 2 + 8) / 3 * LOG2)
+
+
+@pytest.mark.parametrize("mean", [mean_over_tokens, mean_over_documents])
+def test_without_any_byte_there_are_no_bits_per_byte(mean) -> None:
+    level = mean(Scores(np.array([1, 2], np.float32), np.array([0, 1]), np.array([0, 0])))
+    assert math.isnan(level.bits_per_byte)
+    assert level.nll == pytest.approx(1.5)
+
+
+def test_sums_do_not_lose_what_float32_would() -> None:
+    count = 1_000_000
+    nll = np.full(count, 1 / 3, np.float32)
+    scores = Scores(nll, np.zeros(count, np.int64), np.ones(count, np.int64))
+    for mean in (mean_over_tokens, mean_over_documents):
+        assert mean(scores).nll == pytest.approx(float(np.float32(1 / 3)), rel=1e-12)
+
+
+@pytest.mark.parametrize("mean", [mean_over_tokens, mean_over_documents])
+def test_a_broken_down_score_is_seen_in_every_number(mean) -> None:
+    infinite = Scores(np.array([1, math.inf], np.float32), np.array([0, 1]), np.array([1, 1]))
+    assert set(vars(mean(infinite)).values()) == {math.inf}
+    unknown = Scores(np.array([1, math.nan], np.float32), np.array([0, 1]), np.array([1, 1]))
+    assert all(math.isnan(value) for value in vars(mean(unknown)).values())
+
+
+def test_a_perplexity_beyond_floats_is_infinite() -> None:
+    scores = Scores(np.array([800], np.float32), np.array([0]), np.array([1]))
+    assert mean_over_tokens(scores).perplexity == math.inf
+
+
+def test_scores_come_back_exactly(tmp_path: Path) -> None:
+    path = score_path(tmp_path, "paired", 128, "none", "abc")
+    save_scores(path, unequal())
+    found = load_scores(path)
+    for name, value in vars(unequal()).items():
+        assert getattr(found, name).dtype == value.dtype
+        assert np.array_equal(getattr(found, name), value)
+
+
+def test_each_row_has_a_file_of_its_own(tmp_path: Path) -> None:
+    paths = {
+        score_path(tmp_path, "paired", 128, "none", "abc"),
+        score_path(tmp_path, "sliding", 128, "none", "abc"),
+        score_path(tmp_path, "paired", 64, "none", "abc"),
+        score_path(tmp_path, "paired", 128, "swap", "abc"),
+        score_path(tmp_path, "paired", 128, "none", "abd"),
+        score_path(tmp_path, "paired", 128, "none", "abc", score_dtype="bfloat16"),
+    }
+    paths |= {score_path(tmp_path, "sliding", 128, "none", "abc", stride=stride) for stride in (32, 64)}
+    for name in ("yarn", "yarn factor=4", "my/own.py:Yarn"):
+        paths.add(score_path(tmp_path, "paired", 128, "none", "abc", scored_with=name))
+    assert len(paths) == 11
+    assert {path.parent for path in paths} == {tmp_path / "scores"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, None])
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "one.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RunError, match=r"one\.safetensors is (missing|damaged)"):
+        load_scores(path)
+
+
+def test_a_cut_file_is_named(tmp_path: Path) -> None:
+    path = score_path(tmp_path, "paired", 128, "none", "abc")
+    save_scores(path, unequal())
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(RunError, match="is damaged"):
+        load_scores(path)
+
+
+def test_tensors_of_unequal_lengths_are_refused(tmp_path: Path) -> None:
+    path = score_path(tmp_path, "paired", 128, "none", "abc")
+    save_scores(path, Scores(np.zeros(3, np.float32), np.zeros(2, np.int64), np.zeros(3, np.int64)))
+    with pytest.raises(RunError, match="shapes"):
+        load_scores(path)

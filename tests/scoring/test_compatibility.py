@@ -1,0 +1,163 @@
+"""Which trained weights may be scored with which encoding: the catalogue's table against the classes."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pe_bench.config.compose import compose
+from pe_bench.config.groups import config_dir, names_in
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import Config
+from pe_bench.encodings.identity import first_name
+from pe_bench.encodings.load import find_class, options_of
+from pe_bench.scoring.compatibility import followers, refusal
+
+NAMES = names_in("encoding", [])
+MODIFIERS = names_in("modifier", [])
+
+# The catalogue's section 3, line by line: trained with, may be evaluated with.
+LENGTHENED = frozenset(
+    {
+        *("rope_pi", "rope_ntk", "rope_dynamic_ntk", "rope_ntk_by_parts", "yarn", "llama3", "longrope"),
+        *("rerope", "leaky_rerope", "self_extend", "lm_infinite", "streaming", "sliding_window"),
+        *("logn", "temperature", "nope"),
+    }
+)
+ITSELF = ("alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "shaw")
+WHITELIST = {
+    **dict.fromkeys(("rope", "partial_rope", "p_rope"), LENGTHENED),
+    "sinusoidal": {"sliding_window", "logn"},
+    "learned": {"sliding_window"},
+    "nope": {"temperature", "logn", "sliding_window"},
+    **dict.fromkeys((*ITSELF, "transformer_xl", "deberta"), frozenset({"sliding_window", "temperature"})),
+}
+# With other options: ids / s, clamp and interpolate, slope_scale, random and even and arange.
+CHANGES = {
+    "sinusoidal": {"factor=4.0"},
+    "learned": {"overflow=clamp", "overflow=interpolate"},
+    "alibi": {"slope_scale=0.5"},
+    "randomized": {"scored_with=arange", "scored_with=even"},
+}
+# Modifiers of a trained model that leave the meaning of its weights as it is; the others have made them learn
+# other positions (randomized, pose, shape, cape, bipe) or have parameters of their own (ssmax).
+NEUTRAL = {"logn", "sliding_window", "temperature"}
+
+
+@cache
+def config(name: str, *words: str) -> Config:
+    return parse_config(compose([f"encoding={name}", *words]))
+
+
+def modifiers_of(encoding: dict[str, Any]) -> dict[str, Any]:
+    return encoding.get("modifiers") or {}
+
+
+def scored_with(trained: dict[str, Any], name: str) -> dict[str, Any]:
+    """A modifier on top of what was trained, any other encoding in the place of its base."""
+    asked, kept = config(name).encoding, modifiers_of(trained)
+    if name in MODIFIERS:
+        return {**trained, "modifiers": {**kept, **modifiers_of(asked)}}
+    return {**asked, "modifiers": kept}
+
+
+def allowed(trained: str, name: str) -> bool:
+    """By the table above; what was trained with itself is no question."""
+    before = config(trained).encoding
+    base, kept = first_name(before), set(modifiers_of(before))
+    if name == base or name in kept:
+        return True
+    return name in WHITELIST.get(base, set()) and kept <= NEUTRAL
+
+
+@pytest.mark.parametrize("trained", NAMES)
+def test_what_may_follow_is_the_catalogues_table(trained: str) -> None:
+    before = config(trained).encoding
+    may = {name for name in NAMES if refusal(before, scored_with(before, name)) is None}
+    assert may == {name for name in NAMES if allowed(trained, name)}
+
+
+def test_the_table_is_about_every_encoding_that_there_is() -> None:
+    assert set(WHITELIST) | {name for names in WHITELIST.values() for name in names} <= set(NAMES)
+    assert set(CHANGES) <= set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [(name, word) for name in CHANGES for word in sorted(CHANGES[name])]
+)
+def test_an_option_that_the_catalogue_names_may_change_after_training(name: str, word: str) -> None:
+    place = f"encoding.modifiers.{name}" if name in MODIFIERS else "encoding"
+    assert refusal(config(name).encoding, config(name, f"{place}.{word}").encoding) is None
+
+
+def test_no_other_option_may_change_after_training() -> None:
+    """Whether a class says so of an option that the table has not."""
+    found = {}
+    for name in NAMES:
+        encoding = config(name).encoding
+        part = modifiers_of(encoding).get(name, encoding)
+        if find_class(part["class"]).may_change:
+            found[name] = set(find_class(part["class"]).may_change)
+    assert found == {name: {word.partition("=")[0] for word in words} for name, words in CHANGES.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declarations_name_encodings_and_options_that_there_are(name: str) -> None:
+    encoding = config(name).encoding
+    for part in (encoding, *modifiers_of(encoding).values()):
+        declared = find_class(part["class"])
+        assert declared.may_follow <= set(NAMES)
+        assert declared.may_change <= set(part)
+        assert declared.window_factor is None or part[declared.window_factor] is None
+
+
+def test_every_encoding_is_known_by_the_name_of_its_file() -> None:
+    for name in NAMES:
+        encoding = config(name).encoding
+        assert first_name(modifiers_of(encoding).get(name, encoding)) == name
+
+
+def test_a_changed_option_is_refused_with_both_values() -> None:
+    reason = refusal(config("rope").encoding, config("rope", "encoding.base=500").encoding)
+    assert reason == (
+        "this run was trained with rope at base=10000.0, not 500.0, and that may not change after training "
+        "(none of its options may)"
+    )
+    reason = refusal(config("alibi").encoding, {**config("alibi").encoding, "n_heads": 2})
+    assert reason is not None and reason.endswith("(only slope_scale may)")
+
+
+def test_modifiers_that_made_other_weights_are_named() -> None:
+    reason = refusal(config("pose").encoding, scored_with(config("pose").encoding, "yarn"))
+    assert reason == (
+        "this run was trained with rope and pose, and nothing but pose's own options may change after "
+        "that (none of its options may)"
+    )
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "learned", "irope"])
+def test_followers_are_those_that_name_it(name: str) -> None:
+    assert set(followers(name)) == WHITELIST.get(name, set())
+
+
+def test_what_a_class_implies_is_an_option_of_what_follows_it() -> None:
+    """p_rope and partial_rope mean two things by a fraction, and a scaling can be either."""
+    implied = {
+        name: find_class(config(name).encoding["class"]).implied(config(name).encoding) for name in NAMES
+    }
+    assert {name for name in NAMES if implied[name]} == {"p_rope"}, "of the features it is the default"
+    whole = config("p_rope", "encoding.fraction=1.0").encoding
+    assert not find_class(whole["class"]).implied(whole), "of all of them it means nothing"
+    scalings = [name for name in LENGTHENED if name in NAMES and name not in (*MODIFIERS, "nope")]
+    for name in scalings:
+        assert {"fraction", "fraction_of", "base", "layout"} <= set(options_of(with_factors(name)))
+
+
+def with_factors(name: str) -> dict[str, Any]:
+    encoding = config(name).encoding
+    example = find_class(encoding["class"]).example(encoding)
+    return {**encoding, **example}
+
+
+def test_the_shipped_folder_is_what_is_tested() -> None:
+    assert len(NAMES) == len(list((config_dir() / "encoding").glob("*.yaml"))) > 50

@@ -1,0 +1,246 @@
+"""The controls: what a model is kept from, and that nothing else changes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.numbered_text import SPLIT, blocks_of
+from support.scoring import BLOCK, EVAL, SIZE, TRAIN_LENGTH, data_of, scored, subject_of
+from torch import Tensor
+
+from pe_bench.config.schema import EvalConfig
+from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
+from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.lm_infinite import LMInfinite
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.rope import RoPE
+from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.streaming import Streaming
+from pe_bench.errors import UserError
+from pe_bench.runs.rows import Row
+from pe_bench.runs.scores import load_scores, score_path
+from pe_bench.scoring.controls import control_plans, controlled_lengths, donors, is_windowed, swap_control
+from pe_bench.scoring.evaluate import Subject
+from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.protocols import inputs, with_donors
+from pe_bench.scoring.targets import TargetBlocks
+
+CONTROLLED = replace(EVAL, controls="all")
+LENGTH = 24  # three times the training length
+
+
+def by_control(rows: list[Row], length: int = LENGTH) -> dict[str, Row]:
+    return {row.control: row for row in rows if row.length == length}
+
+
+def nll(subject: Subject, row: Row) -> np.ndarray:
+    return load_scores(score_path(subject.run, "paired", row.length, row.control, row.target_hash)).nll
+
+
+# swap: which tokens
+
+
+@pytest.mark.parametrize("length", [17, 20, 32])
+def test_swap_replaces_what_is_further_than_the_training_length_before_the_first_target(length: int) -> None:
+    blocks, train_length = blocks_of(), 12
+    plan = swap_control(blocks, length, train_length)
+    own = inputs(SPLIT, plan.windows)
+    fed = with_donors(SPLIT, plan.windows, own)
+    first_target = length - 4  # its place in the window
+    distance = first_target - torch.arange(length)
+    for row, (window, donor) in enumerate(zip(plan.windows, donors(blocks), strict=True)):
+        assert torch.equal(fed[row] == own[row], distance <= train_length)
+        other = int(blocks.document[donor])
+        assert other != window.document
+        # The donor's tokens are as far from its block as the text's own would be.
+        ends = int(blocks.end[donor])
+        wanted = 1_000 * other + torch.arange(ends - length, ends)
+        assert torch.equal(fed[row][distance > train_length], wanted[distance > train_length])
+
+
+def test_donors_follow_from_the_targets_alone_and_are_other_documents() -> None:
+    document = np.array([4, 4, 4, 1, 1, 7])
+    blocks = TargetBlocks(document, np.arange(6), 32, 4, "hash")
+    assert donors(blocks).tolist() == [3, 4, 3, 5, 5, 0]
+    assert (document[donors(blocks)] != document).all()
+
+
+def test_every_length_takes_the_same_donors() -> None:
+    blocks = blocks_of()
+    short, long = swap_control(blocks, 20, 12), swap_control(blocks, 32, 12)
+    for one, other in zip(short.windows, long.windows, strict=True):
+        assert one.donor == other.donor
+        # Both begin as far before the donor's block as their own windows do before theirs.
+        assert one.donor_start - one.start == other.donor_start - other.start
+
+
+# swap: scores
+
+
+def test_swap_costs_nothing_where_the_far_context_is_not_seen(tmp_path: Path) -> None:
+    # Two layers of a window of 4 see 7 tokens in all: never beyond the training length of 8.
+    subject = subject_of(tmp_path / "run", SlidingWindow(4))
+    rows = by_control(scored(subject, CONTROLLED))
+    assert np.array_equal(nll(subject, rows["swap"]), nll(subject, rows["none"]))
+
+
+def test_swap_changes_scores_where_it_is_seen_and_scores_the_same_targets(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run")
+    rows = by_control(scored(subject, CONTROLLED))
+    assert not np.allclose(nll(subject, rows["swap"]), nll(subject, rows["none"]), atol=1e-3)
+    for name in ("target_hash", "targets", "documents", "context_mean"):
+        assert len({getattr(row, name) for row in rows.values()}) == 1
+    assert rows["swap"].reason == ""
+
+
+class IdsOfTokens(PositionalEncoding):
+    """Position ids that the text decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[Tensor, Tensor]] = []
+
+    def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
+        return tokens.cumsum(-1)
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        self.given.append((ids, tokens))
+        return x
+
+
+def test_swap_keeps_the_position_ids_of_the_text(tmp_path: Path) -> None:
+    encoding = IdsOfTokens()
+    scored(subject_of(tmp_path / "run", encoding), replace(CONTROLLED, lengths=[LENGTH], batch_tokens=10_000))
+    plain, _, swapped = [pair for pair in encoding.given if pair[0].shape[-1] == LENGTH]
+    assert torch.equal(plain[0], swapped[0])
+    assert not torch.equal(plain[1], swapped[1])
+
+
+def test_swap_needs_a_second_document(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run", data=data_of(60))
+    row = by_control(scored(subject, CONTROLLED))["swap"]
+    assert (row.status, row.nll) == ("too_few_documents", None)
+    assert "one document" in row.reason
+
+
+# window
+
+
+def test_window_scores_as_if_every_layer_saw_the_training_length(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run")
+    limited = subject_of(tmp_path / "limited", Layers([RoPE(SIZE.d_head)]))
+    modifiers: dict[str, PositionalEncoding] = {"window": Layers([SlidingWindow(TRAIN_LENGTH)])}
+    limited.model.encoding = Composition(Layers([RoPE(SIZE.d_head)]), modifiers, SIZE.n_layers)
+    control = by_control(scored(subject, CONTROLLED))["window"]
+    wanted = by_control(scored(limited))["none"]
+    assert np.allclose(nll(subject, control), nll(limited, wanted), atol=1e-5)
+    assert not np.allclose(control.nll or 0, by_control(scored(subject))["none"].nll or 0, atol=1e-3)
+
+
+def test_window_says_how_far_information_travels_all_the_same(tmp_path: Path) -> None:
+    row = by_control(scored(subject_of(tmp_path / "run"), CONTROLLED))["window"]
+    assert row.status == "ok"
+    assert "2 layers sees 8 tokens, so information travels up to 15" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("encoding", "length", "windowed"),
+    [
+        (NoPE(), 64, False),
+        (SlidingWindow(8), 64, True),
+        (SlidingWindow(64), 64, False),  # sees all of it
+        (SlidingWindow(63), 64, True),
+        (Streaming(8, cache=16, sinks=2), 64, True),
+        (LMInfinite(8, window=16, global_tokens=2), 64, True),
+        (RoPE(8), 64, False),
+    ],
+)
+def test_an_encoding_is_windowed_where_every_layer_hides_some_token(
+    encoding: LayerEncoding, length: int, windowed: bool
+) -> None:
+    assert is_windowed(Composition(Layers([encoding]), {}, 2), 2, length) is windowed
+
+
+def test_one_layer_that_sees_everything_makes_it_not_windowed() -> None:
+    class Alternating(PositionalEncoding):
+        def layer(self, number: int) -> LayerEncoding:
+            return SlidingWindow(4) if number % 2 else NoPE()
+
+    assert not is_windowed(Composition(Alternating(), {}, 2), 2, 64)
+
+
+def test_window_is_not_scored_for_an_encoding_that_has_one(tmp_path: Path) -> None:
+    rows = by_control(scored(subject_of(tmp_path / "run", SlidingWindow(6)), CONTROLLED))
+    assert (rows["window"].status, rows["window"].nll) == ("undefined", None)
+    assert "windowed itself" in rows["window"].reason
+    assert rows["swap"].status == "ok"
+
+
+# Which lengths
+
+
+@pytest.mark.parametrize(
+    ("controls", "lengths", "wanted"),
+    [
+        ("auto", [4, 8, 12, 16, 32, 64, 128], [16, 128]),
+        ("auto", [8, 16, 32], [16]),
+        ("auto", [8, 24, 40], [40]),  # neither twice nor 16 times: the longest
+        ("auto", [4, 8], []),
+        ("auto", [8, 12], []),  # no token is further than 8 before the first of 4 targets
+        ("all", [4, 8, 12, 13, 16, 64], [13, 16, 64]),
+        ("none", [8, 16, 128], []),
+    ],
+)
+def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length(
+    controls: str, lengths: list[int], wanted: list[int]
+) -> None:
+    evaluation = EvalConfig(controls=controls)  # pyright: ignore[reportArgumentType]
+    assert controlled_lengths(evaluation, lengths, train_length=8, target_tokens=4) == wanted
+
+
+def test_each_set_of_targets_has_controls_of_its_own(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run")
+    evaluation = replace(EVAL, controls="auto", lengths=[16, 40], max_length=20)
+    found = [(length, plan.control) for length, plan in make_plans(subject.config, evaluation, subject.data)]
+    one_set = [(8, "none"), (16, "none"), (16, "window"), (16, "swap")]
+    assert found == [*one_set, (8, "none"), (40, "none"), (40, "window"), (40, "swap")]
+
+
+def test_controls_are_of_one_set_of_targets() -> None:
+    plans = list(control_plans(EvalConfig(), blocks_of(), [8, 16, 32], train_length=8))
+    assert {plan.target_hash for _, plan in plans} == {blocks_of().hash}
+
+
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
+def test_other_protocols_have_no_controls(tmp_path: Path, protocol: str) -> None:
+    subject = subject_of(tmp_path / "run")
+    evaluation = replace(EVAL, controls="auto", protocol=protocol)
+    assert {row.control for row in scored(subject, evaluation)} == {"none"}
+
+
+# Repeating
+
+
+def test_controls_are_scored_once_and_told(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run")
+    told: list[tuple[str, int, float]] = []
+    first = scored(subject, CONTROLLED, lambda *what: told.append(what))
+    assert {what for what, _, _ in told} == {"paired", "window control", "swap control"}
+    told.clear()
+    assert scored(subject, CONTROLLED, lambda *what: told.append(what)) == first
+    assert told == []
+
+
+def test_controls_of_another_protocol_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+    from pe_bench.config.checks import check_config
+    from pe_bench.config.schema import Config, TrainConfig
+
+    config = Config(
+        {"name": "rope", "class": "pe_bench.encodings.rope:RoPE"},
+        train=TrainConfig(length=TRAIN_LENGTH, batch_tokens=16),
+        eval=replace(EVAL, controls="all", protocol="sliding", target_tokens=BLOCK),
+    )
+    with pytest.raises(UserError, match="controls=all .*protocol=sliding"):
+        check_config(config)

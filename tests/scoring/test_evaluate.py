@@ -1,0 +1,614 @@
+"""Scores: they are what a plain computation says, and what is asked for is what is scored."""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.scoring import (
+    BLOCK,
+    EVAL,
+    SIZE,
+    TRAIN_LENGTH,
+    VOCABULARY,
+    Hungry,
+    bytes_of,
+    data_of,
+    fed,
+    scored,
+    subject_of,
+)
+from torch import Tensor
+
+from pe_bench.config.schema import Config, DataConfig, EvalConfig, TokenizerConfig, TrainConfig
+from pe_bench.data.packed import load_data
+from pe_bench.encodings.learned import Learned
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.randomized import Randomized, ScoredWith
+from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.rope_pi import RopePI
+from pe_bench.errors import UserError
+from pe_bench.model.decoder import Decoder
+from pe_bench.runs.rows import read_rows
+from pe_bench.runs.scores import load_scores, score_path
+from pe_bench.scoring.evaluate import Subject
+from pe_bench.scoring.plans import make_plans, shortages
+
+torch.set_num_threads(1)
+
+
+# What 130 tokens come to of the documents that are longer than 24: two whole, and of one the rest.
+SCORED_TOKENS = {0: 130 - 45 - 31, 2: 45, 3: 31}
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    return subject_of(tmp_path / "run")
+
+
+# The truth, from the definitions, one target at a time
+
+
+def context_starts(subject: Subject, evaluation: EvalConfig, length: int) -> list[tuple[int, int, int]]:
+    """(document, place of the target, place where its context begins)."""
+    [plan] = [plan for asked, plan in make_plans(subject.config, evaluation, subject.data) if asked == length]
+    if evaluation.protocol == "paired":
+        ends = [(window.document, window.start + window.size) for window in plan.windows]
+        return [(d, end - BLOCK + k, end - length) for d, end in ends for k in range(BLOCK)]
+    found = []
+    for document in dict.fromkeys(window.document for window in plan.windows):
+        for place in range(1, SCORED_TOKENS[document]):
+            if evaluation.protocol == "nonoverlapping":
+                start = (place - 1) // length * length
+            else:
+                stride = evaluation.stride or length // 2
+                strides = max(0, math.ceil((place - length) / stride))
+                start = min(length + strides * stride, SCORED_TOKENS[document] - 1) - length
+            found.append((document, place, start))
+    return found
+
+
+def naive_nll(model: Decoder, context: np.ndarray, target: int) -> float:
+    """In float64, from a forward pass over the target's own context alone."""
+    tokens = torch.from_numpy(context.astype(np.int64))[None]
+    hidden = model.hidden(tokens, model.encoding.ids(tokens, train=False, generator=None))[0, -1]
+    weight = model.embedding.weight if model.head is None else model.head.weight
+    return -float((weight @ hidden).log_softmax(-1)[target])
+
+
+@torch.no_grad()
+def naive(subject: Subject, evaluation: EvalConfig, length: int) -> tuple[np.ndarray, float, float]:
+    """NLLs, nats per token and bits per byte."""
+    model = copy.deepcopy(subject.model).double()
+    places = context_starts(subject, evaluation, length)
+    nll, sizes, documents = [], [], []
+    for index, place, start in places:
+        document = subject.data.validation.document(index)
+        nll.append(naive_nll(model, document[start:place], int(document[place])))
+        sizes.append(bytes_of(int(document[place])))
+        documents.append(index)
+    one, size, document = np.array(nll), np.array(sizes), np.array(documents)
+    if evaluation.protocol == "paired":
+        each = [document == index for index in set(documents)]
+        bits = np.mean([one[mine].sum() / math.log(2) / size[mine].sum() for mine in each])
+        return one, float(np.mean([one[mine].mean() for mine in each])), float(bits)
+    return one, float(one.mean()), float(one.sum() / math.log(2) / size.sum())
+
+
+PROTOCOLS = {
+    "paired": EVAL,
+    "nonoverlapping": replace(EVAL, protocol="nonoverlapping"),
+    "sliding": replace(EVAL, protocol="sliding", stride=5),
+    "sliding by half": replace(EVAL, protocol="sliding"),
+}
+every_protocol = pytest.mark.parametrize("evaluation", PROTOCOLS.values(), ids=PROTOCOLS.keys())
+
+
+@every_protocol
+def test_scores_equal_a_separate_forward_pass_for_each_target(
+    subject: Subject, evaluation: EvalConfig
+) -> None:
+    rows = scored(subject, evaluation)
+    assert [row.length for row in rows] == [8, 12, 24]
+    for row in rows:
+        nll, mean, bits_per_byte = naive(subject, evaluation, row.length)
+        scores = load_scores(
+            score_path(subject.run, row.protocol, row.length, "none", row.target_hash, stride=row.stride)
+        )
+        assert np.allclose(scores.nll, nll, rtol=0, atol=2e-5)
+        assert row.targets == len(nll)
+        assert row.nll == pytest.approx(mean, abs=1e-5)
+        assert row.perplexity == pytest.approx(math.exp(mean), rel=1e-5)
+        assert row.bits_per_byte == pytest.approx(bits_per_byte, abs=1e-5)
+
+
+def test_documents_of_unequal_shares_count_the_same_when_paired(subject: Subject) -> None:
+    """The data of these tests can tell a mean over documents from one over tokens."""
+    [row] = scored(subject, replace(EVAL, lengths=[8], max_length=24))
+    scores = load_scores(score_path(subject.run, "paired", 8, "none", row.target_hash))
+    shares = np.unique(scores.document, return_counts=True)[1]
+    assert len(set(shares.tolist())) > 1
+    assert row.documents == len(shares) == 3, "one document is too short"
+    assert abs(float(scores.nll.mean()) - (row.nll or 0)) > 1e-3
+
+
+def test_untied_heads_are_scored_with_their_own_weights(subject: Subject) -> None:
+    size = replace(SIZE, tie_embeddings=False)
+    model = Decoder(size, VOCABULARY, subject.model.encoding, torch.Generator().manual_seed(2)).eval()
+    untied = replace(subject, model=model)
+    [row] = scored(untied, replace(EVAL, lengths=[8]))
+    assert row.nll == pytest.approx(naive(untied, replace(EVAL, lengths=[8]), 8)[1], abs=1e-5)
+
+
+@every_protocol
+def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation: EvalConfig) -> None:
+    together = scored(subject_of(tmp_path / "together"), replace(evaluation, batch_tokens=10_000))
+    single = scored(subject_of(tmp_path / "single"), replace(evaluation, batch_tokens=1))
+    for one, other in zip(together, single, strict=True):
+        assert one.nll == pytest.approx(other.nll, abs=1e-6)
+        assert one.target_hash == other.target_hash
+
+
+@pytest.mark.parametrize("length", [8, 24, 40])
+def test_paired_windows_that_are_fed_really_have_the_length(subject: Subject, length: int) -> None:
+    shapes = fed(subject)
+    scored(subject, replace(EVAL, lengths=[length], max_length=40))
+    assert sum(batch for batch, columns in shapes if columns == length) == EVAL.targets
+    assert {columns for _, columns in shapes} == {length, TRAIN_LENGTH}
+
+
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
+def test_window_protocols_feed_the_length_and_a_shorter_rest(subject: Subject, protocol: str) -> None:
+    shapes = fed(subject)
+    [_, row] = scored(subject, replace(EVAL, protocol=protocol, lengths=[24]))  # type: ignore[arg-type]
+    fed_at_24 = [columns for _, columns in shapes if columns > TRAIN_LENGTH]
+    assert max(fed_at_24) == 24
+    assert protocol == "nonoverlapping" or set(fed_at_24) == {24}
+    assert row.length == 24
+
+
+def test_batches_are_no_larger_than_asked_for(subject: Subject) -> None:
+    shapes = fed(subject)
+    scored(subject, replace(EVAL, batch_tokens=50))
+    assert all(batch * columns <= 50 for batch, columns in shapes)
+    assert max(batch for batch, _ in shapes) == 50 // 8
+
+
+def test_targets_are_the_same_for_every_training_seed_and_follow_their_own(subject: Subject) -> None:
+    def hashes(training: int, evaluation: EvalConfig) -> set[str]:
+        config = replace(subject.config, seed=training)
+        return {plan.target_hash for _, plan in make_plans(config, evaluation, subject.data)}
+
+    assert len(hashes(0, EVAL)) == 1
+    assert hashes(0, EVAL) == hashes(1, EVAL)
+    assert hashes(0, replace(EVAL, seed=9)) != hashes(0, EVAL)
+    assert hashes(0, replace(EVAL, targets=6)) != hashes(0, EVAL)
+    assert hashes(0, replace(EVAL, target_tokens=2)) != hashes(0, EVAL)
+    assert hashes(0, replace(EVAL, max_length=25)) != hashes(0, EVAL)
+
+
+# Which lengths
+
+
+def lengths_by_targets(subject: Subject, evaluation: EvalConfig) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for length, plan in make_plans(subject.config, evaluation, subject.data):
+        found.setdefault(plan.target_hash, []).append(length)
+    return found
+
+
+@every_protocol
+def test_the_training_length_is_always_scored_on_the_same_targets(
+    subject: Subject, evaluation: EvalConfig
+) -> None:
+    found = lengths_by_targets(subject, replace(evaluation, lengths=[24, 12]))
+    assert list(found.values()) == [[8, 12, 24]]
+
+
+@every_protocol
+def test_longer_lengths_have_targets_of_their_own_and_the_training_length_on_them(
+    subject: Subject, evaluation: EvalConfig
+) -> None:
+    found = lengths_by_targets(subject, replace(evaluation, lengths=[12, 30, 40], max_length=20))
+    assert list(found.values()) == [[8, 12], [8, 30, 40]]
+
+
+@every_protocol
+def test_a_longest_length_below_that_of_training_still_includes_it(
+    subject: Subject, evaluation: EvalConfig
+) -> None:
+    """Else there would be nothing to compare the shorter lengths with."""
+    found = lengths_by_targets(subject, replace(evaluation, lengths=[8], max_length=6, target_tokens=2))
+    assert list(found.values()) == [[8]]
+    shorter = lengths_by_targets(subject, replace(evaluation, lengths=[4, 6], max_length=6, target_tokens=2))
+    assert list(shorter.values()) == [[4, 6, 8]]
+
+
+def test_default_lengths_go_from_a_quarter_to_sixteen_times_the_training_length() -> None:
+    subject_config = Config({"name": "mine"}, train=TrainConfig(length=32, batch_tokens=32))
+    plans = make_plans(subject_config, EvalConfig(targets=2), data_of(600, 700))
+    uncontrolled = [length for length, plan in plans if plan.control == "none"]
+    assert uncontrolled == [8, 16, 32, 48, 64, 128, 256, 512]
+    assert {window.targets for _, plan in plans for window in plan.windows} == {4}
+
+
+def test_both_sets_of_targets_have_rows(subject: Subject) -> None:
+    rows = scored(subject, replace(EVAL, lengths=[12, 30], max_length=20))
+    assert [row.length for row in rows] == [8, 12, 8, 30]
+    first, second = rows[0], rows[2]
+    assert first.target_hash != second.target_hash
+    assert first.nll != second.nll
+    assert read_rows(subject.run / "eval.csv") == sorted(rows, key=lambda row: row.order)
+
+
+def test_a_length_that_no_document_reaches_is_refused_before_anything_is_scored(subject: Subject) -> None:
+    shapes = fed(subject)
+    with pytest.raises(UserError, match="61 .*the longest has 60"):
+        scored(subject, replace(EVAL, lengths=[8, 61]))
+    assert shapes == []
+    assert not (subject.run / "eval.csv").exists()
+
+
+# Lengths that cannot be scored
+
+
+def test_a_length_without_meaning_has_its_reason_and_no_number_and_others_go_on(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
+    rows = {
+        row.length: row for row in scored(subject, replace(EVAL, lengths=[6, 12, 13, 24], target_tokens=2))
+    }
+    for length in (6, 8, 12):
+        assert rows[length].status == "ok"
+        assert rows[length].reason == ""
+        assert rows[length].nll is not None
+    for length in (13, 24):
+        row = rows[length]
+        assert row.status == "undefined"
+        assert "max_position=12 rows" in row.reason
+        assert row.nll is row.perplexity is row.bits_per_byte is row.peak_memory_mb is None
+        assert not score_path(subject.run, "paired", length, "none", row.target_hash).exists()
+    assert read_rows(subject.run / "eval.csv") == list(rows.values())
+
+
+def test_a_length_without_meaning_is_not_tried_again(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
+    first = scored(subject)
+    shapes = fed(subject)
+    assert scored(subject) == first
+    assert shapes == []
+
+
+def processor_is_full() -> Exception:
+    """What PyTorch raises when it asks for 128 terabytes."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**45)
+    return caught.value
+
+
+NO_MEMORY = {
+    "gpu": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nMore lines"),
+    "processor": processor_is_full,
+    "python": MemoryError,
+}
+
+
+@pytest.mark.parametrize("error", NO_MEMORY.values(), ids=NO_MEMORY.keys())
+def test_a_length_without_memory_says_so_and_is_tried_again(
+    tmp_path: Path, error: Callable[[], Exception]
+) -> None:
+    hungry = Hungry()
+    subject = subject_of(tmp_path / "run", hungry)
+    hungry.error = error()
+    rows = scored(subject)
+    assert [row.status for row in rows] == ["ok", "out_of_memory", "out_of_memory"]
+    for row in rows[1:]:
+        assert row.nll is row.perplexity is row.bits_per_byte is row.peak_memory_mb is None
+        assert row.reason
+        assert "\n" not in row.reason
+    assert read_rows(subject.run / "eval.csv") == rows
+    hungry.error = None
+    shapes = fed(subject)
+    again = scored(subject)
+    assert [(row.status, row.reason) for row in again] == [("ok", "")] * 3
+    assert again[0] == rows[0]
+    assert {columns for _, columns in shapes} == {12, 24}, "what was scored is not scored again"
+    assert read_rows(subject.run / "eval.csv") == again
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
+def test_an_error_of_the_code_is_not_taken_for_a_result(tmp_path: Path, error: Exception) -> None:
+    hungry = Hungry()
+    subject = subject_of(tmp_path / "run", hungry)
+    hungry.error = error
+    with pytest.raises(type(error)):
+        scored(subject)
+    assert [row.length for row in read_rows(subject.run / "eval.csv")] == [8], "what was scored is kept"
+
+
+class Wasteful(NoPE):
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if k.shape[-2] == 12:
+            torch.ones(100 * 2**18)  # 100 megabytes
+        return q, k
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count")
+def test_the_peak_of_memory_is_that_of_its_own_length(tmp_path: Path) -> None:
+    peak = {row.length: row.peak_memory_mb or 0 for row in scored(subject_of(tmp_path / "run", Wasteful()))}
+    assert peak[12] - peak[8] > 50
+    assert peak[12] - peak[24] > 50
+
+
+# Repeating
+
+
+@every_protocol
+def test_repeating_scores_nothing_again(subject: Subject, evaluation: EvalConfig) -> None:
+    first = scored(subject, evaluation)
+    before = (subject.run / "eval.csv").read_bytes()
+    shapes = fed(subject)
+    assert scored(subject, evaluation) == first
+    assert shapes == []
+    assert (subject.run / "eval.csv").read_bytes() == before
+
+
+def test_a_missing_file_of_scores_is_made_again(subject: Subject) -> None:
+    first = scored(subject)
+    lost = score_path(subject.run, "paired", 12, "none", first[1].target_hash)
+    before = load_scores(lost)
+    lost.unlink()
+    shapes = fed(subject)
+    again = scored(subject)
+    assert [row.nll for row in again] == [row.nll for row in first]
+    assert {columns for _, columns in shapes} == {12}
+    assert np.array_equal(load_scores(lost).nll, before.nll)
+
+
+def test_more_lengths_are_added_to_what_is_there(subject: Subject) -> None:
+    first = scored(subject, replace(EVAL, lengths=[8, 24]))
+    shapes = fed(subject)
+    second = scored(subject, replace(EVAL, lengths=[12]))
+    assert [row.length for row in second] == [8, 12]
+    assert second[0] == first[0]
+    assert {columns for _, columns in shapes} == {12}
+    assert [row.length for row in read_rows(subject.run / "eval.csv")] == [8, 12, 24]
+
+
+def test_protocols_stand_beside_each_other(subject: Subject) -> None:
+    for evaluation in (EVAL, PROTOCOLS["nonoverlapping"], PROTOCOLS["sliding"]):
+        scored(subject, evaluation)
+    rows = read_rows(subject.run / "eval.csv")
+    assert [row.protocol for row in rows] == ["nonoverlapping"] * 3 + ["paired"] * 3 + ["sliding"] * 3
+
+
+def test_another_stride_is_scored_anew(subject: Subject) -> None:
+    """Its targets are the same; what they see is not."""
+    half = scored(subject, PROTOCOLS["sliding by half"])
+    shapes = fed(subject)
+    other = scored(subject, PROTOCOLS["sliding"])
+    assert shapes
+    assert [row.target_hash for row in half] == [row.target_hash for row in other]
+    for row, before in zip(other, half, strict=True):
+        assert row.nll == pytest.approx(naive(subject, PROTOCOLS["sliding"], row.length)[1], abs=1e-5)
+        assert row.nll != before.nll
+        assert row.context_mean != before.context_mean
+    assert set(read_rows(subject.run / "eval.csv")) == {*half, *other}
+
+
+def test_what_is_scored_stays_when_the_rest_is_interrupted(subject: Subject) -> None:
+    def stop(protocol: str, length: int, share: float) -> None:
+        if length == 24 and share > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scored(subject, replace(EVAL, batch_tokens=24), stop)
+    assert [row.length for row in read_rows(subject.run / "eval.csv")] == [8, 12]
+    shapes = fed(subject)
+    assert [row.status for row in scored(subject)] == ["ok"] * 3
+    assert {columns for _, columns in shapes} == {24}
+
+
+# Rows
+
+
+def test_rows_survive_their_file_exactly(subject: Subject) -> None:
+    rows = scored(subject)
+    assert read_rows(subject.run / "eval.csv") == rows
+
+
+def test_rows_say_what_was_scored(subject: Subject) -> None:
+    row = scored(subject)[1]
+    assert (row.run, row.encoding, row.scored_with) == ("run", "mine option=2", "mine option=2")
+    assert (row.seed, row.model, row.setting) == (5, "tiny", "5e7710")
+    assert (row.train_length, row.length, row.protocol, row.control) == (8, 12, "paired", "none")
+    assert (row.targets, row.documents) == (7 * BLOCK, 3)
+    assert row.context_mean == 12 - BLOCK + (BLOCK - 1) / 2
+    assert (row.data, row.data_hash, row.tokenizer) == ("files", "da7a0123", "odd")
+    assert row.parameters == sum(weight.numel() for weight in subject.model.parameters())
+    assert (row.steps, row.train_tokens, row.tokens_per_second) == (3, 48, 1234.6)
+    assert (row.device, row.train_dtype, row.score_dtype, row.threads) == ("cpu", "bfloat16", "float32", 1)
+    assert row.torch == torch.__version__
+    assert row.peak_memory_mb is not None
+    assert row.peak_memory_mb > 1
+
+
+def test_scores_are_kept_with_the_document_and_the_bytes_of_every_target(subject: Subject) -> None:
+    row = scored(subject)[0]
+    scores = load_scores(score_path(subject.run, "paired", 8, "none", row.target_hash))
+    places = context_starts(subject, EVAL, 8)
+    documents = [subject.data.validation.document(document) for document, _, _ in places]
+    tokens = [int(tokens[place]) for tokens, (_, place, _) in zip(documents, places, strict=True)]
+    assert scores.document.tolist() == [document for document, _, _ in places]
+    assert scores.bytes.tolist() == [bytes_of(token) for token in tokens]
+    assert scores.nll.dtype == np.float32
+
+
+def test_bits_per_byte_count_the_bytes_of_the_text_and_not_its_tokens(tmp_path: Path) -> None:
+    """With a trained tokenizer: the text of a token in its vocabulary is as long as its bytes."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(10):
+        words = generator.choice(["alpha", "beta", "gamma", "delta", "epsilon", "zeta"], 200)
+        (folder / f"{number}.txt").write_text(" ".join(words))
+    data = load_data(
+        DataConfig(name="files", source="files", path=str(folder), validation_fraction=0.3),
+        TokenizerConfig("bpe", vocab_size=290),
+        str(tmp_path / "cache"),
+    )
+    [saved] = (tmp_path / "cache").glob("*/tokenizer.json")
+    vocabulary = json.loads(saved.read_text())["model"]["vocab"]
+    size = {number: len(text) for text, number in vocabulary.items()}
+    subject = subject_of(tmp_path / "run", data=data)
+    [row] = scored(subject, replace(EVAL, lengths=[8], protocol="nonoverlapping", tokens=10_000))
+    scores = load_scores(score_path(subject.run, "nonoverlapping", 8, "none", row.target_hash))
+    documents = dict.fromkeys(scores.document.tolist())
+    wanted = [size[int(token)] for d in documents for token in data.validation.document(d)[1:]]
+    assert scores.bytes.tolist() == wanted
+    assert np.mean(wanted) > 1.5
+    bits = float(scores.nll.astype(np.float64).sum()) / math.log(2) / sum(wanted)
+    assert row.bits_per_byte == pytest.approx(bits, rel=1e-9)
+    assert row.perplexity == math.exp(row.nll or 0)
+
+
+# Precision
+
+
+COARSE = replace(EVAL, precision="bfloat16")
+
+
+def test_scores_are_float32_whatever_the_training_unless_another_precision_is_asked_for(
+    subject: Subject,
+) -> None:
+    types: list[torch.dtype] = []
+    subject.model.blocks[0].register_forward_hook(lambda _, given, out: types.append(out.dtype))
+    linear = subject.model.get_submodule("blocks.0.feedforward.down")
+    linear.register_forward_hook(lambda _, given, out: types.append(out.dtype))
+    assert {row.score_dtype for row in scored(subject)} == {"float32"}
+    assert set(types) == {torch.float32}
+    types.clear()
+    assert {row.score_dtype for row in scored(subject, COARSE)} == {"bfloat16"}
+    assert torch.bfloat16 in types
+
+
+@every_protocol
+def test_coarse_scores_stand_beside_the_exact_ones_and_are_near_them(
+    subject: Subject, evaluation: EvalConfig
+) -> None:
+    exact = scored(subject, evaluation)
+    coarse = scored(subject, replace(evaluation, precision="bfloat16"))
+    for row, other in zip(exact, coarse, strict=True):
+        assert row.key != other.key
+        assert row.target_hash == other.target_hash
+        assert row.nll != other.nll
+        assert row.nll == pytest.approx(other.nll, abs=0.05)
+    assert len(list((subject.run / "scores").iterdir())) == 2 * len(exact)
+    shapes = fed(subject)
+    assert scored(subject, evaluation) == exact
+    assert scored(subject, replace(evaluation, precision="bfloat16")) == coarse
+    assert shapes == [], "neither takes the place of the other"
+    rows = read_rows(subject.run / "eval.csv")
+    assert [row.score_dtype for row in rows] == ["float32", "bfloat16"] * len(exact)
+
+
+# Position ids
+
+
+class Recorded(Randomized):
+    def __init__(self, scored_with: ScoredWith = "random") -> None:
+        super().__init__(max_position=64, scored_with=scored_with)
+        self.drawn: list[Tensor] = []
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        self.drawn.append(ids)
+        return x + ids.unsqueeze(-1) / 64
+
+
+def test_drawn_ids_are_the_same_for_every_batch_and_every_call(tmp_path: Path) -> None:
+    found = []
+    for name, batch_tokens in (("one", 24), ("two", 10_000)):
+        encoding = Recorded()
+        rows = scored(subject_of(tmp_path / name, encoding), replace(EVAL, batch_tokens=batch_tokens))
+        drawn = {len(ids): ids for ids in encoding.drawn}
+        assert all(torch.equal(ids, drawn[len(ids)]) for ids in encoding.drawn)
+        assert len(encoding.drawn) > 3 or name == "two"
+        assert not torch.equal(drawn[24], torch.arange(24)), "they are drawn as in training"
+        found.append((drawn, rows))
+    (first, rows), (second, others) = found
+    assert all(torch.equal(first[length], second[length]) for length in (8, 12, 24))
+    for one, other in zip(rows, others, strict=True):
+        assert one.nll == pytest.approx(other.nll, abs=1e-6)
+
+
+def test_ids_are_those_of_scoring_where_training_has_others(tmp_path: Path) -> None:
+    encoding = Recorded("arange")
+    scored(subject_of(tmp_path / "run", encoding))
+    assert [ids for ids in encoding.drawn if not torch.equal(ids, torch.arange(len(ids)))] == []
+
+
+def test_another_seed_of_scoring_draws_other_ids(tmp_path: Path) -> None:
+    drawn = []
+    for seed in (0, 1):
+        encoding = Recorded()
+        scored(subject_of(tmp_path / str(seed), encoding), replace(EVAL, lengths=[8], seed=seed))
+        drawn.append(encoding.drawn[0])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+# What it is told, and what it is given
+
+
+def test_progress_is_told_of_every_length_from_nothing_to_all(subject: Subject) -> None:
+    told: list[tuple[str, int, float]] = []
+    scored(subject, EVAL, lambda *what: told.append(what))
+    assert {protocol for protocol, _, _ in told} == {"paired"}
+    assert list(dict.fromkeys(length for _, length, _ in told)) == [8, 12, 24]
+    for length in (8, 12, 24):
+        shares = [share for _, asked, share in told if asked == length]
+        assert shares == sorted(shares)
+        assert (shares[0], shares[-1]) == (0, 1)
+
+
+def test_scoring_leaves_no_trace_in_the_model(subject: Subject) -> None:
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    scored(subject)
+    assert all(torch.equal(value, before[name]) for name, value in subject.model.state_dict().items())
+    assert all(weight.grad is None for weight in subject.model.parameters())
+
+
+# Fewer targets than were asked for
+
+
+def test_too_few_documents_for_all_targets_are_told_with_how_many_there_are(subject: Subject) -> None:
+    """Of 60, 20, 45 and 31 tokens three documents reach 31, with room for 8 + 4 + 1 blocks of four."""
+    evaluation = replace(EVAL, max_length=31, targets=20)
+    [line] = shortages(subject.config, evaluation, make_plans(subject.config, evaluation, subject.data))
+    assert line.startswith("too few documents: 3 reach 31 tokens, with room for 13 of eval.targets=20")
+
+
+def test_enough_documents_need_no_word(subject: Subject) -> None:
+    assert shortages(subject.config, EVAL, make_plans(subject.config, EVAL, subject.data)) == []
+
+
+def test_each_set_of_targets_tells_its_own_shortage(subject: Subject) -> None:
+    evaluation = replace(EVAL, lengths=[12, 45], max_length=20, targets=25)
+    plans = make_plans(subject.config, evaluation, subject.data)
+    lines = shortages(subject.config, evaluation, plans)
+    assert [line.split(" tokens")[0] for line in lines] == [
+        "too few documents: 4 reach 20",
+        "too few documents: 2 reach 45",
+    ]
+
+
+def test_rows_of_an_encoding_that_reads_the_length_say_so(tmp_path: Path) -> None:
+    told = scored(subject_of(tmp_path / "told", RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH)))
+    assert {row.reason for row in told} == {"the encoding is told the length of the text"}
+    fixed = scored(subject_of(tmp_path / "fixed", RopePI(SIZE.d_head, TRAIN_LENGTH, factor=3.0)))
+    assert {row.reason for row in fixed} == {""}

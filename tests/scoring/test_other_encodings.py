@@ -1,0 +1,559 @@
+"""`pe-bench eval --with`: trained weights under other encodings, through the command."""
+
+import hashlib
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import Command, Outcome, only_run, tiny_words
+
+from pe_bench.cli.completion import complete_with
+from pe_bench.config.schema import EvalConfig
+from pe_bench.encodings.load import build_encoding
+from pe_bench.errors import UserError
+from pe_bench.runs.config_file import read_config
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_with
+from pe_bench.scoring.with_option import read_specs
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def evaluate(command: Command, folder: Path) -> Command:
+    """`pe-bench eval` at the lengths of the tiny runs."""
+    return lambda *words: command("eval", "--results-dir", str(folder / "results"), *words)
+
+
+def rows_of(folder: Path, control: str = "none") -> list[Row]:
+    return [row for row in read_rows(only_run(folder) / "eval.csv") if row.control == control]
+
+
+def levels(folder: Path) -> dict[tuple[str, int], float | None]:
+    return {(row.scored_with, row.length): row.nll for row in rows_of(folder)}
+
+
+def labels(folder: Path) -> list[str]:
+    return sorted({row.scored_with for row in rows_of(folder)})
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def encoded(outcome: Outcome) -> list[str]:
+    """What stands in the table, line by line."""
+    return [match[1] for match in re.finditer(r"^(\S.*?)  +bits/byte", outcome.out, re.MULTILINE)]
+
+
+# Curves
+
+
+def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(begin, evaluate, folder):
+    begin("encoding=rope")
+    outcome = evaluate("--lengths", "32", "--with", "yarn")
+    assert outcome.code == 0, outcome.err
+    assert sorted(encoded(outcome)) == ["rope", "rope -> yarn factor=4.0", "rope -> yarn factor=auto"]
+    assert labels(folder) == ["rope", "yarn factor=4.0", "yarn factor=auto"]
+    assert {row.encoding for row in rows_of(folder)} == {"rope"}
+    assert len({row.target_hash for row in rows_of(folder)}) == 1
+    assert {row.length for row in rows_of(folder) if row.scored_with != "rope"} == {16, 32}
+
+
+def test_factor_auto_is_the_plain_run_at_the_training_length_and_fixed_is_not(begin, evaluate, folder):
+    begin("encoding=rope")
+    evaluate("--lengths", "32", "--with", "rope_pi")
+    nll = levels(folder)
+    assert nll["rope_pi factor=auto", 16] == nll["rope", 16]
+    assert nll["rope_pi factor=4.0", 16] != nll["rope", 16]
+    assert len({nll[label, 32] for label in labels(folder)}) == 3
+
+
+def test_one_of_the_two_curves_can_be_asked_for(begin, evaluate, folder):
+    begin("encoding=rope")
+    assert evaluate("--with", "yarn factor=fixed", "--with", "rope_ntk factor=auto").code == 0
+    assert labels(folder) == ["rope", "rope_ntk factor=auto", "yarn factor=4.0"]
+    assert evaluate("--with", "rope_pi factor=null").code == 0, "null is the window's, as in training"
+    assert "rope_pi factor=auto" in labels(folder) and "rope_pi factor=4.0" not in labels(folder)
+
+
+def test_fixed_is_the_same_as_its_number(begin, evaluate, folder):
+    begin("encoding=rope")
+    evaluate("--with", "yarn")
+    before = (only_run(folder) / "eval.csv").read_text()
+    evaluate("--with", "yarn factor=4")
+    assert (only_run(folder) / "eval.csv").read_text() == before
+
+
+def test_fixed_follows_the_longest_text_that_is_scored(begin, evaluate, folder):
+    begin("encoding=rope")
+    evaluate("--lengths", "32,128", "--with", "yarn factor=fixed")
+    assert "yarn factor=8.0" in labels(folder)
+    assert {row.length for row in rows_of(folder) if row.scored_with == "yarn factor=8.0"} == {16, 32, 128}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (EvalConfig(), 16),
+        (EvalConfig(lengths=[32]), 16),
+        (EvalConfig(max_length=256), 16),
+        (EvalConfig(max_length=256, lengths=[512]), 4),
+        (EvalConfig(max_length=256, lengths=[64]), 2),
+        (EvalConfig(max_length=64, lengths=[64]), 1),
+        (EvalConfig(max_length=256, lengths=[4096]), 32),
+    ],
+)
+def test_fixed_factor_is_the_longest_length_over_that_of_training(asked, expected):
+    assert fixed_factor(asked, 128) == expected
+
+
+def test_scores_are_those_of_the_trained_weights_in_that_encoding(begin, evaluate, folder):
+    """The same numbers as a run of the scaling with the same weights, which are put there by hand."""
+    begin("encoding=rope", "encoding.base=500")
+    run = only_run(folder)
+    evaluate("--lengths", "32", "--with", "yarn factor=4 beta_fast=16")
+    mine = {row.length: row for row in rows_of(folder) if row.scored_with != row.encoding}
+    assert {row.scored_with for row in mine.values()} == {"yarn factor=4.0 base=500.0 beta_fast=16.0"}
+    shutil.move(run, folder / "rope")
+    options = [f"encoding.{word}" for word in ("base=500", "factor=4", "beta_fast=16")]
+    begin("encoding=yarn", *options)
+    other = only_run(folder)
+    shutil.rmtree(other / "checkpoints")
+    shutil.copytree(folder / "rope" / "checkpoints", other / "checkpoints")
+    (other / "eval.csv").unlink()
+    assert evaluate("--lengths", "32").code == 0
+    for row in rows_of(folder):
+        assert (row.nll, row.target_hash) == (mine[row.length].nll, mine[row.length].target_hash)
+
+
+# What carries over, and what changes on the disk
+
+
+def test_options_that_both_have_take_the_trained_value_unless_given(begin, evaluate, folder):
+    begin("encoding=rope", "encoding.base=500", "encoding.layout=interleaved")
+    evaluate("--with", "yarn factor=2", "--with", "rope_pi base=100 factor=2")
+    assert labels(folder) == [
+        "rope base=500.0 layout=interleaved",
+        "rope_pi factor=2.0 base=100.0 layout=interleaved",
+        "yarn factor=2.0 base=500.0 layout=interleaved",
+    ]
+
+
+@pytest.mark.parametrize(("trained", "meaning"), [("partial_rope", "features"), ("p_rope", "frequencies")])
+def test_a_fraction_means_what_it_meant_in_training(begin, evaluate, folder, trained, meaning):
+    begin(f"encoding={trained}", "encoding.fraction=0.5")
+    outcome = evaluate("--lengths", "32", "--with", "rope_pi,lm_infinite")
+    assert outcome.code == 0, outcome.err
+    spelled = "" if meaning == "features" else " fraction_of=frequencies"
+    assert f"rope_pi factor=auto fraction=0.5{spelled}" in labels(folder)
+    nll = levels(folder)
+    own = next(label for label in labels(folder) if label.startswith(trained))
+    for label in labels(folder):
+        if "factor=4.0" not in label:  # within the training length all others are the trained encoding
+            assert nll[label, 16] == pytest.approx(nll[own, 16], abs=1e-5)
+
+
+def test_nothing_else_of_the_run_changes_on_the_disk(begin, evaluate, folder):
+    begin("encoding=rope")
+    run = only_run(folder)
+    before = hashes(run)
+    assert evaluate("--with", "yarn,nope,sliding_window,logn").code == 0
+    after = hashes(run)
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed <= {"eval.csv", "commands.json"} and set(before) <= set(after)
+    assert all(name.startswith("scores/") for name in set(after) - set(before))
+
+
+def test_repeating_the_command_scores_only_what_is_missing(begin, evaluate, folder):
+    begin("encoding=rope")
+    evaluate("--lengths", "32", "--with", "yarn")
+    times = {path: path.stat().st_mtime_ns for path in (only_run(folder) / "scores").iterdir()}
+    outcome = evaluate("--lengths", "32,64", "--with", "yarn")
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    assert "yarn factor=auto: paired, length 64 scored" in outcome.err
+    assert "yarn factor=auto: paired, length 32 scored" not in outcome.err
+
+
+def test_scores_of_each_encoding_have_a_file_of_their_own(begin, evaluate, folder):
+    begin("encoding=rope")
+    evaluate("--with", "yarn,nope,rope_pi")
+    found = {path.name for path in (only_run(folder) / "scores").glob("paired-32-none-*")}
+    assert len(found) == 6
+
+
+# Modifiers and own options
+
+
+def test_a_modifier_goes_on_top_of_the_run_s_own_encoding(begin, evaluate, folder):
+    begin("encoding=alibi")
+    outcome = evaluate("--with", "sliding_window", "--with", "+temperature factor=1.5")
+    assert outcome.code == 0, outcome.err
+    assert labels(folder) == ["alibi", "alibi+sliding_window", "alibi+temperature temperature.factor=1.5"]
+    nll = levels(folder)
+    assert nll["alibi+sliding_window", 16] == pytest.approx(nll["alibi", 16], abs=1e-6)
+    assert nll["alibi+sliding_window", 32] != nll["alibi", 32]
+
+
+def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, evaluate, folder):
+    begin("encoding=rope", "modifier=[logn]")
+    evaluate("--with", "yarn factor=2", "--with", "rope_pi+temperature factor=2", "--with", "sliding_window")
+    assert labels(folder) == [
+        "rope+logn",
+        "rope+logn+sliding_window",
+        "rope_pi+logn+temperature factor=2.0",
+        "yarn+logn factor=2.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "spec", "label"),
+    [
+        (["encoding=learned"], "learned overflow=clamp", "learned overflow=clamp"),
+        (["encoding=alibi"], "alibi slope_scale=0.5", "alibi slope_scale=0.5"),
+        (["encoding=sinusoidal"], "sinusoidal factor=4", "sinusoidal factor=4.0"),
+        (
+            ["encoding=alibi", "modifier=[randomized]"],
+            "randomized scored_with=arange",
+            "alibi+randomized randomized.scored_with=arange",
+        ),
+    ],
+)
+def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, words, spec, label):
+    begin(*words)
+    outcome = evaluate("--lengths", "32", "--with", spec)
+    assert outcome.code == 0, outcome.err
+    own, other = (
+        {length: nll for (one, length), nll in levels(folder).items() if one == wanted}
+        for wanted in (next(one for one in labels(folder) if one != label), label)
+    )
+    assert other[32] is not None and other[32] != own[32]
+
+
+def test_a_position_that_is_divided_lies_where_it_was_in_training():
+    wide = build_encoding(
+        {"name": "s", "class": "pe_bench.encodings.sinusoidal:Sinusoidal", "d_model": 8, "factor": 4.0}, 1
+    )
+    plain = build_encoding(
+        {"name": "s", "class": "pe_bench.encodings.sinusoidal:Sinusoidal", "d_model": 8}, 1
+    )
+    x, tokens = torch.zeros(1, 5, 8), torch.zeros(1, 5, dtype=torch.long)
+    spread = wide.embed(x, 4 * torch.arange(5), tokens)
+    assert torch.equal(spread, plain.embed(x, torch.arange(5), tokens))
+
+
+def test_the_run_s_own_encoding_is_scored_once(begin, evaluate, folder):
+    begin("encoding=rope")
+    outcome = evaluate("--with", "rope,rotary", "--with", "rope base=10000")
+    assert outcome.code == 0
+    assert labels(folder) == ["rope"]
+    assert outcome.err.count("was trained with it") == 3
+
+
+def test_two_ways_to_say_one_encoding_are_one(begin, evaluate, folder):
+    begin("encoding=rope")
+    outcome = evaluate("--with", "pi,rope_pi", "--with", "rope_pi encoding.factor=4.0")
+    assert sorted(encoded(outcome)) == ["rope", "rope -> rope_pi factor=4.0", "rope -> rope_pi factor=auto"]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("trained", "spec", "line"),
+    [
+        (
+            "alibi",
+            "yarn",
+            "yarn may be scored after p_rope, partial_rope, rope, and this run was trained with alibi, "
+            "after which may come sliding_window, temperature",
+        ),
+        (
+            "rope",
+            "alibi",
+            "alibi may be scored after no other encoding, and this run was trained with rope, "
+            "after which may come leaky_rerope, llama3, ",
+        ),
+        ("xpos", "sliding_window", "this run was trained with xpos, after which none may come"),
+        ("rope", "rope base=500", "rope at base=10000.0, not 500.0, and that may not change after training"),
+    ],
+)
+def test_what_may_not_follow_is_refused_before_anything_is_written(
+    begin, evaluate, folder, trained, spec, line
+):
+    begin(f"encoding={trained}")
+    before = hashes(folder / "results")
+    outcome = evaluate("--lengths", "64", "--with", spec)
+    assert outcome.code == 2 and outcome.line.startswith(
+        f"pe-bench: --with {spec}, {only_run(folder).name}: "
+    )
+    assert line in outcome.line and "--force scores it all the same" in outcome.line
+    assert hashes(folder / "results") == before
+
+
+def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
+    begin("encoding=rope")
+    outcome = evaluate("--with", "alibi", "--force")
+    assert outcome.code == 0, outcome.err
+    assert labels(folder) == ["alibi (forced)", "rope"]
+    assert "rope -> alibi (forced)" in encoded(outcome)
+    evaluate("--with", "yarn factor=2", "--force")
+    assert "yarn factor=2.0" in labels(folder), "what may follow is not labelled"
+
+
+def test_weights_that_do_not_fit_are_refused_with_both_names(begin, evaluate, folder):
+    begin("encoding=rope")
+    before = hashes(folder / "results")
+    outcome = evaluate("--lengths", "64", "--with", "t5", "--force")
+    assert outcome.code == 2
+    assert "weights trained with rope do not fit t5: " in outcome.line and "missing there" in outcome.line
+    assert hashes(folder / "results") == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("yran", "--with: unknown encoding 'yran': did you mean 'yarn'?"),
+        ("yarn+lgon", "--with: unknown encoding 'lgon': did you mean 'logn'?"),
+        ("yarn facter=4", "unknown key 'encoding.facter': did you mean 'encoding.factor'?"),
+        ("sliding_window windw=4", "did you mean 'encoding.modifiers.sliding_window.window'?"),
+        ("yarn factor=0.5", "encoding.factor must be at least 1"),
+        ("yarn factor=much", "encoding.factor must be a number or null, not 'much'"),
+        ("rope_dynamic_ntk factor=auto", "encoding.factor must be a number, not 'auto'"),
+        ("longrope", "longrope has no default factors"),
+        ("yarn,rope_pi factor=4", "commas are for names without options; repeat --with for each encoding"),
+        ("yarn rope_pi", "name encodings with commas between, or one with its options"),
+        ("factor=4 yarn", "the name of an encoding comes first, and then factor=4"),
+        ("yarn factor=4 fast", "'fast' is no option; say KEY=VALUE"),
+        ("logn+yarn", "yarn is no modifier, and only one encoding can be the base"),
+    ],
+)
+def test_a_mistake_is_one_line(begin, evaluate, folder, spec, line):
+    begin("encoding=rope")
+    before = hashes(folder / "results")
+    outcome = evaluate("--with", spec)
+    assert outcome.code == 2 and line in outcome.line
+    assert hashes(folder / "results") == before
+
+
+@pytest.mark.parametrize("words", [["--force"], ["--config-dir", "."]])
+def test_an_option_that_nothing_would_read_is_refused(begin, evaluate, words):
+    begin("encoding=rope")
+    outcome = evaluate(*words)
+    assert outcome.code == 2 and "is for the encodings of --with: name one" in outcome.line
+
+
+def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, folder):
+    begin("encoding=rope")
+    begin("encoding=alibi")
+    runs = sorted((folder / "results" / "runs").iterdir(), reverse=True)
+    before = hashes(folder / "results")
+    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "yarn")
+    assert outcome.code == 2 and runs[1].name.startswith("alibi") and runs[1].name in outcome.line
+    assert hashes(folder / "results") == before
+    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "sliding_window")
+    assert outcome.code == 0, outcome.err
+
+
+# Somebody's own
+
+
+def test_a_scaling_of_somebody_s_own_is_scored_from_its_folder(begin, evaluate, folder):
+    own = folder / "mine" / "encoding"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text(
+        "name: mine\nclass: mine.py:Half\nd_head: ${model.d_head}\ntrain_length: ${train.length}\n"
+    )
+    (own / "mine.py").write_text(
+        "from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled\n"
+        "from pe_bench.encodings.rope import rope_frequencies\n"
+        "class Half(RopeScaling):\n"
+        "    window_factor = None\n"
+        "    def __init__(self, d_head: int, train_length: int):\n"
+        "        super().__init__(d_head, train_length, 2.0)\n"
+        "    def scaled(self, window):\n"
+        "        return Scaled(rope_frequencies(self.width, self.base) / self.factor_at(window))\n"
+    )
+    begin("encoding=rope")
+    outcome = evaluate("--with", "mine", "--with", "rope_pi factor=2", "--config-dir", str(own.parent))
+    assert outcome.code == 0, outcome.err
+    label = next(label for label in labels(folder) if label.startswith("mine@"))
+    nll = levels(folder)
+    assert [nll[label, length] for length in (16, 32)] == [
+        nll["rope_pi factor=2.0", length] for length in (16, 32)
+    ]
+    outcome = evaluate("--with", "mine")
+    assert outcome.code == 2 and "unknown encoding 'mine'" in outcome.line
+    outcome = evaluate("--with", "mine", "--config-dir", str(folder / "none"))
+    assert outcome.code == 2 and "is not a folder" in outcome.line
+
+
+def test_a_run_of_somebody_s_own_encoding_needs_its_file_and_force(begin, evaluate, folder):
+    own = folder / "mine" / "encoding"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("name: mine\nclass: mine.py:Mine\n")
+    (own / "mine.py").write_text(
+        "from pe_bench.encodings import LayerEncoding\n"
+        "class Mine(LayerEncoding):\n"
+        "    def distance_bias(self, distance):\n"
+        "        return -distance[None].expand(2, -1).float()\n"
+    )
+    begin("encoding=mine", "--config-dir", str(own.parent))
+    code = ["--code", str(own / "mine.py")]
+    outcome = evaluate("--with", "sliding_window")
+    assert outcome.code == 2 and "--code FILE.py" in outcome.line
+    outcome = evaluate("--with", "sliding_window", *code)
+    assert outcome.code == 2 and "this run was trained with mine, after which none may come" in outcome.line
+    outcome = evaluate("--with", "sliding_window", *code, "--force")
+    assert outcome.code == 0, outcome.err
+    assert any(re.fullmatch(r"mine@\w{4}\+sliding_window \(forced\)", label) for label in labels(folder))
+
+
+# Words
+
+
+def test_words_are_read_as_they_are_typed():
+    specs = read_specs(["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn"])
+    assert [(spec.base, spec.modifiers, spec.options) for spec in specs] == [
+        ("yarn", (), ()),
+        ("rope_pi", (), ()),
+        ("yarn", ("logn",), ("factor=4", "long=[1, 2]")),
+        (None, ("logn",), ()),
+    ]
+    with pytest.raises(UserError, match="name encodings with commas between"):
+        read_specs(["yarn,"])
+
+
+def test_longrope_is_given_its_factors(begin, folder):
+    begin("encoding=rope")
+    config = read_config(only_run(folder))
+    found = find_others(read_with(["longrope long_factors=[1, 1.5, 2, 4]"]), "run", config)
+    assert [other.label for other in found] == [
+        "longrope factor=auto long_factors=[1.0, 1.5, 2.0, 4.0]",
+        "longrope factor=4.0 long_factors=[1.0, 1.5, 2.0, 4.0]",
+    ]
+
+
+def test_every_other_encoding_is_composed_over_the_run_s_own_model(begin, folder):
+    """Sizes and the training length are the run's, wherever the encoding has no value from training."""
+    begin("encoding=rope")
+    config = read_config(only_run(folder))
+    found = find_others(read_with(["rerope,sliding_window,streaming,lm_infinite"]), "run", config)
+    assert [other.label for other in found] == ["rerope", "rope+sliding_window", "streaming", "lm_infinite"]
+    rerope, window, streaming, _ = (other.encoding for other in found)
+    assert (rerope["d_head"], rerope["train_length"], rerope["window"]) == (8, 16, 8)
+    assert window["modifiers"]["sliding_window"]["window"] == streaming["cache"] == 16
+
+
+def test_a_path_of_the_run_s_data_is_a_text_and_nothing_else(begin, folder):
+    odd = folder / 'a "quoted" ${seed}, [x]'
+    shutil.copytree(folder / "corpus", odd)
+    outcome = begin("encoding=rope")
+    config = read_config(only_run(folder))
+    changed = replace(config, data=replace(config.data, path=str(odd)))
+    assert outcome.code == 0
+    assert [other.label for other in find_others(read_with(["rerope"]), "run", changed)] == ["rerope"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("yar", ["yarn"]),
+        ("yarn,rope_n", ["yarn,rope_ntk", "yarn,rope_ntk_by_parts"]),
+        ("yarn+log", ["yarn+logn"]),
+        ("yarn beta_f", ["yarn beta_fast="]),
+        ("sliding_window w", ["sliding_window window="]),
+        ("rope d_", []),
+        ("nothing x", []),
+    ],
+)
+def test_the_shell_completes_names_and_options(typed, expected):
+    assert complete_with(typed) == expected
+
+
+def test_help_names_the_option(command):
+    outcome = command("eval", "--help")
+    assert all(word in outcome.out for word in ("--with", "--force", "--config-dir"))
+
+
+def test_tiny_runs_have_the_lengths_that_these_tests_count_on(folder):
+    words = tiny_words(folder)
+    assert "eval.max_length=64" in words and "train.length=16" in words
+    assert fixed_factor(EvalConfig(max_length=64, lengths=[16, 32]), 16) == 4
+
+
+def test_an_option_that_a_users_file_derives_is_in_the_label(begin, evaluate, folder):
+    """Two versions of one file are two models, and never one row."""
+    own = folder / "mine" / "encoding"
+    own.mkdir(parents=True)
+    begin("encoding=rope")
+    for divisor in (2, 4):
+        (own / "mine.yaml").write_text(
+            "name: mine\nclass: pe_bench.encodings.lm_infinite:LMInfinite\nd_head: ${model.d_head}\n"
+            f"window: ${{quotient:${{train.length}},{divisor}}}\n"
+        )
+        outcome = evaluate("--with", "mine", "--config-dir", str(own.parent))
+        assert outcome.code == 0, outcome.err
+    mine = [label for label in labels(folder) if label.startswith("mine ")]
+    assert len(mine) == 2
+    assert {word for label in mine for word in label.split() if word.startswith("window=")} == {
+        "window=8",
+        "window=4",
+    }
+
+
+def test_another_encoding_under_the_runs_own_name_is_refused(begin, evaluate, folder):
+    own = folder / "mine" / "encoding"
+    own.mkdir(parents=True)
+    (own / "fast.yaml").write_text(
+        "name: rope\nclass: pe_bench.encodings.hope:HoPE\nd_head: ${model.d_head}\nactive: 2\n"
+    )
+    begin("encoding=rope")
+    before = rows_of(folder)
+    (own / "fast.yaml").write_text("name: rope\nclass: pe_bench.encodings.nope:NoPE\n")
+    outcome = evaluate("--with", "fast", "--config-dir", str(own.parent))
+    assert outcome.code == 2 and "give it another name" in outcome.line
+    assert rows_of(folder) == before
+
+
+def test_a_run_of_a_scaling_is_not_asked_for_the_curve_that_only_its_name_implies(begin, evaluate, folder):
+    begin("encoding=yarn")
+    outcome = evaluate("--with", "yarn")
+    assert outcome.code == 0, outcome.err
+    assert "was trained with it" in outcome.err
+    assert labels(folder) == ["yarn"]
+    outcome = evaluate("--with", "yarn factor=fixed")
+    assert outcome.code == 2 and "may not change after training" in outcome.line
+
+
+def test_all_of_p_rope_turned_is_scored_with_what_follows_rope(begin, evaluate, folder):
+    begin("encoding=p_rope", "encoding.fraction=1.0")
+    outcome = evaluate("--with", "rope_pi factor=2")
+    assert outcome.code == 0, outcome.err
+
+
+def test_every_encoding_is_tried_before_any_part_moves_to_the_device(begin, folder, monkeypatch):
+    """What the models share would be gone from where the next one is tried."""
+    from pe_bench.experiment import prepare, score
+
+    begin("encoding=rope")
+    run = only_run(folder)
+    config = read_config(run)
+    monkeypatch.setattr(prepare, "resolve_device", lambda name: torch.device("meta"))
+    moved: list[str] = []
+    monkeypatch.setattr(score, "_rows", lambda subject, *_: moved.append(_device_of(subject.model)) or [])
+    others = find_others(read_with(["yarn,rope_ntk"]), run.name, config)
+    score.score_run(run, config, folder / "results", others)
+    assert moved == ["meta"] * 5
+
+
+def _device_of(model: torch.nn.Module) -> str:
+    [device] = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    return device

@@ -1,0 +1,144 @@
+"""Target blocks have their whole context, never overlap, and follow from data and seed."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pe_bench.data.packed import Data, Split, reach, summary
+from pe_bench.errors import UserError
+from pe_bench.scoring.protocols import inputs, paired_plan
+from pe_bench.scoring.targets import TargetBlocks, scored_documents, target_blocks
+
+
+def context_windows(split: Split, blocks: TargetBlocks, length: int) -> np.ndarray:
+    """What the paired protocol feeds."""
+    return inputs(split, paired_plan(blocks, length).windows).numpy()
+
+
+def split_of(*lengths: int) -> Split:
+    """Document d holds 1000 d, 1000 d + 1, ...; every token has 2 bytes."""
+    documents = [np.arange(length, dtype=np.uint16) + 1_000 * index for index, length in enumerate(lengths)]
+    starts = np.cumsum([0, *lengths], dtype=np.int64)
+    ends = np.concatenate([2 * np.arange(1, length + 1, dtype=np.uint32) for length in lengths])
+    names = [str(index) for index in range(len(lengths))]
+    return Split(np.concatenate(documents), starts, names, 2 * sum(lengths), ends)
+
+
+SPLIT = split_of(400, 90, 100, 250, 103)
+
+
+def blocks_of(
+    split: Split = SPLIT, max_length=100, target_tokens=4, count=20, seed=0, data_hash="x"
+) -> TargetBlocks:
+    return target_blocks(split, max_length, target_tokens, count, seed, data_hash)
+
+
+def ends_of(blocks: TargetBlocks, document: int) -> np.ndarray:
+    return blocks.end[blocks.document == document]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 20, 77, 10_000])
+def test_every_block_has_its_context_and_none_overlap(count):
+    blocks = blocks_of(count=count)
+    assert (blocks.end >= 100).all() and (blocks.end <= SPLIT.lengths[blocks.document]).all()
+    for document in set(blocks.document.tolist()):
+        assert (np.diff(ends_of(blocks, document)) >= 4).all()
+
+
+def test_blocks_are_dealt_round_robin_up_to_what_a_document_holds():
+    shares = [int((blocks_of(count=20).document == document).sum()) for document in range(5)]
+    assert shares[1] == 0, "shorter than the context"
+    assert shares[2] == shares[4] == 1, "full"
+    assert sum(shares) == 20 and abs(shares[0] - shares[3]) <= 1
+    assert len(set(blocks_of(count=3).document.tolist())) == 3
+
+
+def test_fewer_blocks_than_asked_for_only_when_there_are_no_more():
+    blocks = blocks_of(count=10_000)
+    assert len(blocks.end) == (300 // 4 + 1) + 1 + (150 // 4 + 1) + 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_blocks_are_evenly_spaced_and_centred(count):
+    ends = blocks_of(split_of(500), count=count).end
+    assert np.allclose(ends, 100 + 400 * (np.arange(count) + 0.5) / count, atol=1)
+
+
+def test_the_set_follows_from_data_seed_and_sizes():
+    first, again = blocks_of(), blocks_of()
+    assert first.hash == again.hash and np.array_equal(first.end, again.end)
+    assert np.array_equal(first.document, again.document)
+    changes = [{"data_hash": "y"}, {"max_length": 99}, {"target_tokens": 2}, {"count": 19}]
+    assert len({blocks_of(**change).hash for change in changes} | {first.hash}) == 5
+
+
+def test_the_seed_chooses_among_the_documents():
+    split = split_of(*[110] * 9)
+    assert len({tuple(blocks_of(split, count=3, seed=seed).document) for seed in range(10)}) > 5
+
+
+def test_a_window_is_the_text_that_ends_with_the_block():
+    blocks = blocks_of(count=5)
+    for length in (8, 64, 100):
+        windows = context_windows(SPLIT, blocks, length)
+        assert windows.shape == (5, length) and windows.dtype == np.int64
+        assert np.array_equal(windows[:, -1], 1_000 * blocks.document + blocks.end - 1)
+        assert np.array_equal(windows, windows[:, :1] + np.arange(length))
+
+
+def test_all_lengths_score_the_same_tokens():
+    blocks = blocks_of(count=5)
+    targets = [context_windows(SPLIT, blocks, length)[:, -4:] for length in (8, 50, 100)]
+    assert np.array_equal(targets[0], targets[1]) and np.array_equal(targets[0], targets[2])
+
+
+def test_no_document_long_enough_is_told_with_both_numbers():
+    with pytest.raises(UserError, match="has the 500 tokens .*: the longest has 400"):
+        blocks_of(max_length=500)
+    with pytest.raises(UserError, match="has the 401 tokens .*: the longest has 400"):
+        scored_documents(SPLIT, longest=400, token_budget=1_000, seed=0)
+
+
+def scored(token_budget: int, seed: int = 0, longest: int = 100) -> dict[int, int]:
+    """Document to how many of its first tokens are scored, in the order of the choice."""
+    text = scored_documents(SPLIT, longest, token_budget, seed)
+    return dict(zip(text.document.tolist(), text.tokens.tolist(), strict=True))
+
+
+def test_a_budget_for_everything_scores_every_long_document_whole():
+    assert scored(10_000) == {0: 400, 3: 250, 4: 103}, "100 tokens are not more than 100"
+
+
+def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
+    assert scored(303) == {0: 101, 3: 101, 4: 101}
+    assert scored(403) == {0: 150, 3: 150, 4: 103}, "what one has no room for goes to the others"
+    assert len(scored(302)) == 2 and list(scored(302)) == list(scored(303))[:2]
+    for budget in range(101, 900, 7):
+        chosen = scored(budget)
+        assert (
+            budget - 2 <= sum(chosen.values()) <= budget
+            or sum(chosen.values()) == 753 < budget
+            or (len(chosen) < 3 and sum(chosen.values()) == sum(SPLIT.lengths[list(chosen)]) < budget)
+        )
+        assert all(101 <= tokens <= SPLIT.lengths[document] for document, tokens in chosen.items())
+
+
+def test_one_document_is_scored_though_the_budget_is_less():
+    assert list(scored(1).values()) == [101]
+
+
+def test_the_seed_chooses_whose_beginning_is_scored():
+    assert len({tuple(scored(10_000, seed)) for seed in range(20)}) > 2
+
+
+def test_the_summary_says_what_reaches_the_longest_length():
+    assert reach(SPLIT, 250) == (2, 1_300)
+    assert reach(SPLIT, 1_000) == (0, 0)
+    with pytest.raises(ValueError, match="validation"):
+        reach(dataclasses.replace(SPLIT, byte_ends=None), 100)
+    data = Data("books", "x", "bytes", ("a", "b"), 1, split_of(10, 20), SPLIT)
+    assert summary(data, 250) == (
+        "books: 2 training documents (0.00 MB), 5 for validation (0.00 MB), "
+        "2 of them (0.00 MB) reach 250 tokens"
+    )

@@ -1,0 +1,78 @@
+"""Tiny runs of whole commands, and what they leave behind."""
+
+import csv
+import random
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "away", "from", "them", "all")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command gave: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def line(self) -> str:
+        """The one line on standard error that begins with the program's name."""
+        lines = [line for line in self.err.splitlines() if line.startswith("pe-bench:")]
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
+def write_corpus(folder: Path, documents: int = 12, words: int = 120) -> Path:
+    """Documents of some 450 bytes, drawn anew but the same at every call."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = random.Random(0)
+    for number in range(documents):
+        text = " ".join(drawn.choice(WORDS) for _ in range(words))
+        (folder / f"{number:02}.txt").write_text(f"document {number}: {text}\n", encoding="utf-8")
+    return folder
+
+
+def children_of(parent: int) -> list[int]:
+    asked = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
+    return [int(pid) for pid in asked.stdout.split()]
+
+
+def losses(run: Path) -> list[float]:
+    with (run / "train.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = ("loss", "validation_loss", "gradient_norm")
+    return [float(row[name]) for row in rows for name in names if row[name]]
+
+
+def tiny_words(folder: Path) -> list[str]:
+    """The words of a run of eight steps on the corpus in `folder`/corpus, in about 0.2 s."""
+    return [
+        "data=files",
+        f"data.path={folder / 'corpus'}",
+        f"cache_dir={folder / 'cache'}",
+        f"results_dir={folder / 'results'}",
+        "threads=1",
+        *("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24"),
+        *("train.length=16", "train.batch_tokens=64", "train.steps=8", "train.warmup_steps=2"),
+        *("train.checkpoint_every=2", "train.validate_every=4", "train.validation_tokens=64"),
+        "train.log_every=2",
+        *("eval.lengths=[16,32]", "eval.max_length=64", "eval.targets=6", "eval.controls=none"),
+    ]
+
+
+Command = Callable[..., Outcome]
+
+
+def only_run(folder: Path) -> Path:
+    runs = list((folder / "results" / "runs").iterdir())
+    assert len(runs) == 1, runs
+    return runs[0]
+
+
+def files_in(folder: Path) -> list[str]:
+    """Every file below a folder, by its path from there."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,176 @@
+"""Runs a command many times in children that die, and prints what each series came to, as JSON.
+
+Usage: crashing.py FOLDER KIND,... COUNT,... -- WORDS. A child is a fork of a process that has run the command
+once, so that it starts in milliseconds; with one thread there is no pool to break.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from pe_bench.cli import program
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import Config
+from pe_bench.experiment.run import run_experiment
+from pe_bench.runs.gather import gather
+
+DIED = 9
+RUNS = 8  # that are gathered
+SCORED = ("eval.csv", "scores", "result.json", "commands.json")  # what scoring leaves in a run
+
+Act = Callable[[], object]
+
+
+def begin_child(act: Act) -> int:
+    """A process that does this alone, and its number."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            act()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def end_of(child: int) -> int:
+    """The exit status; minus the number of the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def die_at_rename(number: int, act: Act) -> None:
+    """Odd: before the rename; even: after it."""
+    rename, seen = os.replace, 0
+
+    def dying(source, target):
+        nonlocal seen
+        seen += 1
+        if number == 2 * seen - 1:
+            os._exit(DIED)
+        rename(source, target)
+        if number == 2 * seen:
+            os._exit(DIED)
+
+    os.replace = dying
+    act()
+
+
+def at(config: Config, folder: Path) -> Config:
+    return replace(config, results_dir=str(folder / "results"), cache_dir=str(folder / "cache"))
+
+
+def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]:
+    """Series n dies at point n and then runs to its end; stops where no point n is left."""
+    ends = []
+    for number in range(1, count + 1):
+        series = at(config, folder / f"{number:03}")
+        if end_of(begin_child(lambda: die_at_rename(number, lambda: run_experiment(series)))) != DIED:  # noqa: B023
+            break
+        ends.append(end_of(begin_child(lambda: run_experiment(series))))  # noqa: B023
+    return ends
+
+
+def kill_until_done(act: Act, drawn: random.Random, patience: float) -> int:
+    """Repeats what is killed at random moments, each time later, until it has come to its end."""
+    while True:
+        child = begin_child(act)
+        time.sleep(drawn.uniform(0, patience))
+        os.kill(child, signal.SIGKILL)
+        status = end_of(child)
+        if status != -signal.SIGKILL:
+            return status
+        patience *= 1.5
+
+
+def kill_in_training(folder: Path, config: Config, count: int) -> list[int]:
+    """At any moment from the first to the last."""
+    drawn = random.Random(0)
+    series = [at(config, folder / f"{number:03}") for number in range(count)]
+    return [kill_until_done(lambda: run_experiment(one), drawn, 0.2) for one in series]  # noqa: B023
+
+
+def kill_in_scoring(folder: Path, config: Config, count: int) -> list[int]:
+    """Runs that are trained and not scored."""
+    drawn, ends = random.Random(1), []
+    whole = at(config, folder.with_name("whole"))
+    run_experiment(whole)
+    for number in range(count):
+        series = at(config, folder / f"{number:03}")
+        shutil.copytree(
+            whole.results_dir, series.results_dir, ignore=shutil.ignore_patterns(*SCORED, "*.csv.*")
+        )
+        Path(series.results_dir, "results.csv").unlink()
+        ends.append(kill_until_done(lambda: run_experiment(series), drawn, 0.1))  # noqa: B023
+    return ends
+
+
+def kill_in_gathering(folder: Path, config: Config, count: int) -> list[int]:
+    """A folder with several finished runs."""
+    drawn, ends = random.Random(2), []
+    whole = at(config, folder.with_name("whole"))
+    run_experiment(whole)
+    for number in range(count):
+        results = folder / f"{number:03}" / "results"
+        several(Path(whole.results_dir), results)
+        ends.append(kill_until_done(lambda: gather(results), drawn, 0.02))  # noqa: B023
+    return ends
+
+
+def gather_together(folder: Path, config: Config, count: int) -> list[int]:
+    """Processes that each finish a run, and gather all, at the same time."""
+    ends = []
+    whole = at(config, folder.with_name("whole"))
+    run_experiment(whole)
+    for number in range(count):
+        waiting, results = folder.with_name("waiting") / f"{number:03}", folder / f"{number:03}" / "results"
+        several(Path(whole.results_dir), waiting)
+        (results / "runs").mkdir(parents=True)
+        children = [begin_child(lambda: finish(run, results)) for run in (waiting / "runs").iterdir()]  # noqa: B023
+        ends += [end_of(child) for child in children]
+    return ends
+
+
+def finish(run: Path, results: Path) -> None:
+    os.replace(run, results / "runs" / run.name)
+    gather(results)
+
+
+def several(whole: Path, results: Path) -> None:
+    """Copies of a run under names of their own."""
+    for run in (whole / "runs").iterdir():
+        for number in range(RUNS):
+            shutil.copytree(run, results / "runs" / f"{run.name}-{number}")
+
+
+KINDS = {
+    "renames": crash_at_every_rename,
+    "training": kill_in_training,
+    "scoring": kill_in_scoring,
+    "gathering": kill_in_gathering,
+    "together": gather_together,
+}
+
+if __name__ == "__main__":
+    folder, kind, count, _, *words = sys.argv[1:]
+    torch.set_num_threads(1)
+    answer = os.dup(1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    warm = Path(folder).with_name("warm")
+    program.run([*words, f"results_dir={warm / 'results'}", f"cache_dir={warm / 'cache'}"])
+    config = parse_config(compose(words[1:]))
+    pairs = zip(kind.split(","), map(int, count.split(",")), strict=True)
+    ends = {name: KINDS[name](Path(folder) / name, config, times) for name, times in pairs}
+    os.write(answer, json.dumps(ends).encode())

@@ -1,0 +1,51 @@
+"""The commands and the files that a page of documentation shows, to be run as they stand."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from pe_bench.cli.program import run
+from pe_bench.config.hydra_main import WORDS_VARIABLE
+from pe_bench.inspection.speed import limits
+
+SHORT = (
+    "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=16 train.tokens=8192 "
+    "train.batch_tokens=2048 train.warmup_steps=2 train.validation_tokens=2048 eval.targets=6 "
+    "eval.max_length=512 eval.lengths=[64,256] threads=1"
+)
+
+
+def commands(page: str) -> list[tuple[str, int]]:
+    """The lines of a page's shell blocks, without comments, each with the exit code that it should have."""
+    blocks = re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+    return [(line.split("  #")[0].strip(), int("# exit code 1" in line)) for line in lines]
+
+
+def words_of(command: str) -> list[str]:
+    """The words as a shell would hand them on."""
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
+    return done.stdout.decode().split("\0")[:-1]
+
+
+def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
+    """Write the files that the page shows into `folder` and run its pe-bench commands there, in order.
+
+    Returns what they printed.
+    """
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv(WORDS_VARIABLE, SHORT)
+    # What the machine can do is measured in milliseconds.
+    monkeypatch.setitem(limits.MATRIX_SIDES, "cpu", (64,))
+    monkeypatch.setitem(limits.COPIED_BYTES, "cpu", 2**16)
+    for path, text in re.findall(r"`(my/[\w/.]+)`:\n+```\w*\n(.*?)```", page, flags=re.DOTALL):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    printed = ""
+    for command, expected in commands(page):
+        if command.startswith("pe-bench "):
+            code = run(words_of(command)[1:])
+            output = capsys.readouterr()
+            assert code == expected, f"{command}\n{output.err}"
+            printed += output.out
+    return printed

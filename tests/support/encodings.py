@@ -1,0 +1,14 @@
+"""Encodings that stand for all others in the short form of the tests."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+# Encodings that act each through other hooks: what takes minutes over all of them meets these in CI.
+ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "irope", "t5", "streaming")
+
+
+def one_of_a_kind(names: Iterable[str]) -> list[Any]:
+    """The names, of which all but those are for `scripts/test --full`."""
+    return [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.full) for name in names]

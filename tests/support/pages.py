@@ -1,0 +1,102 @@
+"""Tables and records for pages, with everything in them that a page can show."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from support.results import add_run
+
+from pe_bench.report.statistics import Interval, verdict
+from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.cells import Cell, ContextUse, Difference
+from pe_bench.report.tables.lines import Line, Position
+from pe_bench.runs.provenance import Dataset, Environment, RunRecord
+
+HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"
+LEVELS = {
+    "rope": {64: 2.9, 128: 2.6, 256: 3.1, 1024: 4.6},
+    "alibi": {64: 3.0, 128: 2.7, 256: 2.7, 1024: 2.71},
+    "sinusoidal": {64: 3.3, 128: 3.1, 256: 4.2, 1024: 4.3},
+    "learned": {64: 2.95, 128: 2.65, 256: 2.66, 1024: None},
+}
+BREAK_POINTS = {
+    "rope": "256",
+    "alibi": "none up to 1024",
+    "sinusoidal": "by 256",
+    "learned": "none up to 256",
+}
+
+
+def some_tables(results: Path) -> list[Table]:
+    """A table with a baseline, controls and positions, and one on other data."""
+    for place, (encoding, levels) in enumerate(LEVELS.items()):
+        for seed in (0, 1):
+            add_run(
+                results,
+                encoding,
+                levels,
+                seed=seed,
+                parameters=9_000 + 1_000 * place,
+                tokens_per_second=2_000.0 - 600 * place,
+                peak_memory_mb=None if encoding == "alibi" else 90.0 + 20 * place,
+            )
+    add_run(results, "rope", LEVELS["rope"], data="wikitext103", data_hash="beef0123456789")
+    first, other = build_tables(results)
+    return [_with_all(first), replace(other, lines=tuple(map(_judged, other.lines)))]
+
+
+def some_records() -> list[RunRecord]:
+    trained = Environment("0.1.0", "4f1d2c9ab012", "2.13.0", "3.11.2", "Linux", "AMD EPYC", "cpu", "2")
+    records = [
+        RunRecord(
+            run=f"{encoding}-s{seed}-1a2b3c4d",
+            commands=("pe-bench train -m encoding=rope,alibi,t5 seed=0,1",),
+            repeat=f"pe-bench train encoding={encoding} seed={seed} precision=float32",
+            needs=("mine.py",),
+            missing="",
+            data=(Dataset("stdlib", "da7a0123456789", "bytes"),),
+            trained=trained,
+            scored=(replace(trained, processor="", python="", git="", torch="2.14.0"),),
+            date="2026-01-02T03:04:05+00:00",
+        )
+        for encoding in ("rope", "alibi")
+        for seed in (0, 1)
+    ]
+    lost = replace(records[0], run="rope-s1-x", commands=(), repeat="", missing="lost", trained=Environment())
+    return [*records, lost]
+
+
+def _with_all(table: Table) -> Table:
+    lines = [
+        replace(line, cells=_cells(line), positions=_positions(line)) for line in map(_judged, table.lines)
+    ]
+    return replace(table, lines=tuple(lines), baseline="rope")
+
+
+def _judged(line: Line) -> Line:
+    """The line with verdicts and a break point that do not hang on how a table corrects them."""
+    cells = {
+        length: replace(cell, verdict=verdict(cell.interval)) if cell.interval else cell
+        for length, cell in line.cells.items()
+    }
+    return replace(line, cells=cells, break_point=BREAK_POINTS[line.encoding])
+
+
+def _cells(line: Line) -> dict[int, Cell]:
+    if line.encoding == "rope":
+        return line.cells
+    difference = Difference(-0.3, Interval(-0.3, -0.4, -0.2, 2, 24), "better", "")
+    gain = Interval(0.1, 0.05, 0.15, 2, 24)
+    return {
+        length: replace(
+            cell,
+            baseline=difference if cell.levels else None,
+            use=ContextUse("yes", "no", gain, gain, "") if cell.levels and length == 1024 else None,
+        )
+        for length, cell in line.cells.items()
+    }
+
+
+def _positions(line: Line) -> tuple[Position, ...]:
+    if line.encoding == "learned":
+        return ()
+    return tuple(Position(float(2**i), (3.5 - 0.1 * i, 3.6 - 0.1 * i)) for i in range(1, 11))

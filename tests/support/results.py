@@ -1,0 +1,118 @@
+"""Results that were never trained, written through the functions that write real ones."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pe_bench.runs.gather import runs_folder
+from pe_bench.runs.rows import Row, read_rows, write_rows
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_path
+from pe_bench.system.files import write_text
+
+ROW = Row(
+    run="rope-s0-aaaaaaaa",
+    encoding="rope",
+    scored_with="rope",
+    seed=0,
+    model="tiny",
+    setting="5e77136a",
+    train_length=128,
+    length=128,
+    protocol="paired",
+    control="none",
+    status="ok",
+    reason="",
+    nll=2.0,
+    perplexity=7.38905609893065,
+    bits_per_byte=2.8853900817779268,
+    stride=None,
+    context_mean=120.5,
+    targets=96,
+    documents=24,
+    target_hash="7a56e7",
+    data="stdlib",
+    data_hash="da7a0123456789",
+    tokenizer="bytes",
+    parameters=820_000,
+    steps=250,
+    train_tokens=1_024_000,
+    tokens_per_second=20_000.0,
+    peak_memory_mb=None,
+    device="cpu",
+    train_dtype="float32",
+    score_dtype="float32",
+    threads=2,
+    torch="2.13.0",
+    pe_bench="0.1.0",
+    git="",
+    date="2025-01-01",
+)
+
+
+def scores_of(level: float, documents: int, seed: int, spread: float = 0.01) -> Scores:
+    """Four one-byte targets a document; documents differ, and by the same whatever the level."""
+    common = np.random.default_rng(99).normal(size=documents) * 0.2
+    own = np.random.default_rng(seed).normal(size=documents) * spread
+    own -= own.mean() + common.mean()
+    nats = np.repeat((level + common + own) * np.log(2), 4)
+    return Scores(
+        nats.astype(np.float32), np.repeat(np.arange(documents), 4), np.ones(4 * documents, np.int64)
+    )
+
+
+def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None], **changes: object) -> Path:
+    """A finished run with these bits per byte at these lengths; None is a length out of reach.
+
+    `changes` are other values for columns of its rows; `spread` is that of documents, `code` stands
+    for the hash of an encoding's code, and `sliding` is a number of tokens, or "half" the length.
+    """
+    spread, code = float(str(changes.pop("spread", 0.01))), changes.pop("code", "")
+    sliding = changes.pop("sliding", None)
+    if sliding is not None:
+        changes["protocol"] = "sliding"
+    first = replace(ROW, encoding=encoding, scored_with=encoding)
+    first = replace(first, **changes)  # pyright: ignore[reportArgumentType]
+    first = replace(first, run=f"{encoding}-s{first.seed}-{first.setting[:4]}{first.data_hash[:4]}{code}")
+    run = runs_folder(results_dir) / first.run
+    run.mkdir(parents=True, exist_ok=True)
+    rows = [
+        _row(run, _at(first, length, _stride(sliding, length), "context_mean" in changes), level, spread)
+        for length, level in levels.items()
+    ]
+    write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), *rows])
+    write_text(run / "result.json", "{}\n")
+    return run
+
+
+def edit_rows(run: Path, edit: Callable[[Row], Row]) -> None:
+    write_rows(run / "eval.csv", [edit(row) for row in read_rows(run / "eval.csv")])
+
+
+def file_of(run: Path, row: Row) -> Path:
+    other = row.scored_with if row.scored_with != row.encoding else None
+    of_targets = (row.protocol, row.length, row.control, row.target_hash)
+    return score_path(run, *of_targets, other, row.stride, row.score_dtype)
+
+
+def _at(row: Row, length: int, stride: int | None, context_is_given: bool) -> Row:
+    """The row at a length, of blocks of 16 targets."""
+    context = row.context_mean if context_is_given else length - 8.5
+    return replace(row, length=length, stride=stride, context_mean=context)
+
+
+def _stride(sliding: object, length: int) -> int | None:
+    if sliding is None:
+        return None
+    return max(1, length // 2) if sliding == "half" else min(length, int(str(sliding)))
+
+
+def _row(run: Path, row: Row, level: float | None, spread: float) -> Row:
+    if level is None:
+        reason = f"position {row.length - 1} is past the table of {row.train_length}"
+        return replace(row, status="undefined", reason=reason, nll=None, perplexity=None, bits_per_byte=None)
+    scores = scores_of(level, row.documents, seed=1000 * row.seed + row.length, spread=spread)
+    save_scores(file_of(run, row), scores)
+    return replace(row, **dataclasses.asdict(LEVEL_OF_PROTOCOL[row.protocol](scores)))

@@ -1,0 +1,109 @@
+"""An untrained model with random documents, and its scores."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pe_bench.config.schema import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from pe_bench.data.packed import Data, Split
+from pe_bench.encodings import LayerEncoding
+from pe_bench.encodings.base import Layers, PositionalEncoding
+from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.rope import RoPE
+from pe_bench.model.decoder import Decoder
+from pe_bench.runs.rows import Row
+from pe_bench.scoring.evaluate import Subject, evaluate
+from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.scorer import Watcher
+
+SIZE = ModelConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, d_head=8, d_ff=24)
+
+
+TRAIN_LENGTH, BLOCK, VOCABULARY = 8, 4, 11
+
+
+EVAL = EvalConfig(
+    lengths=[8, 12, 24],
+    max_length=24,
+    targets=7,
+    target_tokens=BLOCK,
+    tokens=130,
+    batch_tokens=60,
+    controls="none",
+)
+
+
+Bytes = Callable[[int], int]  # of the text that a token id stands for
+
+
+def bytes_of(token: int) -> int:
+    return 1 + token % 3
+
+
+def data_of(*lengths: int) -> Data:
+    """Random tokens, of one to three bytes each."""
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(0, VOCABULARY, length).astype(np.uint16) for length in lengths]
+    ends = [np.cumsum([bytes_of(int(token)) for token in document]) for document in documents]
+    starts = np.cumsum([0, *lengths], dtype=np.int64)
+    byte_ends = np.concatenate(ends).astype(np.uint32)
+    split = Split(np.concatenate(documents), starts, [str(d) for d in range(len(lengths))], 0, byte_ends)
+    return Data("files", "da7a0123", "odd", tuple(map(str, range(VOCABULARY))), VOCABULARY - 1, split, split)
+
+
+DATA = data_of(60, 20, 45, 31)
+
+
+def subject_of(
+    run: Path, encoding: PositionalEncoding | LayerEncoding | None = None, data: Data = DATA
+) -> Subject:
+    """A model that was never trained, with weights large enough to make its scores differ."""
+    if encoding is None or isinstance(encoding, LayerEncoding):
+        encoding = Layers([encoding or RoPE(SIZE.d_head)])
+    generator = torch.Generator().manual_seed(0)
+    model = Decoder(SIZE, data.vocab_size, Composition(encoding, {}, SIZE.n_layers), generator).eval()
+    train = TrainConfig(length=TRAIN_LENGTH, steps=3, batch_tokens=16)
+    run.mkdir(exist_ok=True)
+    return Subject(
+        run=run,
+        config=Config({"name": "mine"}, model=SIZE, data=DataConfig(name="files"), train=train, seed=5),
+        model=model,
+        data=data,
+        device=torch.device("cpu"),
+        threads=1,
+        train_dtype="bfloat16",
+        setting="5e7710",
+        label="mine option=2",
+        scored_with="mine option=2",
+        tokens_per_second=1234.56,
+    )
+
+
+def scored(
+    subject: Subject, evaluation: EvalConfig = EVAL, watch: Watcher = lambda protocol, length, share: None
+) -> list[Row]:
+    return evaluate(subject, evaluation, make_plans(subject.config, evaluation, subject.data), watch)
+
+
+def fed(subject: Subject) -> list[tuple[int, ...]]:
+    """The shapes of all batches of tokens that the model is given from now on."""
+    shapes: list[tuple[int, ...]] = []
+    subject.model.embedding.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
+    return shapes
+
+
+class Hungry(NoPE):
+    """Needs more memory than there is from 12 tokens on, until it is fed."""
+
+    error: Exception | None = None
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self.error is not None and k.shape[-2] >= 12:
+            raise self.error
+        return q, k

@@ -1,0 +1,367 @@
+"""Encodings that are wrong on purpose, each in one way, for `pe-bench check` to find."""
+
+import torch
+from torch import nn
+
+from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
+from pe_bench.encodings.rope import rope_frequencies, rotate
+from pe_bench.encodings.shared.ranges import latest
+from pe_bench.encodings.sinusoidal import sinusoids
+from pe_bench.encodings.sliding_window import SlidingWindow
+
+BOTH = frozenset({"shift_invariant", "prefix_consistent"})
+
+
+def distances(queries, keys):
+    return (queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)).clamp(min=0)
+
+
+class Right(LayerEncoding):
+    """Nothing is wrong here."""
+
+    claims = BOTH | {"decaying"}
+
+    def distance_bias(self, distance):
+        return -torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * distance
+
+
+class SeesTheNextToken(LayerEncoding):
+    def visible(self, queries, keys):
+        return keys.index <= queries.index.unsqueeze(-1) + 1
+
+
+class OtherInTraining(LayerEncoding):
+    """As in training, which is in float32 and with gradients, and nowhere else."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125, 0.0625]), persistent=False)
+
+    def distance_bias(self, distance):
+        in_training = self.slopes.dtype == torch.float32 and torch.is_grad_enabled()
+        return -(0.9 if in_training else 1.0) * self.slopes[:, None] * distance
+
+
+class RangesTooNarrow(SlidingWindow):
+    """The farthest key of the window is seen, and left out of the ranges."""
+
+    def __init__(self):
+        super().__init__(window=6)
+
+    def ranges(self, start, stop):
+        return latest(self.window - 1, start, stop)
+
+
+class MaximumOverHiddenKeys(LayerEncoding):
+    def adjust(self, scores, visible, queries, keys):
+        return scores / (1 + scores.abs().amax(-1, keepdim=True))
+
+
+class IdsReadLaterTokens(PositionalEncoding):
+    def ids(self, tokens, *, train, generator):
+        return (tokens == 9).long().flip(-1).cumsum(-1).flip(-1) + torch.arange(tokens.shape[-1])
+
+    def embed(self, x, ids, tokens):
+        return x + sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+
+class BiasOverTheNumberOfKeys(LayerEncoding):
+    def bias(self, queries, keys):
+        return -(distances(queries, keys) / keys.index.numel()).unsqueeze(-3)
+
+
+class Rotary(LayerEncoding):
+    """What the rotary ones share; `turn` is rope's."""
+
+    claims = BOTH | {"norm_preserving"}
+
+    def __init__(self, d_head: int):
+        super().__init__()
+        self.register_buffer("frequencies", rope_frequencies(d_head, 100.0), persistent=False)
+
+    def turn(self, x, position):
+        return rotate(x, position, self.frequencies, "half")
+
+    def transform(self, q, k, q_position, k_position):
+        return self.turn(q, q_position), self.turn(k, k_position)
+
+
+class AnglesOverTheNumberOfKeys(Rotary):
+    def turn(self, x, position):
+        return super().turn(x, position.double() * 32 / x.shape[-2])
+
+
+class ArangeForQueries(LayerEncoding):
+    def bias(self, queries, keys):
+        rows, columns = torch.arange(queries.index.numel()), torch.arange(keys.index.numel())
+        return -0.1 * (rows[:, None] - columns).clamp(min=0).unsqueeze(0)
+
+
+class RotaryByPlace(Rotary):
+    def turn(self, x, position):
+        return super().turn(x, torch.arange(x.shape[-2]))
+
+
+class BiasByIndex(LayerEncoding):
+    def bias(self, queries, keys):
+        return -0.1 * (queries.index[:, None] - keys.index).clamp(min=0).unsqueeze(0)
+
+
+class ColumnsScaledTwice(Right):
+    def columns(self, queries, keys):
+        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None] * 8**-0.5
+        places = queries.position.unsqueeze(-1), keys.position.unsqueeze(-1)
+        ones = [torch.ones_like(place) for place in places]
+        return torch.cat([-slopes * places[0], slopes * ones[0]], -1), torch.cat([ones[1], places[1]], -1)
+
+
+class PositionsInTheTypeOfQueries(Rotary):
+    def turn(self, x, position):
+        return super().turn(x, position.to(x.dtype))
+
+
+class IdsInTheTypeOfEmbeddings(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        return x + sinusoids(ids.to(x.dtype), x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+
+class AnglesInSinglePrecision(Rotary):
+    """In float32 where the features are, or are less."""
+
+    def turn(self, x, position):
+        precise = torch.promote_types(x.dtype, torch.float32)
+        angle = position.to(precise).unsqueeze(-1) * self.frequencies.to(precise)
+        a, b = x.chunk(2, -1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+class InputAnglesInSinglePrecision(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        precise = torch.promote_types(x.dtype, torch.float32)
+        angle = ids.to(precise).unsqueeze(-1) * rope_frequencies(x.shape[-1], 100.0).to(precise)
+        return x + torch.cat([angle.sin(), angle.cos()], -1).to(x.dtype)
+
+
+class SumInSinglePrecision(LayerEncoding):
+    def prepare(self, x):
+        precise = torch.promote_types(x.dtype, torch.float32)
+        gates = nn.functional.logsigmoid(x[..., :4].to(precise))
+        return {"sum": gates.mT.cumsum(-1)}
+
+    def bias(self, queries, keys):
+        return queries.values["sum"].unsqueeze(-1) - keys.values["sum"].unsqueeze(-2)
+
+
+class PowersThatOverflow(LayerEncoding):
+    claims = BOTH
+
+    def transform(self, q, k, q_position, k_position):
+        grown, shrunk = 1.01 ** q_position.to(q.dtype), 1.01 ** -k_position.to(k.dtype)
+        return q * grown.unsqueeze(-1), k * shrunk.unsqueeze(-1)
+
+
+class InputThatOverflows(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        return x + 0.5 * (0.01 * ids.to(x.dtype)).exp().unsqueeze(-1)
+
+
+class NormsChange(Rotary):
+    def turn(self, x, position):
+        return 1.1 * super().turn(x, position)
+
+
+class BiasThatRises(LayerEncoding):
+    claims = BOTH | {"decaying"}
+
+    def distance_bias(self, distance):
+        return (0.1 * distance - 0.01 * distance.float().square()).expand(4, -1)
+
+
+class DecayWithoutBias(Rotary):
+    claims = BOTH | {"decaying"}
+
+
+class SilentPastItsEnd(PositionalEncoding):
+    past_training = "undefined"
+
+    def embed(self, x, ids, tokens):
+        return x + sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+
+class UndefinedWithoutNumbers(SilentPastItsEnd):
+    def embed(self, x, ids, tokens):
+        if ids.max() > 31:
+            raise LengthError("too long")
+        return super().embed(x, ids, tokens)
+
+
+class ClampsWithoutEnd(LayerEncoding):
+    past_training = "clamps"
+
+    def distance_bias(self, distance):
+        return -distance.double().log1p().expand(4, -1)
+
+
+class DefinedThatRaises(UndefinedWithoutNumbers):
+    past_training = "defined"
+
+
+class DefinedAndNotANumber(LayerEncoding):
+    def distance_bias(self, distance):
+        return (99 - distance).double().log().expand(4, -1)
+
+
+class ParameterWithoutUse(Right):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter(torch.ones(3))
+
+
+class GradientThatIsNotANumber(LayerEncoding):
+    """The root's slope at distance 0 is infinite."""
+
+    def __init__(self):
+        super().__init__()
+        self.strength = nn.Parameter(torch.ones(4, 1))
+
+    def distance_bias(self, distance):
+        return -(self.strength.square() * distance).sqrt()
+
+
+class TableThatIsSaved(Right):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("slopes", torch.ones(4))
+
+
+class TableThatStaysBehind(Right):
+    def __init__(self):
+        super().__init__()
+        self.slopes = torch.ones(4)
+
+
+class LoudInput(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        return x + 5 * sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+
+class IdsOfTheGlobalGenerator(SilentPastItsEnd):
+    past_training = "defined"
+
+    def ids(self, tokens, *, train, generator):
+        length = tokens.shape[-1]
+        return torch.randperm(2 * length)[:length].sort().values if train else torch.arange(length)
+
+
+class IdsOfAnotherShape(SilentPastItsEnd):
+    past_training = "defined"
+
+    def ids(self, tokens, *, train, generator):
+        return torch.arange(tokens.shape[-1]).expand(7 if train else 1, -1)
+
+
+class AddsTheFirstValue(LayerEncoding):
+    def mix(self, weights, v, queries, keys):
+        return weights @ v + 0.1 * v[..., :1, :]
+
+
+class AddsTheLastValue(LayerEncoding):
+    def mix(self, weights, v, queries, keys):
+        return weights @ v + 0.1 * v[..., -1:, :]
+
+
+class ShiftNotClaimed(Right):
+    claims = frozenset({"prefix_consistent", "decaying"})
+
+
+class ShiftClaimed(SilentPastItsEnd):
+    past_training = "defined"
+    claims = BOTH
+
+
+class ShiftNotClaimedUndefined(LayerEncoding):
+    """Refuses positions that are too far, and is invariant within them."""
+
+    past_training = "undefined"
+    claims = frozenset({"prefix_consistent"})
+
+    def transform(self, q, k, q_position, k_position):
+        if k_position.max() > 31:
+            raise LengthError(f"32 positions, and none for {int(k_position.max())}")
+        return rotate(q, q_position, rope_frequencies(8, 9.0), "half"), rotate(
+            k, k_position, rope_frequencies(8, 9.0), "half"
+        )
+
+
+class PrefixNotClaimed(Right):
+    claims = frozenset({"shift_invariant", "decaying"})
+
+
+class BatchMean(LayerEncoding):
+    def adjust(self, scores, visible, queries, keys):
+        return scores - 0.5 * scores.mean(0, keepdim=True)
+
+
+class LongestSeen(Rotary):
+    """Keeps the longest length as if texts could only grow."""
+
+    def __init__(self, d_head: int):
+        super().__init__(d_head)
+        self.longest = 1
+
+    def turn(self, x, position):
+        self.longest = max(self.longest, x.shape[-2])
+        return super().turn(x, position.double() * 32 / self.longest)
+
+
+class NoiseInForward(LayerEncoding):
+    def adjust(self, scores, visible, queries, keys):
+        return scores + 0.1 * torch.rand_like(scores)
+
+
+class HookMisspelt(Right):
+    def colums(self, queries, keys):
+        return None
+
+
+class HookOfTheOtherClass(Right):
+    def embed(self, x, ids, tokens):
+        return 2 * x
+
+
+class BiasOfTheQueryAlone(LayerEncoding):
+    """The softmax does not see what a whole row shares."""
+
+    def bias(self, queries, keys):
+        return -0.1 * queries.raw.sum(-1, keepdim=True).expand(-1, -1, -1, keys.index.numel())
+
+
+class ScoresWithATermBesideTheScale(LayerEncoding):
+    def scores(self, queries, keys, scale):
+        return scale * (queries.x @ keys.x.mT) - 0.1 * distances(queries, keys)
+
+
+class MaskIsALargeNumber(LayerEncoding):
+    def weights(self, scores, visible):
+        return (0.9 * scores).masked_fill(~visible, -1e9).softmax(-1)
+
+
+class RaisesInForward(LayerEncoding):
+    def logit_scale(self, queries):
+        raise ZeroDivisionError("a mistake\nof two lines")
+
+
+class NeedsAnOption(LayerEncoding):
+    def __init__(self, d_head: int, strength: float):
+        super().__init__()
+        if strength > 9:
+            raise KeyError("strong")
+        self.strength = strength
+
+    def logit_scale(self, queries):
+        return torch.full_like(queries.x[..., :1], 1 + self.strength)
+
+
+class NoEncoding:
+    pass

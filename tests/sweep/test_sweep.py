@@ -1,0 +1,537 @@
+"""Sweeps: every job ends on its own, what fails is told, and the same command does the rest."""
+
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from omegaconf import OmegaConf
+from rich.console import Console
+from support.commands import only_run, tiny_words, write_corpus
+
+from pe_bench.errors import UserError
+from pe_bench.runs.rows import read_rows
+from pe_bench.sweep.grid import Swept
+from pe_bench.sweep.job import END, Report, _end_with
+from pe_bench.sweep.launchers import cores_each, side_by_side
+from pe_bench.sweep.run import _new_folder, _with_folder
+from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
+from pe_bench.sweep.summary import Summary, print_summary
+from pe_bench.sweep.view import View
+from pe_bench.system.machine import available_cores
+from pe_bench.system.signals import FROM_OTHERS, Stopped, signals_heard
+from pe_bench.training.checkpoint import latest_checkpoint
+
+# An encoding that ends its process in the way that is asked for, where it is a job's own.
+ENDING = """
+import multiprocessing, os, signal
+from pe_bench.encodings.nope import NoPE
+
+
+class Ending(NoPE):
+    def __init__(self, end: str = "well"):
+        super().__init__()
+        self.end = end
+
+    def logit_scale(self, queries):
+        if multiprocessing.parent_process() is not None:
+            {"raise": _fail, "kill": _kill}.get(self.end, bool)()
+        return None
+
+
+def _fail():
+    raise RuntimeError("it ended badly\\nas it was asked to")
+
+
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+LAUNCHERS = {
+    "basic": [],
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+    "submitit_local": ["hydra/launcher=submitit_local"],
+    "ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false"],
+}
+SLOW = ("basic", "submitit_local", "ray")
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+
+
+def pe_bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pe_bench", "train", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment())
+
+
+each_launcher = pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=pytest.mark.full) if name in SLOW else name for name in LAUNCHERS]
+)
+
+
+def ending_words(folder: Path, launcher: str, ends: str) -> list[str]:
+    write_corpus(folder / "corpus")
+    (folder / "own" / "encoding").mkdir(parents=True, exist_ok=True)
+    (folder / "own" / "ending.py").write_text(ENDING)
+    yaml = f"name: ending\nclass: {folder}/own/ending.py:Ending\nend: well\n"
+    (folder / "own" / "encoding" / "ending.yaml").write_text(yaml)
+    words = [word for word in tiny_words(folder) if word != "threads=1"]
+    own = ["--config-dir", str(folder / "own")]
+    return [*words, "-m", "encoding=ending", f"encoding.end={ends}", *own, *LAUNCHERS[launcher]]
+
+
+def finished(folder: Path) -> list[Path]:
+    return [path.parent for path in (folder / "results" / "runs").glob("*/result.json")]
+
+
+def tensors(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+
+
+@each_launcher
+def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_path, launcher):
+    done = pe_bench(tmp_path, *ending_words(tmp_path, launcher, "raise,well,kill"))
+    assert done.returncode == 1
+    assert "3 jobs: 1 done, 2 failed" in done.stderr, done.stderr
+    assert len(finished(tmp_path)) == 1
+    assert len({row.run for row in read_rows(tmp_path / "results" / "results.csv")}) == 1
+    assert done.stdout.count("paired protocol") == 1, "one table of all that is done"
+    # Why, in the summary and in the directory.
+    assert "  failed: encoding.end=raise: " in done.stderr and "it ended badly" in done.stderr
+    assert "  failed: encoding.end=kill: killed by SIGKILL, by somebody or for lack of memory" in done.stderr
+    (folder,) = (tmp_path / "results" / "sweeps").iterdir()
+    found = SweepFolder(folder).states()
+    assert [state.state for state in found] == [FAILED, DONE, FAILED]
+    assert [state.label for state in found] == [f"encoding.end={end}" for end in ("raise", "well", "kill")]
+    assert "Traceback" in SweepFolder(folder).log(0).read_text()
+    # The cores are shared by the jobs that run at the same time.
+    cores = {"basic": available_cores(), "submitit_local": max(1, available_cores() // 3)}
+    threads = {json.loads((run / "environment.json").read_text())["threads"] for run in finished(tmp_path)}
+    assert threads == {cores.get(launcher, max(1, available_cores() // 2) if launcher == "joblib" else 1)}
+    # What repeats only the failures.
+    script = re.search(r"repeat only those: the same command; or one by one, sh (\S+)", done.stderr)
+    assert script is not None
+    lines = (tmp_path / script.group(1)).read_text().splitlines()
+    commands = [line for line in lines if line.startswith("pe-bench")]
+    assert [re.findall("encoding.end=([a-z]+)", command) for command in commands] == [["raise"], ["kill"]]
+    assert all("--config-dir" in command and "hydra" not in command for command in commands)
+    before = tensors(tmp_path)
+    words = ending_words(tmp_path, launcher, "well")
+    if launcher in SLOW:
+        words.append("eval.lengths=[16,32,64]")
+        assert "1 job: 1 done" in pe_bench(tmp_path, *words).stderr, "a length was missing"
+    again = pe_bench(tmp_path, *words)
+    assert again.returncode == 0, again.stderr
+    assert "1 job: 1 was done before" in again.stderr
+    assert before.items() <= tensors(tmp_path).items(), "nothing is trained or scored twice"
+
+
+@each_launcher
+def test_a_sweep_that_was_asked_to_end_saves_what_it_trains(tmp_path, launcher):
+    write_corpus(tmp_path / "corpus")
+    words = [*tiny_words(tmp_path), "train.steps=20000", "train.validate_every=20000"]
+    command = [sys.executable, "-m", "pe_bench", "train", *words, "-m", "encoding=nope,alibi"]
+    process = subprocess.Popen(
+        [*command, *LAUNCHERS[launcher]],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
+    )
+    runs = tmp_path / "results" / "runs"
+    while not list(runs.glob("*/checkpoints/step-*")):
+        time.sleep(0.05)
+        assert process.poll() is None
+    if launcher == "submitit_local":  # whose own processes do not live through Ctrl-C
+        process.send_signal(signal.SIGTERM)
+    else:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    told = process.communicate()[1]
+    assert process.returncode == 130, told
+    assert re.search(r"stopped at step \d+ of 20000, which is saved", told)
+    assert "pe-bench: stopped; the same command goes on from where it was" in told
+    assert not list(runs.glob("*/result.json")) and not list(runs.glob("*/error.txt"))
+    assert latest_checkpoint(next(runs.glob("*/checkpoints"))) is not None
+
+
+# Each step takes so long that a second Ctrl-C comes within it.
+SLOW_STEP = """
+import multiprocessing, time
+from pe_bench.encodings.nope import NoPE
+
+
+class SlowStep(NoPE):
+    def logit_scale(self, queries):
+        if multiprocessing.parent_process() is not None:
+            time.sleep(1)
+        return None
+"""
+
+
+def living(session: int) -> list[str]:
+    """The processes that a command left: the session is its own."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append((stat.parent / "cmdline").read_text().replace("\0", " ")[:100])
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("end", ["second", "kill"])
+def test_jobs_that_a_command_left_save_their_step_and_nothing_lives_on(tmp_path, launcher, end):
+    write_corpus(tmp_path / "corpus")
+    own = tmp_path / "own" / "encoding"
+    own.mkdir(parents=True)
+    (own / "slow_step.py").write_text(SLOW_STEP)
+    (own / "slow_step.yaml").write_text("name: slow_step\nclass: slow_step.py:SlowStep\n")
+    words = [*tiny_words(tmp_path), "-m", "encoding=slow_step", "seed=1,2", f"--config-dir={own.parent}"]
+    with (tmp_path / "told").open("w") as told:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pe_bench", "train", *words, *LAUNCHERS[launcher]],
+            cwd=tmp_path,
+            env=environment(),
+            stderr=told,
+            start_new_session=True,
+        )
+    runs = tmp_path / "results" / "runs"
+    while not list(runs.glob("*/checkpoints/step-*")):
+        time.sleep(0.05)
+        assert process.poll() is None
+    if end == "second":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        time.sleep(0.8)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert "left; each job finishes its step, saves and ends" in (tmp_path / "told").read_text()
+    else:
+        process.kill()
+        process.wait()
+    ended = time.monotonic() + 60
+    while living(process.pid) and time.monotonic() < ended:
+        time.sleep(0.2)
+    assert living(process.pid) == []
+    steps = sorted(int(path.name[5:]) for path in runs.glob("*/checkpoints/step-*"))
+    assert steps[-1] > 2, "what comes after the checkpoint that was due"
+    assert not list(runs.glob("*/error.txt"))
+
+
+def test_a_job_is_told_to_end_before_it_hears_any_signal(tmp_path):
+    ours, theirs = Pipe()
+
+    def wait() -> None:
+        _end_with(SweepFolder(tmp_path), theirs)
+        time.sleep(20)
+
+    with ours, signals_heard(FROM_OTHERS):
+        ours.send(END)
+        with pytest.raises(Stopped):
+            wait()
+
+
+@pytest.mark.full
+def test_a_job_tells_whom_it_waits_for(tmp_path, monkeypatch):
+    write_corpus(tmp_path / "corpus")
+    words = [*tiny_words(tmp_path), "-m", "encoding=nope", "seed=0,1"]
+    assert pe_bench(tmp_path, *words, "train.steps=2").returncode == 0
+    (held, _) = sorted((tmp_path / "results" / "runs").glob("nope-*"))
+    waits = f"seed=0: waits for another process that is working on {held}\n"
+    with FileLock(held / "lock"), (tmp_path / "told").open("w") as told:
+        command = [sys.executable, "-m", "pe_bench", "train", *words, "train.steps=2", "eval.lengths=[16,24]"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=told)
+        while waits not in (tmp_path / "told").read_text():
+            time.sleep(0.1)
+            assert process.poll() is None
+    assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.full
+def test_jobs_that_score_one_run_wait_for_each_other(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    words = [*tiny_words(tmp_path), "-m", "eval.protocol=paired,sliding", *LAUNCHERS["joblib"]]
+    done = pe_bench(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "results" / "runs").iterdir()
+    assert {row.protocol for row in read_rows(run / "eval.csv")} == {"paired", "sliding"}
+
+
+def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_it_asks_for(train):
+    both = train("-m", "encoding=nope", "eval.targets=6,12")
+    titles = re.findall("^eval.targets=([0-9]+): other values", both.out, re.MULTILINE)
+    assert titles == ["6", "12"], both.out
+    assert both.out.count("paired protocol") == 2 and "not shown" not in both.out
+    first, second = (table.split("ranked by")[0] for table in both.out.split("\n\ntiny model"))
+    again = train("-m", "encoding=nope", "eval.targets=6")
+    assert "1 job: 1 was done before" in again.err
+    level = re.compile(r"nope +bits/byte.*")
+    assert level.findall(again.out) == level.findall(first) != level.findall(second)
+
+
+def test_the_command_of_one_job_holds_no_key_that_only_other_jobs_obey(train, command, folder):
+    assert train("-m", "encoding=nope", "eval.protocol=paired,sliding", "eval.stride=4").code == 0
+    states = sorted((folder / "results" / "sweeps").glob("*/jobs/*.json"))
+    commands = [json.loads(path.read_text())["command"] for path in states]
+    for line, other in zip(commands, ("eval.stride=4", "eval.targets=6"), strict=True):
+        assert other not in line and "eval.protocol=" in line
+        _, *words = shlex.split(line)
+        assert command(*words).code == 0
+
+
+def test_a_sweep_has_a_folder_of_its_own_below_the_one_that_is_named():
+    swept = Swept(("seed",), 2, Path("results"))
+    first, second = (_new_folder(["hydra.sweep.dir='a b'", "-m"], swept) for _ in range(2))
+    assert first.parent == second.parent == Path("a b") and first != second
+    assert _new_folder(["-m"], swept).parent == Path("results/sweeps")
+    assert _with_folder(["seed=0", "hydra.sweep.dir=x", "-m"], Path("/it's")) == [
+        "seed=0",
+        "hydra.sweep.dir='/it\\'s'",
+        "-m",
+    ]
+    with pytest.raises(UserError, match="name the folder as it is"):
+        _new_folder(["hydra.sweep.dir=${results_dir}/x", "-m"], swept)
+
+
+def test_the_word_to_stop_needs_no_folder_to_be_there(tmp_path):
+    folder = SweepFolder(tmp_path / "new" / "sweep")
+    folder.ask_to_stop()
+    assert folder.is_stopped
+
+
+def test_progress_that_cannot_be_written_ends_no_job(tmp_path):
+    (tmp_path / "jobs").touch()  # no folder
+    report = Report(SweepFolder(tmp_path), states(RUNNING)[0])
+    report.change(share=0.5)
+    assert report.state.share == 0.5
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no\nat all"), UserError("say it")])
+def test_what_stops_a_run_stands_in_its_directory_until_it_succeeds(
+    train, command, folder, monkeypatch, error
+):
+    def fail(*arguments):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pe_bench.experiment.run.train", fail)
+        with suppress(Exception):
+            train("encoding=nope")
+    assert type(error).__name__ in (only_run(folder) / "error.txt").read_text()
+    assert "failed" in command("list", "runs", "--results-dir", str(folder / "results")).out
+    assert train("encoding=nope").code == 0
+    assert not (only_run(folder) / "error.txt").exists()
+
+
+def hydra_of(target: str, **launcher):
+    return OmegaConf.create(
+        {"launcher": {"_target_": target, **launcher}, "sweeper": {"max_batch_size": None}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("hydra", "count"),
+    [
+        (hydra_of("hydra._internal.core_plugins.basic_launcher.BasicLauncher"), 1),
+        (hydra_of("x.JoblibLauncher", n_jobs=3), 3),
+        (hydra_of("x.JoblibLauncher", n_jobs=30), 8),
+        (hydra_of("x.JoblibLauncher", n_jobs=-1), 4),
+        (hydra_of("x.JoblibLauncher", n_jobs=-2), 3),
+        (hydra_of("x.LocalLauncher"), 8),
+        (hydra_of("x.SlurmLauncher"), 1),
+        (hydra_of("x.RayLauncher", ray={"init": {"num_cpus": 6}, "remote": {"num_cpus": 3}}), 2),
+        (hydra_of("x.RayLauncher", ray={"init": {"address": None}, "remote": {}}), 4),
+        (hydra_of("x.SomebodysLauncher"), 1),
+    ],
+)
+def test_as_many_jobs_of_eight_run_side_by_side_as_the_launcher_says(hydra, count, monkeypatch):
+    monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
+    assert side_by_side(hydra, 8) == count
+    assert cores_each(hydra, 8) == max(1, 4 // count)
+
+
+def test_a_batch_of_the_sweeper_limits_how_many_run(monkeypatch):
+    monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
+    hydra = hydra_of("x.LocalLauncher")
+    hydra.sweeper.max_batch_size = 2
+    assert cores_each(hydra, 8) == 2
+
+
+def states(*kinds: str) -> list[JobState]:
+    return [
+        JobState(
+            number,
+            f"seed={number}",
+            f"pe-bench train seed={number}",
+            kind,
+            text=f"step {number} of 9",
+            share=number / 9,
+            seconds=10.0,
+            started=time.time(),
+        )
+        for number, kind in enumerate(kinds)
+    ]
+
+
+def test_the_view_shows_a_line_a_running_job_and_the_total(tmp_path):
+    folder, shown = SweepFolder(tmp_path), io.StringIO()
+    for state in states(DONE, SKIPPED, FAILED, RUNNING, RUNNING):
+        folder.write(state)
+    with View(folder, 9, Console(file=shown, force_terminal=True, width=100, highlight=False)):
+        time.sleep(0.5)
+    text = shown.getvalue()
+    assert "seed=0: done in 10 s" in text and "seed=2: failed:" in text
+    assert "seed=1:" not in text, "it is counted alone"
+    assert re.search(r"seed=3\s+━+·+\s+step 3 of 9", text) and re.search(r"seed=4\s+━+·+\s+step 4 of 9", text)
+    assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
+
+
+def test_the_view_prints_plain_lines_where_there_is_no_terminal(tmp_path):
+    folder, shown = SweepFolder(tmp_path), io.StringIO()
+    with View(folder, 2, Console(file=shown)):
+        folder.write(replace(states(RUNNING)[0], share=0.1))
+        time.sleep(0.5)
+        folder.write(JobState(0, "seed=0", "", DONE, seconds=3700.0))
+    lines = shown.getvalue().splitlines()
+    assert lines == ["seed=0: begins", "seed=0: done in 1 h 01 min"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_sweep_with_nothing_to_do_is_one_line_that_comes_before_its_table(tmp_path, capsys, is_terminal):
+    folder, shown = SweepFolder(tmp_path), io.StringIO()
+    looks = JobState(0, "seed=0", "", started=time.time())
+    with View(folder, 2, Console(file=shown, force_terminal=is_terminal, width=100, highlight=False)):
+        folder.write(looks)
+        time.sleep(0.5)
+        for state in states(SKIPPED, SKIPPED):
+            folder.write(state)
+    told = shown.getvalue()
+    assert told.endswith("2 jobs: 2 were done before\n") and told.count("done before") == 1
+    assert "begins" not in told and "seed=0:" not in told
+    assert is_terminal or told.count("\n") == 1
+    print_summary(summary_of(tmp_path, [SKIPPED, SKIPPED], 2))
+    assert capsys.readouterr().err == "", "it was told"
+
+
+def test_a_job_that_looks_for_long_whether_it_was_done_before_begins(tmp_path):
+    folder, shown = SweepFolder(tmp_path), io.StringIO()
+    folder.write(JobState(0, "seed=0", "", started=time.time() - 60))
+    with View(folder, 2, Console(file=shown)):
+        time.sleep(0.3)
+    assert shown.getvalue() == "seed=0: begins\n"
+
+
+def test_a_damaged_file_of_a_job_hides_no_other(tmp_path):
+    folder = SweepFolder(tmp_path)
+    folder.write(states(DONE)[0])
+    for number, text in enumerate(["", "{", "[]", '{"number": 3}'], 1):
+        (tmp_path / "jobs" / f"000{number}.json").write_text(text)
+    assert [state.number for state in folder.states()] == [0]
+
+
+def summary_of(tmp_path: Path, kinds: list[str], jobs: int, **others) -> Summary:
+    return Summary(tmp_path, states(*kinds), jobs, **{"problem": "", "stopped": False, **others})
+
+
+def test_the_summary_counts_what_no_worker_told_of_as_failed(tmp_path, capsys):
+    print_summary(summary_of(tmp_path, [DONE, RUNNING], 3, problem="TerminatedWorkerError: a worker"))
+    told = capsys.readouterr().err
+    assert "3 jobs: 1 done, 1 failed, 1 stopped or not begun" in told
+    assert "the launcher ended: TerminatedWorkerError: a worker" in told
+    assert "repeat only that: pe-bench train seed=1" in told
+
+
+@pytest.mark.parametrize(
+    ("kinds", "line"),
+    [
+        ([DONE, SKIPPED, SKIPPED], "3 jobs: 1 done, 2 were done before\n"),
+        ([SKIPPED, STOPPED], "2 jobs: 1 was done before, 1 stopped or not begun\n"),
+        ([STOPPED], "1 job: 0 done, 1 stopped or not begun\n"),
+    ],
+)
+def test_the_summary_counts_what_was_done_before(tmp_path, capsys, kinds, line):
+    print_summary(summary_of(tmp_path, kinds, len(kinds), stopped=True))
+    assert capsys.readouterr().err == line
+
+
+def scored(*jobs: tuple[str, str, str], margin: float = 0.01) -> list[JobState]:
+    """Finished jobs, each from its label, its run and a letter for each set of targets."""
+    return [
+        JobState(number, label, "", DONE, run=f"results/runs/{run}", targets=list(targets), margin=margin)
+        for number, (label, run, targets) in enumerate(jobs)
+    ]
+
+
+def asked_by(finished: list[JobState]) -> list[tuple[list[str], str, str]]:
+    asked = Summary(Path(), finished, len(finished), "", False).asked
+    return [([run.name for run in each.runs], "".join(each.targets), each.words) for each in asked]
+
+
+def test_jobs_that_score_one_run_on_other_targets_are_shown_apart_and_named():
+    jobs = scored(
+        ("encoding=nope eval.targets=6", "nope", "a"),
+        ("encoding=nope eval.targets=9", "nope", "b"),
+        ("encoding=rope eval.targets=6", "rope", "a"),
+        ("encoding=rope eval.targets=9", "rope", "b"),
+    )
+    both = ["nope", "rope"]
+    assert asked_by(jobs) == [(both, "a", "eval.targets=6"), (both, "b", "eval.targets=9")]
+    # Where rope failed with 6, its 9 belong to nope's all the same.
+    found = asked_by([*jobs[:2], jobs[3]])
+    assert [(runs, targets) for runs, targets, _ in found] == [(["nope"], "a"), (both, "b")]
+
+
+def test_protocols_that_share_their_targets_are_named_together():
+    protocols = ("paired", "a"), ("nonoverlapping", "b"), ("sliding", "b")
+    jobs = [
+        (f"encoding={name} eval.protocol={protocol}", name, targets)
+        for name in ("nope", "rope")
+        for protocol, targets in protocols
+    ]
+    words = [words for _, _, words in asked_by(scored(*jobs))]
+    assert words == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
+
+
+def test_what_excludes_nothing_is_shown_together_without_a_name():
+    longer = scored(("eval.lengths=[16]", "nope", "a"), ("eval.lengths=[16,128]", "nope", "ab"))
+    assert asked_by(longer) == [(["nope"], "ab", "")]
+    texts = scored(("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b"))
+    assert asked_by(texts) == [(["nope-1", "nope-2"], "ab", "")]
+    assert asked_by([]) == []
+
+
+def test_two_margins_of_one_run_are_shown_apart():
+    coarse = [replace(state, number=1) for state in scored(("report.margin=0.1", "nope", "a"), margin=0.1)]
+    jobs = [*scored(("report.margin=0.01", "nope", "a")), *coarse]
+    assert [each.margin for each in Summary(Path(), jobs, 2, "", False).asked] == [0.01, 0.1]
+
+
+def test_the_summary_of_a_stopped_sweep_blames_no_job(tmp_path, capsys):
+    summary = summary_of(tmp_path, [DONE, STOPPED, RUNNING], 5, stopped=True)
+    print_summary(summary)
+    assert capsys.readouterr().err == "5 jobs: 1 done, 4 stopped or not begun\n"
+    assert not summary.is_done and not summary.failed
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 9 GB")])
+def test_training_out_of_memory_is_one_line_with_the_way_out(train, folder, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("pe_bench.experiment.run.train", fail)
+    outcome = train("encoding=nope")
+    assert outcome.code == 1
+    assert outcome.line.startswith("pe-bench: out of memory (") and "train.micro_batches=2" in outcome.line

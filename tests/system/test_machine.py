@@ -1,0 +1,230 @@
+"""What a run is told of its machine."""
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pe_bench.errors import UserError
+from pe_bench.system import memory, versions
+from pe_bench.system.machine import available_cores, resolve_device, resolve_precision, set_threads
+from pe_bench.system.memory import PeakMemory
+from pe_bench.system.versions import environment, git_commit, today
+
+CPU = torch.device("cpu")
+needs_reset = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count"
+)
+
+needs_resident = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="this system does not tell the memory of the moment"
+)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two of them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_auto_takes_a_gpu_where_there_is_one() -> None:
+    assert resolve_device("auto").type == "cuda"
+    assert resolve_device("cpu") == CPU
+    assert resolve_device("cuda") == torch.device("cuda")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_auto_is_the_processor_elsewhere() -> None:
+    assert resolve_device("auto") == CPU
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:3"])
+def test_a_gpu_that_is_not_there_names_the_way_out(name: str) -> None:
+    with pytest.raises(UserError, match=rf"device={name} is not here \(0 GPUs are\): say device=cpu"):
+        resolve_device(name)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:255", "cuda:99999"])
+def test_gpus_are_counted_from_zero(name: str) -> None:
+    with pytest.raises(UserError, match=rf"device={name} is not here \(2 GPUs are\)"):
+        resolve_device(name)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("name", ["cuda:x", "cuda:-1", "cuda:", "cuda:1:0", "tpu"])
+def test_a_device_that_is_none_is_told_with_what_there_is(name: str) -> None:
+    with pytest.raises(UserError, match="must be auto, cpu, cuda or cuda:N, not"):
+        resolve_device(name)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_auto_precision_follows_the_device_and_others_are_obeyed() -> None:
+    def resolved(precision: str, device: str) -> torch.dtype:
+        return resolve_precision(precision, device)
+
+    assert resolved("auto", "cpu") == torch.float32
+    assert resolved("auto", "cuda") == resolved("auto", "auto") == torch.bfloat16
+    assert resolved("float32", "cuda") == torch.float32
+    assert resolved("bfloat16", "cpu") == torch.bfloat16
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads_are_what_was_asked_for_or_every_core_there_is() -> None:
+    assert set_threads(3) == torch.get_num_threads() == 3
+    assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
+
+
+def megabytes(count: int) -> torch.Tensor:
+    return torch.ones(count * 2**18)
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
+    """As in a sandbox that lacks these files."""
+    for name in names:
+        monkeypatch.setattr(memory, name, folder / "missing")
+
+
+@needs_reset
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("100000 100000", 1),
+        ("150000 100000", 2),
+        ("20000 100000", 1),
+        ("1600000 100000", 6),
+        ("max 100000", 6),
+    ],
+)
+def test_a_container_that_has_a_share_of_the_processors_has_that_many_cores(
+    tmp_path, monkeypatch, quota, cores
+):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)), raising=False)
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert available_cores(tmp_path / "cpu.max") == cores
+    assert available_cores(tmp_path / "none") == 6
+
+
+def test_the_peak_holds_what_was_freed_inside_and_nothing_from_before() -> None:
+    with PeakMemory(CPU) as quiet:
+        megabytes(1)
+    before = megabytes(256)
+    del before
+    with PeakMemory(CPU) as peak:
+        megabytes(128)
+    assert quiet.mb is not None and peak.mb is not None
+    assert 100 < peak.mb - quiet.mb < 156
+
+
+@needs_resident
+@pytest.mark.parametrize("lacking", [("_CLEAR_HIGHEST",), ("_STATUS",)], ids=["no reset", "no highest"])
+def test_without_the_kernel_s_count_the_peak_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: tuple[str, ...]
+) -> None:
+    """What was taken and freed before, as by training, is not told of what comes after."""
+    hide(monkeypatch, tmp_path, *lacking)
+    with PeakMemory(CPU) as quiet:
+        pass
+    megabytes(256)
+    with PeakMemory(CPU) as peak:
+        block = megabytes(128)
+        time.sleep(10 * memory.SAMPLE_SECONDS)
+        del block
+    assert quiet.mb is not None and peak.mb is not None
+    assert 100 < peak.mb - quiet.mb < 156
+    assert list(tmp_path.iterdir()) == []
+    assert "resident memory" not in {thread.name for thread in threading.enumerate()}
+
+
+@needs_resident
+def test_a_kernel_that_refuses_the_reset_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CLEAR_HIGHEST", tmp_path)  # found, and not writable as a file
+    with PeakMemory(CPU) as peak:
+        assert "resident memory" in {thread.name for thread in threading.enumerate()}
+    assert peak.mb is not None and peak.mb > 10
+
+
+def test_a_count_that_only_rises_says_something_only_where_it_rose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(monkeypatch, tmp_path, "_CLEAR_HIGHEST", "_STATUS", "_PAGES")
+    counts = iter([700.0, 700.0, 700.0, 812.5])
+    monkeypatch.setattr(memory, "_highest_ever_mb", lambda: next(counts))
+    with PeakMemory(CPU) as unknown:
+        pass
+    with PeakMemory(CPU) as risen:
+        pass
+    assert (unknown.mb, risen.mb) == (None, 812.5)
+
+
+def test_the_count_since_the_process_began_is_in_megabytes() -> None:
+    resident = memory._resident_mb() or 1.0
+    assert 0.5 * resident < memory._highest_ever_mb() < resident + 8_000
+
+
+def test_an_error_inside_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, tmp_path, "_CLEAR_HIGHEST")
+    with pytest.raises(MemoryError), PeakMemory(CPU):
+        raise MemoryError
+    assert "resident memory" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_environment_says_what_a_number_depends_on() -> None:
+    found = environment(CPU, 2)
+    assert found["torch"] == torch.__version__
+    assert found["device"] == "cpu"
+    assert found["threads"] == 2
+    assert found["cores"] == available_cores()
+    assert {"pe_bench", "git", "python", "platform", "processor", "date"} <= found.keys()
+
+
+def test_dates_are_of_one_time_zone() -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", today())
+
+
+def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "pe_bench" / "system"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(versions, "__file__", str(package / "versions.py"))
+    commit = git_commit.__wrapped__
+    assert commit() == ""
+
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True
+        ).stdout
+
+    (package / "versions.py").write_text("")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    git("tag", "-a", "v1", "-m", "a release")
+    head = git("rev-parse", "HEAD").strip()
+    assert commit() == head[:12]
+    (package / "versions.py").write_text("changed")
+    assert commit() == head[:12] + "+"

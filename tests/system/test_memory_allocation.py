@@ -1,0 +1,96 @@
+"""Training keeps the memory that it frees; scoring, which reports memory, does not."""
+
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Command, tiny_words
+
+from pe_bench.experiment import score
+from pe_bench.system import memory
+from pe_bench.system.memory import large_allocations_kept
+from pe_bench.training import train, trainer
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
+
+FAULTS = """
+import ctypes, resource, torch
+from pe_bench.system.memory import MMAP_THRESHOLD, large_allocations_kept
+# Where glibc begins, before it adjusts itself: each of these tensors has a mapping of its own.
+ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, 128 * 2**10)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.zeros(2**22).add_(1)  # 16 MB, freed at once
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+outside = faults()
+with large_allocations_kept():
+    faults()
+    kept = faults()
+print(outside, kept)
+"""
+
+
+@glibc
+def test_pages_are_handed_out_once_while_allocations_are_kept() -> None:
+    command = [sys.executable, "-c", FAULTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    outside, kept = map(int, done.stdout.split())
+    if outside == 0:
+        pytest.skip("this system counts no page faults")
+    assert kept < outside / 2
+
+
+def test_without_glibc_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    with large_allocations_kept() as kept:
+        assert not kept
+
+
+def test_what_is_kept_is_given_back_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    class Library:
+        def mallopt(self, *arguments: int) -> int:
+            calls.append(arguments)
+            return 1
+
+        def malloc_trim(self, pad: int) -> int:
+            calls.append((pad,))
+            return 1
+
+    monkeypatch.setattr(memory, "_glibc", Library)
+
+    def fail() -> None:
+        with large_allocations_kept():
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert calls == [*memory.KEEPING, *memory.AFTERWARDS, (0,)]
+
+
+def test_they_are_kept_while_a_run_trains_and_not_while_it_is_scored(
+    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[str] = []
+
+    @contextmanager
+    def told() -> Iterator[bool]:
+        story.append("kept")
+        yield True
+        story.append("given back")
+
+    def telling(function: Callable[..., Any], word: str) -> Callable[..., Any]:
+        return lambda *arguments, **named: (story.append(word), function(*arguments, **named))[1]
+
+    monkeypatch.setattr(train, "large_allocations_kept", told)
+    monkeypatch.setattr(trainer.Trainer, "step", telling(trainer.Trainer.step, "step"))
+    monkeypatch.setattr(score, "evaluate", telling(score.evaluate, "scored"))
+    assert command("train", *tiny_words(folder)).code == 0
+    assert list(dict.fromkeys(story)) == ["kept", "step", "given back", "scored"]

@@ -1,0 +1,201 @@
+"""Signals that ask for an end: a step is finished and saved, and the same command goes on from there."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from support.commands import only_run, tiny_words, write_corpus
+
+from pe_bench.system.signals import ASKING, FROM_OTHERS, Stopped, ask_to_end, signals_heard, steps_finished
+from pe_bench.training.checkpoint import final_checkpoint, latest_checkpoint
+from pe_bench.training.trainer import Trainer
+
+ASKED_AT = 3  # steps that were done before the signal came
+
+
+def test_a_signal_outside_of_a_step_ends_at_once():
+    for number in (signal.SIGINT, *FROM_OTHERS):
+        with signals_heard(), pytest.raises(Stopped):
+            os.kill(os.getpid(), number)
+
+
+def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd, monkeypatch):
+    with signals_heard(), suppress(Stopped), steps_finished() as is_asked:
+        assert not is_asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert is_asked()
+        assert "a second time leaves at once" in capfd.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)  # one request may come twice
+        monkeypatch.setattr("pe_bench.system.signals.TWICE_SECONDS", 0.0)
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_thread_asks_once_and_never_instead_of_a_second_signal(monkeypatch):
+    monkeypatch.setattr("pe_bench.system.signals.TWICE_SECONDS", 0.0)
+    with signals_heard(), suppress(Stopped), steps_finished() as is_asked:
+        ask_to_end()
+        ask_to_end()
+        assert is_asked()
+
+
+def test_a_signal_that_nobody_looked_for_ends_after_the_steps():
+    went_on = False
+    with signals_heard(), suppress(Stopped):
+        with steps_finished():
+            os.kill(os.getpid(), signal.SIGTERM)
+        went_on = True
+    assert not went_on
+
+
+def test_a_signal_whose_answer_nobody_can_read_is_obeyed_all_the_same():
+    program = (
+        "import os, signal\n"
+        "from pe_bench.system.signals import Stopped, signals_heard, steps_finished\n"
+        "read, write = os.pipe()\n"
+        "os.dup2(write, 2); os.close(read)\n"
+        "with signals_heard():\n"
+        "    try:\n"
+        "        with steps_finished() as is_asked:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            assert is_asked()\n"
+        "    except Stopped:\n"
+        "        os._exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 7
+
+
+def test_handlers_are_given_back():
+    before = [signal.getsignal(number) for number in ASKING]
+    with signals_heard():
+        assert [signal.getsignal(number) for number in ASKING] != before
+    assert [signal.getsignal(number) for number in ASKING] == before
+
+
+def asked_in_step(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
+    """Have the signal come while a step, or its validation, is at work."""
+    original = getattr(Trainer, method)
+    calls = []
+
+    def asked(self, *arguments):
+        calls.append(1)
+        if len(calls) == ASKED_AT + 1 or method == "validation_loss":
+            os.kill(os.getpid(), number)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Trainer, method, asked)
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    checkpoint = final_checkpoint(run, 8)
+    assert checkpoint is not None
+    return {
+        name: tensor.numpy().tobytes()
+        for name, tensor in load_file(checkpoint.path / "weights.safetensors").items()
+    }
+
+
+def without_seconds(log: Path) -> list[list[str]]:
+    return [line.split(",")[:-1] for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("number", ASKING)
+def test_a_run_that_was_asked_to_end_saves_its_step_and_goes_on_to_the_same_weights(
+    train, folder, monkeypatch, number
+):
+    with monkeypatch.context() as patched:
+        asked_in_step(patched, "step", number)
+        outcome = train("encoding=alibi")
+    assert outcome.code == 130
+    assert "stopped at step 4 of 8, which is saved; the same command goes on from there" in outcome.line
+    run = only_run(folder)
+    found = latest_checkpoint(run / "checkpoints")
+    assert found is not None and found.meta.step == ASKED_AT + 1
+    assert not (run / "result.json").exists() and not (run / "error.txt").exists()
+    assert train("encoding=alibi").code == 0
+    assert train("encoding=alibi", f"results_dir={folder / 'other'}").code == 0
+    never_stopped = folder / "other" / "runs" / run.name
+    assert weights(run) == weights(never_stopped)
+    assert without_seconds(run / "train.csv") == without_seconds(never_stopped / "train.csv")
+
+
+def test_a_validation_loss_that_a_signal_cut_off_is_computed_when_the_run_goes_on(train, folder, monkeypatch):
+    with monkeypatch.context() as patched:
+        asked_in_step(patched, "validation_loss", signal.SIGINT)
+        assert train("encoding=alibi").code == 130
+    run = only_run(folder)
+    assert (run / "train.csv").read_text().splitlines()[-1].split(",")[3] == ""
+    assert train("encoding=alibi").code == 0
+    assert train("encoding=alibi", f"results_dir={folder / 'other'}").code == 0
+    logs = [without_seconds(place / "train.csv") for place in (run, folder / "other" / "runs" / run.name)]
+    assert logs[0] == logs[1]
+
+
+def test_scoring_that_a_signal_cut_off_keeps_the_lengths_that_were_scored(train, folder, monkeypatch):
+    import pe_bench.scoring.evaluate
+
+    original, scored = pe_bench.scoring.evaluate.save_scores, []
+
+    def save(*arguments, **named):
+        original(*arguments, **named)
+        scored.append(1)
+        if len(scored) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pe_bench.scoring.evaluate, "save_scores", save)
+        outcome = train("encoding=alibi", "eval.lengths=[16,32,64]")
+    assert outcome.code == 130 and "the same command goes on from where it was" in outcome.line
+    run = only_run(folder)
+    kept = {path: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
+    assert len(kept) == 2
+    assert train("encoding=alibi", "eval.lengths=[16,32,64]").code == 0
+    assert len(list((run / "scores").iterdir())) == 3
+    first = next(iter(kept))
+    assert first.stat().st_mtime_ns == kept[first]
+
+
+def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    ours, theirs = os.openpty()
+    words = [*tiny_words(tmp_path), "encoding=nope", "train.steps=20000", "train.validate_every=20000"]
+
+    def at_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pe_bench", "train", *words, "train.checkpoint_every=20000"],
+        cwd=tmp_path,
+        start_new_session=True,
+        preexec_fn=at_terminal,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+    )
+    os.close(theirs)
+    shown = b""
+    while b"step 5" not in shown:
+        shown += os.read(ours, 1000)
+    os.close(ours)
+    assert run.wait(timeout=60) == 130
+    saved = latest_checkpoint(only_run(tmp_path) / "checkpoints")
+    assert saved is not None and saved.meta.step >= 5
+
+
+def test_a_terminal_that_is_lost_ends_nothing_that_was_told_not_to_hear_of_it():
+    program = (
+        "import os, signal\n"
+        "from pe_bench.system.signals import signals_heard\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "with signals_heard():\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "went on\n"

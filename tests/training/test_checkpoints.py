@@ -1,0 +1,142 @@
+"""Checkpoints: what is kept, what is passed over, and what cannot be loaded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pe_bench.errors import RunError, UserError
+from pe_bench.training.checkpoint import (
+    drop_damaged_checkpoints,
+    final_checkpoint,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+    save_checkpoint,
+)
+
+
+def trained(width: int = 3, steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(steps):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def save(folder: Path, *steps: int) -> None:
+    for step in steps:
+        save_checkpoint(folder, *trained(), step, 1.0, 2.0)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def damage(folder: Path, step: int) -> None:
+    path = folder / f"step-{step:08d}" / "weights.safetensors"
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def test_weights_and_moments_come_back_bit_for_bit_and_go_on_alike(tmp_path):
+    model, optimizer = trained()
+    save_checkpoint(tmp_path, model, optimizer, 2, 1.0, 2.0)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None and found.meta.step == 2
+    other, fresh = trained(steps=0)
+    load_weights(found, other)
+    load_optimizer(found, other, fresh)
+    for one, its_optimizer in ((model, optimizer), (other, fresh)):
+        one(torch.ones(1, 4)).square().sum().backward()
+        its_optimizer.step()
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_what_was_loaded_does_not_change_with_the_file(tmp_path):
+    save(tmp_path, 1)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    model, optimizer = trained(steps=0)
+    load_weights(found, model)
+    load_optimizer(found, model, optimizer)
+    moment = optimizer.state[next(model.parameters())]["exp_avg"]
+    before = moment.clone()
+    path = found.path / "optimizer.safetensors"
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert torch.equal(moment, before)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    save(tmp_path, 1, 2)
+    damage(tmp_path, 2)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None and found.meta.step == 1
+    assert final_checkpoint(tmp_path.parent, 1) is None
+
+
+def test_damaged_checkpoints_do_not_take_the_place_of_whole_ones(tmp_path):
+    save(tmp_path, 5, 6)
+    damage(tmp_path, 5)
+    damage(tmp_path, 6)
+    drop_damaged_checkpoints(tmp_path)
+    save(tmp_path, 2)
+    assert names(tmp_path) == ["step-00000002"]
+
+
+def test_the_final_checkpoint_is_that_of_the_last_step_and_no_other(tmp_path):
+    save(tmp_path / "checkpoints", 1, 2)
+    found = final_checkpoint(tmp_path, 2)
+    assert found is not None and found.meta.step == 2
+    assert final_checkpoint(tmp_path, 3) is None
+    damage(tmp_path / "checkpoints", 2)
+    assert final_checkpoint(tmp_path, 2) is None
+
+
+def test_weights_of_another_shape_are_told_in_one_line_that_names_the_difference(tmp_path):
+    save(tmp_path, 1)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    with pytest.raises(UserError, match=r"0.bias is \[3\] there and \[5\] here") as caught:
+        load_weights(found, trained(width=5)[0])
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"1.bias is missing here"):
+        load_weights(found, nn.Sequential(nn.Linear(4, 3)))
+
+
+def test_a_parameter_that_two_modules_share_is_saved_and_loaded(tmp_path):
+    def shared() -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+        return model
+
+    model = shared()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path, model, optimizer, 1, 1.0, 2.0)
+    found, other = latest_checkpoint(tmp_path), shared()
+    assert found is not None
+    load_weights(found, other)
+    assert torch.equal(other[1].weight, model[0].weight)
+
+
+def test_a_full_disk_leaves_the_checkpoints_there_are_and_names_the_file(tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    from pe_bench.training import checkpoint
+
+    save(tmp_path, 1)
+
+    def full(tensors, path):
+        path.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(RunError, match=r"step-00000002 could not be written: No space left on device"):
+        save(tmp_path, 2)
+    assert names(tmp_path) == ["step-00000001"]

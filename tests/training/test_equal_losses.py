@@ -1,0 +1,77 @@
+"""Training by the path that attention chooses has the losses of training by the reference, but for rounding.
+
+Rounding grows from step to step. How far is told by a twin: the reference from weights that were changed by
+one part in ten million. `benchmarks/equal_losses.py` compares long trainings.
+"""
+
+import csv
+import io
+from unittest.mock import patch
+
+import pytest
+import torch
+from support.commands import Command
+
+import pe_bench.model.decoder
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import Config
+from pe_bench.inspection.speed.passes import TrainingPass
+from pe_bench.model.attention import reference_attention
+
+torch.set_num_threads(1)  # tensors are small here, and tests run side by side
+
+# At least one of each family, those that learn their bias among them.
+NAMES = (
+    *("nope", "rope", "alibi", "t5", "kerple_log", "shaw", "transformer_xl", "fox", "bipe", "complex"),
+    *("irope", "rerope", "logn", "sliding_window"),
+)
+STEPS = 12
+ROUNDING = 1e-7
+FACTOR = 10  # trainings that differ by rounding alone differ so much in how far they come apart
+FLOOR = 1e-6  # nats per token
+
+
+def configuration(name: str) -> Config:
+    words = (
+        f"encoding={name}",
+        *("model.d_model=32", "model.n_layers=2", "model.n_heads=2", "model.d_ff=48"),
+        *("train.length=32", "train.batch_tokens=256", "train.warmup_steps=2"),
+    )
+    return parse_config(compose(words))
+
+
+def training(config: Config) -> TrainingPass:
+    return TrainingPass(config, [], config.train.length, torch.device("cpu"))
+
+
+def losses(step: TrainingPass) -> list[float]:
+    return [step.trainer.step(number, 0.0).loss for number in range(STEPS)]
+
+
+def with_changed_weights(step: TrainingPass) -> TrainingPass:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in step.trainer.model.parameters():
+            weight.mul_(1 + ROUNDING * torch.randn(weight.shape, generator=generator))
+    return step
+
+
+def largest_difference(some: list[float], others: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_equal_those_of_the_reference_to_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration(name)
+    chosen = losses(training(config))
+    with patch.object(pe_bench.model, "attention", reference_attention):
+        exact = losses(training(config))
+        changed = losses(with_changed_weights(training(config)))
+    assert exact[-1] < exact[0] - 0.01
+    assert largest_difference(chosen, exact) <= max(FLOOR, FACTOR * largest_difference(changed, exact))
+
+
+def test_every_family_is_among_them(command: Command) -> None:
+    rows = list(csv.DictReader(io.StringIO(command("list", "encodings", "--csv", "-").out)))
+    assert {row["family"] for row in rows if row["encoding"] in NAMES} == {row["family"] for row in rows}

@@ -1,0 +1,454 @@
+"""Training in several processes: the steps of one, and nothing lost when one of them is."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.commands import children_of, losses, only_run, tiny_words
+
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.data.packed import load_data
+from pe_bench.errors import RunError, UserError
+from pe_bench.model.decoder import build_decoder
+from pe_bench.sweep.launchers import machines_asked
+from pe_bench.sweep.states import JobState
+from pe_bench.system.signals import Stopped
+from pe_bench.training import machines
+from pe_bench.training.checkpoint import latest_checkpoint
+from pe_bench.training.group import Group
+from pe_bench.training.launch import Failure, Work, _raise_what_ended_it, check_processes, train_together
+from pe_bench.training.machines import ALONE, Machines, check_machines, machines_of_job
+from pe_bench.training.train import take_steps
+
+CPU = torch.device("cpu")
+# An encoding whose second parameter has a gradient nowhere.
+CODE = """
+import torch
+from pe_bench.encodings import LayerEncoding
+
+
+class Idle(LayerEncoding):
+    family = "bias"
+    claims = frozenset()
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.used = torch.nn.Parameter(torch.ones(n_heads))
+        self.idle = torch.nn.Parameter(torch.ones(n_heads))
+
+    def distance_bias(self, distance):
+        return -self.used[:, None] * distance.sqrt()
+"""
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    found = latest_checkpoint(run / "checkpoints")
+    assert found is not None and found.meta.step == 8
+    return {name: tensor.clone() for name, tensor in load_file(found.path / "weights.safetensors").items()}
+
+
+def moments(run: Path) -> dict[str, torch.Size]:
+    found = latest_checkpoint(run / "checkpoints")
+    assert found is not None
+    return {name: tensor.shape for name, tensor in load_file(found.path / "optimizer.safetensors").items()}
+
+
+def assert_equal_to_rounding(one: Path, other: Path) -> None:
+    assert losses(one) == pytest.approx(losses(other), rel=1e-5)
+    expected, found = weights(one), weights(other)
+    assert list(found) == list(expected) and moments(one) == moments(other)
+    # A step has the size of the learning rate, so that rounding in a small gradient moves a weight by less.
+    assert all(torch.allclose(found[name], expected[name], atol=2e-4) for name in expected)
+
+
+@pytest.fixture
+def run_of(train, folder):
+    """Train with more words into a folder of results of its own; the run there."""
+
+    def begin(results: str, *words: str) -> Path:
+        outcome = train("train.log_every=1", f"results_dir={folder / results}", *words)
+        assert outcome.code == 0, outcome.err
+        (run,) = (folder / results / "runs").iterdir()
+        return run
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        (2, ["encoding=shape"]),  # position ids are drawn for each window
+        pytest.param(
+            2,
+            ["encoding=randomized", "train.micro_batches=2", "train.validation_tokens=40"],
+            marks=pytest.mark.full,
+        ),
+        (4, ["encoding=shaw", "train.validation_tokens=32"]),  # fewer windows to validate than processes
+    ],
+)
+def test_several_processes_take_the_steps_of_one(run_of, processes, words):
+    one, several = run_of("one", *words), run_of("several", *words, f"train.processes={processes}")
+    assert several.name == one.name, "how many work on a run is no part of what it is"
+    assert_equal_to_rounding(one, several)
+
+
+def test_sharded_parameters_take_the_same_steps_and_are_saved_whole(run_of):
+    words = ("encoding=shaw", "model.tie_embeddings=false")
+    one, sharded = run_of("one", *words), run_of("two", *words, "train.processes=2", "train.shard=true")
+    assert sharded.name == one.name
+    assert_equal_to_rounding(one, sharded)
+
+
+ONE, TWO, SHARDED = [], ["train.processes=2"], ["train.processes=2", "train.shard=true"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (ONE, TWO),
+        *(
+            pytest.param(*words, marks=pytest.mark.full)
+            for words in ((TWO, ONE), (ONE, SHARDED), (SHARDED, ONE))
+        ),
+    ],
+)
+def test_a_run_goes_on_with_another_number_of_processes(run_of, folder, before, after):
+    whole, run = run_of("whole", "encoding=rope"), run_of("broken", "encoding=rope", *before)
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "step-00000008")
+    run_of("broken", "encoding=rope", *after)
+    assert_equal_to_rounding(whole, run)
+
+
+@pytest.mark.full
+def test_a_parameter_without_gradient_and_an_encoding_from_outside_are_trained_together(run_of, folder):
+    (folder / "mine" / "encoding").mkdir(parents=True)
+    (folder / "mine" / "encoding" / "mine.py").write_text(CODE)
+    text = "name: mine\nclass: mine.py:Idle\nn_heads: ${model.n_heads}\n"
+    (folder / "mine" / "encoding" / "mine.yaml").write_text(text)
+    words = ("--config-dir", str(folder / "mine"), "encoding=mine")
+    one, two = run_of("one", *words), run_of("two", *words, "train.processes=2")
+    assert_equal_to_rounding(one, two)
+    assert not [name for name in moments(two) if "idle" in name]
+
+
+def test_a_loss_that_is_not_finite_ends_all_processes_in_one_line(train):
+    outcome = train("encoding=rope", "train.lr=1e30", "train.processes=2")
+    assert outcome.code == 1
+    assert "is not finite at step" in outcome.line and "lower train.lr" in outcome.line
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train.processes=3"], "train.processes=3 does not divide the 4 windows of a step"),
+        (
+            ["train.processes=4", "train.micro_batches=2"],
+            "train.processes=4 times train.micro_batches=2 does not divide the 4 windows",
+        ),
+        (["train.processes=0"], "train.processes must be positive, and"),
+        (["train.shard=true"], "train.shard=true would be ignored with train.processes=1"),
+        (["train.processes=2", "device=cuda:1"], "device=cuda:1 is one GPU, and train.processes=2"),
+        (["train.processes=2", "train.shard=true", "encoding=fire"], "layers.0.c, which is a single number"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_with_both_values(train, folder, words, told):
+    outcome = train("encoding=rope", *words)
+    assert outcome.code == 2 and told.split(", and")[0] in outcome.line
+    assert not (folder / "results").exists()
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """As submitit starts a job of Slurm's on two machines, with more tasks than that."""
+    found = {
+        "SUBMITIT_EXECUTOR": "slurm",
+        "SLURM_NTASKS": "4",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NODEID": "1",
+    }
+    for name, value in {**found, "SLURM_JOB_NODELIST": "gpu[07-08]"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_machines_of_a_job_are_those_that_slurm_names(submitted, tmp_path, monkeypatch):
+    assert machines_of_job(tmp_path) == Machines(2, 1, "gpu07", tmp_path / "attempt-0")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    assert machines_of_job(tmp_path).folder == tmp_path / "attempt-3", "what was told before is over"
+    monkeypatch.delenv("SUBMITIT_EXECUTOR")
+    assert machines_of_job(tmp_path) is ALONE, "in a script of one's own each task is a job by itself"
+
+
+def test_several_tasks_on_a_machine_are_refused(submitted, tmp_path):
+    with pytest.raises(
+        UserError, match="this job is started 4 times for machines 0, 1: .* tasks_per_node at 1"
+    ):
+        check_machines(machines_of_job(tmp_path), 4)
+    with pytest.raises(
+        UserError, match="started 4 times for machine 0: .* -m … hydra/launcher=submitit_slurm"
+    ):
+        check_machines(ALONE, 4)
+
+
+def test_machines_that_cannot_have_equally_many_processes_are_refused_before_any_is_asked_for(train, folder):
+    words = ("-m", "encoding=rope", "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2")
+    outcome = train(*words, "train.processes=1")
+    assert outcome.code == 2 and "train.processes=1" in outcome.line and "by 2 machines" in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_gpus_of_other_machines_are_not_counted_here(folder, monkeypatch):
+    config = parse_config(compose([*tiny_words(folder), "train.processes=4"]))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    asked = machines_asked(["encoding=rope", "hydra.launcher.nodes=2", "-m"])
+    assert asked == Machines(2) and machines_asked(["encoding=rope"]) == ALONE
+    check_processes(config, torch.device("cuda"), torch.nn.Module(), asked)
+    for here in (ALONE, Machines(2, folder=folder)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        with pytest.raises(UserError, match="takes a GPU each, and 1 are here"):
+            check_processes(config, torch.device("cuda"), torch.nn.Module(), here)
+
+
+@pytest.fixture
+def two(tmp_path):
+    return [Machines(2, node, folder=tmp_path / "machines") for node in range(2)]
+
+
+def test_machines_meet_at_the_address_of_the_first(two):
+    found = []
+
+    def come():
+        with two[1].meeting() as address:
+            found.append(address)
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    with two[0].meeting() as address:
+        thread.join(5)
+        assert address is not None and address.startswith("localhost:") and found == [address]
+
+
+def test_a_machine_does_not_wait_for_one_that_has_left(two):
+    first, second = two
+    second.leave("data.path=books is not there")
+    with (
+        pytest.raises(RunError, match=r"machine 1 \(.*\) of 2: data.path=books is not there"),
+        first.meeting(),
+    ):
+        pass
+    first.leave()
+    with second.meeting() as address:
+        assert address is None, "nothing was to be trained"
+
+
+def test_a_stop_on_one_machine_is_no_failure_on_another(two):
+    two[1].leave(was_stopped=True)
+    with pytest.raises(Stopped), two[0].meeting():
+        pass
+    two[0].look(have_begun=True)  # then the processes hear of it, and save
+
+
+def test_a_machine_that_leaves_while_others_begin_ends_them(two, folder):
+    config = parse_config(compose([*tiny_words(folder), "train.processes=2"]))
+    work = Work(config, (), None, folder, CPU, torch.float32, 2, two[0])
+
+    def come_and_leave():
+        with two[1].meeting():
+            two[1].leave("killed by SIGKILL")
+
+    thread = threading.Thread(target=come_and_leave)
+    thread.start()
+    with pytest.raises(RunError, match="killed by SIGKILL"):
+        train_together(work, lambda step: None)
+    thread.join()
+
+
+def test_what_failed_first_is_told_by_all_machines(two, monkeypatch):
+    monkeypatch.setattr(machines, "TELL_SECONDS", 0.3)
+    first, second = two
+    first.leave()  # makes the folder
+    second.note_failure("rank 3 of 4 processes failed: boom")
+    first.note_failure("rank 0 of 4 processes failed: Connection closed by peer")
+    assert first.failure() == second.failure() == "rank 3 of 4 processes failed: boom"
+    second.leave("rank 2 of 4 processes was lost")
+    assert first.failure() == "rank 2 of 4 processes was lost", "it could note nothing itself"
+
+
+class Blind(Group):
+    """A process that is told of a checkpoint and does not find it."""
+
+    def told(self, text: str) -> str:
+        return "step-00000004"
+
+
+def test_a_machine_that_does_not_see_the_checkpoint_does_not_begin_anew(folder):
+    config = parse_config(compose(tiny_words(folder)))
+    data = load_data(config.data, config.tokenizer, config.cache_dir)
+    model = build_decoder(config, data.vocabulary)
+    with pytest.raises(RunError, match="step-00000004 cannot be read on .*: all machines have to see it"):
+        take_steps(config, model, data, folder, CPU, torch.float32, lambda step: None, Blind(1, 2))
+
+
+def test_a_job_that_ends_by_an_exception_tells_the_other_machines(two, monkeypatch, tmp_path):
+    from pe_bench.sweep import job
+
+    def end(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(job, "machines_of_job", lambda folder: two[0])
+    monkeypatch.setattr(job, "_in_child", end)
+    with pytest.raises(OSError, match="no space left"):
+        job.carry_out(JobState(0, "job 0", ""), job.surroundings(tmp_path), parse_config(compose([])), [])
+    with pytest.raises(RunError, match="machine 0 .* it ended without a word"):
+        two[1].look(have_begun=True)
+
+
+def test_more_processes_than_gpus_are_refused(folder):
+    config = parse_config(compose([*tiny_words(folder), "train.processes=4"]))
+    with pytest.raises(UserError, match=r"train.processes=4 takes a GPU each, and \d+ are here"):
+        check_processes(config, torch.device("cuda"), torch.nn.Module(), ALONE)
+
+
+# A group of its own
+
+
+def test_one_process_alone_has_all_of_every_batch(folder):
+    config = parse_config(compose(tiny_words(folder)))
+    model = build_decoder(config, load_data(config.data, config.tokenizer, config.cache_dir).vocabulary)
+    group, rows = Group(), torch.arange(6).view(3, 2)
+    assert group.share(rows) is rows
+    assert group.sum(0.1, 2.0) == [0.1, 2.0] and group.any(True) and not group.any(False)
+    group.sum_gradients(model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_shares_of_a_batch_are_all_of_it_in_order():
+    rows = torch.arange(12).view(6, 2)
+    assert torch.equal(torch.cat([Group(rank, 3).share(rows) for rank in range(3)]), rows)
+    few = [Group(rank, 8).share(rows) for rank in range(8)]
+    assert torch.equal(torch.cat(few[:6]), rows) and torch.equal(few[7], rows[:1])
+
+
+def test_what_was_lost_is_told_before_what_followed_from_it(folder):
+    config = parse_config(compose([*tiny_words(folder), "train.processes=2"]))
+    work = Work(config, (), None, folder, CPU, torch.float32, 2)
+    followed = Failure("rank 0 of 2 processes failed: RuntimeError: Connection closed by peer", "trace")
+    with pytest.raises(RunError, match="rank 1 of 2 processes was lost"):
+        _raise_what_ended_it({0: followed}, None, work)
+    with pytest.raises(RunError, match="rank 0 of 2 processes failed: RuntimeError: Connection closed"):
+        _raise_what_ended_it({0: followed, 1: None}, None, work)
+    with pytest.raises(RunError, match="no space"):
+        _raise_what_ended_it({1: followed, 0: RunError("no space")}, None, work)
+
+
+# Signals and losses
+
+
+@pytest.fixture
+def working(folder):
+    """A command of two processes that has saved a checkpoint and has long to go."""
+    words = [*tiny_words(folder), "encoding=nope", "train.steps=100000", "train.processes=2"]
+    words += ["train.validate_every=100000", "train.checkpoint_every=20"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pe_bench", "train", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
+    )
+    while not list((folder / "results").glob("runs/*/checkpoints/step-*")):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """The children of the process from which they are copied."""
+    return [pid for child in children_of(process.pid) for pid in children_of(child)]
+
+
+def saved_step(folder: Path) -> int:
+    found = latest_checkpoint(only_run(folder) / "checkpoints")
+    assert found is not None
+    return found.meta.step
+
+
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (os.killpg, signal.SIGTERM),  # to every process, as schedulers do
+        pytest.param(os.killpg, signal.SIGINT, marks=pytest.mark.full),  # as a terminal does
+        pytest.param(os.kill, signal.SIGUSR2, marks=pytest.mark.full),
+    ],
+)
+def test_a_signal_ends_all_processes_after_the_same_step_which_is_saved(working, folder, send, number):
+    send(working.pid, number)
+    told = working.communicate(timeout=60)[1]
+    assert working.returncode == 130, told
+    assert f"stopped at step {saved_step(folder)} of 100000, which is saved" in told
+    assert told.count("stopping after this step") == 1
+
+
+@pytest.mark.full
+def test_a_second_signal_ends_all_processes_at_once(working):
+    workers = workers_of(working)
+    os.kill(workers[0], signal.SIGSTOP)  # no step can be finished
+    os.kill(working.pid, signal.SIGINT)
+    time.sleep(0.5)
+    began = time.monotonic()
+    os.kill(working.pid, signal.SIGINT)
+    told = working.communicate(timeout=60)[1]
+    assert working.returncode == 130, told
+    assert time.monotonic() - began < 10
+    assert not [pid for pid in workers if Path(f"/proc/{pid}/cmdline").exists()]
+
+
+def test_a_lost_process_ends_in_a_line_and_a_run_that_goes_on(working, folder):
+    workers = workers_of(working)
+    assert len(workers) == 2
+    os.kill(workers[-1], signal.SIGKILL)
+    told = working.communicate(timeout=60)[1]
+    assert working.returncode == 1, told
+    (line,) = [line for line in told.splitlines() if line.startswith("pe-bench: ")]
+    # By what it was killed is told where PyTorch saw it end before the others, which follow at once.
+    assert "of 2 processes was lost" in line and "and the others ended" in line
+    assert "the same command goes on from the last checkpoint" in line
+    assert saved_step(folder) >= 20
+    assert "was lost" in (only_run(folder) / "error.txt").read_text()
+    assert not [pid for pid in workers if Path(f"/proc/{pid}/cmdline").exists()]
+
+
+@pytest.mark.full
+def test_what_only_the_first_process_meets_ends_all_of_them(folder):
+    words = " ".join([*tiny_words(folder), "encoding=nope", "train.processes=2"])
+    command = (
+        f"ulimit -f 20; exec {sys.executable} -m pe_bench train {words}"  # a disk that takes 20 KB a file
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder, timeout=120)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if "spawn.py" in line] == []
+    assert "step-00000002 could not be written: File too large" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.full
+def test_no_process_goes_on_without_the_one_that_holds_the_run(working):
+    workers = workers_of(working)
+    working.kill()
+    ended = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers):
+        assert time.monotonic() < ended
+        time.sleep(0.05)

@@ -1,0 +1,288 @@
+"""Training: schedules, groups, fairness between encodings, and resuming bit for bit."""
+
+import csv
+import dataclasses
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.commands import only_run, tiny_words
+
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import TrainConfig
+from pe_bench.data.packed import load_data
+from pe_bench.model.decoder import build_decoder
+from pe_bench.training.optimizer import learning_rate, make_optimizer
+from pe_bench.training.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+def trainer_of(folder, *words: str, dtype: torch.dtype = torch.float32) -> Trainer:
+    config = parse_config(compose([*tiny_words(folder), *words]))
+    data = load_data(config.data, config.tokenizer, config.cache_dir)
+    model = build_decoder(config, data.vocabulary)
+    return Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, dtype)
+
+
+def weights(folder, step: int = 8) -> dict[str, torch.Tensor]:
+    found = load_file(only_run(folder) / "checkpoints" / f"step-{step:08d}" / "weights.safetensors")
+    # Copies: what was loaded is a view of the file.
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def log(folder) -> list[dict[str, str]]:
+    with (only_run(folder) / "train.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_learning_rate_warms_up_and_ends_at_its_share():
+    train = TrainConfig(lr=1.0, warmup_steps=4, steps=104, final_lr=0.1)
+    assert [learning_rate(step, train) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert learning_rate(4, train) == 1.0
+    assert learning_rate(103, train) == pytest.approx(0.1)
+    assert learning_rate(4 + 99 // 2, train) == pytest.approx(0.55, abs=0.02)
+    after = [learning_rate(step, train) for step in range(4, 104)]
+    assert after == sorted(after, reverse=True)
+
+
+def test_a_run_shorter_than_its_warm_up_has_finite_rates():
+    train = TrainConfig(warmup_steps=25, steps=3)
+    assert all(math.isfinite(learning_rate(step, train)) for step in range(3))
+
+
+@pytest.mark.parametrize("encoding", ["learned", "t5", "shaw", "fox", "cope"])
+def test_only_the_decoders_matrices_decay(folder, encoding):
+    trainer = trainer_of(folder, f"encoding={encoding}", "model.tie_embeddings=false")
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    decaying, other = (
+        {names[id(parameter)] for parameter in group["params"]} for group in trainer.optimizer.param_groups
+    )
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.1, 0.0]
+    assert all("norm" not in name and "encoding" not in name and "embedding" not in name for name in decaying)
+    assert "blocks.0.attention.query.weight" in decaying and "head.weight" in decaying
+    assert any(name.startswith("encoding.") for name in other) and "embedding.weight" in other
+    assert decaying | other == set(names.values())
+
+
+def test_every_encoding_starts_from_the_same_decoder_and_sees_the_same_batches(folder):
+    seen = {}
+    for encoding in ("nope", "learned", "t5", "shaw", "randomized"):
+        trainer = trainer_of(folder, f"encoding={encoding}")
+        decoder = {n: p for n, p in trainer.model.state_dict().items() if not n.startswith("encoding.")}
+        seen[encoding] = (decoder, [trainer.windows.batch(4, 0, step) for step in range(3)])
+    for decoder, batches in seen.values():
+        assert all(torch.equal(value, decoder[name]) for name, value in seen["nope"][0].items())
+        assert all(torch.equal(a, b) for a, b in zip(batches, seen["nope"][1], strict=True))
+
+
+def test_another_seed_changes_weights_encoding_parameters_and_batches(folder):
+    one, two = (trainer_of(folder, "encoding=shaw", f"seed={seed}") for seed in (0, 1))
+    differ = [
+        name
+        for (name, a), (_, b) in zip(one.model.named_parameters(), two.model.named_parameters(), strict=True)
+        if not torch.equal(a, b)
+    ]
+    assert any(name.startswith("encoding.") for name in differ) and "embedding.weight" in differ
+    assert not torch.equal(one.windows.batch(4, 0, 0), two.windows.batch(4, 1, 0))
+
+
+def test_building_an_encoding_leaves_the_global_generator_alone(folder):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    trainer_of(folder, "encoding=shaw")
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("encoding", ["nope", "rope", "alibi", "shaw", "cope", "randomized"])
+def test_training_lowers_the_loss(folder, encoding):
+    trainer = trainer_of(folder, f"encoding={encoding}", "train.steps=40", "train.lr=1e-2")
+    losses = [trainer.step(number, 0.0).loss for number in range(40)]
+    assert sum(losses[-5:]) / 5 < losses[0] - 1
+
+
+def test_micro_batches_give_the_same_step_to_rounding(folder):
+    whole, parts = (trainer_of(folder, "encoding=rope", f"train.micro_batches={n}") for n in (1, 4))
+    for number in range(3):
+        a, b = whole.step(number, 0.0), parts.step(number, 0.0)
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)
+        assert a.gradient_norm == pytest.approx(b.gradient_norm, rel=1e-4)
+
+
+def test_one_step_gives_the_pinned_loss(folder):
+    # A change here changes every run that was ever made: raise IDENTITY_VERSION in runs.py when
+    # it is meant, and see what moved when it is not.
+    state = trainer_of(folder, "encoding=rope").step(0, 0.0)
+    assert (state.loss, state.gradient_norm) == (pytest.approx(LOSS, rel=1e-5), pytest.approx(NORM, rel=1e-4))
+
+
+LOSS, NORM = 6.102282, 2.21210
+
+
+def test_bfloat16_trains_near_float32_and_keeps_its_weights_in_float32(folder):
+    exact, half = (
+        trainer_of(folder, "encoding=rope"),
+        trainer_of(folder, "encoding=rope", dtype=torch.bfloat16),
+    )
+    assert half.step(0, 0.0).loss == pytest.approx(exact.step(0, 0.0).loss, rel=2e-2)
+    assert {parameter.dtype for parameter in half.model.parameters()} == {torch.float32}
+
+
+def test_the_log_has_a_row_for_each_interval_and_validation(train, folder):
+    train("encoding=rope", "train.log_every=3", "train.validate_every=4")
+    rows = log(folder)
+    assert [int(row["step"]) for row in rows] == [3, 4, 6, 8]
+    assert [bool(row["validation_loss"]) for row in rows] == [False, True, False, True]
+    assert [int(row["tokens"]) for row in rows] == [192, 256, 384, 512]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "train.length=32",
+        "train.steps=6",
+        "train.batch_tokens=128",
+        "train.micro_batches=2",
+        "train.lr=1e-2",
+        "train.final_lr=0.5",
+        "train.warmup_steps=4",
+        "train.weight_decay=0.5",
+        "train.betas=[0.5,0.9]",
+        "train.clip=0.01",
+        "train.validate_every=2",
+        "train.validation_tokens=256",
+        "train.log_every=1",
+        "seed=1",
+        "precision=bfloat16",
+        "model.d_model=32",
+        "model.n_layers=1",
+        "model.n_heads=4",
+        "model.n_kv_heads=1",
+        "model.d_head=4",
+        "model.d_ff=16",
+        "model.tie_embeddings=false",
+        "data.validation_fraction=0.4",
+        "data.max_tokens=2000",
+        "tokenizer=bpe tokenizer.vocab_size=280",
+    ],
+)
+def test_every_key_of_training_changes_what_training_writes(begin, train, folder, word):
+    def written() -> list[list[str]]:
+        return [[v for k, v in row.items() if k != "seconds"] for row in log(folder)]
+
+    begin("encoding=rope")
+    before = written()
+    shutil.rmtree(folder / "results")
+    result = train("encoding=rope", *word.split())
+    assert result.code == 0, result.err
+    assert written() != before
+
+
+def test_checkpoints_are_written_when_they_are_due_and_two_are_kept(train, folder):
+    train("encoding=rope", "train.checkpoint_every=3")
+    assert sorted(path.name for path in (only_run(folder) / "checkpoints").iterdir()) == [
+        "step-00000006",
+        "step-00000008",
+    ]
+
+
+def test_a_non_finite_loss_stops_with_its_step_and_keeps_the_last_good_checkpoint(train, folder, monkeypatch):
+    backward = Trainer._backward
+
+    calls = []
+
+    def poisoned(self, windows, ids):
+        calls.append(windows)
+        return float("nan") if len(calls) == 6 else backward(self, windows, ids)
+
+    monkeypatch.setattr(Trainer, "_backward", poisoned)
+    outcome = train("encoding=rope")
+    assert outcome.code == 1
+    assert "the loss (nan) is not finite at step 6" in outcome.line
+    assert "the checkpoint of step 4 is kept" in outcome.line
+    kept = sorted(path.name for path in (only_run(folder) / "checkpoints").iterdir())
+    assert kept == ["step-00000002", "step-00000004"]
+    assert all(tensor.isfinite().all() for tensor in weights(folder, 4).values())
+
+
+def test_a_learning_rate_that_explodes_is_caught(train):
+    outcome = train("encoding=rope", "train.lr=1e30")
+    assert outcome.code == 1 and "is not finite at step" in outcome.line and "lower train.lr" in outcome.line
+
+
+@pytest.mark.parametrize("encoding", ["rope", "shaw", "randomized"])
+def test_a_stopped_run_ends_in_the_same_weights_bit_for_bit(train, folder, monkeypatch, encoding):
+    train(f"encoding={encoding}")
+    expected, rows = weights(folder), log(folder)
+    run = only_run(folder)
+    run.rename(folder / "unbroken")
+
+    step = Trainer.step
+
+    def stopped(self, number, seconds):
+        if number == 5:
+            raise KeyboardInterrupt
+        return step(self, number, seconds)
+
+    monkeypatch.setattr(Trainer, "step", stopped)
+    assert train(f"encoding={encoding}").code == 130
+    monkeypatch.undo()
+    assert train(f"encoding={encoding}").code == 0
+    found = weights(folder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    strip = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    assert [{k: v for k, v in row.items() if k != "seconds"} for row in log(folder)] == strip
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_done_again(train, folder):
+    train("encoding=rope")
+    expected = weights(folder)
+    run = only_run(folder)
+    (run / "result.json").unlink()
+    path = run / "checkpoints" / "step-00000008" / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    again = train("encoding=rope")
+    assert again.code == 0
+    assert f"warning: {path.parent} is damaged, and dropped" in again.err
+    assert f"{run.name}: goes on from step 6" in again.err
+    assert all(torch.equal(weights(folder)[name], expected[name]) for name in expected)
+
+
+def test_a_checkpoint_of_another_format_is_refused_in_one_line(train, folder):
+    train("encoding=rope")
+    run = only_run(folder)
+    meta = run / "checkpoints" / "step-00000008" / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 99}))
+    outcome = train("encoding=rope", "eval.lengths=[16,64]")
+    assert outcome.code == 2 and "checkpoint format 99" in outcome.line
+
+
+def test_training_may_start_from_the_weights_of_another_run(train, folder):
+    train("encoding=rope")
+    source = only_run(folder)
+    outcome = train("encoding=nope", f"train.from={source.name}", "train.lr=1e-9", "train.steps=1")
+    assert outcome.code == 0, outcome.err
+    new = next(path for path in (folder / "results" / "runs").iterdir() if path.name.startswith("nope"))
+    found = load_file(new / "checkpoints" / "step-00000001" / "weights.safetensors")
+    expected = load_file(source / "checkpoints" / "step-00000008" / "weights.safetensors")
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+
+
+def test_weights_that_do_not_fit_are_refused(train, folder):
+    train("encoding=rope")
+    outcome = train("encoding=learned", f"train.from={only_run(folder).name}")
+    assert outcome.code == 2 and "do not fit this model" in outcome.line
+    only_run(folder)  # nothing was written
+
+
+def test_the_step_record_and_the_log_have_the_same_columns(train, folder):
+    from pe_bench.training.log import Step
+
+    train("encoding=rope")
+    assert list(log(folder)[0]) == [field.name for field in dataclasses.fields(Step)]
