@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 # The salt names the parts of an SVG, and would be random. Text stays text: in an SVG as elements that can be
 # searched and edited, in a PDF as embedded TrueType.
-SETTINGS: dict[Any, Any] = {"font.size": FONT, "svg.hashsalt": "pe-bench", "svg.fonttype": "none", "pdf.fonttype": 42}
+SETTINGS: dict[Any, Any] = {
+    "font.size": FONT,
+    "svg.hashsalt": "pe-bench",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
 DOTS_PER_INCH = 300
 
 

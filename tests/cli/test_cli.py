@@ -492,7 +492,9 @@ def test_help_is_shown_line_by_line_however_it_is_asked_for(command, words):
     ],
 )
 def test_a_command_ends_with_its_code_and_with_all_that_was_left_to_do(ends, code, told):
-    program = f"import atexit\nfrom pe_bench.cli import program\nprogram.run = lambda words: {ends}\nprogram.main()"
+    program = (
+        f"import atexit\nfrom pe_bench.cli import program\nprogram.run = lambda words: {ends}\nprogram.main()"
+    )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (code, told)
     assert ("ZeroDivisionError" in ended.stderr) == (code == 1)

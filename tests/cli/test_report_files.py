@@ -101,7 +101,9 @@ def test_a_reader_that_leaves_early_hears_nothing_more(results, tmp_path, words)
 
 
 def test_a_report_does_not_import_what_trains(results):
-    program = "import sys; from pe_bench.cli.program import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
+    program = (
+        "import sys; from pe_bench.cli.program import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
+    )
     words = ["report", "--csv", "-", "--results-dir", str(results)]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 False"
