@@ -279,7 +279,7 @@ for tokens, width, value_width, threads in [(1, 4, 4, 1), (100, 20, 40, 3), (170
 def test_the_instructions_that_are_compiled_do_what_the_emulation_does(
     emulated_library: ctypes.CDLL, tmp_path: Path
 ) -> None:
-    """Where the processor has tiles, it runs them; elsewhere Linux refuses each, and it is caught and emulated."""
+    """On a processor with tiles they run; elsewhere Linux refuses each, and it is caught and emulated."""
     compiler = build.find_compiler()
     assert compiler is not None
     trapped, real = tmp_path / "trapped.so", tmp_path / build.LIBRARY
