@@ -42,7 +42,7 @@ class Job:
     setting: str
     label: str
     data: Data
-    plans: list[tuple[int, Plan]]
+    plans: list[Plan]
     model: Decoder
     device: torch.device
     dtype: torch.dtype

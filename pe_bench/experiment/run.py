@@ -92,7 +92,7 @@ def _of_finished(job: Job, bars: Bars) -> list[Row] | None:
 
 def _begin_again(job: Job) -> None:
     """A finished run lacks the weights for what is to be scored: from here on it is not finished."""
-    lengths = {row.length for row in read_rows(job.run / "eval.csv")} - {length for length, _ in job.plans}
+    lengths = {row.length for row in read_rows(job.run / "eval.csv")} - {plan.length for plan in job.plans}
     others = f"; its scores at {', '.join(map(str, sorted(lengths)))} go with them: eval makes them again"
     say(
         f"warning: {job.run.name} is trained again, for the weights of its last step are missing or damaged"

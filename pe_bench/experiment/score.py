@@ -92,7 +92,7 @@ def report_shortages(job: Job) -> None:
         say(line)
 
 
-def _rows(subject: Subject, plans: Sequence[tuple[int, Plan]], bars: Bars) -> list[Row]:
+def _rows(subject: Subject, plans: Sequence[Plan], bars: Bars) -> list[Row]:
     with scoring_progress(bars, subject.scored_with, count_parts(plans)) as watch:
         return evaluate(subject, subject.config.eval, plans, watch)
 

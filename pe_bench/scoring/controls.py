@@ -22,11 +22,11 @@ USUAL_TIMES = (2, 16)  # the training length: where context should begin to help
 
 def control_plans(
     evaluation: EvalConfig, blocks: TargetBlocks, lengths: list[int], train_length: int
-) -> Iterator[tuple[int, Plan]]:
-    """The controls of these lengths, which score one set of targets."""
+) -> Iterator[Plan]:
+    """Yield the controls of these lengths, which score one set of targets."""
     for length in controlled_lengths(evaluation, lengths, train_length, blocks.target_tokens):
-        yield length, window_control(blocks, length, train_length)
-        yield length, swap_control(blocks, length, train_length)
+        yield window_control(blocks, length, train_length)
+        yield swap_control(blocks, length, train_length)
 
 
 def controlled_lengths(
@@ -80,9 +80,9 @@ def donors(blocks: TargetBlocks) -> np.ndarray:
     )
 
 
-def why_not(plan: Plan, encoding: PositionalEncoding, n_layers: int, length: int) -> tuple[str, str] | None:
-    """The status and the reason of a control that would say nothing; None for one to score."""
-    if plan.control == "window" and is_windowed(encoding, n_layers, length):
+def why_not(plan: Plan, encoding: PositionalEncoding, n_layers: int) -> tuple[str, str] | None:
+    """Return the status and the reason of a control that would say nothing; None for one to score."""
+    if plan.control == "window" and is_windowed(encoding, n_layers, plan.length):
         return "undefined", "the encoding is windowed itself"
     if plan.control == "swap" and plan.documents == 1:
         return "too_few_documents", "all targets are of one document, and there is no other to swap with"

@@ -8,19 +8,17 @@ import torch
 
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
-from pe_bench.encodings import LengthError
-from pe_bench.errors import RunError, first_line
+from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.rows import TOLD, Row, read_rows, write_rows
 from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_path
-from pe_bench.scoring.controls import remark, why_not
+from pe_bench.scoring.controls import remark
 from pe_bench.scoring.protocols import (
     Plan,
     target_bytes,
     target_documents,
 )
-from pe_bench.scoring.scorer import Scorer, Watcher
-from pe_bench.system.memory import is_out_of_memory
+from pe_bench.scoring.scorer import Scored, Scorer, Unscored, Watcher
 from pe_bench.system.versions import device_name, git_commit, package_version, today
 
 
@@ -41,33 +39,35 @@ class Subject:
     tokens_per_second: float
 
 
-def evaluate(
-    subject: Subject, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]], watch: Watcher
-) -> list[Row]:
+def evaluate(subject: Subject, evaluation: EvalConfig, plans: Sequence[Plan], watch: Watcher) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
     After each length its scores and its row are on the disk. A length that the encoding cannot
     reach is a row with its status and reason, and the others go on.
     """
-    kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
-    asked: dict[int, Row] = {}
-    scorer = Scorer(subject.model, subject.data.validation, subject.device, evaluation, plans, watch)
-    for place in scorer.order():
-        length, plan = plans[place]
-        row = _empty_row(subject, length, plan, evaluation.precision)
-        if not _is_scored(subject.run, kept.get(row.key)):
-            kept[row.key] = _score(subject, plan, row, scorer)
-            write_rows(subject.run / "eval.csv", sorted(kept.values(), key=lambda one: one.order))
-        asked[place] = kept[row.key]
-    return [asked[place] for place in range(len(plans))]
+    path = subject.run / "eval.csv"
+    kept = {row.key: row for row in read_rows(path)}
+    rows = [_empty_row(subject, plan, evaluation.precision) for plan in plans]
+    # Two sets of targets may be one and the same, and then are scored once.
+    missing = {
+        row.key: (row, plan)
+        for row, plan in zip(rows, plans, strict=True)
+        if not _is_scored(subject.run, kept.get(row.key))
+    }
+    todo = list(missing.values())
+    split = subject.data.validation
+    scorer = Scorer(subject.model, split, subject.device, evaluation, [plan for _, plan in todo], watch)
+    for place, found in scorer.scores():
+        row, plan = todo[place]
+        kept[row.key] = _with_scores(subject, plan, row, found)
+        write_rows(path, sorted(kept.values(), key=lambda row: row.order))
+    return [kept[row.key] for row in rows]
 
 
-def kept_rows(
-    subject: Subject, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]]
-) -> list[Row] | None:
+def kept_rows(subject: Subject, evaluation: EvalConfig, plans: Sequence[Plan]) -> list[Row] | None:
     """The rows of all plans, where each is scored already: they need no weights."""
     kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
-    asked = [_empty_row(subject, length, plan, evaluation.precision).key for length, plan in plans]
+    asked = [_empty_row(subject, plan, evaluation.precision).key for plan in plans]
     is_whole = all(_is_scored(subject.run, kept.get(key)) for key in asked)
     return [kept[key] for key in asked] if is_whole else None
 
@@ -91,22 +91,12 @@ def _path(run: Path, row: Row) -> Path:
     return score_path(run, *of_targets, other, row.stride, row.score_dtype)
 
 
-def _score(subject: Subject, plan: Plan, row: Row, scorer: Scorer) -> Row:
-    """The row with its numbers, or with the reason why it has none."""
-    layers = subject.config.model.n_layers
-    impossible = why_not(plan, subject.model.encoding, layers, row.length)
-    if impossible is not None:
-        return replace(row, status=impossible[0], reason=impossible[1])
-    try:
-        scored = scorer.score(row.length, plan)
-    except LengthError as error:
-        return replace(row, status="undefined", reason=str(error))
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return replace(row, status="out_of_memory", reason=first_line(error))
+def _with_scores(subject: Subject, plan: Plan, row: Row, found: Scored | Unscored) -> Row:
+    """Return the row with its numbers, whose scores are then on the disk, or with why it has none."""
+    if isinstance(found, Unscored):
+        return replace(row, status=found.status, reason=found.reason)
     split = subject.data.validation
-    scores = Scores(scored.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
+    scores = Scores(found.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
     save_scores(_path(subject.run, row), scores)
     level = LEVEL_OF_PROTOCOL[row.protocol](scores)
     return replace(
@@ -115,7 +105,7 @@ def _score(subject: Subject, plan: Plan, row: Row, scorer: Scorer) -> Row:
         nll=level.nll,
         perplexity=level.perplexity,
         bits_per_byte=level.bits_per_byte,
-        peak_memory_mb=None if scored.peak_memory_mb is None else round(scored.peak_memory_mb, 1),
+        peak_memory_mb=None if found.peak_memory_mb is None else round(found.peak_memory_mb, 1),
     )
 
 
@@ -126,7 +116,7 @@ def _remarks(subject: Subject, plan: Plan) -> str:
     return "; ".join(one for one in remarks if one)
 
 
-def _empty_row(subject: Subject, length: int, plan: Plan, score_dtype: str) -> Row:
+def _empty_row(subject: Subject, plan: Plan, score_dtype: str) -> Row:
     """A row with all that is known before anything is scored."""
     config, data = subject.config, subject.data
     return Row(
@@ -137,7 +127,7 @@ def _empty_row(subject: Subject, length: int, plan: Plan, score_dtype: str) -> R
         model=config.model.name,
         setting=subject.setting,
         train_length=config.train.length,
-        length=length,
+        length=plan.length,
         protocol=plan.protocol,
         control=plan.control,
         stride=plan.stride,

@@ -16,10 +16,10 @@ from pe_bench.scoring.protocols import (
 from pe_bench.scoring.targets import scored_documents, target_blocks
 
 
-def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple[int, Plan]]:
-    """What to score at each length, in rising order of lengths. Raises `UserError`.
+def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
+    """Return what to score at each length, in rising order of lengths. Raises `UserError`.
 
-    Lengths up to `max_length` share one set of targets. Longer ones make a set of their own, on
+    Lengths up to `max_length` share one set of targets. Longer ones make another set, on
     which the training length is scored too, so that there is something to compare with. The controls of a
     set follow its lengths.
     """
@@ -37,21 +37,21 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[tuple
     return plans
 
 
-def count_parts(plans: Sequence[tuple[int, Plan]]) -> int:
-    """How many things there are to wait for: all ranges of positions are one."""
-    ranges = sum(plan.protocol == POSITIONS for _, plan in plans)
+def count_parts(plans: Sequence[Plan]) -> int:
+    """Count what there is to wait for: all ranges of positions are one."""
+    ranges = sum(plan.protocol == POSITIONS for plan in plans)
     return len(plans) - max(0, ranges - 1)
 
 
-def shortages(config: Config, evaluation: EvalConfig, plans: Sequence[tuple[int, Plan]]) -> list[str]:
-    """A line for each set of target blocks that is smaller than was asked for."""
+def shortages(config: Config, evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:
+    """Return a line for each set of target blocks that is smaller than was asked for."""
     longest = max(config.train.length, evaluation.resolved_max_length(config.train.length))
     reached: dict[str, int] = {}
     blocks: dict[str, Plan] = {}
-    for length, plan in plans:
+    for plan in plans:
         if plan.protocol == "paired" and len(plan.windows) < evaluation.targets:
-            own = longest if length <= longest else length
-            reached[plan.target_hash] = max(own, reached.get(plan.target_hash, 0))
+            reach = max(plan.length, longest)
+            reached[plan.target_hash] = max(reach, reached.get(plan.target_hash, 0))
             blocks[plan.target_hash] = plan
     # A set of longer lengths has a row of the training length too: its longest says what documents reach.
     return [
@@ -63,16 +63,16 @@ def shortages(config: Config, evaluation: EvalConfig, plans: Sequence[tuple[int,
 
 def _plans(
     config: Config, evaluation: EvalConfig, data: Data, lengths: Sequence[int], longest: int
-) -> Iterator[tuple[int, Plan]]:
+) -> Iterator[Plan]:
     if evaluation.protocol == "paired":
         size = evaluation.resolved_target_tokens(config.train.length)
         blocks = target_blocks(data.validation, longest, size, evaluation.targets, evaluation.seed, data.hash)
-        yield from ((length, paired_plan(blocks, length)) for length in lengths)
+        yield from (paired_plan(blocks, length) for length in lengths)
         yield from control_plans(evaluation, blocks, list(lengths), config.train.length)
         return
     text = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed)
     if evaluation.protocol == "nonoverlapping":
-        yield from ((length, nonoverlapping_plan(data, text, length)) for length in lengths)
+        yield from (nonoverlapping_plan(data, text, length) for length in lengths)
     else:
         strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
-        yield from ((length, sliding_plan(data, text, length, strides[length])) for length in lengths)
+        yield from (sliding_plan(data, text, length, strides[length]) for length in lengths)

@@ -17,8 +17,8 @@ from pe_bench.scoring.protocols import Plan, nonoverlapping_plan
 from pe_bench.scoring.targets import ScoredText
 
 
-def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[tuple[int, Plan]]:
-    """Each range's last position with the plan that scores it by itself: windows that end with it.
+def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]:
+    """Yield for each range the plan that scores it by itself: windows that end with its last position.
 
     The windows begin where documents are cut into windows of `longest` tokens; shorter rests are left out.
     """
@@ -28,7 +28,7 @@ def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[tuple
     target_hash = hashlib.sha256(words.encode()).hexdigest()[:16]
     for first, last in pairwise(range_ends(longest)):
         shorter = [replace(window, size=last, first=first, targets=last - first) for window in windows]
-        yield last, Plan(POSITIONS, shorter, target_hash)
+        yield Plan(POSITIONS, last, shorter, target_hash)
 
 
 def range_ends(longest: int) -> list[int]:

@@ -45,6 +45,7 @@ class Plan:
     """
 
     protocol: str
+    length: int
     windows: list[Window]
     target_hash: str
     stride: int | None = None
@@ -68,7 +69,7 @@ def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
         Window(int(document), int(end) - length, length, length - size - 1, size)
         for document, end in zip(blocks.document, blocks.end, strict=True)
     ]
-    return Plan("paired", windows, blocks.hash)
+    return Plan("paired", length, windows, blocks.hash)
 
 
 def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
@@ -78,7 +79,7 @@ def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
         for start in range(0, last, length):
             size = min(length, last - start)
             windows.append(Window(document, start, size, 0, size))
-    return Plan("nonoverlapping", windows, text_hash(data, text))
+    return Plan("nonoverlapping", length, windows, text_hash(data, text))
 
 
 def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan:
@@ -90,7 +91,7 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
             stop = min(scored + stride, last)
             start = stop - length
             windows.append(Window(document, start, length, scored - start, stop - scored))
-    return Plan("sliding", windows, text_hash(data, text), stride)
+    return Plan("sliding", length, windows, text_hash(data, text), stride)
 
 
 def text_hash(data: Data, text: ScoredText) -> str:

@@ -6,7 +6,7 @@ its beginning, exact to the rounding of the precision. So it is for the windows 
 first token on, those of `nonoverlapping`, and for the ranges of positions, which are parts of such windows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,17 +14,20 @@ import torch
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import Split
+from pe_bench.encodings import LengthError
+from pe_bench.errors import first_line
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
 from pe_bench.runs.rows import POSITIONS
+from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.denormals import flushed_denormals
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
-from pe_bench.system.memory import PeakMemory
+from pe_bench.system.memory import PeakMemory, is_out_of_memory
 
 SHARING = ("nonoverlapping", POSITIONS)
 
-# Told of each length: the protocol, the length, and the share of it that is done.
+# Called with the protocol, the length, and the share of it that is done.
 Watcher = Callable[[str, int, float], None]
 
 
@@ -39,8 +42,16 @@ class Scored:
     peak_memory_mb: float | None
 
 
+@dataclass(frozen=True)
+class Unscored:
+    """The status of a plan that has no scores, and the reason."""
+
+    status: str
+    reason: str
+
+
 class Scorer:
-    """Runs plans of one model, and keeps what later ones can take a beginning of."""
+    """A model and the plans that it is to score; it keeps what later plans can take a beginning of."""
 
     def __init__(
         self,
@@ -48,29 +59,44 @@ class Scorer:
         split: Split,
         device: torch.device,
         evaluation: EvalConfig,
-        plans: Sequence[tuple[int, Plan]],
+        plans: Sequence[Plan],
         watch: Watcher,
     ):
         self.model, self.split, self.device = model, split, device
         self.evaluation, self.plans, self.watch = evaluation, plans, watch
-        self.ranges = [plan for _, plan in plans if plan.protocol == POSITIONS]
+        self.ranges = [plan for plan in plans if plan.protocol == POSITIONS]
         self._from_start: dict[tuple[int, int], np.ndarray] = {}  # by document and start, 4 bytes a target
 
-    def order(self) -> list[int]:
-        """The places of the plans in the order that needs the fewest passes."""
-        lengths = [length if self._shares(plan) else 0 for length, plan in self.plans]
-        return sorted(range(len(lengths)), key=lambda place: (lengths[place] > 0, -lengths[place]))
+    def scores(self) -> Iterator[tuple[int, Scored | Unscored]]:
+        """Yield the place of each plan and what came of it, in the order that needs the fewest passes."""
+        lengths = [plan.length if self._shares(plan) else 0 for plan in self.plans]
+        for place in sorted(range(len(lengths)), key=lambda place: (lengths[place] > 0, -lengths[place])):
+            yield place, self._try(self.plans[place])
 
-    def score(self, length: int, plan: Plan) -> Scored:
+    def _try(self, plan: Plan) -> Scored | Unscored:
+        impossible = why_not(plan, self.model.encoding, len(self.model.blocks))
+        if impossible is not None:
+            return Unscored(*impossible)
+        try:
+            return self.score(plan)
+        except LengthError as error:
+            return Unscored("undefined", str(error))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return Unscored("out_of_memory", first_line(error))
+
+    def score(self, plan: Plan) -> Scored:
+        """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""
         if not self._shares(plan):
             with PeakMemory(self.device) as peak:
-                nll = self._run(plan, length, self._told_of(length, plan))
+                nll = self._run(plan, self._progress_of(plan))
             return Scored(nll, peak.mb)
         missing = [window for window in plan.windows if len(self._known(window)) < window.size]
         with PeakMemory(self.device) as peak:
-            self._run_from_start(replace(plan, windows=missing), length)
+            self._run_from_start(replace(plan, windows=missing))
         known = [self._known(window)[window.first : window.first + window.targets] for window in plan.windows]
-        ran_whole = any(window.size == length for window in missing)
+        ran_whole = any(window.size == plan.length for window in missing)
         return Scored(np.concatenate(known), peak.mb if ran_whole else None)
 
     def _shares(self, plan: Plan) -> bool:
@@ -79,24 +105,24 @@ class Scorer:
     def _known(self, window: Window) -> np.ndarray:
         return self._from_start.get((window.document, window.start), np.empty(0, np.float32))
 
-    def _run_from_start(self, plan: Plan, length: int) -> None:
+    def _run_from_start(self, plan: Plan) -> None:
         """Run the windows, and keep the NLLs of all their targets."""
-        told = self._told_of(length, plan)
+        show = self._progress_of(plan)
         if not plan.windows:
             if plan.protocol != POSITIONS:
-                told(1.0)
+                show(1.0)
             return
         windows = [replace(window, first=0, targets=window.size) for window in plan.windows]
-        nll = self._run(replace(plan, windows=windows), length, told)
+        nll = self._run(replace(plan, windows=windows), show)
         ends = np.cumsum([window.size for window in windows])
-        for window, own in zip(windows, np.split(nll, ends[:-1]), strict=True):
-            self._from_start[window.document, window.start] = own
+        for window, window_nll in zip(windows, np.split(nll, ends[:-1]), strict=True):
+            self._from_start[window.document, window.start] = window_nll
 
-    def _told_of(self, length: int, plan: Plan) -> Callable[[float], None]:
-        """Whom to tell of the share that is done; all ranges of positions are one thing to wait for."""
+    def _progress_of(self, plan: Plan) -> Callable[[float], None]:
+        """Return what shows the share that is done; all ranges of positions are one thing to wait for."""
         if plan.protocol != POSITIONS:
             what = plan.protocol if plan.control == "none" else f"{plan.control} control"
-            return lambda share: self.watch(what, length, share)
+            return lambda share: self.watch(what, plan.length, share)
         longest = self.ranges[-1].windows[0].size
         if self._shares(plan):
             return lambda share: self.watch(POSITIONS, longest, share)
@@ -104,22 +130,22 @@ class Scorer:
         return lambda share: self.watch(POSITIONS, longest, (place + share) / len(self.ranges))
 
     @torch.no_grad()
-    def _run(self, plan: Plan, length: int, tell: Callable[[float], None]) -> np.ndarray:
+    def _run(self, plan: Plan, show: Callable[[float], None]) -> np.ndarray:
         dtype = getattr(torch, self.evaluation.precision)
         found, done = [], 0
         with flushed_denormals(), torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
-                tell(done / len(plan.windows))
-                found.append(self._nll(batch, plan, length))
+                show(done / len(plan.windows))
+                found.append(self._nll(batch, plan))
                 done += len(batch)
-        tell(1.0)
+        show(1.0)
         return np.concatenate(found)
 
-    def _nll(self, batch: list[Window], plan: Plan, length: int) -> np.ndarray:
+    def _nll(self, batch: list[Window], plan: Plan) -> np.ndarray:
         model, device = self.model, self.device
         tokens_BT = inputs(self.split, batch)
         # One draw for each length, whatever the batches: a score must not depend on memory.
-        generator = torch.Generator().manual_seed(derive_seed(self.evaluation.seed, "ids", length))
+        generator = torch.Generator().manual_seed(derive_seed(self.evaluation.seed, "ids", plan.length))
         # A control changes what is read and not where: the ids are those of the text itself.
         ids = model.encoding.ids(tokens_BT.to(device), train=False, generator=generator)
         fed_BT = with_donors(self.split, batch, tokens_BT) if plan.control == "swap" else tokens_BT

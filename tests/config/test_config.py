@@ -312,7 +312,7 @@ def test_the_keys_that_are_refused_are_those_that_scoring_does_not_read(tmp_path
     changes = {"targets": 6, "target_tokens": 4, "stride": 3, "tokens": 900}
 
     def plans(evaluation):
-        return [(length, plan.windows) for length, plan in make_plans(plain, evaluation, data)]
+        return [(plan.length, plan.windows) for plan in make_plans(plain, evaluation, data)]
 
     unread = {
         f"eval.{key}"

@@ -67,7 +67,8 @@ def test_every_encoding_and_every_seed_of_training_scores_the_same_targets(
 
 def plan_at(lengths: Sequence[int], subject: Subject, length: int = 12) -> Plan:
     evaluation = replace(EVAL, lengths=[*lengths])
-    return dict(make_plans(subject.config, evaluation, subject.data))[length]
+    plans = make_plans(subject.config, evaluation, subject.data)
+    return next(plan for plan in plans if plan.length == length)
 
 
 def test_the_targets_of_a_length_do_not_depend_on_the_other_lengths(tmp_path: Path) -> None:

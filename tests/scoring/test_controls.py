@@ -203,14 +203,14 @@ def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length(
 def test_each_set_of_targets_has_controls_of_its_own(tmp_path: Path) -> None:
     subject = subject_of(tmp_path / "run")
     evaluation = replace(EVAL, controls="auto", lengths=[16, 40], max_length=20)
-    found = [(length, plan.control) for length, plan in make_plans(subject.config, evaluation, subject.data)]
+    found = [(plan.length, plan.control) for plan in make_plans(subject.config, evaluation, subject.data)]
     one_set = [(8, "none"), (16, "none"), (16, "window"), (16, "swap")]
     assert found == [*one_set, (8, "none"), (40, "none"), (40, "window"), (40, "swap")]
 
 
 def test_controls_are_of_one_set_of_targets() -> None:
     plans = list(control_plans(EvalConfig(), blocks_of(), [8, 16, 32], train_length=8))
-    assert {plan.target_hash for _, plan in plans} == {blocks_of().hash}
+    assert {plan.target_hash for plan in plans} == {blocks_of().hash}
 
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])

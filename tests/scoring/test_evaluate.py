@@ -56,7 +56,7 @@ def subject(tmp_path: Path) -> Subject:
 
 def context_starts(subject: Subject, evaluation: EvalConfig, length: int) -> list[tuple[int, int, int]]:
     """(document, place of the target, place where its context begins)."""
-    [plan] = [plan for asked, plan in make_plans(subject.config, evaluation, subject.data) if asked == length]
+    [plan] = [plan for plan in make_plans(subject.config, evaluation, subject.data) if plan.length == length]
     if evaluation.protocol == "paired":
         ends = [(window.document, window.start + window.size) for window in plan.windows]
         return [(d, end - BLOCK + k, end - length) for d, end in ends for k in range(BLOCK)]
@@ -182,7 +182,7 @@ def test_batches_are_no_larger_than_asked_for(subject: Subject) -> None:
 def test_targets_are_the_same_for_every_training_seed_and_follow_their_own(subject: Subject) -> None:
     def hashes(training: int, evaluation: EvalConfig) -> set[str]:
         config = replace(subject.config, seed=training)
-        return {plan.target_hash for _, plan in make_plans(config, evaluation, subject.data)}
+        return {plan.target_hash for plan in make_plans(config, evaluation, subject.data)}
 
     assert len(hashes(0, EVAL)) == 1
     assert hashes(0, EVAL) == hashes(1, EVAL)
@@ -197,8 +197,8 @@ def test_targets_are_the_same_for_every_training_seed_and_follow_their_own(subje
 
 def lengths_by_targets(subject: Subject, evaluation: EvalConfig) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for length, plan in make_plans(subject.config, evaluation, subject.data):
-        found.setdefault(plan.target_hash, []).append(length)
+    for plan in make_plans(subject.config, evaluation, subject.data):
+        found.setdefault(plan.target_hash, []).append(plan.length)
     return found
 
 
@@ -232,9 +232,9 @@ def test_a_longest_length_below_that_of_training_still_includes_it(
 def test_default_lengths_go_from_a_quarter_to_sixteen_times_the_training_length() -> None:
     subject_config = Config({"name": "mine"}, train=TrainConfig(length=32, batch_tokens=32))
     plans = make_plans(subject_config, EvalConfig(targets=2), data_of(600, 700))
-    uncontrolled = [length for length, plan in plans if plan.control == "none"]
+    uncontrolled = [plan.length for plan in plans if plan.control == "none"]
     assert uncontrolled == [8, 16, 32, 48, 64, 128, 256, 512]
-    assert {window.targets for _, plan in plans for window in plan.windows} == {4}
+    assert {window.targets for plan in plans for window in plan.windows} == {4}
 
 
 def test_both_sets_of_targets_have_rows(subject: Subject) -> None:

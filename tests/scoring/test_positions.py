@@ -45,16 +45,16 @@ def test_ranges_are_two_an_octave_and_end_with_the_longest(longest: int, wanted:
 
 def test_every_position_of_the_whole_windows_is_scored_once() -> None:
     plans = list(position_plans(TELLING, TEXT, 20))
-    assert [last for last, _ in plans] == [1, 2, 3, 4, 6, 8, 12, 16, 20]
-    found = [pair for _, plan in plans for pair in contexts(plan)]
-    longest = plans[-1][1]
+    assert [plan.length for plan in plans] == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    found = [pair for plan in plans for pair in contexts(plan)]
+    longest = plans[-1]
     windows = [replace(window, first=0, targets=window.size) for window in longest.windows]
     # Documents of 83, 50 and 57 tokens hold four, two and two windows of 20 with a target after each.
     assert sorted(found) == sorted(contexts(replace(longest, windows=windows)))
     assert len(set(found)) == len(found) == 20 * (4 + 2 + 2)
-    for (last, plan), first in zip(plans, [0, 1, 2, 3, 4, 6, 8, 12, 16], strict=True):
-        assert {seen for _, seen in contexts(plan)} == set(range(first + 1, last + 1))
-        assert plan.context_mean == (first + 1 + last) / 2
+    for plan, first in zip(plans, [0, 1, 2, 3, 4, 6, 8, 12, 16], strict=True):
+        assert {seen for _, seen in contexts(plan)} == set(range(first + 1, plan.length + 1))
+        assert plan.context_mean == (first + 1 + plan.length) / 2
 
 
 @pytest.mark.parametrize("encoding", [RoPE(SIZE.d_head), RoPE(SIZE.d_head, form="complex")])
@@ -82,7 +82,7 @@ def test_an_encoding_that_reads_the_length_has_a_pass_for_each_range(tmp_path: P
     shapes = fed(subject)
     rows = ranges(scored(subject, POSITIONED))
     assert {columns for _, columns in shapes} >= {1, 2, 3, 4, 6, 16}
-    plans = [plan for _, plan in make_plans(subject.config, POSITIONED, DATA) if plan.protocol == "positions"]
+    plans = [plan for plan in make_plans(subject.config, POSITIONED, DATA) if plan.protocol == "positions"]
     longest = subject_of(tmp_path / "longest", encoding)
     longest.model.encoding.claims = frozenset({"prefix_consistent"})
     whole = ranges(scored(longest, POSITIONED))

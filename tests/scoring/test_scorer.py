@@ -52,7 +52,7 @@ def test_windows_that_begin_together_pass_once_and_score_the_same(
     shapes = fed(together)
     rows = scored(together, evaluation)
     longest: dict[tuple[int, int], int] = {}
-    for _, plan in make_plans(together.config, evaluation, together.data):
+    for plan in make_plans(together.config, evaluation, together.data):
         for window in plan.windows:
             place = (window.document, window.start)
             longest[place] = max(window.size, longest.get(place, 0))

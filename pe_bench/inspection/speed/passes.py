@@ -72,13 +72,12 @@ class ScoringPass(Pass):
         # Only the targets meet the output's matrix.
         self.flops = length * flops_of(scoring_flops, model, config, length, output=False)
         self.flops += targets * 2 * model.output_weight.numel()
-        plans = [(length, self.plan)]
-        self.scorer = Scorer(model, data.validation, device, config.eval, plans, lambda *_: None)
+        self.scorer = Scorer(model, data.validation, device, config.eval, [self.plan], lambda *_: None)
         with torch.no_grad(), _casting(device, self.dtype):
             self.path = path_of(model, config, 1, length, device, self.dtype, train=False)
 
     def run(self) -> None:
-        self.scorer.score(self.length, self.plan)
+        self.scorer.score(self.plan)
 
 
 class TrainingPass(Pass):
