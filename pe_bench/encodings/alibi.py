@@ -34,7 +34,7 @@ class ALiBi(LayerEncoding):
     family = "bias"
     paper = "arXiv:2108.12409"
     claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
-    may_change = frozenset({"slope_scale"})
+    changeable_after_training = frozenset({"slope_scale"})
 
     slopes: Tensor
 

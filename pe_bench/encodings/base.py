@@ -39,12 +39,12 @@ class Side(NamedTuple):
     values: dict[str, Tensor]  # what `prepare` returned, cut to these tokens: [B, ..., n]
 
 
-class Piece(NamedTuple):
-    """Scores of some pairs of queries and keys as plain products, times the scale."""
+class ScoreTerm(NamedTuple):
+    """Scores of some pairs of queries and keys: plain products, times the scale."""
 
     q: Tensor  # [B, H, Q, *]
     k: Tensor  # [B, H, N, *]
-    holds: Tensor  # [Q, N] or [B, 1, Q, N], the pairs that have these scores
+    mask: Tensor  # [Q, N] or [B, 1, Q, N], true for the pairs whose score this is
 
 
 class Declared:
@@ -53,15 +53,15 @@ class Declared:
     family: ClassVar[str] = "none"
     paper: ClassVar[str] = ""
     past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
-    # Encodings by their first names, modifiers beside them not counted: what a model may have been trained
-    # with to be scored with this one, and which options of this one may change after training with it.
-    may_follow: ClassVar[frozenset[str]] = frozenset()
-    may_change: ClassVar[frozenset[str]] = frozenset()
+    # The encodings on whose trained weights this one may be scored, by the names of their files and without
+    # their modifiers; and the options of this one that may change after training.
+    compatible_with: ClassVar[frozenset[str]] = frozenset()
+    changeable_after_training: ClassVar[frozenset[str]] = frozenset()
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
 
     @classmethod
     def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What these options of a trained encoding fix, by the names that what may follow it has for it."""
+        """Return the option values implied by these, under the names used by compatible encodings."""
         return {}
 
     @classmethod
@@ -71,7 +71,7 @@ class Declared:
 
 
 # Optional hooks, which only say faster what another says.
-SHORTCUTS = {"scores": "pieces", "bias": "columns", "distance_bias": "columns", "visible": "ranges"}
+SHORTCUTS = {"scores": "terms", "bias": "columns", "distance_bias": "columns", "visible": "ranges"}
 
 
 class LayerEncoding(nn.Module, Declared):
@@ -110,12 +110,12 @@ class LayerEncoding(nn.Module, Declared):
         """
         return scale * (queries.x @ keys.x.mT)
 
-    def pieces(self, queries: Side, keys: Side) -> list[Piece]:
-        """Optional: what `scores` chooses from, where each is a plain product and one holds for each pair.
+    def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
+        """Optional: return the plain products of which `scores` chooses one for each pair.
 
         All have one width, which may be less than that of what `transform` returned.
         """
-        raise LookupError(f"the scores of {type(self).__name__} have no pieces")
+        raise LookupError(f"the scores of {type(self).__name__} have no terms")
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
         """A bias [H, n] of the distance alone, for distances [n] (query minus key position)."""

@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Piece, PositionalEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side
 from pe_bench.encodings.shared.ranges import intersection
 from pe_bench.errors import UserError
 
@@ -88,8 +88,8 @@ class Stack(LayerEncoding):
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         return self._owner("scores").scores(queries, keys, scale)
 
-    def pieces(self, queries: Side, keys: Side) -> list[Piece]:
-        return self._owner("scores").pieces(queries, keys)
+    def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
+        return self._owner("scores").terms(queries, keys)
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
         biases = [bias for part in self.parts if (bias := part.distance_bias(distance)) is not None]

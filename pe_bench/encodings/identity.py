@@ -20,7 +20,7 @@ def encoding_label(config: dict[str, Any], search: Sequence[Path] = ()) -> str:
 
 
 def first_name(part: dict[str, Any]) -> str:
-    """What `may_follow` calls an encoding: its module, or for one from outside what its file says."""
+    """Return the name that `compatible_with` uses: the module's, or for outside code the one in its YAML."""
     specification = str(part["class"])
     if is_built_in(specification):
         return specification.partition(":")[0].rpartition(".")[2]

@@ -34,7 +34,7 @@ class Learned(PositionalEncoding):
     family = "input"
     paper = "arXiv:1705.03122"
     past_training = "undefined"
-    may_change = frozenset({"overflow"})
+    changeable_after_training = frozenset({"overflow"})
 
     def __init__(self, d_model: int, max_position: int, overflow: Overflow = "error"):
         super().__init__()

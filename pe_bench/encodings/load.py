@@ -24,6 +24,12 @@ OUTSIDE_MODULE = "pe_bench_code_"
 ENTRY_POINTS = "pe_bench.encodings"
 # `derived` names the options that followed from the rest of the configuration.
 NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "modifiers")
+# Attributes that encodings once had, and what they are called today.
+RENAMED = {
+    "may_follow": "compatible_with",
+    "may_change": "changeable_after_training",
+    "pieces": "terms",
+}
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 
 
@@ -92,7 +98,15 @@ def find_class(specification: str, search: Sequence[Path] = ()) -> EncodingClass
             f"'{specification}' names no encoding: {name or specification} must be a class there "
             "that derives from LayerEncoding or PositionalEncoding"
         )
+    _refuse_renamed(found)
     return found
+
+
+def _refuse_renamed(encoding: EncodingClass) -> None:
+    """Raise `UserError` for an attribute that would be ignored under its old name."""
+    for old, new in RENAMED.items():
+        if hasattr(encoding, old):
+            raise UserError(f"{encoding.__name__}.{old} is called {new} today: rename it")
 
 
 def is_built_in(specification: str) -> bool:

@@ -24,7 +24,7 @@ class LogN(LayerEncoding):
     family = "scale"
     paper = "https://kexue.fm/archives/8823"
     claims = frozenset({"prefix_consistent"})
-    may_follow = ROTARY | {"nope", "sinusoidal"}
+    compatible_with = ROTARY | {"nope", "sinusoidal"}
 
     def __init__(self, train_length: int):
         super().__init__()

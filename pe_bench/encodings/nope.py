@@ -15,4 +15,4 @@ class NoPE(LayerEncoding):
 
     family = "none"
     paper = "arXiv:2305.19466"
-    may_follow = ROTARY  # the removal of DroPE, arXiv:2512.12167, before it is recalibrated
+    compatible_with = ROTARY  # the removal of DroPE, arXiv:2512.12167, before it is recalibrated

@@ -29,7 +29,7 @@ class Randomized(PositionalEncoding):
     family = "ids"
     paper = "arXiv:2305.16843"
     claims = frozenset({"shift_invariant"})
-    may_change = frozenset({"scored_with"})
+    changeable_after_training = frozenset({"scored_with"})
 
     def __init__(self, max_position: int, scored_with: ScoredWith = "random"):
         super().__init__()

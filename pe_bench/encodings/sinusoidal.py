@@ -39,7 +39,7 @@ def sinusoids(position: Tensor, width: int, base: float, layout: Layout) -> Tens
 class Sinusoidal(PositionalEncoding):
     family = "input"
     paper = "arXiv:1706.03762"
-    may_change = frozenset({"factor"})
+    changeable_after_training = frozenset({"factor"})
 
     def __init__(
         self,

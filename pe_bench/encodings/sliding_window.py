@@ -18,7 +18,7 @@ from pe_bench.errors import require
 class SlidingWindow(LayerEncoding):
     family = "mask"
     paper = "arXiv:2004.05150"
-    may_follow = ROTARY | RELATIVE | {"nope", "sinusoidal", "learned"}
+    compatible_with = ROTARY | RELATIVE | {"nope", "sinusoidal", "learned"}
 
     def __init__(self, window: int):
         super().__init__()

@@ -24,7 +24,7 @@ from pe_bench.errors import require
 class Temperature(LayerEncoding):
     family = "scale"
     paper = "arXiv:2404.12224"
-    may_follow = ROTARY | RELATIVE | {"nope"}
+    compatible_with = ROTARY | RELATIVE | {"nope"}
 
     factors: Tensor
 

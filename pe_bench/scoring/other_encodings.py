@@ -1,8 +1,8 @@
 """Trained weights under another encoding: what the words of `eval --with` stand for.
 
 NAME.yaml is composed over the run's own model, training and data configuration. Every option that it shares
-with the trained encoding takes the trained value unless it is given. What may follow what stands on the
-classes (`may_follow`, `may_change`).
+with the trained encoding takes the trained value unless it is given. The classes declare which
+encodings are compatible (`compatible_with`, `changeable_after_training`).
 
 A modifier acts on top of the run's own encoding, any other name replaces its base, and the run's modifiers
 stay. A scaling whose factor is not given makes two curves. With `factor=auto` it is that of each window:
@@ -30,7 +30,7 @@ from pe_bench.encodings.identity import encoding_identity, encoding_label, with_
 from pe_bench.encodings.load import NOT_OPTIONS, build_encoding, find_class, options_of
 from pe_bench.errors import UserError, require
 from pe_bench.runs.rows import FORCED
-from pe_bench.scoring.compatibility import refusal
+from pe_bench.scoring.compatibility import incompatibility
 from pe_bench.scoring.with_option import Spec, read_specs
 from pe_bench.system.terminal import say
 
@@ -44,7 +44,7 @@ class With:
 
     specs: tuple[Spec, ...] = ()
     search: tuple[Path, ...] = ()
-    force: bool = False  # score what may not follow as well
+    force: bool = False  # score incompatible encodings as well
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def find_others(asked: With, run: str, trained: Config) -> list[Other]:
     """The encodings that are asked for beside the run's own, each once.
 
     `trained` is the run's configuration with the lengths to score; its classes are trusted already. Raises
-    `UserError` for what cannot be, and without `force` for what may not follow.
+    `UserError` for what cannot be scored, and without `force` for what is not compatible.
     """
     found: dict[str, Other] = {}
     for spec in asked.specs:
@@ -88,7 +88,7 @@ def find_others(asked: With, run: str, trained: Config) -> list[Other]:
 
 
 def _other(encoding: dict[str, Any], trained: Config, search: Sequence[Path], force: bool) -> Other:
-    reason = refusal(trained.encoding, encoding, search)
+    reason = incompatibility(trained.encoding, encoding, search)
     if reason is not None and not force:
         raise UserError(f"{reason} (--force scores it all the same, and labels the rows)")
     label = _label(encoding, search)

@@ -25,7 +25,7 @@ from pe_bench.encodings.sandwich import Sandwich
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import layers_of, specimen
 from pe_bench.inspection.check.suite import PROPERTIES, check
-from pe_bench.model.attention import attention, logits, sides
+from pe_bench.model.attention import attention, logits, project
 
 E = TypeVar("E", bound=nn.Module)
 FALLING = torch.tensor([4, 3, 2, 1, 0])
@@ -41,14 +41,14 @@ def with_steps(encoding: E) -> E:
 def bias_of(encoding: LayerEncoding, length: int, shift: int = 0) -> Tensor:
     """The bias [H, T, T] of tokens at positions from `shift` on."""
     x = torch.zeros(1, H, length, K, dtype=torch.float64)
-    queries, keys = sides(encoding, x, x, x, torch.arange(length) + shift)
+    queries, keys = project(encoding, x, x, x, torch.arange(length) + shift)
     bias = encoding.bias(queries, keys)
     assert bias is not None
     return bias
 
 
 def final_logits(encoding: LayerEncoding) -> Tensor:
-    queries, keys = sides(encoding, X4, Q4, K4, torch.arange(T))
+    queries, keys = project(encoding, X4, Q4, K4, torch.arange(T))
     return logits(encoding, queries, keys, 1 / math.sqrt(K))[0].detach()
 
 
@@ -337,7 +337,7 @@ def test_dape_with_a_network_of_zeros_is_its_inner_encoding(inner: Inner) -> Non
 def test_dape_mixes_heads_and_reads_content() -> None:
     encoding = with_steps(DAPE(H, train_length=4096, inner="alibi", d_hidden=4))
     q = Q4.clone().requires_grad_()
-    queries, keys = sides(encoding, X4, q, K4, torch.arange(T))
+    queries, keys = project(encoding, X4, q, K4, torch.arange(T))
     found = logits(encoding, queries, keys, 1 / math.sqrt(K))[0]
     (gradient,) = torch.autograd.grad((found + 0.5 * q @ -K4.mT)[0, 0].sum(), q)
     assert gradient[0, 0].any(), "the change of head 0 depends on its own scores"
@@ -380,7 +380,7 @@ def test_dape_has_the_checked_properties_with_other_inner_encodings(inner: Inner
 def test_networks_are_not_evaluated_in_half_precision(make: Callable[[], LayerEncoding]) -> None:
     encoding, length = make(), 300
     q, k = torch.randn(2, 1, H, length, K, generator=torch.Generator().manual_seed(0))
-    queries, keys = sides(encoding, q[:, 0], q, k, torch.arange(length) + 4_096)
+    queries, keys = project(encoding, q[:, 0], q, k, torch.arange(length) + 4_096)
     scores, visible = encoding.scores(queries, keys, 0.5), encoding.visible(queries, keys)
 
     def biased() -> Tensor:

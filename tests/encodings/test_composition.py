@@ -16,7 +16,7 @@ from pe_bench.encodings.randomized import Randomized
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.errors import UserError
-from pe_bench.model.attention import reference_attention, sides
+from pe_bench.model.attention import project, reference_attention
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
@@ -40,7 +40,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def both_sides() -> tuple[Side, Side]:
     x, q, k, _ = inputs()
-    return sides(NoPE(), x, q, k, torch.arange(TOKENS))
+    return project(NoPE(), x, q, k, torch.arange(TOKENS))
 
 
 class Scaled(LayerEncoding):

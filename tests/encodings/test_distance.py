@@ -28,7 +28,7 @@ from pe_bench.encodings.streaming import Streaming
 from pe_bench.encodings.swan import SWAN
 from pe_bench.encodings.temperature import Temperature
 from pe_bench.errors import UserError
-from pe_bench.model.attention import attention, reference_attention, sides
+from pe_bench.model.attention import attention, project, reference_attention
 
 TOKENS = 14
 ROWS = torch.arange(TOKENS)
@@ -49,13 +49,13 @@ def output(encoding: LayerEncoding, position: Tensor = ROWS, block: int | None =
 def visible(encoding: LayerEncoding, tokens: int) -> list[list[int]]:
     """The indices of the keys that each query sees."""
     x, q, k, _ = inputs(tokens)
-    seen = encoding.visible(*sides(encoding, x, q, k, torch.arange(tokens)))
+    seen = encoding.visible(*project(encoding, x, q, k, torch.arange(tokens)))
     return [row.nonzero().flatten().tolist() for row in seen]
 
 
 def factors(encoding: LayerEncoding, position: Tensor) -> Tensor:
     x, q, k, _ = inputs(len(position))
-    scale = encoding.logit_scale(sides(encoding, x, q, k, position)[0])
+    scale = encoding.logit_scale(project(encoding, x, q, k, position)[0])
     assert scale is not None
     return scale.detach()
 
@@ -91,7 +91,7 @@ def distances(encoding: LayerEncoding, query: int) -> list[float]:
     tokens, lowest = query + 1, 10_000.0 ** (-(K - 2) / K)
     one = torch.zeros(1, H, tokens, K, dtype=torch.float64)
     one[..., K // 2 - 1] = 1
-    queries, keys = sides(encoding.double(), torch.zeros(1, tokens, D), one, one, torch.arange(tokens))
+    queries, keys = project(encoding.double(), torch.zeros(1, tokens, D), one, one, torch.arange(tokens))
     cosines = encoding.scores(queries, keys, 1.0)[0, 0, query][encoding.visible(queries, keys)[query]]
     return [round(float(cosine.clamp(-1, 1).arccos()) / lowest, 3) for cosine in cosines]
 
@@ -227,7 +227,7 @@ def test_window_of_distances_is_one_of_positions_where_ids_jump() -> None:
         (LMInfinite(K, 4, 7), 4.0),
         (SelfExtend(K, 3, 4, 2), None),
     ):
-        queries, keys = sides(encoding, x, q, k, ids)
+        queries, keys = project(encoding, x, q, k, ids)
         row = encoding.scores(queries, keys, 1 / math.sqrt(K))[0, 0, 6]
         for j, p in enumerate(ids.tolist()):
             grouped = 8 // 2 - p // 2 + 2
@@ -239,7 +239,8 @@ def test_what_is_seen_is_a_matter_of_indices() -> None:
     x, q, k, _ = inputs()
     for encoding in (LMInfinite(K, 4, 2), Streaming(K, 6, 2)):
         seen = [
-            encoding.visible(*sides(encoding, x, q, k, position)) for position in (ROWS, JUMPING, JUMPING + 9)
+            encoding.visible(*project(encoding, x, q, k, position))
+            for position in (ROWS, JUMPING, JUMPING + 9)
         ]
         assert torch.equal(seen[0], seen[1])
         assert torch.equal(seen[0], seen[2])

@@ -167,6 +167,26 @@ def test_a_misspelt_hook_is_refused(train, own):
     assert "distance_bias" in outcome.line
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "may_follow = frozenset({'rope'})",
+            "RootBias.may_follow is called compatible_with today: rename it",
+        ),
+        ("may_change = frozenset()", "RootBias.may_change is called changeable_after_training today"),
+        ("pieces = None", "RootBias.pieces is called terms today"),
+    ],
+)
+def test_an_attribute_under_its_old_name_is_refused(train, folder, own, line, message):
+    (own / "encoding" / "mine.py").write_text(
+        CODE.replace("class RootBias(LayerEncoding):", f"class RootBias(LayerEncoding):\n    {line}")
+    )
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and message in outcome.line
+    assert not (folder / "results").exists()
+
+
 def test_a_hook_with_other_arguments_is_named_with_its_line(train, folder, own):
     (own / "encoding" / "mine.py").write_text(CODE.replace("(self, distance)", "(self)"))
     outcome = train("--config-dir", str(own), "encoding=mine")

@@ -46,7 +46,7 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.stick_breaking import StickBreaking
 from pe_bench.encodings.t5 import T5, t5_buckets
 from pe_bench.errors import UserError
-from pe_bench.model.attention import attention, cut, reference_attention, sides
+from pe_bench.model.attention import attention, project, reference_attention, slice_tokens
 
 # nope
 
@@ -273,7 +273,7 @@ def test_t5_bias_reads_the_row_of_the_head_and_is_not_scaled() -> None:
     encoding = T5(d_model=8, n_heads=2)
     fill(encoding.table, torch.arange(64.0).view(2, 32))
     assert encoding.distance_bias(torch.tensor([0, 18, 500])).tolist() == [[0, 16, 31], [32, 48, 63]]
-    queries, keys = sides(encoding, X4, Q4, K4, torch.arange(T))
+    queries, keys = project(encoding, X4, Q4, K4, torch.arange(T))
     bias = encoding.bias(queries, keys)
     assert bias is not None
     assert bias[1, 3].tolist() == [35, 34, 33, 32]
@@ -387,8 +387,8 @@ def test_fox_has_its_reference_output() -> None:
 
 def test_fox_columns_are_its_bias() -> None:
     encoding = FoX(d_model=D, n_heads=H).double()
-    queries, keys = sides(encoding, X4, Q4, K4, torch.arange(T))
-    queries = cut(queries, 1, 3)
+    queries, keys = project(encoding, X4, Q4, K4, torch.arange(T))
+    queries = slice_tokens(queries, 1, 3)
     of_queries, of_keys = encoding.columns(queries, keys)
     assert near((of_queries @ of_keys.mT).detach(), encoding.bias(queries, keys).detach(), 1e-12)
 
@@ -396,7 +396,7 @@ def test_fox_columns_are_its_bias() -> None:
 def test_fox_forgets_more_between_distant_tokens_and_every_gate_counts_once() -> None:
     logits = series(torch.cos, 0.4, T, H)
     encoding = fox_with_gates()
-    queries, keys = sides(encoding, gate_input(logits), Q4, K4, torch.arange(T))
+    queries, keys = project(encoding, gate_input(logits), Q4, K4, torch.arange(T))
     log_forget = torch.nn.functional.logsigmoid(logits)
     bias = encoding.bias(queries, keys)[0]
     assert abs(bias[0, 3, 1].item() - (log_forget[2, 0] + log_forget[3, 0]).item()) < 1e-12
@@ -473,14 +473,14 @@ def test_stick_breaking_in_logarithms_is_the_product_and_stays_finite() -> None:
 
 def test_sliding_window_of_w_sees_w_tokens() -> None:
     zeros = torch.zeros(1, H, 9, K)
-    queries, keys = sides(SlidingWindow(3), torch.zeros(1, 9, D), zeros, zeros, torch.arange(9))
+    queries, keys = project(SlidingWindow(3), torch.zeros(1, 9, D), zeros, zeros, torch.arange(9))
     assert SlidingWindow(3).visible(queries, keys).sum(-1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]
 
 
 def test_logn_has_its_reference_factors() -> None:
     position = torch.tensor([0, 511, 512, 1023, 4095])
     zeros = torch.zeros(1, H, 5, K)
-    queries, _ = sides(LogN(512), torch.zeros(1, 5, D), zeros, zeros, position)
+    queries, _ = project(LogN(512), torch.zeros(1, 5, D), zeros, zeros, position)
     assert near(LogN(512).logit_scale(queries).flatten(), [1, 1, 1.000313, 1.111111, 1.333333])
 
 

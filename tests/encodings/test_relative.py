@@ -26,7 +26,7 @@ from pe_bench.encodings.t5 import T5
 from pe_bench.encodings.transformer_xl import TransformerXL
 from pe_bench.encodings.tupe import TUPE, Positions
 from pe_bench.errors import UserError
-from pe_bench.model.attention import attention, choose, logits, reference_attention, sides
+from pe_bench.model.attention import attention, choose, logits, project, reference_attention
 from pe_bench.model.attention.fused import fused_attention
 
 LAYERS, TRAIN = 2, 16
@@ -48,7 +48,7 @@ def layer_of(encoding: PositionalEncoding | LayerEncoding, number: int = 0) -> L
 def final_logits(layer: LayerEncoding, position: Tensor | None = None, q: Tensor = Q4) -> Tensor:
     """[B, H, T, T] with zeros for keys after the query."""
     position = torch.arange(T) if position is None else position
-    queries, keys = sides(layer, X4, q, K4, position)
+    queries, keys = project(layer, X4, q, K4, position)
     return logits(layer, queries, keys, 1 / math.sqrt(K))[0].detach().tril()
 
 
@@ -56,7 +56,7 @@ def spread_of_scores(encoding: PositionalEncoding | LayerEncoding) -> float:
     """The standard deviation of logits of random queries and keys of variance 1."""
     generator = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, 4, 8, 64, 16, generator=generator)
-    queries, keys = sides(layer_of(encoding), q.transpose(1, 2).flatten(2), q, k, torch.arange(64))
+    queries, keys = project(layer_of(encoding), q.transpose(1, 2).flatten(2), q, k, torch.arange(64))
     found = logits(layer_of(encoding), queries, keys, 1 / math.sqrt(16))[0]
     return found[..., torch.ones(64, 64).tril().bool()].std().item()
 
@@ -314,7 +314,7 @@ def test_shaw_adds_no_vector_to_the_queries() -> None:
 
 def test_shaw_scales_the_relative_term_as_the_content() -> None:
     encoding = shaw()
-    queries, keys = sides(encoding, X4, Q4, K4, torch.arange(T))
+    queries, keys = project(encoding, X4, Q4, K4, torch.arange(T))
     assert near(
         encoding.scores(queries, keys, 3.0).detach(), 3 * encoding.scores(queries, keys, 1.0).detach(), 1e-12
     )

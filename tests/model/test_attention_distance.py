@@ -18,7 +18,7 @@ from pe_bench.encodings.sandwich import Sandwich
 from pe_bench.encodings.t5 import T5
 from pe_bench.model.attention import distance, fused, reference_attention
 from pe_bench.model.attention.distance import FUSED_QUERIES, FUSED_QUERIES_LONG, fused_distance_attention
-from pe_bench.model.attention.negligible import BLOCK, Reach, negligible
+from pe_bench.model.attention.negligible import BLOCK, NegligibleKeys, log_epsilon
 from pe_bench.scoring.denormals import flushed_denormals
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
@@ -71,7 +71,7 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_bound_is_no_wider_in_a_model_that_is_autocast() -> None:
     _, q, k, v = inputs(dtype=torch.float32)
-    reach = Reach(q, k, v, falling().float().expand(H, -1), K**-0.5)
+    reach = NegligibleKeys(q, k, v, falling().float().expand(H, -1), K**-0.5)
     expected = reach._content(2_048, 2_304)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(reach._content(2_048, 2_304), expected)
@@ -243,7 +243,7 @@ def test_what_is_left_out_has_no_weight(dtype: torch.dtype, size: float, mean: f
     q, k = size * q + mean, size * k + mean
     slopes = torch.tensor([[1.0], [0.3], [0.1], [0.03]], dtype=torch.float64)
     table, start, stop = slopes * falling(1.0), 3_072, 3_072 + 150
-    reach = Reach(q.to(dtype), k.to(dtype), v.to(dtype), table.to(dtype), K**-0.5)
+    reach = NegligibleKeys(q.to(dtype), k.to(dtype), v.to(dtype), table.to(dtype), K**-0.5)
     firsts = reach.first_keys(start, stop)
     assert firsts[0] > 2_000
     distances = (torch.arange(start, stop)[:, None] - torch.arange(stop)).clamp(min=0)
@@ -259,9 +259,11 @@ def test_the_bound_counts_every_key_of_every_block() -> None:
     _, q, k, v = inputs(dtype=torch.float32)
     table = torch.full((H, TOKENS), -12.0)
     table[:, 0] = 0.0
-    single, block = negligible(torch.float32), negligible(torch.float32) - math.log(BLOCK)
+    single, block = log_epsilon(torch.float32), log_epsilon(torch.float32) - math.log(BLOCK)
     table[:, 500:] = torch.tensor([[single - 0.1], [block + 0.1], [block - 0.1], [block - math.log(3) - 0.1]])
-    firsts = Reach(0 * q, k, torch.ones_like(v), table, K**-0.5).first_keys(3_072, 3_072 + FUSED_QUERIES)
+    firsts = NegligibleKeys(0 * q, k, torch.ones_like(v), table, K**-0.5).first_keys(
+        3_072, 3_072 + FUSED_QUERIES
+    )
     assert firsts == [0, 0, BLOCK, 3 * BLOCK]
 
 
@@ -271,9 +273,9 @@ def test_the_bound_of_equal_keys_is_their_score() -> None:
     q[..., 0], k[..., :BLOCK, 0] = 4.0, 10.0
     table = torch.full((H, TOKENS), -12.0)
     table[:, 0] = 0.0
-    just = negligible(torch.float32) - math.log(BLOCK) - 40 * K**-0.5
+    just = log_epsilon(torch.float32) - math.log(BLOCK) - 40 * K**-0.5
     table[:, 500:] = torch.tensor([[just + 0.1], [just + 0.1], [just - 0.1], [just - 0.1]])
-    firsts = Reach(q, k, v + 1, table, K**-0.5).first_keys(3_072, 3_072 + FUSED_QUERIES)
+    firsts = NegligibleKeys(q, k, v + 1, table, K**-0.5).first_keys(3_072, 3_072 + FUSED_QUERIES)
     assert firsts == [0, 0, 10 * BLOCK, 10 * BLOCK]  # the eleventh block begins to be near
 
 
@@ -281,17 +283,17 @@ def test_the_bound_is_no_looser_than_the_norms_make_it() -> None:
     """Keys with a common mean, as trained models have them, do not push the reach back."""
     _, q, k, v = inputs(dtype=torch.float32)
     table = falling(0.1).float().expand(H, -1)
-    plain = Reach(q, k, v, table, K**-0.5).first_keys(3_072, 3_200)
-    shifted = Reach(q, k + 10, v, table, K**-0.5).first_keys(3_072, 3_200)
+    plain = NegligibleKeys(q, k, v, table, K**-0.5).first_keys(3_072, 3_200)
+    shifted = NegligibleKeys(q, k + 10, v, table, K**-0.5).first_keys(3_072, 3_200)
     assert shifted == plain
 
 
 def test_the_bound_is_of_the_scaled_scores() -> None:
     _, q, k, v = inputs(dtype=torch.float32)
     table = falling(0.03).float().expand(H, -1)
-    scaled = Reach(0.25 * q, k, v, table, 1.0).first_keys(3_072, 3_200)
-    assert scaled == Reach(q, k, v, table, 0.25).first_keys(3_072, 3_200)
-    assert min(scaled) > min(Reach(q, k, v, table, 1.0).first_keys(3_072, 3_200))
+    scaled = NegligibleKeys(0.25 * q, k, v, table, 1.0).first_keys(3_072, 3_200)
+    assert scaled == NegligibleKeys(q, k, v, table, 0.25).first_keys(3_072, 3_200)
+    assert min(scaled) > min(NegligibleKeys(q, k, v, table, 1.0).first_keys(3_072, 3_200))
 
 
 def flushed(tiny: Tensor) -> set[bool]:

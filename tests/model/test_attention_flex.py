@@ -30,7 +30,7 @@ from pe_bench.encodings.stick_breaking import StickBreaking
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.encodings.t5 import T5
 from pe_bench.inspection.check.case import layer_inputs, layers_of, specimen, worst
-from pe_bench.model.attention import block_masks, choose, flex, reference_attention, sides
+from pe_bench.model.attention import block_masks, choose, flex, project, reference_attention
 from pe_bench.model.attention.block_masks import BLOCK, block_mask, mask_of_tiles
 from pe_bench.model.attention.flex import add_columns, add_table, can_flex, fused_flex_attention
 
@@ -90,13 +90,13 @@ def indices(tokens: int, batch: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 def mask_of(encoding: LayerEncoding, tokens: int, window: int | None = None) -> BlockMask:
     x, q, k, _ = inputs(tokens, batch=1)
-    return block_mask(encoding, *sides(encoding.double(), x, q, k, torch.arange(tokens)), window)
+    return block_mask(encoding, *project(encoding.double(), x, q, k, torch.arange(tokens)), window)
 
 
 def visible_to(encoding: LayerEncoding, tokens: int, window: int | None = None) -> Tensor:
     """What the reference shows, [T, T]."""
     x, q, k, _ = inputs(tokens, batch=1)
-    queries, keys = sides(encoding.double(), x, q, k, torch.arange(tokens))
+    queries, keys = project(encoding.double(), x, q, k, torch.arange(tokens))
     distance = queries.index.unsqueeze(-1) - keys.index
     visible = encoding.visible(queries, keys) & (distance >= 0)
     return visible if window is None else visible & (distance < window)
@@ -232,13 +232,13 @@ def test_every_encoding_with_a_mask_of_its_own_has_it_here(name: str) -> None:
 
 def mask_of_specimen(layer: LayerEncoding, tokens: int) -> Tensor:
     x, q, k, _ = layer_inputs(tokens)
-    mask = mask_of_tiles(layer, *sides(layer, x, q, k, torch.arange(tokens)), None)
+    mask = mask_of_tiles(layer, *project(layer, x, q, k, torch.arange(tokens)), None)
     return mask.mask_mod(*indices(tokens)).expand(1, 1, -1, -1)[0, 0]
 
 
 def reference_mask(layer: LayerEncoding, tokens: int) -> Tensor:
     x, q, k, _ = layer_inputs(tokens)
-    return layer.visible(*sides(layer, x, q, k, torch.arange(tokens))).expand(tokens, tokens)
+    return layer.visible(*project(layer, x, q, k, torch.arange(tokens))).expand(tokens, tokens)
 
 
 @pytest.mark.parametrize("encoding", [Sinks(), Strided(), SlidingWindow(37)])

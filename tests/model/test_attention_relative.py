@@ -12,7 +12,7 @@ from pe_bench.encodings.rerope import ReRoPE
 from pe_bench.encodings.shaw import Shaw
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import attention, choose, chunks, reference_attention, relative
-from pe_bench.model.attention.fused import fused_with_mass, merged
+from pe_bench.model.attention.fused import fused_with_lse, merge_by_lse
 from pe_bench.model.attention.relative import by_distance, fused_relative_attention, keys_band, queries_band
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
@@ -136,14 +136,14 @@ def test_in_a_model_that_is_autocast_no_error_is_larger_than_the_references(make
 
 
 @torch.no_grad()
-def test_masses_and_what_is_merged_by_them_are_single_precision_in_a_model_that_is_autocast() -> None:
+def test_log_sum_exps_and_what_is_merged_by_them_are_single_precision_in_a_model_that_is_autocast() -> None:
     _, q, k, v = as_type(layer_inputs(9), torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        parts = [fused_with_mass(q, k[:, :, keys], v[:, :, keys], None, 0.5) for keys in (range(4), range(9))]
-        assert merged(parts).dtype == torch.float32
+        parts = [fused_with_lse(q, k[:, :, keys], v[:, :, keys], None, 0.5) for keys in (range(4), range(9))]
+        assert merge_by_lse(parts).dtype == torch.float32
     exact = (0.5 * q.double() @ k.double().mT).logsumexp(-1, keepdim=True)
     assert parts[-1][1].dtype == torch.float32
-    # The kernel's exponentials are rougher for such queries, and a mass in their type would be 2^-8 off.
+    # The kernel's exponentials are rougher for such queries, and an lse in their type would be 2^-8 off.
     assert worst(parts[-1][1], exact) < 1e-3
 
 
@@ -179,10 +179,10 @@ def test_weights_by_distance_are_those_of_the_keys_there(before: int) -> None:
 
 def test_parts_merge_to_the_whole() -> None:
     _, q, k, v = layer_inputs(9)
-    whole, mass = fused_with_mass(q, k, v, None, 0.5)
-    parts = [fused_with_mass(q, k[:, :, keys], v[:, :, keys], None, 0.5) for keys in (slice(4), slice(4, 9))]
-    assert worst(merged(parts), whole) < 1e-12
-    assert worst(mass, (0.5 * q @ k.mT).logsumexp(-1, keepdim=True)) < 1e-12
+    whole, lse = fused_with_lse(q, k, v, None, 0.5)
+    parts = [fused_with_lse(q, k[:, :, keys], v[:, :, keys], None, 0.5) for keys in (slice(4), slice(4, 9))]
+    assert worst(merge_by_lse(parts), whole) < 1e-12
+    assert worst(lse, (0.5 * q @ k.mT).logsumexp(-1, keepdim=True)) < 1e-12
 
 
 def test_a_part_in_which_a_query_sees_nothing_has_no_mass() -> None:
@@ -190,10 +190,10 @@ def test_a_part_in_which_a_query_sees_nothing_has_no_mass() -> None:
     seen = torch.ones(9, 9, dtype=torch.bool)
     seen[2] = False
     for mask in (seen, torch.zeros(9, 9, dtype=torch.float64).masked_fill(~seen, float("-inf"))):
-        part = fused_with_mass(q, k, v, mask, 0.5)
+        part = fused_with_lse(q, k, v, mask, 0.5)
         assert part[1][:, :, 2].isneginf().all()
-        other = fused_with_mass(q, k, v, None, 0.5)
-        assert worst(merged([part, other])[:, :, 2], other[0][:, :, 2]) < 1e-12
+        other = fused_with_lse(q, k, v, None, 0.5)
+        assert worst(merge_by_lse([part, other])[:, :, 2], other[0][:, :, 2]) < 1e-12
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.base import LayerEncoding, LengthError, Piece, Side
+from pe_bench.encodings.base import LayerEncoding, LengthError, ScoreTerm, Side
 from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.fire import FIRE
 from pe_bench.encodings.fox import FoX
@@ -131,7 +131,7 @@ def test_chunks_are_the_reference(name: str, window: int | None, learning: bool)
         for position in (torch.arange(tokens), jumping(tokens), torch.arange(tokens).float() + 0.5):
             arguments = (*layer_inputs(tokens), position, window)
             exact = reference_attention(encoding, *arguments)
-            # Masses have no gradients: where these are wanted, pieces are put together in another way.
+            # A log-sum-exp has no gradient: where one is wanted, terms are joined in another way.
             with torch.set_grad_enabled(learning):
                 assert worst(fused_chunk_attention(encoding, *arguments), exact) < 1e-10
 
@@ -185,9 +185,9 @@ class Resized(ReRoPE):
         super().__init__(K, train_length=8, window=5)
         self.width = width
 
-    def pieces(self, queries: Side, keys: Side) -> list[Piece]:
+    def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
         return [
-            Piece(self._resized(q), self._resized(k), holds) for q, k, holds in super().pieces(queries, keys)
+            ScoreTerm(self._resized(q), self._resized(k), mask) for q, k, mask in super().terms(queries, keys)
         ]
 
     def _resized(self, x: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Resized(ReRoPE):
 
 @pytest.mark.parametrize("width", [K // 2, K, 3 * K])
 @pytest.mark.parametrize("learning", [True, False])
-def test_pieces_have_any_width(width: int, learning: bool) -> None:
+def test_terms_have_any_width(width: int, learning: bool) -> None:
     encoding, arguments = Resized(width), (*layer_inputs(33), torch.arange(33))
     exact = reference_attention(encoding, *arguments)
     with torch.set_grad_enabled(learning):
@@ -292,6 +292,6 @@ def test_forgetting_is_exact_at_32768_tokens() -> None:
 def last_chunk(encoding: LayerEncoding, inputs: tuple[Tensor, ...], count: int) -> Tensor:
     """What the chunk path gives the last queries, without those before them."""
     x, q, k, v = inputs
-    queries, keys = reference.sides(encoding, x, q, k, torch.arange(q.shape[-2]))
-    last = reference.cut(queries, q.shape[-2] - count, q.shape[-2])
+    queries, keys = reference.project(encoding, x, q, k, torch.arange(q.shape[-2]))
+    last = reference.slice_tokens(queries, q.shape[-2] - count, q.shape[-2])
     return chunks._attend(encoding, last, keys, v, None)

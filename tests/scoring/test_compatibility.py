@@ -11,7 +11,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.encodings.identity import first_name
 from pe_bench.encodings.load import find_class, options_of
-from pe_bench.scoring.compatibility import followers, refusal
+from pe_bench.scoring.compatibility import compatible_encodings, incompatibility
 
 NAMES = names_in("encoding", [])
 MODIFIERS = names_in("modifier", [])
@@ -71,9 +71,9 @@ def allowed(trained: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("trained", NAMES)
-def test_what_may_follow_is_the_catalogues_table(trained: str) -> None:
+def test_compatible_encodings_are_those_of_the_catalogues_table(trained: str) -> None:
     before = config(trained).encoding
-    may = {name for name in NAMES if refusal(before, scored_with(before, name)) is None}
+    may = {name for name in NAMES if incompatibility(before, scored_with(before, name)) is None}
     assert may == {name for name in NAMES if allowed(trained, name)}
 
 
@@ -87,7 +87,7 @@ def test_the_table_is_about_every_encoding_that_there_is() -> None:
 )
 def test_an_option_that_the_catalogue_names_may_change_after_training(name: str, word: str) -> None:
     place = f"encoding.modifiers.{name}" if name in MODIFIERS else "encoding"
-    assert refusal(config(name).encoding, config(name, f"{place}.{word}").encoding) is None
+    assert incompatibility(config(name).encoding, config(name, f"{place}.{word}").encoding) is None
 
 
 def test_no_other_option_may_change_after_training() -> None:
@@ -96,8 +96,8 @@ def test_no_other_option_may_change_after_training() -> None:
     for name in NAMES:
         encoding = config(name).encoding
         part = modifiers_of(encoding).get(name, encoding)
-        if find_class(part["class"]).may_change:
-            found[name] = set(find_class(part["class"]).may_change)
+        if find_class(part["class"]).changeable_after_training:
+            found[name] = set(find_class(part["class"]).changeable_after_training)
     assert found == {name: {word.partition("=")[0] for word in words} for name, words in CHANGES.items()}
 
 
@@ -106,8 +106,8 @@ def test_declarations_name_encodings_and_options_that_there_are(name: str) -> No
     encoding = config(name).encoding
     for part in (encoding, *modifiers_of(encoding).values()):
         declared = find_class(part["class"])
-        assert declared.may_follow <= set(NAMES)
-        assert declared.may_change <= set(part)
+        assert declared.compatible_with <= set(NAMES)
+        assert declared.changeable_after_training <= set(part)
         assert declared.window_factor is None or part[declared.window_factor] is None
 
 
@@ -118,29 +118,29 @@ def test_every_encoding_is_known_by_the_name_of_its_file() -> None:
 
 
 def test_a_changed_option_is_refused_with_both_values() -> None:
-    reason = refusal(config("rope").encoding, config("rope", "encoding.base=500").encoding)
+    reason = incompatibility(config("rope").encoding, config("rope", "encoding.base=500").encoding)
     assert reason == (
-        "this run was trained with rope at base=10000.0, not 500.0, and that may not change after training "
-        "(none of its options may)"
+        "this run was trained with rope base=10000.0, and base cannot change to 500.0 after training "
+        "(changeable: none)"
     )
-    reason = refusal(config("alibi").encoding, {**config("alibi").encoding, "n_heads": 2})
-    assert reason is not None and reason.endswith("(only slope_scale may)")
+    reason = incompatibility(config("alibi").encoding, {**config("alibi").encoding, "n_heads": 2})
+    assert reason is not None and reason.endswith("(changeable: slope_scale)")
 
 
 def test_modifiers_that_made_other_weights_are_named() -> None:
-    reason = refusal(config("pose").encoding, scored_with(config("pose").encoding, "yarn"))
+    reason = incompatibility(config("pose").encoding, scored_with(config("pose").encoding, "yarn"))
     assert reason == (
-        "this run was trained with rope and pose, and nothing but pose's own options may change after "
-        "that (none of its options may)"
+        "this run was trained with rope and pose, and on such weights only pose's options may change "
+        "(changeable: none)"
     )
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "learned", "irope"])
-def test_followers_are_those_that_name_it(name: str) -> None:
-    assert set(followers(name)) == WHITELIST.get(name, set())
+def test_compatible_encodings_of_a_base_are_those_that_name_it(name: str) -> None:
+    assert set(compatible_encodings(name)) == WHITELIST.get(name, set())
 
 
-def test_what_a_class_implies_is_an_option_of_what_follows_it() -> None:
+def test_what_a_class_implies_is_an_option_of_its_compatible_encodings() -> None:
     """p_rope and partial_rope mean two things by a fraction, and a scaling can be either."""
     implied = {
         name: find_class(config(name).encoding["class"]).implied(config(name).encoding) for name in NAMES

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.model.attention import reference_attention, sides
+from pe_bench.model.attention import project, reference_attention
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
@@ -37,7 +37,7 @@ def output(encoding: LayerEncoding, position: Tensor | None = None, x: Tensor = 
 
 
 def row_of_scores(encoding: LayerEncoding, head: int = 0, row: int = 3) -> Tensor:
-    queries, keys = sides(encoding.double(), X4, Q4, K4, torch.arange(T))
+    queries, keys = project(encoding.double(), X4, Q4, K4, torch.arange(T))
     return encoding.scores(queries, keys, 1 / math.sqrt(K))[0, head, row]
 
 

@@ -8,7 +8,7 @@ they are of positions; the two differ where ids jump.
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Piece, Side
+from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side
 from pe_bench.encodings.rope import FractionOf, Layout, rotate, turned_frequencies
 from pe_bench.encodings.shared.families import ROTARY
 from pe_bench.errors import require
@@ -18,7 +18,7 @@ class EffectiveDistance(LayerEncoding):
     """The true distance within a window, and beyond it that of `far_positions`: by default the window's."""
 
     family = "distance"
-    may_follow = ROTARY
+    compatible_with = ROTARY
     train_length = 0
 
     frequencies: Tensor
@@ -66,18 +66,18 @@ class EffectiveDistance(LayerEncoding):
         return self._turned_twice(q, q_position, far_q), self._turned_twice(k, k_position, far_k)
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        near, *far = self.pieces(queries, keys)
+        near, *far = self.terms(queries, keys)
         scores = near.q @ near.k.mT
-        for piece in far:
-            scores = torch.where(piece.holds, piece.q @ piece.k.mT, scores)
+        for term in far:
+            scores = torch.where(term.mask, term.q @ term.k.mT, scores)
         return scale * scores
 
-    def pieces(self, queries: Side, keys: Side) -> list[Piece]:
+    def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
         is_near = self.is_near(queries, keys)
         if queries.x.shape[-1] == queries.raw.shape[-1]:
-            return [Piece(queries.x, keys.x, torch.ones_like(is_near))]
+            return [ScoreTerm(queries.x, keys.x, torch.ones_like(is_near))]
         (near_q, far_q), (near_k, far_k) = queries.x.chunk(2, -1), keys.x.chunk(2, -1)
-        return [Piece(near_q, near_k, is_near), Piece(far_q, far_k, ~is_near)]
+        return [ScoreTerm(near_q, near_k, is_near), ScoreTerm(far_q, far_k, ~is_near)]
 
     def _turned_twice(self, x: Tensor, position: Tensor, far: Tensor) -> Tensor:
         return torch.cat([rotate(x, where, self.frequencies, self.layout) for where in (position, far)], -1)

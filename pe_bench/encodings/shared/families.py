@@ -1,7 +1,7 @@
-"""Kinds of trained encodings, by their first names, for what may be scored after all of a kind.
+"""Kinds of encodings by name, for classes that are compatible with the weights of all of a kind.
 
-A pair that is in no `may_follow` loads as well where neither has parameters, and means nothing: the weights
-were never shown such scores.
+Weights load into any other encoding where neither has parameters. Without `compatible_with` their scores mean
+nothing, because the model never saw such logits in training.
 """
 
 ROTARY = frozenset({"rope", "partial_rope", "p_rope"})

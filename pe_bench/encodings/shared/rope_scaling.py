@@ -48,7 +48,7 @@ class RopeScaling(LayerEncoding, ABC):
 
     family = "rotary"
     claims = frozenset({"shift_invariant", "norm_preserving"})
-    may_follow = ROTARY
+    compatible_with = ROTARY
     window_factor = "factor"
     smallest_width: ClassVar[int] = 2
 

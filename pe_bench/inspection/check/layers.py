@@ -19,7 +19,7 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.inspection.check.finding import EXACT, Finding, at_most, largest
-from pe_bench.model.attention import attention, reference_attention, sides
+from pe_bench.model.attention import attention, project, reference_attention
 
 SINGLE = 1e-5  # float32 against float64
 SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
@@ -77,7 +77,7 @@ def positions_are_read(specimen: Specimen) -> Finding:
         for turned in layer.transform(q, k, same, same):
             errors.append(worst(turned, turned[..., :1, :]))
         if not layer.overrides("prepare", "visible"):
-            queries, keys = sides(layer, x, q, k, same)
+            queries, keys = project(layer, x, q, k, same)
             bias, row = layer.bias(queries, keys), layer.scores(queries, keys, MODEL.d_head**-0.5)
             told = (row if bias is None else row + bias).tril()
             errors.append(worst(told, told[..., :1, :1].expand_as(told).tril()))
@@ -89,7 +89,7 @@ def scores_are_scaled(specimen: Specimen) -> Finding:
     errors = []
     for layer in layers_of(specimen.encoding):
         x, q, k, _ = layer_inputs(TRAIN_LENGTH)
-        queries, keys = sides(layer, x, q, k, torch.arange(TRAIN_LENGTH))
+        queries, keys = project(layer, x, q, k, torch.arange(TRAIN_LENGTH))
         errors.append(worst(layer.scores(queries, keys, 2.0), 2 * layer.scores(queries, keys, 1.0)))
     return at_most(largest(errors), EXACT, "twice the scale is off from twice the scores by")
 
@@ -99,7 +99,7 @@ def hidden_keys_weigh_nothing(specimen: Specimen) -> Finding:
     weighed = []
     for layer in layers_of(specimen.encoding):
         x, q, k, _ = as_type(layer_inputs(TRAIN_LENGTH), torch.float32)
-        queries, keys = sides(layer, x, q, k, torch.arange(TRAIN_LENGTH))
+        queries, keys = project(layer, x, q, k, torch.arange(TRAIN_LENGTH))
         visible = layer.visible(queries, keys)
         for lowered in (0.0, 1e10):
             weights = layer.weights(q @ k.mT - lowered, visible)

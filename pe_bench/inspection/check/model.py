@@ -23,7 +23,7 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding, as_claimed, at_most, largest
-from pe_bench.model.attention import cut, logits, sides
+from pe_bench.model.attention import logits, project, slice_tokens
 from pe_bench.model.decoder import Decoder
 
 HOOKS = (
@@ -227,8 +227,8 @@ def _levels_off(specimen: Specimen) -> Finding:
     ids, spreads = torch.arange(length), []
     with torch.no_grad():
         for layer in layers_of(specimen.encoding):
-            queries, keys = sides(layer, x, q, k, ids)
-            row, _ = logits(layer, cut(queries, length - 1, length), keys, MODEL.d_head**-0.5)
+            queries, keys = project(layer, x, q, k, ids)
+            row, _ = logits(layer, slice_tokens(queries, length - 1, length), keys, MODEL.d_head**-0.5)
             spreads.append(float((row[..., :half].amax(-1) - row[..., :half].amin(-1)).max()))
         embedded = specimen.encoding.embed(x, ids, torch.zeros(1, length, dtype=torch.long))
         spreads.append(worst(embedded[:, half:], embedded[:, -1:]))

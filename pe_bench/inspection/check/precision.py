@@ -16,7 +16,7 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.inspection.check.finding import Finding, at_most, largest
-from pe_bench.model.attention import attention, cut, logits, reference_attention, sides
+from pe_bench.model.attention import attention, logits, project, reference_attention, slice_tokens
 
 FAR = 4_096  # bfloat16 counts to 256
 LONG = 65_536  # tokens
@@ -83,5 +83,5 @@ def _logit_error(exact: LayerEncoding, double: Inputs, rounded: LayerEncoding, s
 
 def _last_logits(layer: LayerEncoding, inputs: Inputs) -> tuple[Tensor, Tensor]:
     x, q, k, _ = inputs
-    queries, keys = sides(layer, x, q, k, torch.arange(LONG))
-    return logits(layer, cut(queries, LONG - 4, LONG), keys, MODEL.d_head**-0.5)
+    queries, keys = project(layer, x, q, k, torch.arange(LONG))
+    return logits(layer, slice_tokens(queries, LONG - 4, LONG), keys, MODEL.d_head**-0.5)

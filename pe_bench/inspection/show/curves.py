@@ -15,7 +15,7 @@ from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.shared.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import Subject
-from pe_bench.model.attention import cut, logits, sides
+from pe_bench.model.attention import logits, project, slice_tokens
 
 REACH = 8  # times the training length, for scores
 MASK_REACH = 4
@@ -149,7 +149,7 @@ def _last_row(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over samples of the last query's scores and weights [H, T], and what it sees [T]."""
     queries, keys = _sides(subject, layer, x, heads, length)
-    last = cut(queries, length - 1, length)
+    last = slice_tokens(queries, length - 1, length)
     scores, visible = logits(layer, last, keys, 1 / math.sqrt(heads.shape[-1]))
     weights = layer.weights(scores, visible)
     spread = (heads.shape[0], heads.shape[1], length)  # scores of one sample or head hold for all
@@ -162,7 +162,7 @@ def _sides(
     """Queries and keys of texts in which every token has the same content."""
     repeated = heads.expand(-1, -1, length, -1)
     position = _ids(subject.encoding, len(x), length)
-    return sides(layer, x.expand(-1, length, -1), repeated, repeated, position)
+    return project(layer, x.expand(-1, length, -1), repeated, repeated, position)
 
 
 def _ids(encoding: Composition, batch: int, length: int) -> Tensor:

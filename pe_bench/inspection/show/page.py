@@ -67,10 +67,10 @@ def _part(subject: Subject, key: str, part: dict[str, Any]) -> str:
     docstring = sys.modules[encoding_class.__module__].__doc__ or encoding_class.__doc__ or "(no docstring)"
     options = list(_options(subject, key, part))
     facts = [("family", encoding_class.family), ("file", _file(part["class"], subject.search))]
-    if encoding_class.may_follow:
-        facts.append(("may follow", ", ".join(sorted(encoding_class.may_follow))))
-    if encoding_class.may_change:
-        facts.append(("may change", ", ".join(sorted(encoding_class.may_change))))
+    if encoding_class.compatible_with:
+        facts.append(("compatible with", ", ".join(sorted(encoding_class.compatible_with))))
+    if encoding_class.changeable_after_training:
+        facts.append(("changeable", ", ".join(sorted(encoding_class.changeable_after_training))))
     return "\n\n".join([docstring.strip(), *([_columns(options)] if options else []), _columns(facts)])
 
 

@@ -8,18 +8,18 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.attention.paths import choose, describe, is_kernel_here
-from pe_bench.model.attention.reference import cut, logits, precise, reference_attention, sides
+from pe_bench.model.attention.reference import logits, precise, project, reference_attention, slice_tokens
 
 __all__ = [
     "attention",
     "choose",
-    "cut",
     "describe",
     "is_kernel_here",
     "logits",
     "precise",
+    "project",
     "reference_attention",
-    "sides",
+    "slice_tokens",
 ]
 
 

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.shared.ranges import intersection, latest
-from pe_bench.model.attention.reference import cut
+from pe_bench.model.attention.reference import slice_tokens
 
 # Called with the indices of batch, head, query and key.
 Seen = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -90,7 +90,7 @@ def _visible_rows(
     rows = torch.zeros(shape, dtype=torch.bool, device=queries.x.device)
     ranges = encoding.ranges(start, stop)
     for one in ranges if window is None else intersection(ranges, latest(window, start, stop)):
-        some_queries, some_keys = cut(queries, start, stop), cut(keys, one.start, one.stop)
+        some_queries, some_keys = slice_tokens(queries, start, stop), slice_tokens(keys, one.start, one.stop)
         visible = encoding.visible(some_queries, some_keys)
         if window is not None:
             visible = visible & (some_queries.index.unsqueeze(-1) - some_keys.index < window)

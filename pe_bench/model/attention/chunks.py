@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Piece, Side
+from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side
 from pe_bench.encodings.shared.ranges import intersection, latest
-from pe_bench.model.attention.fused import fused, fused_with_mass, merged, times
-from pe_bench.model.attention.reference import cut, precise, sides
+from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse, times
+from pe_bench.model.attention.reference import precise, project, slice_tokens
 
 # So many queries are taken at a time, and fewer where a bias [B, H, Q, N] would have more elements.
 CHUNK_QUERIES = 256
@@ -29,13 +29,13 @@ def fused_chunk_attention(
     position: Tensor,
     window: int | None = None,
 ) -> Tensor:
-    """For encodings that hide keys, add a bias, or have `pieces` for their scores; and for a window."""
-    queries, keys = sides(encoding, x, q, k, position)
+    """Serve encodings that hide keys, add a bias, or have `terms` for their scores; and a window."""
+    queries, keys = project(encoding, x, q, k, position)
     outputs = []
     # The last chunks first, as in the reference: the memory of the largest serves the others.
     for start, stop, ranges in reversed(_chunks(encoding, q, window)):
         seen, values = _gathered(keys, ranges), _joined(v, ranges, -2)
-        outputs.append(_attend(encoding, cut(queries, start, stop), seen, values, window))
+        outputs.append(_attend(encoding, slice_tokens(queries, start, stop), seen, values, window))
     return torch.cat(outputs[::-1], -2)
 
 
@@ -66,53 +66,53 @@ def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, windo
         visible = visible & (queries.index.unsqueeze(-1) - keys.index < window)
     factor, scale = encoding.logit_scale(queries), 1 / math.sqrt(queries.raw.shape[-1])
     bias = encoding.bias(queries, keys)
-    if not encoding.overrides("pieces"):
+    if not encoding.overrides("terms"):
         return fused(times(queries.x, factor), keys.x, v, _mask(visible, bias, v), scale)
-    pieces = [
-        (piece._replace(q=times(piece.q, factor)), seen)
-        for piece, seen in _that_hold(encoding.pieces(queries, keys), visible)
+    terms = [
+        (term._replace(q=times(term.q, factor)), seen)
+        for term, seen in _terms_in(encoding.terms(queries, keys), visible)
     ]
     masks = [
-        _mask(piece.holds[..., seen], None if bias is None else bias[..., seen], v) for piece, seen in pieces
+        _mask(term.mask[..., seen], None if bias is None else bias[..., seen], v) for term, seen in terms
     ]
     if torch.is_grad_enabled() or v.device.type != "cpu":
-        return _attend_once(pieces, masks, v, scale)
+        return _attend_once(terms, masks, v, scale)
     parts = [
-        fused_with_mass(piece.q, piece.k[..., seen, :], v[..., seen, :], mask, scale)
-        for (piece, seen), mask in zip(pieces, masks, strict=True)
+        fused_with_lse(term.q, term.k[..., seen, :], v[..., seen, :], mask, scale)
+        for (term, seen), mask in zip(terms, masks, strict=True)
     ]
-    return merged(parts).to(v.dtype)
+    return merge_by_lse(parts).to(v.dtype)
 
 
 def _attend_once(
-    pieces: Sequence[tuple[Piece, slice]], masks: list[Tensor], v: Tensor, scale: float
+    terms: Sequence[tuple[ScoreTerm, slice]], masks: list[Tensor], v: Tensor, scale: float
 ) -> Tensor:
-    """All pieces as one product, where gradients are wanted, which a mass does not have.
+    """Attend to all terms as one product, where gradients are wanted: the log-sum-exp has none.
 
-    A key stands once for each piece, and has zeros in the place of the others.
+    Each key appears once for each term, with zeros in the places of the others.
     """
-    width, places = pieces[0][0].q.shape[-1], len(pieces)
+    width, places = terms[0][0].q.shape[-1], len(terms)
     wide_k = torch.cat(
         [
-            functional.pad(piece.k[..., seen, :], (place * width, (places - place - 1) * width))
-            for place, (piece, seen) in enumerate(pieces)
+            functional.pad(term.k[..., seen, :], (place * width, (places - place - 1) * width))
+            for place, (term, seen) in enumerate(terms)
         ],
         -2,
     )
-    values = torch.cat([v[..., seen, :] for _, seen in pieces], -2)
-    wide_q = torch.cat([piece.q for piece, _ in pieces], -1)
+    values = torch.cat([v[..., seen, :] for _, seen in terms], -2)
+    wide_q = torch.cat([term.q for term, _ in terms], -1)
     return fused(wide_q, wide_k, values, torch.cat(masks, -1), scale)
 
 
-def _that_hold(pieces: Sequence[Piece], visible: Tensor) -> list[tuple[Piece, slice]]:
-    """The pieces that hold for pairs that are seen, and the keys from the first to the last of these."""
+def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTerm, slice]]:
+    """The terms of visible pairs, and for each the keys from the first visible one to the last."""
     found = []
-    for piece in pieces:
-        holds = visible & piece.holds
+    for term in terms:
+        mask = visible & term.mask
         # As bytes, of which the largest is found many times faster than whether any is true.
-        keys = holds.flatten(0, -2).view(torch.uint8).amax(0).nonzero()
+        keys = mask.flatten(0, -2).view(torch.uint8).amax(0).nonzero()
         if len(keys):
-            found.append((piece._replace(holds=holds), slice(int(keys[0]), int(keys[-1]) + 1)))
+            found.append((term._replace(mask=mask), slice(int(keys[0]), int(keys[-1]) + 1)))
     return found
 
 
@@ -129,7 +129,7 @@ def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
 def _gathered(side: Side, ranges: Sequence[range]) -> Side:
     """The tokens in the ranges of one side."""
     if len(ranges) == 1:
-        return cut(side, ranges[0].start, ranges[0].stop)
+        return slice_tokens(side, ranges[0].start, ranges[0].stop)
     return Side(
         _joined(side.x, ranges, -2),
         _joined(side.raw, ranges, -2),

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.attention.fused import fused_causal, times
-from pe_bench.model.attention.reference import precise, sides
+from pe_bench.model.attention.reference import precise, project
 
 
 def fused_column_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
     """For encodings with `columns` and nothing else but `transform` and `logit_scale`."""
-    queries, keys = sides(encoding, x, q, k, position)
+    queries, keys = project(encoding, x, q, k, position)
     of_query, of_key = encoding.columns(queries, keys)
     # Columns are cumulative sums and positions, which half precision cannot hold, and no scale may round.
     dtype = precise(q.dtype)

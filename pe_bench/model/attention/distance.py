@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.attention.fused import fused, scale_queries
-from pe_bench.model.attention.negligible import Reach, is_worthwhile
-from pe_bench.model.attention.reference import precise, sides
+from pe_bench.model.attention.negligible import NegligibleKeys, is_worthwhile
+from pe_bench.model.attention.reference import precise, project
 
 # So many queries are taken at a time, the more in texts of more than `LONG` tokens. Fewer see fewer keys in
 # vain: those after a query, and those that only another one needs. But from 768 on the CPU's kernel reads the
@@ -33,14 +33,14 @@ def fused_distance_attention(
     Hankel matrix, which is a view with strides (1, 1) of a vector of one value for each
     distance. Keys after the query lie at the end of that vector, at minus infinity.
 
-    Where no gradient is wanted, keys that have provably no weight are left out (`Reach`).
+    Where no gradient is wanted, keys that have provably no weight are left out (`NegligibleKeys`).
     """
     table = distance_table(encoding, q)
     assert table is not None
-    queries, keys = sides(encoding, x, q, k, position)
+    queries, keys = project(encoding, x, q, k, position)
     scaled, scale = scale_queries(encoding, queries), 1 / math.sqrt(q.shape[-1])
     skips = is_worthwhile(table) and not _learns(scaled, keys.x, v)
-    reach = Reach(scaled, keys.x, v, table, scale) if skips else None
+    negligible = NegligibleKeys(scaled, keys.x, v, table, scale) if skips else None
     # The CPU kernel takes a float32 mask for half precision queries; others want one type.
     dtype = precise(q.dtype) if q.device.type == "cpu" else q.dtype
     size = FUSED_QUERIES if q.shape[-2] <= LONG else FUSED_QUERIES_LONG
@@ -50,7 +50,7 @@ def fused_distance_attention(
     for start in range(0, q.shape[-2], size):
         stop = min(start + size, q.shape[-2])
         reversed_q = scaled[:, :, start:stop].flip(-2)
-        needed = reach.first_keys(start, stop) if reach else [0] * q.shape[1]
+        needed = negligible.first_keys(start, stop) if negligible else [0] * q.shape[1]
         outputs = []
         for heads, first in _heads_together(needed):
             mask = _hankel(falling[heads, q.shape[-2] - stop + first :], stop - start, stop - first)

@@ -21,7 +21,7 @@ from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.model.attention.block_masks import block_mask
 from pe_bench.model.attention.distance import can_tabulate, distance_table
 from pe_bench.model.attention.fused import scale_queries
-from pe_bench.model.attention.reference import precise, sides
+from pe_bench.model.attention.reference import precise, project
 
 # Called with a score and the indices of its batch, head, query and key.
 Added = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -34,7 +34,7 @@ VARIANTS = 64
 
 def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
     """Whether `fused_flex_attention` gives what the reference gives for queries like `q` [B, H, T, K]."""
-    if encoding.overrides("scores", "pieces", "adjust", "weights", "mix") or q.dtype == torch.float64:
+    if encoding.overrides("scores", "terms", "adjust", "weights", "mix") or q.dtype == torch.float64:
         return False
     if not encoding.overrides("bias", "distance_bias") or encoding.has_columns():
         return True
@@ -51,7 +51,7 @@ def fused_flex_attention(
     window: int | None = None,
 ) -> Tensor:
     """For encodings that `can_flex`; `window` as in `attention`."""
-    queries, keys = sides(encoding, x, q, k, position)
+    queries, keys = project(encoding, x, q, k, position)
     output = flex(
         _at_least(NARROWEST, scale_queries(encoding, queries)),
         _at_least(NARROWEST, keys.x),

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.model.attention.reference import precise, sides
+from pe_bench.model.attention.reference import precise, project
 
 
 def fused_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
     """For encodings with `transform` and `logit_scale` alone."""
-    queries, keys = sides(encoding, x, q, k, position)
+    queries, keys = project(encoding, x, q, k, position)
     return fused_causal(scale_queries(encoding, queries), keys.x, v, 1 / math.sqrt(q.shape[-1]))
 
 
@@ -46,31 +46,31 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) ->
     return output[..., : v.shape[-1]]
 
 
-def fused_with_mass(
+def fused_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The output of all keys, with `mask` as in `fused` or else of all, and its mass [B, H, Q, 1].
+    """Return the output, and the log-sum-exp [B, H, Q, 1] of the logits.
 
-    That is the logarithm of the sum of exponentials. On a CPU, and without gradients.
+    `mask` is as in `fused`, and without one all keys are visible. On a CPU, and without gradients.
     """
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=precise(q.dtype)).masked_fill_(~mask, float("-inf"))
-    output, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         *_as_wide(q, k, v), 0.0, False, attn_mask=mask, scale=scale
     )
-    output, mass = output[..., : v.shape[-1]], mass.unsqueeze(-1)
-    # The kernel has a mass of 0 for a query that sees nothing.
-    return output, mass if mask is None else mass.masked_fill(
+    output, lse = output[..., : v.shape[-1]], lse.unsqueeze(-1)
+    # The kernel returns 0 for a query that sees nothing.
+    return output, lse if mask is None else lse.masked_fill(
         mask.amax(-1, keepdim=True).isneginf(), float("-inf")
     )
 
 
-def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The output over all keys from outputs and masses over some of them each."""
+def merge_by_lse(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Join outputs over parts of the keys, each with its log-sum-exp, into the output over all."""
     if len(parts) == 1:
         return parts[0][0]
-    total = reduce(torch.logaddexp, [mass for _, mass in parts])
-    return reduce(torch.add, [(mass - total).exp() * output for output, mass in parts])
+    total = reduce(torch.logaddexp, [lse for _, lse in parts])
+    return reduce(torch.add, [(lse - total).exp() * output for output, lse in parts])
 
 
 def _as_wide(*tensors: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""How far back a chunk of queries reaches: what lies before has provably no weight that rounding keeps.
+"""Keys that may be left out, because their weight is provably below what rounding keeps.
 
 The keys before some block may be left out when, for every query i of the chunk, with scores
 s_ij = scale * q_i . k_j + b(i - j) and |v| the root mean square of the chunk's own values,
@@ -27,8 +27,8 @@ BLOCK = 256  # keys
 SHORT = 1_024  # tokens
 
 
-class Reach:
-    """Of queries and keys [B, H, T, *] after every transform, values, and a bias `table` [H, T]."""
+class NegligibleKeys:
+    """The keys that chunks of queries do not need; q, k and v [B, H, T, *] are after every transform."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float):
         dtype = precise(q.dtype)
@@ -49,9 +49,9 @@ class Reach:
             return [0] * self._bias.shape[0]
         nearest = start + 1 - BLOCK * torch.arange(1, blocks + 1, device=self._bias.device)
         sizes = self._largest[:, :, :blocks] / _rms(self._sizes[:, :, start:stop])
-        mass = self._content(start, stop) + self._bias[:, nearest] + (BLOCK * sizes.clamp(min=1)).log()
+        lse = self._content(start, stop) + self._bias[:, nearest] + (BLOCK * sizes.clamp(min=1)).log()
         # [B, H, M]: of each block and all before it, which grows. What is no number is not less than any.
-        idle = mass.logcumsumexp(-1) < negligible(mass.dtype)
+        idle = lse.logcumsumexp(-1) < log_epsilon(lse.dtype)
         return (idle.all(0).sum(-1) * BLOCK).tolist()
 
     def _content(self, start: int, stop: int) -> Tensor:
@@ -68,12 +68,12 @@ class Reach:
 
 def is_worthwhile(table: Tensor) -> bool:
     """Whether a bias [H, T] makes anything negligible by itself, in a text that is not short."""
-    fallen = table.amin(-1) - table[:, 0] < negligible(precise(table.dtype))
+    fallen = table.amin(-1) - table[:, 0] < log_epsilon(precise(table.dtype))
     return table.shape[-1] > SHORT and bool(fallen.any())
 
 
-def negligible(dtype: torch.dtype) -> float:
-    """The logarithm of the weight that rounding does not keep."""
+def log_epsilon(dtype: torch.dtype) -> float:
+    """Return the logarithm of the largest weight that rounding does not keep."""
     return math.log(torch.finfo(dtype).eps / 3)
 
 

@@ -34,9 +34,9 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
         return fused_attention if is_plain else fused_flex_attention
     if window is None and is_relative(encoding, q, position):
         return fused_relative_attention
-    if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("pieces")):
+    if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("terms")):
         return reference_attention
-    if window is not None or encoding.overrides("visible", "pieces"):
+    if window is not None or encoding.overrides("visible", "terms"):
         return in_chunks(encoding, q)
     native = is_native(q)
     if not encoding.overrides("bias", "distance_bias"):

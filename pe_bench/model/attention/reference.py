@@ -28,7 +28,7 @@ def reference_attention(
     rows: range | None = None,
 ) -> Tensor:
     """Every hook as it stands, in blocks of queries; `rows` asks for those queries alone."""
-    queries, keys = sides(encoding, x, q, k, position)
+    queries, keys = project(encoding, x, q, k, position)
     rows = rows if rows is not None else range(q.shape[-2])
     keys_of_a_block = k.shape[-2] if window is None else min(k.shape[-2], 2 * window)
     elements = REFERENCE_ELEMENTS if q.device.type == "cpu" else REFERENCE_ELEMENTS_ON_A_GPU
@@ -41,8 +41,9 @@ def reference_attention(
         stop = min(start + block, rows.stop)
         # No query of the block may see a key after its last one, or before its first one's window.
         first = 0 if window is None else max(0, start - window + 1)
-        seen = cut(keys, first, stop)
-        outputs.append(_attend(encoding, cut(queries, start, stop), seen, v[:, :, first:stop], scale, window))
+        seen = slice_tokens(keys, first, stop)
+        asking = slice_tokens(queries, start, stop)
+        outputs.append(_attend(encoding, asking, seen, v[:, :, first:stop], scale, window))
     return torch.cat(outputs[::-1], -2)
 
 
@@ -63,7 +64,7 @@ def logits(
     return encoding.adjust(scores, visible, queries, keys), visible
 
 
-def sides(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
+def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
     """All queries and all keys, before and after `transform`."""
     values = encoding.prepare(x)
     position = position if position.dim() == 1 else position.unsqueeze(1)
@@ -72,7 +73,7 @@ def sides(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Te
     return Side(turned_q, q, position, index, values), Side(turned_k, k, position, index, values)
 
 
-def cut(side: Side, start: int, stop: int) -> Side:
+def slice_tokens(side: Side, start: int, stop: int) -> Side:
     """The tokens from `start` to `stop` of one side."""
     return Side(
         side.x[..., start:stop, :],

@@ -2,7 +2,7 @@
 
 Near are the keys that a query of the chunk sees at a distance with a row of its own; farther back one row
 serves all. What is added to all scores of a query changes no weight: rows count from the last one, and
-products with far keys are plain. Each part has an output and a mass, by which they are merged.
+products with far keys are plain. Each part has an output and a log-sum-exp, by which they are merged.
 
 A band holds what the near pairs have of R rows. Rows [.., R] of neighbouring queries, each shifted by one
 against the one before, are a view of the same memory, with strides (R - 1, 1): nothing is gathered.
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.encodings.shared.relative import Relative
-from pe_bench.model.attention.fused import fused_with_mass, merged
+from pe_bench.model.attention.fused import fused_with_lse, merge_by_lse
 from pe_bench.model.attention.reference import precise
 
 # So many queries are taken at a time, and fewer where near scores [B, H, Q, N] would have more elements.
@@ -29,7 +29,7 @@ def fused_relative_attention(
     encoding: Relative, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
     """For encodings that have tables, at positions that count tokens, where no gradient is wanted."""
-    # Autocast would make half precision of scores, masses and weights, which are float32 here.
+    # Autocast would make half precision of scores, log-sum-exps and weights, which are float32 here.
     with torch.autocast(q.device.type, enabled=False):
         near = Near(encoding, q)
         starts = range(0, q.shape[-2], near.size)
@@ -42,8 +42,8 @@ def _attend(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor
     chunk = q[:, :, start:stop]
     parts = [near(chunk, k[:, :, first:stop], v[:, :, first:stop])]
     if first:
-        parts.append(fused_with_mass(near.far(chunk), k[:, :, :first], v[:, :, :first], None, near.scale))
-    output = merged(parts)
+        parts.append(fused_with_lse(near.far(chunk), k[:, :, :first], v[:, :, :first], None, near.scale))
+    output = merge_by_lse(parts)
     return (output if near.last_of_value is None else output + near.last_of_value).to(v.dtype)
 
 
@@ -64,7 +64,7 @@ class Near:
         self.size = max(1, min(CHUNK_QUERIES, fitting))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The output [B, H, Q, K] and the mass [B, H, Q, 1] of near keys, up to that of the last query."""
+        """Return the output [B, H, Q, K] and log-sum-exp [B, H, Q, 1] over the near keys of these queries."""
         q, k = q.to(precise(q.dtype)), k.to(precise(k.dtype))
         before = k.shape[-2] - q.shape[-2]
         scores = self.far(q) @ k.mT
@@ -74,12 +74,12 @@ class Near:
             scores += keys_band(k @ self._of_key.mT, before)
         scores *= self.scale
         scores.masked_fill_(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(before + 1), float("-inf"))
-        mass = scores.logsumexp(-1, keepdim=True)
-        weights = scores.sub_(mass).exp_()
+        lse = scores.logsumexp(-1, keepdim=True)
+        weights = scores.sub_(lse).exp_()
         output = weights @ v.to(weights.dtype)
         if self._of_value is not None:
             output += by_distance(weights, self._of_value.shape[-2]) @ self._of_value.flip(-2)
-        return output, mass
+        return output, lse
 
     def far(self, q: Tensor) -> Tensor:
         """What the queries [B, H, Q, K] are to a key that has the last row."""

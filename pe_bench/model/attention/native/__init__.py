@@ -21,7 +21,7 @@ from pe_bench.errors import require
 from pe_bench.model.attention.distance import distance_table
 from pe_bench.model.attention.fused import scale_queries, times
 from pe_bench.model.attention.native.build import Kernel, kernel, tiled_kernel
-from pe_bench.model.attention.reference import sides
+from pe_bench.model.attention.reference import project
 
 # How far from float64 a kernel may be in its first trial, relative to the largest number of an output.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -31,7 +31,7 @@ def native_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
     """For encodings with a `distance_bias`, at positions that count tokens, or with no bias."""
-    queries, keys = sides(encoding, x, q, k, position)
+    queries, keys = project(encoding, x, q, k, position)
     table = distance_table(encoding, q)
     table = table.float() if table is not None else None
     tiled = v.dtype == torch.bfloat16 and usable_tiled_kernel().library is not None
@@ -49,7 +49,7 @@ def native_column_attention(
     They come first and are not scaled: the kernel adds in their order, so that large numbers whose difference
     is small cancel exactly before anything else is added.
     """
-    queries, keys = sides(encoding, x, q, k, position)
+    queries, keys = project(encoding, x, q, k, position)
     # Widened first, so that no scale rounds to half precision.
     scaled = times(queries.x.float(), encoding.logit_scale(queries)) / math.sqrt(q.shape[-1])
     of_query, of_key = encoding.columns(queries, keys)
