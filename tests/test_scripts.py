@@ -76,3 +76,25 @@ def test_what_is_installed_is_not_installed_again(checkout):
     (checkout / "constraints.txt").write_text("")
     assert run(checkout / "scripts" / "install").returncode == 0
     assert calls.read_text().count("pip install") == 2
+
+
+@pytest.mark.parametrize(("metadata", "warned"), [("nvidia-cublas", True), ("numpy", False)])
+def test_the_cuda_build_is_announced_before_it_is_downloaded(checkout, metadata, warned):
+    """As on a machine without a GPU and without PyTorch, whose package index offers this build."""
+    pip = f"""#!/bin/sh
+case "$*" in
+  *torch*--report*|*--report*torch*) echo '{{"requires_dist": ["{metadata}"]}}' ;;
+  *"import torch"*) exit 1 ;;
+esac
+"""
+    program(checkout / ".venv" / "bin" / "python", pip)
+    done = run(checkout / "scripts" / "install", PATH="/usr/bin:/bin")
+    assert done.returncode == 0
+    assert ("CUDA build (2 GB and more)" in done.stderr) == warned
+    assert ("PIP_EXTRA_INDEX_URL" in done.stderr) == warned
+
+
+def test_the_install_ends_with_the_next_command(checkout):
+    program(checkout / ".venv" / "bin" / "python", "#!/bin/sh\n")
+    done = run(checkout / "scripts" / "install")
+    assert "pe-bench train encoding=nope experiment=quick" in done.stderr.splitlines()[-1]
