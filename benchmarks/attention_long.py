@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("words", nargs="*", metavar="NAMES", help="encodings, and encoding.key=value")
+    parser.add_argument("overrides", nargs="*", metavar="NAMES", help="encodings, and encoding.key=value")
     parser.add_argument("--lengths", default="8192,32768", help="with commas between (default: 8192,32768)")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=8)
@@ -88,11 +88,11 @@ def drawn(given: argparse.Namespace, length: int) -> Inputs:
 
 def encodings_of(given: argparse.Namespace) -> dict[str, Composition]:
     """By their labels, with their initial parameters."""
-    names = [] if any("=" not in word for word in given.words) else NAMES
+    names = [] if any("=" not in override for override in given.overrides) else NAMES
     found = subjects(
         [
             *names,
-            *given.words,
+            *given.overrides,
             f"model.d_model={given.heads * given.width}",
             f"model.n_heads={given.heads}",
             f"seed={given.seed}",

@@ -41,7 +41,7 @@ EARLY = 10  # steps that have a column of their own: there rounding has hardly g
 FACTOR = 10
 FLOOR = 1e-6  # nats: below it, losses in float32 are equal
 CPU = torch.device("cpu")
-WORDS = (
+OVERRIDES = (
     *("model.d_model=64", "model.n_layers=2", "model.n_heads=2", "model.d_ff=176"),
     *("train.length=64", "train.batch_tokens=1024"),
 )
@@ -155,7 +155,7 @@ def path(name: str) -> str:
 
 
 def configuration(name: str, seed: int) -> Config:
-    config = parse_config(compose([f"encoding={name}", *WORDS, f"seed={seed}"]))
+    config = parse_config(compose([f"encoding={name}", *OVERRIDES, f"seed={seed}"]))
     return replace(config, train=replace(config.train, steps=NEVER, validate_every=NEVER))
 
 

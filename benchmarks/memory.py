@@ -28,16 +28,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("words", nargs="*", metavar="NAMES", help="encodings, and key=value (model=small)")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="NAMES", help="encodings, and key=value (model=small)"
+    )
     parser.add_argument("--lengths", default="32768", help="with commas between (default: 32768)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args()
     if given.child:
-        print(json.dumps(measured(given.words, int(given.lengths), given.threads)))
+        print(json.dumps(measured(given.arguments, int(given.lengths), given.threads)))
         return
-    names = [word for word in given.words if "=" not in word] or every_encoding()
-    options = ["model=small", *(word for word in given.words if "=" in word)]
+    names = [argument for argument in given.arguments if "=" not in argument] or every_encoding()
+    options = ["model=small", *(argument for argument in given.arguments if "=" in argument)]
     print(
         f"{'encoding':20} {'length':>7} {'seconds':>8} {'MB above':>9}   {given.threads} threads, {options}"
     )
@@ -65,20 +67,20 @@ def line(name: str, length: str, found: dict[str, Any]) -> str:
     return f"{name:20} {length:>7} {found['seconds']:8.1f} {found['megabytes']:9.0f}"
 
 
-def reaching(words: list[str], length: int) -> list[str]:
+def reaching(arguments: list[str], length: int) -> list[str]:
     """With as many positions as there are tokens; tables take their last row for all that lies beyond."""
-    (subject,) = subjects(words)
+    (subject,) = subjects(arguments)
     encoding = subject.config.encoding
     modifiers = [name for name, part in encoding.get("modifiers", {}).items() if "max_position" in part]
     clamped = ["encoding.overflow=clamp"] if encoding.get("overflow") == "error" else []
-    return [*words, *clamped, *(f"encoding.modifiers.{name}.max_position={length}" for name in modifiers)]
+    return [*arguments, *clamped, *(f"encoding.modifiers.{name}.max_position={length}" for name in modifiers)]
 
 
 @torch.no_grad()
-def measured(words: list[str], length: int, threads: int) -> dict[str, float]:
+def measured(arguments: list[str], length: int, threads: int) -> dict[str, float]:
     """Seconds of scoring every token of a text, and megabytes at the peak above what was there before."""
     torch.set_num_threads(threads)
-    (subject,) = subjects(reaching(words, length))
+    (subject,) = subjects(reaching(arguments, length))
     vocabulary = [chr(byte) for byte in range(256)]
     model = build_decoder(subject.config, vocabulary)
     generator = torch.Generator().manual_seed(0)

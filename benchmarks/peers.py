@@ -49,7 +49,7 @@ class Size:
         return self.batch_tokens // self.length
 
     @property
-    def words(self) -> list[str]:
+    def overrides(self) -> list[str]:
         """For pe-bench."""
         model = {"d_model": self.d_model, "n_layers": self.layers, "n_heads": self.heads, "d_ff": self.d_ff}
         train = {"length": self.length, "batch_tokens": self.batch_tokens}

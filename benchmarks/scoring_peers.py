@@ -30,7 +30,7 @@ Scoring = Callable[[], object]
 
 
 def ours(encoding: str, size: Size) -> Scoring:
-    config = parse_config(compose([f"encoding={encoding}", *size.words]))
+    config = parse_config(compose([f"encoding={encoding}", *size.overrides]))
     return ScoringPass(config, [], size.length, CPU).run
 
 
@@ -111,8 +111,8 @@ def cells(one: tuple[str, str], mb: float | None, seconds: Seconds) -> list[str]
 
 def memory_of(library: str, encoding: str, length: int, given: argparse.Namespace) -> float | None:
     """Megabytes; None where the process did not come to its end."""
-    words = ["--model", given.model, "--threads", str(given.threads), "--seed", str(given.seed)]
-    command = [sys.executable, __file__, *words, "--memory-of", library, encoding, str(length)]
+    overrides = ["--model", given.model, "--threads", str(given.threads), "--seed", str(given.seed)]
+    command = [sys.executable, __file__, *overrides, "--memory-of", library, encoding, str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         told = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]

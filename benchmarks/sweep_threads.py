@@ -1,5 +1,4 @@
-"""What parallel jobs lose by too many threads: `python benchmarks/sweep_threads.py [--repeats 3] [WORDS]`.
-
+"""What parallel jobs lose by too many threads: `python benchmarks/sweep_threads.py [--repeats 3] [KEY=VALUE]`.
 As many runs as there are cores are trained at the same time by `hydra/launcher=joblib`, once with
 threads=auto, which gives each job its share of the cores, and once with all cores for each job. The two
 take turns, in temporary folders. What is compared are the seconds that the jobs spent in training steps,
@@ -17,17 +16,19 @@ from interleaved import Seconds, machine, print_table, ratio
 
 from pe_bench.system.machine import available_cores
 
-WORDS = ["model=tiny", "train.steps=60", "eval.lengths=[128]", "eval.max_length=128", "eval.targets=2"]
+OVERRIDES = ["model=tiny", "train.steps=60", "eval.lengths=[128]", "eval.max_length=128", "eval.targets=2"]
 
 
-def trained(threads: str, words: list[str]) -> float:
+def trained(threads: str, overrides: list[str]) -> float:
     """Seconds of training of as many runs side by side as there are cores."""
     seeds = ",".join(map(str, range(available_cores())))
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pe_bench", "train", "-m", f"seed={seeds}", f"threads={threads}"]
         launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={available_cores()}"]
         done = subprocess.run(
-            [*command, *launcher, f"results_dir={folder}", *WORDS, *words], capture_output=True, text=True
+            [*command, *launcher, f"results_dir={folder}", *OVERRIDES, *overrides],
+            capture_output=True,
+            text=True,
         )
         if done.returncode != 0:
             sys.exit(done.stderr)
@@ -40,15 +41,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("words", nargs="*", help="words of `pe-bench train`, such as encoding=alibi")
+    parser.add_argument("overrides", nargs="*", help="overrides of `pe-bench train`, such as encoding=alibi")
     options = parser.parse_args()
     arms = {"auto": "auto", "all cores each": str(available_cores())}
     seconds: Seconds = {name: [] for name in arms}
     for number in range(options.repeats):
         for name in list(arms) if number % 2 == 0 else reversed(arms):
-            seconds[name].append(trained(arms[name], options.words))
+            seconds[name].append(trained(arms[name], options.overrides))
     print(machine())
-    print(f"{available_cores()} jobs side by side, pe-bench train {' '.join([*WORDS, *options.words])}")
+    print(
+        f"{available_cores()} jobs side by side, pe-bench train {' '.join([*OVERRIDES, *options.overrides])}"
+    )
     rows = [
         [name, f"{sorted(found)[len(found) // 2]:.1f}", ratio(seconds, name, "auto")]
         for name, found in seconds.items()

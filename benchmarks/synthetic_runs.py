@@ -36,7 +36,7 @@ class Shape:
     seeds: int
 
     @property
-    def words(self) -> str:
+    def overrides(self) -> str:
         return f"{self.learning_rates} learning rates x {self.bases} bases x {self.seeds} seeds"
 
 
@@ -67,8 +67,8 @@ def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: 
     run.mkdir(parents=True)
     write_config(run, config)
     _write_json(run / "environment.json", environment(torch.device("cpu"), 2))
-    words = [f"encoding.base={options['base']}", f"train.lr={config.train.lr}", f"seed={config.seed}"]
-    _write_json(run / "commands.json", [shlex.join(["pe-bench", "train", *words])])
+    overrides = [f"encoding.base={options['base']}", f"train.lr={config.train.lr}", f"seed={config.seed}"]
+    _write_json(run / "commands.json", [shlex.join(["pe-bench", "train", *overrides])])
     empty = _empty_row(run, config, setting(made_of), len(documents))
     rows = [_scored(run, row, documents, sizes) for row in _plans(empty, config)]
     write_rows(run / "eval.csv", rows)

@@ -101,7 +101,7 @@ def arguments() -> argparse.Namespace:
 
 def our_step(encoding: str, size: Size, bf16: bool) -> Step:
     """`Trainer.step`. Raises `UserError` for an encoding that there is not."""
-    config = parse_config(compose([f"encoding={encoding}", *size.words]))
+    config = parse_config(compose([f"encoding={encoding}", *size.overrides]))
     config = replace(config, train=replace(config.train, steps=NEVER, validate_every=NEVER))
     dtype = torch.bfloat16 if bf16 else torch.float32
     vocabulary = tuple(map(str, range(size.vocabulary)))
@@ -184,7 +184,7 @@ def autocast(bf16: bool) -> torch.autocast:
 
 
 def headline(given: argparse.Namespace, size: Size) -> str:
-    words = [
+    overrides = [
         f"d={size.d_model}, {size.layers} layers, {size.heads} heads",
         f"{size.batch} windows of {size.length} tokens",
         f"vocabulary {size.vocabulary:,}",
@@ -193,7 +193,7 @@ def headline(given: argparse.Namespace, size: Size) -> str:
         *(["time of the processor"] if given.cpu_time else []),
         f"{given.repeats} rounds, seed {size.seed}",
     ]
-    return f"{machine(*LIBRARIES)}\na training step: {', '.join(words)}\n"
+    return f"{machine(*LIBRARIES)}\na training step: {', '.join(overrides)}\n"
 
 
 def table(steps: Mapping[str, Step], seconds: Seconds, size: Size) -> tuple[list[str], list[list[str]]]:

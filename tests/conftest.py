@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hydra._internal.hydra import Hydra
-from support.commands import Command, Outcome, tiny_words, write_corpus
+from support.commands import Command, Outcome, tiny_overrides, write_corpus
 
 from pe_bench.cli import program
 from pe_bench.config import compose as composing
@@ -32,7 +32,7 @@ def composed_once() -> Iterator[None]:
     composed: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        is_given = config_name != composing.CONFIG or any("hydra" in word for word in overrides)
+        is_given = config_name != composing.CONFIG or any("hydra" in argument for argument in overrides)
         return read_mode(self, config_name, overrides) if is_given else None
 
     def compose_once(overrides: Sequence[str], directories: Sequence[str], name: str) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Run a pe-bench command in this process."""
 
-    def run(*words: str) -> Outcome:
+    def run(*arguments: str) -> Outcome:
         capsys.readouterr()
-        code = program.run(list(words))
+        code = program.run(list(arguments))
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 
@@ -80,13 +80,13 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def train(command: Command, folder: Path) -> Command:
-    """Run `pe-bench train` on the tiny corpus, with more words behind the usual ones."""
-    return lambda *words: command("train", *tiny_words(folder), *words)
+    """Run `pe-bench train` on the tiny corpus, with more arguments behind the usual ones."""
+    return lambda *arguments: command("train", *tiny_overrides(folder), *arguments)
 
 
 @pytest.fixture(scope="session")
 def trained_before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, ...], Outcome]]:
-    """A folder with a corpus, and what was trained on it: the results of the nth words lie in folder `n`."""
+    """A folder with a corpus, and what was trained on it: the nth results lie in folder `n`."""
     home = tmp_path_factory.mktemp("trained")
     write_corpus(home / "corpus")
     return home, {}
@@ -96,14 +96,14 @@ def trained_before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict
 def begin(
     command: Command, folder: Path, trained_before: tuple[Path, dict[tuple[str, ...], Outcome]]
 ) -> Command:
-    """As `train`, for tests that begin with a run: a copy, where another test began with these words."""
+    """As `train`, for tests that begin with a run: a copy, where another test began with these arguments."""
     home, outcomes = trained_before
 
-    def run(*words: str) -> Outcome:
-        if words not in outcomes:
+    def run(*arguments: str) -> Outcome:
+        if arguments not in outcomes:
             results = f"results_dir={home / str(len(outcomes))}"
-            outcomes[words] = command("train", *tiny_words(home), results, *words)
-        shutil.copytree(home / str(list(outcomes).index(words)), folder / "results", dirs_exist_ok=True)
-        return outcomes[words]
+            outcomes[arguments] = command("train", *tiny_overrides(home), results, *arguments)
+        shutil.copytree(home / str(list(outcomes).index(arguments)), folder / "results", dirs_exist_ok=True)
+        return outcomes[arguments]
 
     return run

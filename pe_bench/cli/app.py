@@ -70,10 +70,10 @@ def _complete_runs(incomplete: str) -> list[str]:
 )
 def train(
     context: typer.Context,
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Hydra's words, in any order.", autocompletion=_complete
+            metavar="[KEY=VALUE]...", help="Hydra's overrides, in any order.", autocompletion=_complete
         ),
     ] = None,
 ) -> None:
@@ -83,7 +83,7 @@ def train(
     """
     from pe_bench.cli.train import run_train
 
-    run_train([*(words or []), *context.args])
+    run_train([*(arguments or []), *context.args])
 
 
 @app.command(
@@ -201,7 +201,7 @@ def report(
     "pe-bench check --all"
 )
 def check(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
@@ -220,7 +220,7 @@ def check(
     """
     from pe_bench.cli.check import check_encodings
 
-    check_encodings(words or [], everything, [str(path) for path in config_dir or []])
+    check_encodings(arguments or [], everything, [str(path) for path in config_dir or []])
 
 
 @app.command(
@@ -252,11 +252,11 @@ def list_(
     "pe-bench show rope base=500 train.length=256 | pe-bench show my.py:MyEncoding --plot mine.svg"
 )
 def show(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
-            help="Encodings, and Hydra's words for them as in train.",
+            help="Encodings, and Hydra's overrides for them as in train.",
             autocompletion=_complete_encodings,
         ),
     ] = None,
@@ -268,7 +268,7 @@ def show(
     """An encoding's equation, options and claims; with --plot what it does to attention, as a picture."""
     from pe_bench.cli.show import show_encodings
 
-    show_encodings(words or [], plot, [str(path) for path in config_dir or []])
+    show_encodings(arguments or [], plot, [str(path) for path in config_dir or []])
 
 
 @app.command(
@@ -276,11 +276,11 @@ def show(
     "pe-bench speed lm_infinite encoding.window=64 threads=1 | pe-bench speed my.py:MyEncoding"
 )
 def speed(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
-            help="Encodings, all if none is named, and Hydra's words as in train.",
+            help="Encodings, all if none is named, and Hydra's overrides as in train.",
             autocompletion=_complete_speed,
         ),
     ] = None,
@@ -303,7 +303,7 @@ def speed(
     from pe_bench.cli.speed import time_encodings
 
     directories = [str(path) for path in config_dir or []]
-    time_encodings(words or [], lengths, train, repeats, output, directories)
+    time_encodings(arguments or [], lengths, train, repeats, output, directories)
 
 
 def _version(value: bool) -> None:

@@ -23,19 +23,19 @@ STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim", "not chec
 Results = dict[Property, Finding]
 
 
-def check_encodings(words: Sequence[str], everything: bool, directories: Sequence[str]) -> None:
-    """Check the encodings among `words` with the options among them; print what came out.
+def check_encodings(arguments: Sequence[str], everything: bool, directories: Sequence[str]) -> None:
+    """Check the encodings among `arguments` with the options among them; print what came out.
 
     Raises `UserError` for what cannot be built, `RunError` where a property fails.
     """
-    names = [word for word in words if "=" not in word or word.startswith("encoding=")]
+    names = [argument for argument in arguments if "=" not in argument or argument.startswith("encoding=")]
     require(not (names and everything), f"--all checks every encoding, and {' '.join(names)} names some")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
-    for word in (word for word in words if word not in names):
-        key = word.partition("=")[0]
+    for argument in (argument for argument in arguments if argument not in names):
+        key = argument.partition("=")[0]
         of_encoding = "." not in key or key.startswith("encoding.")
-        require(of_encoding, f"check has a model of its own, and {word} is no option of an encoding")
-    found = specimens([*(all_names(directories) if everything else []), *words], directories)
+        require(of_encoding, f"check has a model of its own, and {argument} is no option of an encoding")
+    found = specimens([*(all_names(directories) if everything else []), *arguments], directories)
     for one in found:
         for option, value in one.examples.items():
             say(f"{one.name} has no default for {option}: checked with {option}={value}, an example")

@@ -7,16 +7,16 @@ from pe_bench.inspection.resolve import Subject, subjects
 from pe_bench.system.terminal import say, write_out
 
 
-def show_encodings(words: Sequence[str], plot: Path | None, directories: Sequence[str]) -> None:
-    """Print the page of each encoding among `words`, and draw them into `plot`.
+def show_encodings(arguments: Sequence[str], plot: Path | None, directories: Sequence[str]) -> None:
+    """Print the page of each encoding among `arguments`, and draw them into `plot`.
 
-    Raises `UserError` for words and files that cannot be, before anything is printed.
+    Raises `UserError` for arguments and files that cannot be, before anything is printed.
     """
     if plot is not None:
         from pe_bench.cli.outputs import Outputs, check_outputs
 
         check_outputs(Outputs(plot=plot))
-    found = subjects(words, directories)
+    found = subjects(arguments, directories)
     from pe_bench.inspection.show.page import page
 
     # All pages and the picture first: what cannot be drawn is told before anything is printed.

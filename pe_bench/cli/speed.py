@@ -10,7 +10,7 @@ from pe_bench.config.checks import check_folder
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.resolve import Subject
-from pe_bench.inspection.speed.request import Asked, read_words, with_examples
+from pe_bench.inspection.speed.request import Asked, read_arguments, with_examples
 from pe_bench.inspection.speed.rows import read_rows
 from pe_bench.system.terminal import say, write_out
 
@@ -24,17 +24,17 @@ FILE = "speed.csv"
 
 
 def time_encodings(
-    words: Sequence[str],
+    arguments: Sequence[str],
     lengths: str,
     train: bool,
     repeats: int | None,
     output: Path | None,
     directories: Sequence[str],
 ) -> None:
-    """Time the encodings among `words`, or all of them, at each length; print, write and draw what came out.
+    """Time the encodings among `arguments`, or all, at each length; print, write and draw the results.
 
     Rows are written as they come, so that an interruption leaves those that there are, and those of other
-    measurements stay in the file. Raises `UserError` for words that cannot be, before anything is timed.
+    measurements stay in the file. Raises `UserError` for arguments that cannot be, before anything is timed.
     """
     wanted = sorted(set(parse_lengths(lengths)))
     require(wanted[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {wanted[0]} is shorter")
@@ -43,7 +43,7 @@ def time_encodings(
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
         require(not output.is_dir(), f"--output {output}: a folder has that name")
         require(os.access(output.parent, os.W_OK), f"--output {output}: {output.parent} cannot be written")
-    asked = read_words(words, train, directories)
+    asked = read_arguments(arguments, train, directories)
     first = asked.at(wanted[0])
     for length in wanted[1:] if train else []:
         asked.reference(length)

@@ -20,32 +20,34 @@ def respelled(command: Any, arguments: Sequence[str], message: str) -> str | Non
 
     command: the program's, as Typer makes it.
     """
-    name, *words = arguments or [""]
+    name, *arguments = arguments or [""]
     chosen = command.commands.get(name)
-    found = list(_found(chosen, words)) if chosen is not None else []
+    found = list(_found(chosen, arguments)) if chosen is not None else []
     if not any(typed in message or f"'{key}'" in message for typed, key, _ in found):
         return None
     typed, _, meant = map(" ".join, zip(*found, strict=True))
     return f"{name} does not know {typed}: say {meant}"
 
 
-def _found(command: Any, words: Sequence[str]) -> Iterator[Respelled]:
+def _found(command: Any, arguments: Sequence[str]) -> Iterator[Respelled]:
     options = {option: one.is_flag for one in command.params for option in one.opts if option[0] == "-"}
     if command.context_settings.get("ignore_unknown_options"):  # Hydra reads them
         options |= dict.fromkeys(FLAGS, False)
     arguments = [one.metavar or "" for one in command.params if one.param_type_name == "argument"]
     keys = _keys() if any("KEY=VALUE" in one for one in arguments) else []
-    for word, following in pairwise([*words, ""]):
+    for argument, following in pairwise([*arguments, ""]):
         found = (
-            _as_key(word, following, options, keys) if word[:2] == "--" else _as_option(word, options, keys)
+            _as_key(argument, following, options, keys)
+            if argument[:2] == "--"
+            else _as_option(argument, options, keys)
         )
         if found is not None:
             yield found
 
 
-def _as_key(word: str, following: str, options: dict[str, bool], keys: Sequence[str]) -> Respelled | None:
+def _as_key(argument: str, following: str, options: dict[str, bool], keys: Sequence[str]) -> Respelled | None:
     """`--threads 2` as `threads=2`, `--lr 0.01` as `train.lr=0.01`."""
-    flag, equals, value = word.partition("=")
+    flag, equals, value = argument.partition("=")
     key = flag[2:].replace("-", "_")
     meant = [known for known in keys if known == key] or [
         known for known in keys if known.endswith(f".{key}")
@@ -57,21 +59,21 @@ def _as_key(word: str, following: str, options: dict[str, bool], keys: Sequence[
     return flag, key, shlex.quote(f"{meant[0]}={value}")
 
 
-def _as_option(word: str, options: dict[str, bool], keys: Sequence[str]) -> Respelled | None:
+def _as_option(argument: str, options: dict[str, bool], keys: Sequence[str]) -> Respelled | None:
     """`threads=2` as `--threads 2`, `eval.lengths=512` as `--lengths 512`."""
-    key, equals, value = word.partition("=")
+    key, equals, value = argument.partition("=")
     spellings = (f"--{name.replace('.', '-').replace('_', '-')}" for name in (key, key.rpartition(".")[2]))
     option = next((one for one in spellings if one in options), None)
     if not equals or key in keys or option is None:
         return None
-    return word, key, option if options[option] else f"{option} {shlex.quote(value)}"
+    return argument, key, option if options[option] else f"{option} {shlex.quote(value)}"
 
 
 def _keys() -> list[str]:
     """Of the configuration and of all encodings."""
     of_encodings = {
-        f"encoding.{word.split(' ')[1]}"
+        f"encoding.{argument.split(' ')[1]}"
         for name in names_in("encoding", ())
-        for word in complete_with(f"{name} ")
+        for argument in complete_with(f"{name} ")
     }
     return sorted(key.removesuffix("=") for key in {*complete_word(""), *of_encodings})

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from pe_bench.config.checks import check_folder, refuse_unused
-from pe_bench.config.hydra_main import read_words, run_job
+from pe_bench.config.hydra_main import read_arguments, run_job
 from pe_bench.config.overrides import is_sweep, overrides_in
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError
@@ -16,35 +16,35 @@ from pe_bench.system.signals import Stopped
 from pe_bench.training.machines import Machines
 
 
-def run_train(words: Sequence[str]) -> None:
-    """Train and score what `words` ask for, and print one table of it. Raises `UserError`, `RunError`."""
-    words = read_words(words)
-    if is_sweep(words):
-        _train_many(words)
+def run_train(arguments: Sequence[str]) -> None:
+    """Train and score what `arguments` ask for, and print one table of it. Raises `UserError`, `RunError`."""
+    arguments = read_arguments(arguments)
+    if is_sweep(arguments):
+        _train_many(arguments)
     else:
-        run_job(words, partial(_train_one, overrides_in(words)))
+        run_job(arguments, partial(_train_one, overrides_in(arguments)))
 
 
-def _train_one(words: Sequence[str], config: Config, search: Sequence[Path]) -> None:
+def _train_one(arguments: Sequence[str], config: Config, search: Sequence[Path]) -> None:
     from pe_bench.cli.report import print_run
     from pe_bench.experiment.run import run_experiment
 
-    refuse_unused([config], words)
+    refuse_unused([config], arguments)
     check_folder(config.results_dir, "results_dir")
     run, rows = run_experiment(config, search)
     print_run(rows, run, config.report.margin)
 
 
-def _train_many(words: Sequence[str]) -> None:
+def _train_many(arguments: Sequence[str]) -> None:
     from pe_bench.cli.report import print_asked
     from pe_bench.runs.gather import gather_told
     from pe_bench.sweep.run import run_sweep
     from pe_bench.sweep.summary import print_summary
 
-    swept = check_sweep(words, partial(_check, machines_asked(words)))
+    swept = check_sweep(arguments, partial(_check, machines_asked(arguments)))
     if results_file(swept.results_dir).exists():
         gather_told(swept.results_dir)  # what a job says of it stands in its log alone
-    summary = run_sweep(words, swept)
+    summary = run_sweep(arguments, swept)
     print_asked(summary.asked)
     print_summary(summary)
     if summary.stopped and not summary.is_done:

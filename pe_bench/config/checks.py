@@ -2,7 +2,7 @@
 
 A key that the rest of the configuration leaves unused is refused too: nothing is ignored in silence. Where an
 experiment, or a run that is scored under another protocol, may well hold such a key, it is refused among the
-words of a command alone, by `refuse_unused`.
+overrides of a command alone, by `refuse_unused`.
 """
 
 import os
@@ -48,22 +48,22 @@ def check_config(config: "Config") -> None:
     _check_run(config)
 
 
-def refuse_unused(configs: "Sequence[Config]", words: Sequence[str]) -> None:
-    """Raises `UserError` for a key among a command's words that none of the runs it asks for would obey.
+def refuse_unused(configs: "Sequence[Config]", overrides: Sequence[str]) -> None:
+    """Raises `UserError` for a key among a command's overrides that none of the runs it asks for would obey.
 
     A sweep over protocols may hold the keys of each.
     """
     unused = [unused_keys(config.data, config.eval) for config in configs]
-    for key in dict.fromkeys(map(_key, words)):
+    for key in dict.fromkeys(map(_key, overrides)):
         if all(key in keys for keys in unused):
             for config, keys in zip(configs, unused, strict=True):
                 _refuse_ignored(getattr(config, key.split(".")[0]), key, *keys[key])
 
 
-def obeyed(words: Sequence[str], data: "DataConfig", evaluation: "EvalConfig") -> list[str]:
-    """The words that `refuse_unused` takes for a run with these values."""
+def obeyed(overrides: Sequence[str], data: "DataConfig", evaluation: "EvalConfig") -> list[str]:
+    """The overrides that `refuse_unused` takes for a run with these values."""
     unused = unused_keys(data, evaluation)
-    return [word for word in words if _key(word) not in unused]
+    return [override for override in overrides if _key(override) not in unused]
 
 
 def unused_keys(data: "DataConfig", evaluation: "EvalConfig") -> dict[str, tuple[str, str]]:
@@ -82,8 +82,8 @@ def unused_keys(data: "DataConfig", evaluation: "EvalConfig") -> dict[str, tuple
     return unused
 
 
-def _key(word: str) -> str:
-    return word.lstrip("+").partition("=")[0]
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
 
 
 def check_margin(margin: float, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Hands a command's words to Hydra, which composes the configuration of each job."""
+"""Hands a command's arguments to Hydra, which composes the configuration of each job."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ CONFIG = "train"
 def compose(overrides: Sequence[str], directories: Sequence[str] = (), name: str = CONFIG) -> dict[str, Any]:
     """The configuration of one job as plain values, without running anything."""
     overrides = without_aliases(overrides, directories)
-    words = [*overrides, *(word for path in directories for word in ("--config-dir", path))]
-    with one_line(words, lambda: known_keys(words)):
+    arguments = [*overrides, *(argument for path in directories for argument in ("--config-dir", path))]
+    with one_line(arguments, lambda: known_keys(arguments)):
         return _compose(overrides, directories, name)
 
 
@@ -107,25 +107,27 @@ def _mark_derived(raw: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]
     return {**values, "derived": derived}
 
 
-def known_keys(words: Sequence[str]) -> list[str]:
+def known_keys(arguments: Sequence[str]) -> list[str]:
     """Every key of the configuration, with the groups and the options of encoding and launcher chosen."""
     from hydra.errors import HydraException
 
-    chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
+    chosen = [
+        argument for argument in arguments if argument.partition("=")[0] in GROUPS and "," not in argument
+    ]
     try:
-        values = _compose(chosen, values_of(words, CONFIG_DIR), CONFIG)
+        values = _compose(chosen, values_of(arguments, CONFIG_DIR), CONFIG)
     except (HydraException, ValueError):
         values = compose([])
-    return [*_flatten(values), *_launcher_keys(words), "modifier", "experiment"]
+    return [*_flatten(values), *_launcher_keys(arguments), "modifier", "experiment"]
 
 
-def _launcher_keys(words: Sequence[str]) -> Iterator[str]:
+def _launcher_keys(arguments: Sequence[str]) -> Iterator[str]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    chosen = [word for word in words if word.startswith("hydra/launcher=")]
+    chosen = [argument for argument in arguments if argument.startswith("hydra/launcher=")]
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
             launcher = hydra_compose(CONFIG, chosen, return_hydra_config=True).hydra.launcher

@@ -17,11 +17,11 @@ def aliases() -> dict[str, str]:
     return found
 
 
-def without_aliases(words: Sequence[str], directories: Sequence[str] = ()) -> list[str]:
-    """The words with encodings by their first names; files in a person's own folders come first."""
-    chosen = [CHOICE.fullmatch(word) for word in words]
+def without_aliases(overrides: Sequence[str], directories: Sequence[str] = ()) -> list[str]:
+    """The overrides with encodings by their first names; files in a person's own folders come first."""
+    chosen = [CHOICE.fullmatch(override) for override in overrides]
     if not any(chosen):
-        return list(words)
+        return list(overrides)
     known = aliases()
     own = {path.stem for folder in directories for path in (Path(folder) / "encoding").glob("*.yaml")}
 
@@ -29,8 +29,8 @@ def without_aliases(words: Sequence[str], directories: Sequence[str] = ()) -> li
         return name if name in own else known.get(name, name)
 
     return [
-        match[1] + ",".join(map(first_name, match[2].split(","))) if match else word
-        for word, match in zip(words, chosen, strict=True)
+        match[1] + ",".join(map(first_name, match[2].split(","))) if match else override
+        for override, match in zip(overrides, chosen, strict=True)
     ]
 
 

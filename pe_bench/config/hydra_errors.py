@@ -1,4 +1,4 @@
-"""What Hydra says of a mistake, as one line that names the word and the way out."""
+"""What Hydra says of a mistake, as one line that names the argument and the way out."""
 
 import glob
 import re
@@ -19,7 +19,7 @@ EXTRA_OF_LAUNCHER = {"joblib": "joblib", "submitit_local": "slurm", "submitit_sl
 
 
 @contextmanager
-def one_line(words: Sequence[str], known_keys: Callable[[], Iterable[str]]) -> Iterator[None]:
+def one_line(arguments: Sequence[str], known_keys: Callable[[], Iterable[str]]) -> Iterator[None]:
     """Turn Hydra's and OmegaConf's errors into a `UserError` of one line."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -29,29 +29,29 @@ def one_line(words: Sequence[str], known_keys: Callable[[], Iterable[str]]) -> I
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(cause(error) or _explain(error, words, known_keys)) from error
+        raise UserError(cause(error) or _explain(error, arguments, known_keys)) from error
 
 
 @contextmanager
-def of_job(words: Sequence[str]) -> Iterator[None]:
+def of_job(arguments: Sequence[str]) -> Iterator[None]:
     """Have a mistake in a job of a sweep say which one it is, where its text names no value of the job's."""
     try:
         yield
     except UserError as error:
         text = str(error)
-        if any(word in text or f"'{word.partition('=')[2]}'" in text for word in words):
+        if any(argument in text or f"'{argument.partition('=')[2]}'" in text for argument in arguments):
             raise
-        raise UserError(f"{text} (the job {' '.join(words)})") from error
+        raise UserError(f"{text} (the job {' '.join(arguments)})") from error
 
 
-def known_to_other(option: str, word: str, other: str) -> str:
-    """What to do with an option of a group that is swept over, which is for `other` and not for `word`."""
+def known_to_other(option: str, argument: str, other: str) -> str:
+    """What to do with an option of a swept group that is for `other` and not for `argument`."""
     group, _, name = other.partition("=")
     key, _, value = option.partition("=")
     line = f"{key.removeprefix(f'{group}.')}: {value}"
     return (
-        f"{option} is for {other} and not for {word}: to sweep over both, write it into a file of your own, "
-        f"FOLDER/{group}/NAME.yaml with the lines 'defaults: [{name}]' and '{line}', and say "
+        f"{option} is for {other} and not for {argument}: to sweep over both, write it into a file of your "
+        f"own, FOLDER/{group}/NAME.yaml with the lines 'defaults: [{name}]' and '{line}', and say "
         f"--config-dir FOLDER and {group}=NAME for {other}"
     )
 
@@ -63,10 +63,10 @@ def cause(error: BaseException | None) -> str | None:
     return str(error) if error else None
 
 
-def _explain(error: Exception, words: Sequence[str], known_keys: Callable[[], Iterable[str]]) -> str:
+def _explain(error: Exception, arguments: Sequence[str], known_keys: Callable[[], Iterable[str]]) -> str:
     text = first_line(error)
     for told in (_missing_file, _not_a_name, _unknown_key, _several_values, _unreadable):
-        found = told(error, text, words, known_keys)
+        found = told(error, text, arguments, known_keys)
         if found is not None:
             return found
     return text
@@ -75,7 +75,7 @@ def _explain(error: Exception, words: Sequence[str], known_keys: Callable[[], It
 Known = Callable[[], Iterable[str]]
 
 
-def _missing_file(error: Exception, text: str, words: Sequence[str], known_keys: Known) -> str | None:
+def _missing_file(error: Exception, text: str, arguments: Sequence[str], known_keys: Known) -> str | None:
     missing = getattr(error, "missing_cfg_file", None)
     if not missing:
         return None
@@ -84,7 +84,7 @@ def _missing_file(error: Exception, text: str, words: Sequence[str], known_keys:
         extra = EXTRA_OF_LAUNCHER[name]
         return f"hydra/launcher={name} is not installed: pip install 'pe-bench[{extra}]'"
     options = getattr(error, "options", None)
-    directories = values_of(words, CONFIG_DIR)
+    directories = values_of(arguments, CONFIG_DIR)
     told = unknown(name, group or "configuration", options or names_in(group, directories))
     return told if directories or not group else told + _own_file(group, name, "did you mean" in told)
 
@@ -98,27 +98,27 @@ def _own_file(group: str, name: str, is_close: bool) -> str:
     return "" if is_close else f"; FOLDER/{group}/{name}.yaml of your own is found with --config-dir FOLDER"
 
 
-def _not_a_name(error: Exception, text: str, words: Sequence[str], known_keys: Known) -> str | None:
+def _not_a_name(error: Exception, text: str, arguments: Sequence[str], known_keys: Known) -> str | None:
     """`encoding=null`, `data=3`: a group takes the name of a file."""
     if "Config group override must be" not in text:
         return None
-    for word in words:
-        group, _, value = word.lstrip("+").partition("=")
-        names = names_in(group, values_of(words, CONFIG_DIR)) if group in GROUPS else []
+    for argument in arguments:
+        group, _, value = argument.lstrip("+").partition("=")
+        names = names_in(group, values_of(arguments, CONFIG_DIR)) if group in GROUPS else []
         if names and value not in names and not value.startswith("["):
-            none = {"modifier": "; modifier=[] is none", "experiment": "; without the word there is none"}
+            none = {"modifier": "; modifier=[] is none", "experiment": "; without the argument there is none"}
             return unknown(value, group, names) + none.get(group, "")
     return None
 
 
-def _unknown_key(error: Exception, text: str, words: Sequence[str], known_keys: Known) -> str | None:
+def _unknown_key(error: Exception, text: str, arguments: Sequence[str], known_keys: Known) -> str | None:
     complaints = ("Could not override", "Could not find", "not in struct")
     if not any(complaint in str(error) for complaint in complaints):
         return None
-    keys = [word.split("=", 1)[0].lstrip("+~") for word in words if "=" in word]
+    keys = [argument.split("=", 1)[0].lstrip("+~") for argument in arguments if "=" in argument]
     wrong = [key for key in keys if f"'{key}'" in text or f"Key '{key.split('.')[-1]}'" in str(error)]
     launchers = [key for key in wrong if key.startswith("hydra.launcher.")]
-    if launchers and not any(word.startswith("hydra/launcher=") for word in words):
+    if launchers and not any(argument.startswith("hydra/launcher=") for argument in arguments):
         return (
             f"{launchers[0]} is no option of the basic launcher: name the one that it is for, such as "
             "hydra/launcher=joblib for n_jobs and hydra/launcher=submitit_slurm for nodes"
@@ -130,7 +130,7 @@ def _unknown_key(error: Exception, text: str, words: Sequence[str], known_keys: 
     )
 
 
-def _several_values(error: Exception, text: str, words: Sequence[str], known_keys: Known) -> str | None:
+def _several_values(error: Exception, text: str, arguments: Sequence[str], known_keys: Known) -> str | None:
     ambiguous = re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if not ambiguous:
         return None
@@ -149,7 +149,7 @@ def _takes_list(key: str) -> bool:
     return any(typing.get_origin(one) in (list, tuple) for one in (wanted, *typing.get_args(wanted)))
 
 
-def _unreadable(error: Exception, text: str, words: Sequence[str], known_keys: Known) -> str | None:
+def _unreadable(error: Exception, text: str, arguments: Sequence[str], known_keys: Known) -> str | None:
     from hydra.errors import OverrideParseException
 
     if not isinstance(error, OverrideParseException):

@@ -1,4 +1,4 @@
-"""The words of a `train` command, put in order and checked before Hydra sees them."""
+"""The arguments of a `train` command, put in order and checked before Hydra sees them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,31 +22,32 @@ OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers."}
 KEY = re.compile(r"[+~]*[A-Za-z_][\w$/@.:-]*", re.ASCII)
 
 
-def order_words(words: Sequence[str]) -> list[str]:
+def order_arguments(arguments: Sequence[str]) -> list[str]:
     """Overrides first, then flags: Hydra refuses overrides on both sides of a flag."""
     overrides, flags = [], []
-    waiting = iter(_apart(words))
-    for word in waiting:
-        if not word.startswith("-"):
-            overrides.append(word)
+    waiting = iter(_apart(arguments))
+    for argument in waiting:
+        if not argument.startswith("-"):
+            overrides.append(argument)
             continue
-        flags.append(word)
-        if word in FLAGS_WITH_VALUE:
+        flags.append(argument)
+        if argument in FLAGS_WITH_VALUE:
             flags += [value for value in [next(waiting, None)] if value is not None]
     flags = _with_info_value(overrides, flags)
     return overrides + flags
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Refuse what Hydra would take, or refuse at length. `words` are in order."""
-    overrides = overrides_in(words)
-    _check_flags(words[len(overrides) :])
-    for before, word in zip(["", *overrides], overrides, strict=False):
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse what Hydra would take, or refuse at length. `arguments` are in order."""
+    overrides = overrides_in(arguments)
+    _check_flags(arguments[len(overrides) :])
+    for before, argument in zip(["", *overrides], overrides, strict=False):
         require(
-            not before.endswith(",") or "=" in word, f"'{before} {word}': no space may stand after the comma"
+            not before.endswith(",") or "=" in argument,
+            f"'{before} {argument}': no space may stand after the comma",
         )
-        _check_override(word)
-    values = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
+        _check_override(argument)
+    values = dict(argument.lstrip("+").split("=", 1) for argument in overrides if "=" in argument)
     if "train.steps" in values and "train.tokens" in values:
         raise UserError("train.steps and train.tokens both say how long to train: give one of them")
     for group in GROUPS:
@@ -60,56 +61,58 @@ def check_words(words: Sequence[str]) -> None:
             )
 
 
-def is_sweep(words: Sequence[str]) -> bool:
-    return any(word in SWEEP or word.lstrip("+").upper() == "HYDRA.MODE=MULTIRUN" for word in words)
+def is_sweep(arguments: Sequence[str]) -> bool:
+    return any(
+        argument in SWEEP or argument.lstrip("+").upper() == "HYDRA.MODE=MULTIRUN" for argument in arguments
+    )
 
 
-def overrides_in(words: Sequence[str]) -> list[str]:
-    """Those of words in order: they are before the first flag."""
-    flags = [place for place, word in enumerate(words) if word.startswith("-")]
-    return list(words[: flags[0]] if flags else words)
+def overrides_in(arguments: Sequence[str]) -> list[str]:
+    """Those of arguments in order: they are before the first flag."""
+    flags = [place for place, argument in enumerate(arguments) if argument.startswith("-")]
+    return list(arguments[: flags[0]] if flags else arguments)
 
 
-def values_of(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+def values_of(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
     """What stands behind one of `flags`, such as the folders behind `--config-dir`."""
-    return [value for flag, value in _pairs(words) if flag in flags]
+    return [value for flag, value in _pairs(arguments) if flag in flags]
 
 
-def _apart(words: Sequence[str]) -> Iterator[str]:
-    """`--cfg=job` as two words."""
-    for word in words:
-        flag, equals, value = word.partition("=")
+def _apart(arguments: Sequence[str]) -> Iterator[str]:
+    """`--cfg=job` as two arguments."""
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
         if equals and flag in (*FLAGS_WITH_VALUE, *INFO):
             yield from (flag, value)
         else:
-            yield word
+            yield argument
 
 
 def _with_info_value(overrides: list[str], flags: list[str]) -> list[str]:
     """Hydra's `--info` may take a value, which looks like an override until it is known."""
-    found = [word for word in overrides if word in INFO_VALUES]
+    found = [argument for argument in overrides if argument in INFO_VALUES]
     if not found or not set(INFO) & set(flags):
         return flags
     overrides.remove(found[0])
     return [part for flag in flags for part in ([flag, found[0]] if flag in INFO else [flag])]
 
 
-def _check_override(word: str) -> None:
-    key, equals, _ = word.partition("=")
+def _check_override(argument: str) -> None:
+    key, equals, _ = argument.partition("=")
     is_readable = KEY.fullmatch(key) is not None and (equals or key.startswith("~"))
-    require(bool(is_readable), f"'{word}' cannot be read: say KEY=VALUE, such as train.lr=0.001")
+    require(bool(is_readable), f"'{argument}' cannot be read: say KEY=VALUE, such as train.lr=0.001")
 
 
-def _check_flags(words: Sequence[str]) -> None:
-    waiting = iter(words)
+def _check_flags(arguments: Sequence[str]) -> None:
+    waiting = iter(arguments)
     given = []
-    for word in waiting:
-        flag, equals, _ = word.partition("=")
+    for argument in waiting:
+        flag, equals, _ = argument.partition("=")
         if flag not in FLAGS:
             if given and given[-1] in INFO and flag in INFO_VALUES:
                 continue
             raise UserError(unknown(flag, "option", FLAGS))
-        require(not equals, f"{flag} takes no value, and '{word}' gives it one")
+        require(not equals, f"{flag} takes no value, and '{argument}' gives it one")
         given.append(flag)
         if flag in FLAGS_WITH_VALUE:
             value = next(waiting, "")
@@ -127,5 +130,5 @@ def _check_modes(flags: Sequence[str]) -> None:
         require(flag not in flags or CFG in modes, f"{flag} goes with --cfg job")
 
 
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return pairwise([*words, ""])
+def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return pairwise([*arguments, ""])

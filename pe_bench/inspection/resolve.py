@@ -1,4 +1,4 @@
-"""The encodings that the words of `show` and `check` name, each with its resolved configuration."""
+"""The encodings that the arguments of `show` and `check` name, each with its resolved configuration."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.compose import compose
 from pe_bench.config.options import PREFIXES, in_full, in_section, key_of
-from pe_bench.config.overrides import GROUPS, check_words
+from pe_bench.config.overrides import GROUPS, check_arguments
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.errors import UserError, require
@@ -33,7 +33,7 @@ class Subject:
 
     name: str
     config: Config
-    given: frozenset[str] = frozenset()  # keys among the command's words, such as encoding.base
+    given: frozenset[str] = frozenset()  # keys among the command's arguments, such as encoding.base
     search: tuple[Path, ...] = ()
 
     @cached_property
@@ -64,53 +64,60 @@ def parameter_count(encoding: "Composition") -> int:
     return sum(parameter.numel() for parameter in encoding.parameters())
 
 
-def subjects(words: Sequence[str], directories: Sequence[str] = ()) -> list[Subject]:
-    """An encoding for each name among `words`, with the Hydra words that are there.
+def subjects(arguments: Sequence[str], directories: Sequence[str] = ()) -> list[Subject]:
+    """An encoding for each name among `arguments`, with the Hydra arguments that are there.
 
     An option of an encoding goes to those that have it, and several values of it make several encodings.
     Raises `UserError` for what cannot be.
     """
-    names, overrides = _sorted_words(words)
+    names, overrides = _sorted_arguments(arguments)
     require(bool(names), "name an encoding; `pe-bench list encodings` has them")
     for name in names:
         require("," not in name, f"'{name}' is several: name them with spaces between")
         if name.endswith(".py"):
             raise UserError(_without_class(name, directories))
-    for word in overrides:
-        size = key_of(word).removeprefix("encoding.")
+    for argument in overrides:
+        size = key_of(argument).removeprefix("encoding.")
         require(
-            size not in SIZES, f"{word}: the model decides it; say model.{size}=... where it can be chosen"
+            size not in SIZES,
+            f"{argument}: the model decides it; say model.{size}=... where it can be chosen",
         )
     for folder in directories:
         require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
-    check_words(overrides)
-    outside = [word for word in overrides if not _is_option(word)]
-    options = [word for word in overrides if _is_option(word)]
+    check_arguments(overrides)
+    outside = [argument for argument in overrides if not _is_option(argument)]
+    options = [argument for argument in overrides if _is_option(argument)]
     bare = {name: _composed(name, outside, directories) for name in names}
     known = {name: _with_own_options(name, bare[name]["encoding"]) for name in names}
-    wanted = {name: {word: in_full(name, known[name], word) for word in options} for name in names}
-    for word in options:
-        if not any(found[word] for found in wanted.values()):
-            _check_key(word, [key for name in names for key in _option_names(name, bare[name], directories)])
+    wanted = {
+        name: {argument: in_full(name, known[name], argument) for argument in options} for name in names
+    }
+    for argument in options:
+        if not any(found[argument] for found in wanted.values()):
+            _check_key(
+                argument, [key for name in names for key in _option_names(name, bare[name], directories)]
+            )
             # Hydra says what is wrong with it.
-            wanted[names[0]][word] = word if "." in key_of(word) else in_section("encoding", word)
+            wanted[names[0]][argument] = (
+                argument if "." in key_of(argument) else in_section("encoding", argument)
+            )
     return [
         _subject(name, outside, each, directories, bare[name])
         for name in names
-        for each in product(*(_each_value(word) for word in wanted[name].values() if word))
+        for each in product(*(_each_value(argument) for argument in wanted[name].values() if argument))
     ]
 
 
-def _check_key(word: str, options: Sequence[str]) -> None:
-    """Of a word that no encoding has: a mistyped key of the run is told as such. Raises `UserError`."""
-    key, others = key_of(word), [*GROUPS, *(field.name for field in fields(Config))]
+def _check_key(argument: str, options: Sequence[str]) -> None:
+    """Of an argument that no encoding has: a mistyped key of the run is told as such. Raises `UserError`."""
+    key, others = key_of(argument), [*GROUPS, *(field.name for field in fields(Config))]
     closest = get_close_matches(key, [*options, *others], 1)
     if "." not in key and (not closest or closest[0] in others):
         raise UserError(unknown(key, "key", {*options, *others}))
 
 
 def _option_names(name: str, values: dict[str, Any], directories: Sequence[str]) -> list[str]:
-    """What a short word can mean of an encoding and its modifiers."""
+    """What a short argument can mean of an encoding and its modifiers."""
     if ":" in name:
         return [option for option, _ in _parameters(_class_of(name, directories))]
     parts = [values["encoding"], *values["encoding"].get("modifiers", {}).values()]
@@ -118,16 +125,24 @@ def _option_names(name: str, values: dict[str, Any], directories: Sequence[str])
     return [key for part in parts for key in part if key not in told]
 
 
-def _each_value(word: str) -> list[str]:
-    """`encoding.base=500,10000` as two words, one for each encoding that is shown."""
-    key, equals, value = word.partition("=")
-    return [word] if re.search(r"[][(){}'\"]", value) else [f"{key}{equals}{one}" for one in value.split(",")]
+def _each_value(argument: str) -> list[str]:
+    """`encoding.base=500,10000` as two arguments, one for each encoding that is shown."""
+    key, equals, value = argument.partition("=")
+    return (
+        [argument]
+        if re.search(r"[][(){}'\"]", value)
+        else [f"{key}{equals}{one}" for one in value.split(",")]
+    )
 
 
-def _sorted_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names, each once, and Hydra's words."""
-    names = [word.removeprefix("encoding=") for word in words if "=" not in word or word[:9] == "encoding="]
-    overrides = [word for word in words if "=" in word and word[:9] != "encoding="]
+def _sorted_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names, each once, and Hydra's overrides."""
+    names = [
+        argument.removeprefix("encoding=")
+        for argument in arguments
+        if "=" not in argument or argument[:9] == "encoding="
+    ]
+    overrides = [argument for argument in arguments if "=" in argument and argument[:9] != "encoding="]
     return list(dict.fromkeys(names)), overrides
 
 
@@ -145,18 +160,18 @@ def _without_class(name: str, directories: Sequence[str]) -> str:
     return f"'{name}' is a file: say {name}:CLASS"
 
 
-def _is_option(word: str) -> bool:
+def _is_option(argument: str) -> bool:
     """Of an encoding, such as `encoding.base=500` or for short `base=500`."""
-    key = key_of(word)
+    key = key_of(argument)
     outside = "." in key or key in GROUPS or key in {field.name for field in fields(Config)}
     return key.startswith("encoding.") or not outside
 
 
-def _composed(name: str, words: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
+def _composed(name: str, arguments: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
     """The configuration with this encoding, and no option of its own."""
     if ":" not in name:
-        return compose([f"encoding={name}", *words], directories)
-    values = compose(["encoding=nope", *words], directories)
+        return compose([f"encoding={name}", *arguments], directories)
+    values = compose(["encoding=nope", *arguments], directories)
     modifiers = values["encoding"].get("modifiers", {})
     return values | {
         "encoding": _of_class(name, parse_config(values), directories) | {"modifiers": modifiers}
@@ -164,7 +179,7 @@ def _composed(name: str, words: Sequence[str], directories: Sequence[str]) -> di
 
 
 def _with_own_options(name: str, encoding: dict[str, Any]) -> dict[str, Any]:
-    """What words can change of it: beside a class in a file, nothing of its modifiers."""
+    """What arguments can change of it: beside a class in a file, nothing of its modifiers."""
     return encoding if ":" not in name else encoding | {"modifiers": {}}
 
 
@@ -217,10 +232,10 @@ def _with_options(
 ) -> dict[str, Any]:
     """Values of a class that has no YAML file, read as Hydra reads them."""
     known = [option for option, _ in _parameters(_class_of(encoding["class"], directories))]
-    keys = [key_of(word).removeprefix("encoding.") for word in options]
+    keys = [key_of(argument).removeprefix("encoding.") for argument in options]
     for key in keys:
         if key not in known:
             raise UserError(unknown(f"encoding.{key}", "option", [f"encoding.{name}" for name in known]))
-    words = [f"+{word.lstrip(PREFIXES)}" for word in options]
-    read = compose(["encoding=nope", *words], directories)["encoding"]  # has no options of its own
+    arguments = [f"+{argument.lstrip(PREFIXES)}" for argument in options]
+    read = compose(["encoding=nope", *arguments], directories)["encoding"]  # has no options of its own
     return encoding | {key: read[key] for key in keys}

@@ -13,9 +13,9 @@ from pe_bench.system.terminal import CONTROL
 VARIABLE = "PE_BENCH_COMMAND"
 
 
-def remember_command(words: Sequence[str]) -> None:
-    """Keep what the user typed after `pe-bench`, before Hydra gets words of its own."""
-    os.environ[VARIABLE] = shlex.join(["pe-bench", *words])
+def remember_command(arguments: Sequence[str]) -> None:
+    """Keep what the user typed after `pe-bench`, before Hydra gets arguments of its own."""
+    os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])
 
 
 def record_command(run: Path) -> None:
@@ -30,10 +30,10 @@ def record_command(run: Path) -> None:
 
 def _naming(command: str, run: Path) -> str:
     """`pe-bench eval` of the newest run with that run's name: another may be the newest by and by."""
-    words = shlex.split(command)
-    if words[1:2] == ["eval"] and (len(words) == 2 or words[2].startswith("-")):
-        words.insert(2, run.name)
-    return shlex.join(words)
+    arguments = shlex.split(command)
+    if arguments[1:2] == ["eval"] and (len(arguments) == 2 or arguments[2].startswith("-")):
+        arguments.insert(2, run.name)
+    return shlex.join(arguments)
 
 
 def recorded_commands(run: Path) -> tuple[str, ...]:
@@ -50,10 +50,10 @@ def _is_ours(command: object) -> bool:
     if not isinstance(command, str):
         return False
     try:
-        words = shlex.split(command)
+        arguments = shlex.split(command)
     except ValueError:
         return False
-    return words[:1] == ["pe-bench"] and command == shlex.join(words) and not CONTROL.search(command)
+    return arguments[:1] == ["pe-bench"] and command == shlex.join(arguments) and not CONTROL.search(command)
 
 
 def _file(run: Path) -> Path:

@@ -91,8 +91,8 @@ def _repeat(run: Path, rows: Sequence[Row], repeater: Repeater) -> tuple[str, tu
     try:
         config = read_mapping(run / "config.yaml")
         precision = rows[0].train_dtype if rows else config["precision"]
-        words = repeater.words(with_scored_lengths(config, rows), precision)
-        return shlex.join(["pe-bench", "train", *words]), tuple(repeater.needs(config)), ""
+        overrides = repeater.overrides(with_scored_lengths(config, rows), precision)
+        return shlex.join(["pe-bench", "train", *overrides]), tuple(repeater.needs(config)), ""
     except UserError as error:
         return "", (), str(error)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""From a run's resolved configuration back to the words of a command that repeats it.
+"""From a run's resolved configuration back to the overrides of a command that repeats it.
 
-The words name the groups, and then whatever differs from what those hold. They compose to the same
+The overrides name the groups, and then whatever differs from what those hold. They compose to the same
 identity, and so to the same run: one of a sweep, or one whose command was not kept, can be made again.
 """
 
@@ -24,7 +24,7 @@ LENGTHS_FOLLOW = ("lengths", "protocol", "target_tokens")  # of eval, what its l
 NOT_OPTIONS = ("code_sha256", "derived", "modifiers")
 GROUP_FILE = re.compile(r"\w+/\w+", re.ASCII)  # a run's configuration may be a stranger's, and name any path
 PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
-NOT_TEXT = ("null", "true", "false", "nan", "inf")  # what Hydra reads a plain word as
+NOT_TEXT = ("null", "true", "false", "nan", "inf")  # what Hydra reads plain text as
 INTERPOLATION = "${"
 
 
@@ -35,14 +35,14 @@ class Repeater:
         self._file = cache(_read_group_file)
         self._composed = cache(_compose)
 
-    def words(self, config: Mapping[str, Any], precision: str) -> list[str]:
-        """The words after `pe-bench train` for a resolved configuration, and the precision it came to.
+    def overrides(self, config: Mapping[str, Any], precision: str) -> list[str]:
+        """The overrides after `pe-bench train` for a resolved configuration, and the precision it came to.
 
         Where results and caches lie and what machine is used stay open. Raises `UserError` for a
         configuration that this version cannot express.
         """
-        groups = [*self._encoding_words(config["encoding"]), f"seed={config.get('seed', 0)}"]
-        return [*groups, f"precision={precision}", *self._section_words(config)]
+        groups = [*self._encoding_overrides(config["encoding"]), f"seed={config.get('seed', 0)}"]
+        return [*groups, f"precision={precision}", *self._section_overrides(config)]
 
     def needs(self, config: Mapping[str, Any]) -> list[str]:
         """What the command needs beside pe-bench: files of an encoding that is not pe-bench's own."""
@@ -57,36 +57,38 @@ class Repeater:
         source = config.get("train", {}).get("from")
         return [*own, *hashes, *([f"the run {source}, whose weights it starts from"] if source else [])]
 
-    def _encoding_words(self, encoding: Mapping[str, Any]) -> list[str]:
+    def _encoding_overrides(self, encoding: Mapping[str, Any]) -> list[str]:
         name, modifiers = encoding["name"], encoding.get("modifiers") or {}
-        words = [f"encoding={_spell(name)}"]
-        words += [f"modifier=[{','.join(map(_spell, modifiers))}]"] if modifiers else []
+        overrides = [f"encoding={_spell(name)}"]
+        overrides += [f"modifier=[{','.join(map(_spell, modifiers))}]"] if modifiers else []
         parts = {"encoding": (f"encoding/{name}", encoding)}
         parts |= {f"encoding.modifiers.{key}": (f"modifier/{key}", part) for key, part in modifiers.items()}
         for key, (file, part) in parts.items():
-            words += _option_words(key, part, self._file(file))
-        return words
+            overrides += _option_overrides(key, part, self._file(file))
+        return overrides
 
-    def _section_words(self, config: Mapping[str, Any]) -> list[str]:
+    def _section_overrides(self, config: Mapping[str, Any]) -> list[str]:
         """Group by group: their files, options that the files give, and then what follows from neither."""
-        words = []
+        overrides = []
         for group, key in NAME_IN_GROUP.items():
             values = config.get(group, {})
             usual = self._file(f"{group}/{values.get(key)}") or {}
             literal = {name: value for name, value in usual.items() if not _is_derived(value)}
-            words += [f"{group}={_spell(values[key])}"] if usual else []
-            words += [
+            overrides += [f"{group}={_spell(values[key])}"] if usual else []
+            overrides += [
                 f"{group}.{name}={_spell(value)}"
                 for name, value in values.items()
                 if name in literal and literal[name] != value
             ]
-        composed = self._composed(tuple(words))
+        composed = self._composed(tuple(overrides))
         for section in (*NAME_IN_GROUP, "train", "eval"):
-            words += _differences(section, config.get(section, {}), composed[section])
-        words = obeyed(words, DataConfig(**config.get("data", {})), EvalConfig(**config.get("eval", {})))
-        return [word for word in words if word not in self._usual_words()]
+            overrides += _differences(section, config.get(section, {}), composed[section])
+        overrides = obeyed(
+            overrides, DataConfig(**config.get("data", {})), EvalConfig(**config.get("eval", {}))
+        )
+        return [override for override in overrides if override not in self._usual_overrides()]
 
-    def _usual_words(self) -> list[str]:
+    def _usual_overrides(self) -> list[str]:
         usual = self._composed(())
         return [f"{group}={usual[group][key]}" for group, key in NAME_IN_GROUP.items()]
 
@@ -103,7 +105,7 @@ def with_scored_lengths(config: Mapping[str, Any], rows: Iterable[Row]) -> Mappi
     return {**config, "eval": {**evaluation, "lengths": sorted(asked | scored)}}
 
 
-def _option_words(key: str, part: Mapping[str, Any], usual: Mapping[str, Any] | None) -> Iterator[str]:
+def _option_overrides(key: str, part: Mapping[str, Any], usual: Mapping[str, Any] | None) -> Iterator[str]:
     """The options that are not as in the shipped file; all that nothing else decided where there is none."""
     derived = part.get("derived") or []
     for name, value in part.items():
@@ -138,10 +140,10 @@ def _read_group_file(name: str) -> dict[str, Any] | None:
     return yaml.safe_load(path.read_text(encoding="utf-8")) if known else None
 
 
-def _compose(words: tuple[str, ...]) -> dict[str, Any]:
+def _compose(overrides: tuple[str, ...]) -> dict[str, Any]:
     from pe_bench.config.compose import compose
 
-    return compose(words)
+    return compose(overrides)
 
 
 def _spell(value: Any) -> str:
@@ -172,11 +174,12 @@ def sweep_commands(commands: Iterable[str]) -> list[str]:
     """
     seeds: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for command in commands:
-        words = shlex.split(command)[2:]
+        overrides = shlex.split(command)[2:]
         encoding, seed = (
-            next(word for word in words if word.startswith(key)) for key in ("encoding=", "seed=")
+            next(override for override in overrides if override.startswith(key))
+            for key in ("encoding=", "seed=")
         )
-        rest = tuple(word for word in words if word not in (encoding, seed))
+        rest = tuple(override for override in overrides if override not in (encoding, seed))
         seeds.setdefault(rest, {}).setdefault(_value(encoding), []).append(_value(seed))
     return [command for rest, found in seeds.items() for command in _sweeps(found, rest)]
 
@@ -192,5 +195,5 @@ def _sweeps(seeds_of: Mapping[str, Sequence[str]], rest: Sequence[str]) -> Itera
         yield shlex.join(["pe-bench", "train", *sweep, *chosen, *rest])
 
 
-def _value(word: str) -> str:
-    return word.partition("=")[2]
+def _value(override: str) -> str:
+    return override.partition("=")[2]

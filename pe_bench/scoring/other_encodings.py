@@ -1,4 +1,4 @@
-"""Trained weights under another encoding: what the words of `eval --with` stand for.
+"""Trained weights under another encoding: what `eval --with` names.
 
 NAME.yaml is composed over the run's own model, training and data configuration. Every option that it shares
 with the trained encoding takes the trained value unless it is given. The classes declare which
@@ -56,7 +56,7 @@ class Other:
 
 
 def read_with(texts: Sequence[str], folders: Sequence[Path] = (), force: bool = False) -> With:
-    """The words of `eval --with`, `--config-dir` and `--force`. Raises `UserError`."""
+    """Read `eval --with`, `--config-dir` and `--force`. Raises `UserError`."""
     for folder in folders:
         require(folder.is_dir(), f"--config-dir {folder} is not a folder")
     require(bool(texts) or not folders, "--config-dir is for the encodings of --with: name one")
@@ -110,21 +110,25 @@ def _label(encoding: dict[str, Any], search: Sequence[Path]) -> str:
     option = find_class(encoding["class"], search).window_factor
     name, _, options = encoding_label(encoding, search).partition(" ")
     is_auto = option is not None and encoding.get(option) is None
-    return " ".join(word for word in (name, f"{option}={AUTO}" if is_auto else "", options) if word)
+    return " ".join(part for part in (name, f"{option}={AUTO}" if is_auto else "", options) if part)
 
 
 def _encodings(spec: Spec, trained: Config, search: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """The configuration that a spec stands for, or two where its factor is not given."""
     directories = list(map(str, search))
-    words = [f"encoding={spec.base or 'nope'}", f"modifier=[{','.join(spec.modifiers)}]", *_words_of(trained)]
-    bare = compose(words, directories)["encoding"]
+    overrides = [
+        f"encoding={spec.base or 'nope'}",
+        f"modifier=[{','.join(spec.modifiers)}]",
+        *_overrides_of(trained),
+    ]
+    bare = compose(overrides, directories)["encoding"]
     if not spec.base:
         bare = {"modifiers": bare["modifiers"]}
     option = find_class(bare["class"], search).window_factor if spec.base else None
-    given = dict(_full_option(spec, bare, word) for word in spec.options)
+    given = dict(_full_option(spec, bare, override) for override in spec.options)
     kind = given.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
-    composed = compose([*words, *chosen], directories)["encoding"]
+    composed = compose([*overrides, *chosen], directories)["encoding"]
     encoding = with_code_hashes(_over(trained.encoding, composed, spec, set(given), search), search)
     if spec.base not in (None, *names_in("encoding", [])):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
@@ -145,17 +149,19 @@ def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
     return max(evaluation.resolved_max_length(train_length), *lengths, train_length) / train_length
 
 
-def _full_option(spec: Spec, bare: dict[str, Any], word: str) -> tuple[str, str]:
+def _full_option(spec: Spec, bare: dict[str, Any], override: str) -> tuple[str, str]:
     """`factor=4` as `encoding.factor` and 4; what no part has goes to Hydra, which says so."""
     name = spec.base or spec.modifiers[0]
     place = "encoding" if spec.base else f"encoding.modifiers.{name}"
-    full = in_full(name, bare, word) or (word if word.startswith("encoding.") else f"{place}.{word}")
+    full = in_full(name, bare, override) or (
+        override if override.startswith("encoding.") else f"{place}.{override}"
+    )
     key, _, value = full.partition("=")
     return key, value
 
 
-def _words_of(trained: Config) -> list[str]:
-    """The run's own configuration as words of Hydra's, but for its encoding."""
+def _overrides_of(trained: Config) -> list[str]:
+    """The run's own configuration as overrides of Hydra's, but for its encoding."""
     values = to_plain(trained)
     return [
         f"++{section}.{key}={_spelled(value)}"

@@ -1,4 +1,4 @@
-"""What a sweep's words ask for, composed and checked before the first of its jobs runs."""
+"""What a sweep's arguments ask for, composed and checked before the first of its jobs runs."""
 
 import math
 import re
@@ -36,22 +36,22 @@ class Swept:
     results_dir: Path  # of its first job
 
 
-def check_sweep(words: Sequence[str], check: Job) -> Swept:
+def check_sweep(arguments: Sequence[str], check: Job) -> Swept:
     """Compose a sweep's values one by one, so that a mistake in the last is told before the first runs.
 
     `check` is called with the first of the jobs. Raises `UserError`.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    overrides, directories = overrides_in(words), values_of(words, CONFIG_DIR)
-    name = (values_of(words, CONFIG_NAME) or [CONFIG])[-1]
+    overrides, directories = overrides_in(arguments), values_of(arguments, CONFIG_DIR)
+    name = (values_of(arguments, CONFIG_NAME) or [CONFIG])[-1]
     search = [Path(directory).resolve() for directory in directories]
-    with one_line(words, lambda: known_keys(words)):
+    with one_line(arguments, lambda: known_keys(arguments)):
         parsed = OverridesParser.create().parse_overrides(overrides)
         swept = [override for override in parsed if override.is_sweep_override()]
         discrete = [override for override in swept if override.is_discrete_sweep()]
         values = [_values(override, directories) for override in discrete]
-    plain = [word for word, override in zip(overrides, parsed, strict=True) if override not in swept]
+    plain = [argument for argument, override in zip(overrides, parsed, strict=True) if override not in swept]
     configs = []
     composed = [
         each[:MOST_CHECKED] if override.is_range_sweep() else each
@@ -63,7 +63,7 @@ def check_sweep(words: Sequence[str], check: Job) -> Swept:
 
     combinations = _combinations(composed)
     for place, chosen in enumerate(combinations):
-        with of_job([word for word in chosen if word not in combinations[0]] or chosen):
+        with of_job([argument for argument in chosen if argument not in combinations[0]] or chosen):
             configs.append(_parse_job(parse, chosen, values, plain))
             if place < MOST_CHECKED:
                 check(configs[-1], search)
@@ -82,36 +82,38 @@ def _parse_job(
     try:
         return parse(chosen)
     except UserError as error:
-        for word in chosen:
-            option = _refused_option(word, plain, str(error))
-            others = [other for each in values if word in each for other in each if option]
-            other = next((other for other in others if _parses(parse, _instead(chosen, word, other))), None)
+        for argument in chosen:
+            option = _refused_option(argument, plain, str(error))
+            others = [other for each in values if argument in each for other in each if option]
+            other = next(
+                (other for other in others if _parses(parse, _instead(chosen, argument, other))), None
+            )
             if option and other:
-                raise UserError(known_to_other(option, word, other)) from error
+                raise UserError(known_to_other(option, argument, other)) from error
         raise
 
 
-def _refused_option(word: str, plain: Sequence[str], text: str) -> str | None:
-    """The option of the group that `word` chooses from, which an error's text names."""
-    group = word.partition("=")[0]
+def _refused_option(argument: str, plain: Sequence[str], text: str) -> str | None:
+    """The option of the group that `argument` chooses from, which an error's text names."""
+    group = argument.partition("=")[0]
     options = [option for option in plain if group in ONE_OF_EACH and option.startswith(f"{group}.")]
     return next((option for option in options if option.partition("=")[0] in text), None)
 
 
-def _instead(words: Sequence[str], word: str, other: str) -> list[str]:
-    return [other if one == word else one for one in words]
+def _instead(arguments: Sequence[str], argument: str, other: str) -> list[str]:
+    return [other if one == argument else one for one in arguments]
 
 
-def _parses(parse: Callable[[Sequence[str]], Config], words: Sequence[str]) -> bool:
+def _parses(parse: Callable[[Sequence[str]], Config], arguments: Sequence[str]) -> bool:
     try:
-        parse(words)
+        parse(arguments)
     except UserError:
         return False
     return True
 
 
 def _values(override: Any, directories: Sequence[str]) -> list[str]:
-    """The values of a sweep as words of one value."""
+    """The values of a sweep as arguments of one value."""
     from hydra.core.override_parser.types import Glob
 
     pattern = override.value()
@@ -135,20 +137,22 @@ def _combinations(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys([first, *others]))
 
 
-def with_swept_options(words: Sequence[str]) -> list[str]:
+def with_swept_options(arguments: Sequence[str]) -> list[str]:
     """Options of a group that is swept, as sweeps of one value.
 
     Hydra composes a sweep without what it sweeps over before it composes the jobs, and would
     refuse `encoding.n_buckets=8` of `encoding=t5,t5_wide` for not being an option of the default.
     """
     swept = [
-        word.split("=")[0] for word in words if re.match(r"(encoding|modifier)=(?!\[[^]]*\]$).*[,(]", word)
+        argument.split("=")[0]
+        for argument in arguments
+        if re.match(r"(encoding|modifier)=(?!\[[^]]*\]$).*[,(]", argument)
     ]
     options = tuple(OPTIONS_OF_GROUP[group] for group in swept)
 
-    def adapt(word: str) -> str:
-        key, equals, value = word.partition("=")
+    def adapt(argument: str) -> str:
+        key, equals, value = argument.partition("=")
         choice = equals and key.lstrip("+").startswith(options) and not re.search(r"[,(]", value)
-        return f"{key}=choice({value})" if choice else word
+        return f"{key}=choice({value})" if choice else argument
 
-    return [adapt(word) for word in words] if options else list(words)
+    return [adapt(argument) for argument in arguments] if options else list(arguments)

@@ -47,8 +47,8 @@ def _ray(launcher: Any) -> int:
 COUNTS = {"JoblibLauncher": _joblib, "LocalLauncher": _all_at_once, "RayLauncher": _ray}
 
 
-def machines_asked(words: Sequence[str]) -> Machines:
-    """Those that a sweep's words ask its launcher for."""
-    pairs = (word.lstrip("+").partition("=") for word in overrides_in(words))
+def machines_asked(arguments: Sequence[str]) -> Machines:
+    """Those that a sweep's arguments ask its launcher for."""
+    pairs = (argument.lstrip("+").partition("=") for argument in overrides_in(arguments))
     counts = [value for key, _, value in pairs if key == "hydra.launcher.nodes" and value.isdecimal()]
     return Machines(int(counts[-1])) if counts and int(counts[-1]) > 1 else ALONE

@@ -36,17 +36,17 @@ from pe_bench.system.signals import (
 )
 
 SWEEP_DIR = "hydra.sweep.dir"
-SEARCH_PATH = "hydra.searchpath="  # where the files of a job's words may lie
+SEARCH_PATH = "hydra.searchpath="  # where the files of a job's arguments may lie
 
 
-def run_sweep(words: Sequence[str], swept: Swept) -> Summary:
-    """Launch every job that `words` ask for, show how they stand, and tell how all of them ended.
+def run_sweep(arguments: Sequence[str], swept: Swept) -> Summary:
+    """Launch every job that `arguments` ask for, show how they stand, and tell how all of them ended.
 
     A signal stops all jobs, which save; a second one leaves at once.
     """
-    folder = SweepFolder(_new_folder(words, swept))
-    task = _Task(surroundings(folder.path), swept, _flags(words)).function()
-    launched = with_swept_options(_with_folder(words, folder.path))
+    folder = SweepFolder(_new_folder(arguments, swept))
+    task = _Task(surroundings(folder.path), swept, _flags(arguments)).function()
+    launched = with_swept_options(_with_folder(arguments, folder.path))
     problem = ""
     try:
         with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view):
@@ -82,26 +82,26 @@ class _Task:
         from pe_bench.sweep.launchers import cores_each
 
         hydra = HydraConfig.get()
-        searched = [word for word in hydra.overrides.hydra if word.startswith(SEARCH_PATH)]
-        words = [*searched, *hydra.overrides.task]
-        state = self._state(int(hydra.job.num), words)
+        searched = [argument for argument in hydra.overrides.hydra if argument.startswith(SEARCH_PATH)]
+        arguments = [*searched, *hydra.overrides.task]
+        state = self._state(int(hydra.job.num), arguments)
         try:
             config, search = parse_composed(composed)
         except Exception as error:
             fail(SweepFolder(self.around.sweep), state, error)
             return
         # A sweep may hold keys that only others of its jobs obey; this one's own command may not.
-        state = replace(state, command=self._command(obeyed(words, config.data, config.eval)))
+        state = replace(state, command=self._command(obeyed(arguments, config.data, config.eval)))
         if config.threads == "auto":
             config = replace(config, threads=cores_each(hydra, self.swept.jobs))
         carry_out(state, self.around, config, search)
 
-    def _state(self, number: int, words: list[str]) -> JobState:
-        own = [word for word in words if word.partition("=")[0] in self.swept.keys]
-        return JobState(number, " ".join(own) or f"job {number}", self._command(words))
+    def _state(self, number: int, arguments: list[str]) -> JobState:
+        own = [argument for argument in arguments if argument.partition("=")[0] in self.swept.keys]
+        return JobState(number, " ".join(own) or f"job {number}", self._command(arguments))
 
-    def _command(self, words: Sequence[str]) -> str:
-        return shlex.join(["pe-bench", "train", *words, *self.flags])
+    def _command(self, arguments: Sequence[str]) -> str:
+        return shlex.join(["pe-bench", "train", *arguments, *self.flags])
 
 
 @contextmanager
@@ -128,16 +128,16 @@ def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
         yield
 
 
-def _new_folder(words: Sequence[str], swept: Swept) -> Path:
-    """One that no other sweep has: below that of `results_dir`, or the one that the words name."""
+def _new_folder(arguments: Sequence[str], swept: Swept) -> Path:
+    """One that no other sweep has: below that of `results_dir`, or the one that the arguments name."""
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    return _parent(words, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
+    return _parent(arguments, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-def _parent(words: Sequence[str], swept: Swept) -> Path:
+def _parent(arguments: Sequence[str], swept: Swept) -> Path:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    named = [word for word in overrides_in(words) if _names_folder(word)]
+    named = [argument for argument in overrides_in(arguments) if _names_folder(argument)]
     if not named:
         return swept.results_dir / "sweeps"
     value = str(OverridesParser.create().parse_override(named[-1]).value())
@@ -146,19 +146,23 @@ def _parent(words: Sequence[str], swept: Swept) -> Path:
     return Path(value)
 
 
-def _with_folder(words: Sequence[str], folder: Path) -> list[str]:
+def _with_folder(arguments: Sequence[str], folder: Path) -> list[str]:
     """The folder by name: what resolves it anew in each process would find another."""
-    overrides = overrides_in(words)
-    rest = list(words[len(overrides) :])
+    overrides = overrides_in(arguments)
+    rest = list(arguments[len(overrides) :])
     quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
-    return [*(word for word in overrides if not _names_folder(word)), f"{SWEEP_DIR}='{quoted}'", *rest]
+    return [
+        *(argument for argument in overrides if not _names_folder(argument)),
+        f"{SWEEP_DIR}='{quoted}'",
+        *rest,
+    ]
 
 
-def _names_folder(word: str) -> bool:
-    return word.lstrip("+").startswith(f"{SWEEP_DIR}=")
+def _names_folder(argument: str) -> bool:
+    return argument.lstrip("+").startswith(f"{SWEEP_DIR}=")
 
 
-def _flags(words: Sequence[str]) -> tuple[str, ...]:
+def _flags(arguments: Sequence[str]) -> tuple[str, ...]:
     """What composes a configuration besides overrides."""
-    each = ((flags[0], value) for flags in (CONFIG_DIR, CONFIG_NAME) for value in values_of(words, flags))
-    return tuple(word for pair in each for word in pair)
+    each = ((flags[0], value) for flags in (CONFIG_DIR, CONFIG_NAME) for value in values_of(arguments, flags))
+    return tuple(argument for pair in each for argument in pair)

@@ -16,7 +16,7 @@ class JobState:
     """How a job of a sweep stands."""
 
     number: int
-    label: str  # the words that make it another than the rest of its sweep
+    label: str  # the overrides that make it another than the rest of its sweep
     command: str  # that makes this run alone
     state: str = RUNNING
     run: str | None = None  # its directory, once it is known

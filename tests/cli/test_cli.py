@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.commands import files_in, only_run, tiny_words, write_corpus
+from support.commands import files_in, only_run, tiny_overrides, write_corpus
 
 from pe_bench.runs.rows import read_rows
 
@@ -61,7 +61,7 @@ def test_repeating_with_more_lengths_scores_only_those(train, folder):
     assert {path: (run / "scores" / path).stat().st_mtime_ns for path in scores} == scores
 
 
-def test_words_are_taken_in_any_order(train, folder):
+def test_arguments_are_taken_in_any_order(train, folder):
     train("encoding=rope", "seed=3")
     assert train("--config-dir", str(folder), "seed=3", "encoding=rope").code == 0
     assert only_run(folder).name.startswith("rope-s3-")
@@ -103,8 +103,8 @@ def test_eval_takes_the_newest_finished_run_and_says_which(train, command, folde
 @pytest.mark.parametrize("protocol", ["paired", "nonoverlapping", "sliding"])
 def test_eval_scores_under_each_protocol(begin, command, folder, protocol):
     begin("encoding=alibi")
-    words = ["--lengths", "32,64", "--protocol", protocol, "--results-dir", str(folder / "results")]
-    outcome = command("eval", only_run(folder).name, *words)
+    arguments = ["--lengths", "32,64", "--protocol", protocol, "--results-dir", str(folder / "results")]
+    outcome = command("eval", only_run(folder).name, *arguments)
     assert outcome.code == 0, outcome.err
     assert f"{protocol} protocol" in outcome.out
     rows = [row for row in read_rows(only_run(folder) / "eval.csv") if row.protocol == protocol]
@@ -115,14 +115,14 @@ def test_eval_options_change_what_is_scored(begin, command, folder):
     begin("encoding=alibi")
     results = ["--results-dir", str(folder / "results")]
 
-    def rows(*words: str):
-        assert command("eval", "--lengths", "32", *words, *results).code == 0
+    def rows(*arguments: str):
+        assert command("eval", "--lengths", "32", *arguments, *results).code == 0
         return {row.key: row for row in read_rows(only_run(folder) / "eval.csv")}
 
     before = rows().keys()
-    for words in (["--targets", "3"], ["--max-length", "48"], ["--protocol", "sliding"]):
-        after = rows(*words).keys()
-        assert len(after) > len(before), words
+    for arguments in (["--targets", "3"], ["--max-length", "48"], ["--protocol", "sliding"]):
+        after = rows(*arguments).keys()
+        assert len(after) > len(before), arguments
         before = after
     strided = rows("--protocol", "sliding", "--stride", "4")
     assert strided.keys() > before, "rows of two strides stand beside each other"
@@ -134,16 +134,16 @@ def test_eval_options_change_what_is_scored(begin, command, folder):
     )
 
 
-def test_a_word_that_nothing_would_obey_is_refused_before_anything_is_written(train, folder):
-    for words in (["eval.stride=4"], ["-m", "eval.stride=4,8"], ["-m", "eval.stride=4", "seed=0,1"]):
-        outcome = train("encoding=nope", *words)
+def test_an_argument_that_nothing_would_obey_is_refused_before_anything_is_written(train, folder):
+    for arguments in (["eval.stride=4"], ["-m", "eval.stride=4,8"], ["-m", "eval.stride=4", "seed=0,1"]):
+        outcome = train("encoding=nope", *arguments)
         assert (
             outcome.code == 2 and "eval.stride=4 would be ignored with eval.protocol=paired" in outcome.line
         )
     assert not (folder / "results").exists()
 
 
-def test_a_run_is_scored_under_another_protocol_than_the_one_its_words_were_for(train, command, folder):
+def test_a_run_is_scored_under_another_protocol_than_the_one_its_arguments_were_for(train, command, folder):
     assert train("encoding=nope", "eval.targets=192", "eval.protocol=sliding", "eval.stride=4").code == 0
     outcome = command(
         "eval", "--protocol", "paired", "--targets", "4", "--results-dir", str(folder / "results")
@@ -162,11 +162,11 @@ def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):
 
 
 def test_report_shows_all_runs_and_writes_every_format(begin, command, folder):
-    for words in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
-        begin(*words)
+    for arguments in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
+        begin(*arguments)
     results = ["--results-dir", str(folder / "results")]
     files = {"--csv": "a.csv", "--markdown": "a.md", "--plot": "a.png"}
-    outcome = command("report", *results, *(word for pair in files.items() for word in pair))
+    outcome = command("report", *results, *(argument for pair in files.items() for argument in pair))
     assert outcome.code == 0, outcome.err
     assert "rope" in outcome.out and "nope" in outcome.out
     work = folder / "work"
@@ -195,7 +195,7 @@ def test_the_version_is_the_packages(command):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
         (["train", "encoding=ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
@@ -296,8 +296,8 @@ def test_the_version_is_the_packages(command):
         (["list", "encoding"], "unknown list 'encoding': did you mean 'encodings'?"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder, words, message):
-    outcome = command(*words)
+def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder, arguments, message):
+    outcome = command(*arguments)
     assert outcome.code == 2, outcome.err
     assert message in outcome.line
     assert "Traceback" not in outcome.err
@@ -325,7 +325,9 @@ def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder
         ("check rope --base 500", "encoding.base=500"),
     ],
 )
-def test_a_word_in_the_spelling_of_another_command_is_told_in_that_of_this_one(command, folder, typed, meant):
+def test_an_argument_in_the_spelling_of_another_command_is_told_in_that_of_this_one(
+    command, folder, typed, meant
+):
     outcome = command(*typed.split())
     assert outcome.code == 2 and outcome.line.endswith(f": say {meant}"), outcome.err
     assert files_in(folder / "work") == []
@@ -423,10 +425,13 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(train, folder, monkeypatch):
     assert train("encoding=rope").code == 0
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list", "models"], ["train", "--cfg", "job"]])
-def test_a_reader_that_is_gone_ends_a_command_without_a_word(words):
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "models"], ["train", "--cfg", "job"]])
+def test_a_reader_that_is_gone_ends_a_command_without_a_word(arguments):
     done = subprocess.Popen(
-        [sys.executable, "-m", "pe_bench", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "pe_bench", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert done.stdout is not None and done.stderr is not None
     done.stdout.close()
@@ -471,15 +476,15 @@ def test_a_run_records_its_environment(begin, folder):
 
 
 def test_a_folder_with_few_documents_is_enough(command, folder):
-    words = tiny_words(folder)
+    arguments = tiny_overrides(folder)
     write_corpus(folder / "one", documents=1, words=600)
-    outcome = command("train", *words, f"data.path={folder / 'one' / '00.txt'}", "encoding=rope")
+    outcome = command("train", *arguments, f"data.path={folder / 'one' / '00.txt'}", "encoding=rope")
     assert outcome.code == 0, outcome.err
 
 
-@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
-def test_help_is_shown_line_by_line_however_it_is_asked_for(command, words):
-    outcome = command(*words)
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_help_is_shown_line_by_line_however_it_is_asked_for(command, arguments):
+    outcome = command(*arguments)
     assert outcome.code == 0 and outcome.err == ""
     assert "\nCommands:\n" in outcome.out
 
@@ -492,9 +497,8 @@ def test_help_is_shown_line_by_line_however_it_is_asked_for(command, words):
     ],
 )
 def test_a_command_ends_with_its_code_and_with_all_that_was_left_to_do(ends, code, told):
-    program = (
-        f"import atexit\nfrom pe_bench.cli import program\nprogram.run = lambda words: {ends}\nprogram.main()"
-    )
+    lines = ("import atexit", "from pe_bench.cli import program", f"program.run = lambda _: {ends}")
+    program = "\n".join((*lines, "program.main()"))
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (code, told)
     assert ("ZeroDivisionError" in ended.stderr) == (code == 1)

@@ -20,7 +20,7 @@ def catalogue(command):
 
 
 def test_every_encoding_has_a_row_with_its_facts(catalogue):
-    names = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
+    names = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
     assert list(catalogue) == names
     for name, row in catalogue.items():
         assert row["family"] and row["paper"], name
@@ -74,7 +74,7 @@ def test_other_lists_are_tables_too(command, what):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ([], "name what to list: encodings, models, data, runs"),
         (["encodings", "--family", "rotery"], "unknown family 'rotery': did you mean 'rotary'?"),
@@ -82,8 +82,8 @@ def test_other_lists_are_tables_too(command, what):
         (["encodings", "--csv", "missing/list.csv"], "there is no folder missing"),
     ],
 )
-def test_mistakes_are_one_line(command, tmp_path, monkeypatch, words, message):
+def test_mistakes_are_one_line(command, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    outcome = command("list", *words)
+    outcome = command("list", *arguments)
     assert outcome.code == 2 and message in outcome.line
     assert outcome.out == ""

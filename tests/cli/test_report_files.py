@@ -82,18 +82,18 @@ def test_an_unknown_kind_of_picture_is_told_before_anything_is_printed(command, 
     assert outcome.code == 2 and ".png, .svg or .pdf" in outcome.line and outcome.out == ""
 
 
-@pytest.mark.parametrize("words", [["report"], ["list", "runs"]])
-def test_results_in_a_file_are_one_line(command, tmp_path, words):
+@pytest.mark.parametrize("arguments", [["report"], ["list", "runs"]])
+def test_results_in_a_file_are_one_line(command, tmp_path, arguments):
     (tmp_path / "file").write_text("")
-    outcome = command(*words, "--results-dir", str(tmp_path / "file"))
+    outcome = command(*arguments, "--results-dir", str(tmp_path / "file"))
     assert outcome.code == 2 and "is not a folder" in outcome.line
 
 
-@pytest.mark.parametrize("words", [[], ["--csv", "-"], ["--markdown", "-"]])
-def test_a_reader_that_leaves_early_hears_nothing_more(results, tmp_path, words):
+@pytest.mark.parametrize("arguments", [[], ["--csv", "-"], ["--markdown", "-"]])
+def test_a_reader_that_leaves_early_hears_nothing_more(results, tmp_path, arguments):
     read, write = os.pipe()
     os.close(read)
-    program = [sys.executable, "-m", "pe_bench", "report", "--results-dir", str(results), *words]
+    program = [sys.executable, "-m", "pe_bench", "report", "--results-dir", str(results), *arguments]
     program += ["--plot", str(tmp_path / "a.svg")]
     done = subprocess.run(program, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     os.close(write)
@@ -104,8 +104,10 @@ def test_a_report_does_not_import_what_trains(results):
     program = (
         "import sys; from pe_bench.cli.program import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
     )
-    words = ["report", "--csv", "-", "--results-dir", str(results)]
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    arguments = ["report", "--csv", "-", "--results-dir", str(results)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "0 False"
 
 
@@ -150,10 +152,10 @@ def test_runs_are_listed_with_what_tables_call_their_encoding_and_the_lengths_th
     assert rope.split()[0] == "rope" and rope.endswith("64, 128, 256")
 
 
-@pytest.mark.parametrize("words", [["report"], ["list", "runs"], ["list", "runs", "--csv", "-"]])
-def test_a_folder_without_runs_is_an_error_with_the_way_to_make_one(command, tmp_path, words):
+@pytest.mark.parametrize("arguments", [["report"], ["list", "runs"], ["list", "runs", "--csv", "-"]])
+def test_a_folder_without_runs_is_an_error_with_the_way_to_make_one(command, tmp_path, arguments):
     for folder in (tmp_path, tmp_path / "nowhere"):
-        outcome = command(*words, "--results-dir", str(folder))
+        outcome = command(*arguments, "--results-dir", str(folder))
         assert outcome.code == 2 and outcome.out == ""
         assert f"run in {folder / 'runs'}: make one with `pe-bench train encoding=rope`" in outcome.line
 
@@ -163,23 +165,23 @@ def test_a_run_is_reported_by_its_path_and_by_what_tables_call_its_encoding(comm
     (run / "config.yaml").write_text("seed: 0\n")
     (run / "result.json").write_text('{"encoding": "root@0cba s=0.25"}')
     edit_rows(run, lambda row: replace(row, encoding="root@0cba s=0.25", scored_with="root@0cba s=0.25"))
-    for word in (str(run), f"{run}/", "root@0cba", "root@0cba s=0.25"):
-        outcome = command("report", word, "--csv", "-", "--results-dir", str(results))
+    for argument in (str(run), f"{run}/", "root@0cba", "root@0cba s=0.25"):
+        outcome = command("report", argument, "--csv", "-", "--results-dir", str(results))
         assert outcome.code == 0, outcome.err
         assert {row["encoding"] for row in csv.DictReader(io.StringIO(outcome.out))} == {"root@0cba s=0.25"}
 
 
-@pytest.mark.parametrize("word", ["seed=0", "encoding=rope", "seed<3", "train.lr>=0.001"])
-def test_a_condition_in_place_of_a_run_is_told_how_to_say_it(command, results, word):
-    outcome = command("report", word, "--results-dir", str(results))
+@pytest.mark.parametrize("argument", ["seed=0", "encoding=rope", "seed<3", "train.lr>=0.001"])
+def test_a_condition_in_place_of_a_run_is_told_how_to_say_it(command, results, argument):
+    outcome = command("report", argument, "--results-dir", str(results))
     assert outcome.code == 2
-    assert f"'{word}' is no run: say --where {shlex.quote(word)}" in outcome.line
+    assert f"'{argument}' is no run: say --where {shlex.quote(argument)}" in outcome.line
 
 
 def test_models_are_listed_with_both_vocabularies(command):
     outcome = command("list", "models")
     [gpt2] = [line.split() for line in outcome.out.splitlines() if line.startswith("gpt2")]
-    small, large = (float(word.removesuffix("M")) for word in gpt2[1:3])
+    small, large = (float(argument.removesuffix("M")) for argument in gpt2[1:3])
     assert large - small == pytest.approx((50_257 - 257) * 768 / 1e6, abs=0.11)
     assert "50,257" in outcome.out.splitlines()[0]
 
@@ -225,16 +227,16 @@ def test_the_page_is_written_beside_the_table(command, results, tmp_path):
 
 def test_scores_of_another_precision_are_shown_in_a_table_of_their_own(train, command, folder):
     assert train("encoding=rope").code == 0
-    words = ("--results-dir", str(folder / "results"))
-    outcome = command("eval", "--lengths", "32", "--precision", "bf16", *words)
+    arguments = ("--results-dir", str(folder / "results"))
+    outcome = command("eval", "--lengths", "32", "--precision", "bf16", *arguments)
     assert outcome.code == 0, outcome.err
     assert "scores in bfloat16" in outcome.out
     assert outcome.out.count("paired protocol") == 1
-    outcome = command("report", *words)
+    outcome = command("report", *arguments)
     assert outcome.out.count("paired protocol") == 2
     assert outcome.out.count("scores in bfloat16") == 1
-    outcome = command("report", "--where", "score_dtype=float32", *words)
+    outcome = command("report", "--where", "score_dtype=float32", *arguments)
     assert "bfloat16" not in outcome.out
-    outcome = command("eval", "--precision", "half", *words)
+    outcome = command("eval", "--precision", "half", *arguments)
     assert outcome.code == 2
     assert "eval.precision must be one of float32, bfloat16, not 'half'" in outcome.line

@@ -55,9 +55,9 @@ def test_every_modifier_composes_on_every_encoding(encoding):
     assert set(modifiers) <= set(config.encoding["modifiers"])
 
 
-@pytest.mark.parametrize(("word", "meant"), [("bf16", "bfloat16"), ("fp32", "float32")])
-def test_precisions_have_short_names_that_mean_the_same(word, meant):
-    short = parse_config(compose([f"precision={word}", f"eval.precision={word}"]))
+@pytest.mark.parametrize(("override", "meant"), [("bf16", "bfloat16"), ("fp32", "float32")])
+def test_precisions_have_short_names_that_mean_the_same(override, meant):
+    short = parse_config(compose([f"precision={override}", f"eval.precision={override}"]))
     assert (short.precision, short.eval.precision) == (meant, meant)
     assert short == parse_config(compose([f"precision={meant}", f"eval.precision={meant}"]))
 
@@ -92,7 +92,7 @@ def test_values_that_fit_their_type(value, wanted, result):
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted", "words"),
+    ("value", "wanted", "overrides"),
     [
         ("x", int, "a whole number"),
         (1.5, int, "a whole number"),
@@ -108,10 +108,10 @@ def test_values_that_fit_their_type(value, wanted, result):
         ({}, int | None, "a whole number or null"),
     ],
 )
-def test_values_that_do_not_fit_are_named_with_the_type_they_need(value, wanted, words):
+def test_values_that_do_not_fit_are_named_with_the_type_they_need(value, wanted, overrides):
     with pytest.raises(UserError, match="key must be .*not ") as error:
         check_type(value, wanted, "key")
-    assert words in str(error.value)
+    assert overrides in str(error.value)
     assert repr(value) in str(error.value)
 
 
@@ -122,14 +122,14 @@ def test_a_number_beyond_all_bounds_is_refused_and_not_shown_at_length(wanted):
     assert len(str(error.value)) < 120
 
 
-def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
+def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
     assert unknown("ropee", "encoding", ["rope", "alibi"]) == "unknown encoding 'ropee': did you mean 'rope'?"
     assert unknown("lr", "key", ["train.lr", "seed"]).endswith("did you mean 'train.lr'?")
     assert unknown("xyz", "encoding", ["rope", "alibi"]) == "unknown encoding 'xyz': there are: alibi, rope"
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("override", "message"),
     [
         ("model.n_kv_heads=3", "n_heads=4 is not divisible by model.n_kv_heads=3"),
         ("model.d_model=130", "d_model=130 is not divisible by model.n_heads=4: try model.d_model=128"),
@@ -161,14 +161,14 @@ def test_an_unknown_word_is_answered_with_the_closest_or_with_all():
         ("eval.precision=[bf16]", "eval.precision must be one of float32, bfloat16, not ['bf16']"),
     ],
 )
-def test_what_cannot_work_is_told_with_its_value_and_the_way_out(word, message):
+def test_what_cannot_work_is_told_with_its_value_and_the_way_out(override, message):
     with pytest.raises(UserError) as error:
-        parse_config(compose([word]))
+        parse_config(compose([override]))
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "used_by"),
+    ("overrides", "used_by"),
     [
         (["data.path=x"], "data=files and data sets of the Hub"),
         (["data.validation_path=x"], "data=files"),
@@ -182,15 +182,15 @@ def test_what_cannot_work_is_told_with_its_value_and_the_way_out(word, message):
         (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer=hub"),
     ],
 )
-def test_a_key_that_nothing_would_use_is_refused_with_what_uses_it(words, used_by):
+def test_a_key_that_nothing_would_use_is_refused_with_what_uses_it(overrides, used_by):
     with pytest.raises(UserError) as error:
-        parse_config(compose(words))
-    assert f"{words[0]} would be ignored with " in str(error.value)
+        parse_config(compose(overrides))
+    assert f"{overrides[0]} would be ignored with " in str(error.value)
     assert f"it is for {used_by};" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["data=files", "data.path=x", "data.validation_path=y"],
         ["data=pg19", "data.revision=v1", "data.subset=x"],
@@ -198,8 +198,8 @@ def test_a_key_that_nothing_would_use_is_refused_with_what_uses_it(words, used_b
         ["tokenizer=hub", "tokenizer.name=gpt2", "tokenizer.revision=v1"],
     ],
 )
-def test_a_key_is_taken_where_it_is_used(words):
-    parse_config(compose(words))
+def test_a_key_is_taken_where_it_is_used(overrides):
+    parse_config(compose(overrides))
 
 
 PAIRED, SLIDING, CUT = (f"eval.protocol={name}" for name in ("paired", "sliding", "nonoverlapping"))
@@ -208,17 +208,17 @@ OWN_VALIDATION = ["data=files", "data.path=x", "data.validation_path=y"]
 
 
 def refusal(*commands):
-    """What is said of the words of the jobs of one command; None where nothing is."""
-    words = list(dict.fromkeys(word for words in commands for word in words))
+    """What is said of the overrides of the jobs of one command; None where nothing is."""
+    overrides = list(dict.fromkeys(override for overrides in commands for override in overrides))
     try:
-        refuse_unused([parse_config(compose(words)) for words in commands], words)
+        refuse_unused([parse_config(compose(overrides)) for overrides in commands], overrides)
     except UserError as error:
         return str(error)
     return None
 
 
 @pytest.mark.parametrize(
-    ("words", "used_by"),
+    ("overrides", "used_by"),
     [
         (["eval.stride=32"], SLIDING),
         (["eval.stride=32", CUT], SLIDING),
@@ -233,10 +233,10 @@ def refusal(*commands):
         (["data.validation_fraction=0.5", *OWN_VALIDATION], "data without one"),
     ],
 )
-def test_a_key_of_a_command_that_no_run_would_obey_is_refused_with_what_does(words, used_by):
-    message = refusal(words)
+def test_a_key_of_a_command_that_no_run_would_obey_is_refused_with_what_does(overrides, used_by):
+    message = refusal(overrides)
     assert message is not None
-    assert message.startswith(f"{words[0].lstrip('+')} would be ignored with ")
+    assert message.startswith(f"{overrides[0].lstrip('+')} would be ignored with ")
     assert f"it is for {used_by}; leave it out, or choose that" in message
 
 
@@ -248,7 +248,7 @@ def test_a_refused_key_is_told_with_what_was_chosen_in_its_way():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["eval.stride=32", SLIDING],
         ["eval.targets=6", "eval.target_tokens=8"],
@@ -263,8 +263,8 @@ def test_a_refused_key_is_told_with_what_was_chosen_in_its_way():
         ["data.validation_fraction=0.5"],
     ],
 )
-def test_a_key_of_a_command_that_is_obeyed_or_as_usual_is_taken(words):
-    assert refusal(words) is None
+def test_a_key_of_a_command_that_is_obeyed_or_as_usual_is_taken(overrides):
+    assert refusal(overrides) is None
 
 
 @pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])
@@ -283,14 +283,14 @@ def test_a_sweep_may_hold_the_keys_of_each_of_its_protocols_and_no_others():
 
 
 @pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])
-def test_the_words_of_a_job_that_are_obeyed_are_those_that_are_not_refused(protocol):
-    words = [protocol, "seed=1", "+eval.stride=4", "eval.targets=6", "eval.tokens=100"]
-    config = parse_config(compose(words))
-    taken = obeyed(words, config.data, config.eval)
+def test_the_overrides_of_a_job_that_are_obeyed_are_those_that_are_not_refused(protocol):
+    overrides = [protocol, "seed=1", "+eval.stride=4", "eval.targets=6", "eval.tokens=100"]
+    config = parse_config(compose(overrides))
+    taken = obeyed(overrides, config.data, config.eval)
     assert parse_config(compose(taken)).eval.protocol == config.eval.protocol
     assert refusal(taken) is None
-    for word in set(words) - set(taken):
-        assert f"{word.lstrip('+')} would be ignored" in str(refusal([*taken, word]))
+    for override in set(overrides) - set(taken):
+        assert f"{override.lstrip('+')} would be ignored" in str(refusal([*taken, override]))
 
 
 def test_a_configuration_that_is_read_again_may_hold_keys_of_another_protocol():
@@ -305,8 +305,8 @@ def test_a_configuration_that_is_read_again_may_hold_keys_of_another_protocol():
 @pytest.mark.parametrize("positions", [[], [BY_POSITION]], ids=["whole", "positions"])
 def test_the_keys_that_are_refused_are_those_that_scoring_does_not_read(tmp_path, protocol, positions):
     """Plans are the same, whatever the value of a key that is unused, and others for every other key."""
-    words = [protocol, *positions, "train.length=16", "train.batch_tokens=64", "eval.lengths=[64]"]
-    plain = parse_config(compose([*words, "eval.max_length=64", "eval.tokens=4000"]))
+    overrides = [protocol, *positions, "train.length=16", "train.batch_tokens=64", "eval.lengths=[64]"]
+    plain = parse_config(compose([*overrides, "eval.max_length=64", "eval.tokens=4000"]))
     source = replace(plain.data, source="files", path=str(write_corpus(tmp_path / "corpus")))
     data = load_data(source, plain.tokenizer, str(tmp_path / "cache"))
     changes = {"targets": 6, "target_tokens": 4, "stride": 3, "tokens": 900}
@@ -356,8 +356,8 @@ def test_an_encoding_needs_a_name_that_fits_a_folder_and_a_class(encoding, messa
 @pytest.mark.parametrize("protocol", ["paired", "nonoverlapping", "sliding"])
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 16, 64])
 def test_default_lengths_can_all_be_scored_however_short_training_is(length, protocol):
-    words = [f"train.length={length}", f"train.batch_tokens={64 * length}", f"eval.protocol={protocol}"]
-    evaluation = parse_config(compose(words)).eval
+    overrides = [f"train.length={length}", f"train.batch_tokens={64 * length}", f"eval.protocol={protocol}"]
+    evaluation = parse_config(compose(overrides)).eval
     lengths = evaluation.resolved_lengths(length)
     shortest = 2 * evaluation.resolved_target_tokens(length) if protocol == "paired" else 1
     assert length in lengths and 16 * length in lengths

@@ -20,7 +20,7 @@ def test_an_alias_is_the_encoding_itself(alias: str) -> None:
     assert compose([f"encoding={alias}"]) == compose([f"encoding={name}"])
 
 
-def test_words_of_a_sweep_and_of_other_keys() -> None:
+def test_overrides_of_a_sweep_and_of_other_keys() -> None:
     assert without_aliases(["encoding=rotary,alibi,ape", "seed=0"]) == [
         "encoding=rope,alibi,learned",
         "seed=0",

@@ -1,4 +1,4 @@
-"""Hydra's words as they are: order, flags, sweeps, and completion of what is typed."""
+"""Hydra's overrides as they are: order, flags, sweeps, and completion of what is typed."""
 
 import os
 import subprocess
@@ -10,14 +10,14 @@ from support.commands import files_in
 from pe_bench.cli.completion import complete_run, complete_word
 from pe_bench.config.compose import compose, parse_composed
 from pe_bench.config.groups import config_dir
-from pe_bench.config.hydra_main import WORDS_VARIABLE, call_hydra, read_words, run_job
-from pe_bench.config.overrides import is_sweep, order_words
+from pe_bench.config.hydra_main import OVERRIDES_VARIABLE, call_hydra, read_arguments, run_job
+from pe_bench.config.overrides import is_sweep, order_arguments
 from pe_bench.errors import UserError
 from pe_bench.sweep.grid import check_sweep, with_swept_options
 
 
 @pytest.mark.parametrize(
-    ("words", "ordered"),
+    ("arguments", "ordered"),
     [
         (["a=1", "-m", "b=2"], ["a=1", "b=2", "-m"]),
         (["--cfg", "job", "a=1"], ["a=1", "--cfg", "job"]),
@@ -29,50 +29,50 @@ from pe_bench.sweep.grid import check_sweep, with_swept_options
         (["--info", "a=1"], ["a=1", "--info"]),
     ],
 )
-def test_overrides_come_before_flags_and_values_stay_with_theirs(words, ordered):
-    assert order_words(words) == ordered
+def test_overrides_come_before_flags_and_values_stay_with_theirs(arguments, ordered):
+    assert order_arguments(arguments) == ordered
 
 
-def seen_by(words: list[str]) -> list[tuple]:
+def seen_by(arguments: list[str]) -> list[tuple]:
     seen = []
-    words = read_words(words)
-    if is_sweep(words):
-        check_sweep(words, lambda config, search: None)
-        call_hydra(with_swept_options(words), lambda composed: seen.append(parse_composed(composed)))
+    arguments = read_arguments(arguments)
+    if is_sweep(arguments):
+        check_sweep(arguments, lambda config, search: None)
+        call_hydra(with_swept_options(arguments), lambda composed: seen.append(parse_composed(composed)))
     else:
-        run_job(words, lambda config, search: seen.append((config, search)))
+        run_job(arguments, lambda config, search: seen.append((config, search)))
     return seen
 
 
-def test_a_job_gets_the_configuration_that_its_words_ask_for():
+def test_a_job_gets_the_configuration_that_its_arguments_ask_for():
     ((config, search),) = seen_by(["encoding=alibi", "train.length=64", "train.batch_tokens=640", "seed=3"])
     assert config.encoding["name"] == "alibi" and config.seed == 3
     assert (config.train.length, config.train.batch) == (64, 10)
     assert search == []
 
 
-def test_no_words_at_all_are_the_run_of_the_defaults():
+def test_no_arguments_at_all_are_the_run_of_the_defaults():
     ((config, search),) = seen_by([])
     assert config.encoding["name"] == "rope" and search == []
 
 
 def test_a_sweep_gives_every_combination(folder):
-    words = ["-m", "encoding=rope,alibi", "seed=range(0,3)", f"results_dir={folder / 'r'}"]
-    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(words)]
+    arguments = ["-m", "encoding=rope,alibi", "seed=range(0,3)", f"results_dir={folder / 'r'}"]
+    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(arguments)]
     assert seen == [(name, seed) for name in ("rope", "alibi") for seed in range(3)]
     assert files_in(folder / "work") == []
     assert [name.split("/")[-1] for name in files_in(folder / "r")] == ["multirun.yaml"]
 
 
 def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
-    words = ["-m", "encoding=alibi,t5", "encoding.n_heads=2", f"results_dir={folder / 'r'}"]
-    assert [config.encoding["n_heads"] for config, _ in seen_by(words)] == [2, 2]
-    words = ["-m", "encoding=t5", "encoding.buckets=8,16", f"results_dir={folder / 'r'}"]
-    assert [config.encoding["buckets"] for config, _ in seen_by(words)] == [8, 16]
+    arguments = ["-m", "encoding=alibi,t5", "encoding.n_heads=2", f"results_dir={folder / 'r'}"]
+    assert [config.encoding["n_heads"] for config, _ in seen_by(arguments)] == [2, 2]
+    arguments = ["-m", "encoding=t5", "encoding.buckets=8,16", f"results_dir={folder / 'r'}"]
+    assert [config.encoding["buckets"] for config, _ in seen_by(arguments)] == [8, 16]
 
 
-def checked_by(words: list[str], check=lambda config, search: None):
-    return check_sweep(read_words(words), check)
+def checked_by(arguments: list[str], check=lambda config, search: None):
+    return check_sweep(read_arguments(arguments), check)
 
 
 def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs():
@@ -83,7 +83,7 @@ def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs():
 
 
 @pytest.mark.parametrize(
-    ("words", "knows", "lacks", "line"),
+    ("arguments", "knows", "lacks", "line"),
     [
         (["data=stdlib,files", "data.path=texts"], "data=files", "data=stdlib", "path: texts"),
         (
@@ -101,12 +101,12 @@ def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs():
     ],
 )
 def test_an_option_that_some_values_of_a_sweep_know_is_refused_with_the_way_to_sweep_over_all(
-    folder, words, knows, lacks, line
+    folder, arguments, knows, lacks, line
 ):
     with pytest.raises(UserError) as error:
-        checked_by(["-m", *words])
+        checked_by(["-m", *arguments])
     group, _, name = knows.partition("=")
-    assert str(error.value).startswith(f"{words[-1]} is for {knows} and not for {lacks}: ")
+    assert str(error.value).startswith(f"{arguments[-1]} is for {knows} and not for {lacks}: ")
     for way_out in (f"FOLDER/{group}/NAME.yaml", f"'defaults: [{name}]' and '{line}'", f"{group}=NAME"):
         assert way_out in str(error.value)
     # The way out is one.
@@ -135,19 +135,21 @@ def test_a_folder_that_is_not_there_is_named_by_its_value_and_by_where_it_was_lo
     assert "the job" not in outcome.line, "the value is"
 
 
-@pytest.mark.parametrize("words", [["seed=0,1", "encoding=rope,alibi"], ["encoding=alibi,rope", "seed=0"]])
-def test_a_job_of_a_sweep_that_cannot_run_is_named_where_its_error_names_no_value(words):
+@pytest.mark.parametrize(
+    "arguments", [["seed=0,1", "encoding=rope,alibi"], ["encoding=alibi,rope", "seed=0"]]
+)
+def test_a_job_of_a_sweep_that_cannot_run_is_named_where_its_error_names_no_value(arguments):
     def check(config, search):
         if config.encoding["name"] == "alibi":
             raise UserError("too little text")
 
     with pytest.raises(UserError, match=r"^too little text \(the job .*encoding=alibi.*\)$"):
-        checked_by(["-m", *words], check)
+        checked_by(["-m", *arguments], check)
 
 
 def test_a_sweep_takes_names_by_a_pattern_and_numbers_by_a_range(folder):
-    words = ["-m", "encoding=glob(*ape*,exclude=*d*)", "seed=range(3,5)", f"results_dir={folder / 'r'}"]
-    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(words)]
+    arguments = ["-m", "encoding=glob(*ape*,exclude=*d*)", "seed=range(3,5)", f"results_dir={folder / 'r'}"]
+    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(arguments)]
     names = [path.stem for path in config_dir().glob("encoding/*.yaml")]
     wanted = sorted(name for name in names if "ape" in name and "d" not in name)
     assert len(wanted) > 1
@@ -160,8 +162,8 @@ def test_a_sweep_takes_names_by_a_pattern_and_numbers_by_a_range(folder):
 def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep(folder, name):
     (folder / name / "encoding").mkdir(parents=True)
     (folder / name / "encoding" / "mine.yaml").write_text("defaults: [rope]\nname: mine\n")
-    words = ["--config-dir", str(folder / name), f"results_dir={folder / 'r'}", "encoding=mine"]
-    for given in (words, ["-m", *words]):
+    arguments = ["--config-dir", str(folder / name), f"results_dir={folder / 'r'}", "encoding=mine"]
+    for given in (arguments, ["-m", *arguments]):
         ((config, search),) = seen_by(given)
         assert config.encoding["name"] == "mine" and search == [folder / name]
 
@@ -189,8 +191,8 @@ def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once():
 
 def test_a_folder_of_results_below_the_users_own_is_found(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
-    words = ["-m", "seed=0,1", 'results_dir="~/r"']
-    assert {config.results_dir for config, _ in seen_by(words)} == {str(folder / "r")}
+    arguments = ["-m", "seed=0,1", 'results_dir="~/r"']
+    assert {config.results_dir for config, _ in seen_by(arguments)} == {str(folder / "r")}
     assert [name.split("/")[0] for name in files_in(folder / "r")] == ["sweeps"]
     assert files_in(folder / "work") == []
 
@@ -215,8 +217,8 @@ def test_arguments_and_environment_are_given_back(monkeypatch):
     assert sys.argv == before and "HYDRA_FULL_ERROR" not in os.environ
 
 
-def test_words_from_the_environment_come_before_the_users_own(monkeypatch):
-    monkeypatch.setenv(WORDS_VARIABLE, "seed=7 train.lr=1e-4")
+def test_arguments_from_the_environment_come_before_the_users_own(monkeypatch):
+    monkeypatch.setenv(OVERRIDES_VARIABLE, "seed=7 train.lr=1e-4")
     ((config, _),) = seen_by(["seed=8"])
     assert config.seed == 8 and config.train.lr == 1e-4
 
@@ -251,7 +253,7 @@ def completed(shell: str, **environment: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "offered"),
+    ("arguments", "offered"),
     [
         (["enc"], ["encoding="]),
         (["encoding", "=", "no"], ["nope"]),
@@ -261,14 +263,14 @@ def completed(shell: str, **environment: str) -> list[str]:
         (["encoding=no"], ["encoding=nope"]),  # where COMP_WORDBREAKS has no `=`
     ],
 )
-def test_bash_gets_the_part_behind_its_word_breaks(words, offered):
-    typed = ["pe-bench", "train", *words]
+def test_bash_gets_the_part_behind_its_argument_breaks(arguments, offered):
+    typed = ["pe-bench", "train", *arguments]
     for separator in ("\n", " "):
         found = completed("bash", COMP_WORDS=separator.join(typed), COMP_CWORD=str(len(typed) - 1))
         assert found == offered
 
 
-def test_zsh_and_fish_get_the_whole_word():
+def test_zsh_and_fish_get_the_whole_argument():
     typed = "pe-bench train seed=3 encoding=no"
     assert '"encoding=nope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=typed))
     fish = {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}

@@ -262,7 +262,7 @@ def test_multiplicative_sinusoids_have_no_table_and_no_end() -> None:
 # complex
 
 
-def complex_words() -> tuple[Complex, Tensor]:
+def complex_overrides() -> tuple[Complex, Tensor]:
     """One token with r = (.5, 2), theta = (.3, -.2) and omega = (1, .01), at all positions [1, n, 4]."""
     encoding = with_vocabulary(Complex(4))
     r, theta = torch.tensor([0.5, 2.0]).double(), torch.tensor([0.3, -0.2]).double()
@@ -271,7 +271,7 @@ def complex_words() -> tuple[Complex, Tensor]:
 
 
 def test_complex_has_its_reference_values() -> None:
-    encoding, x = complex_words()
+    encoding, x = complex_overrides()
     at_four = embedded(encoding, x, torch.tensor([4]))[0, 0]
     assert near(at_four, [-0.2004, 1.974455, -0.458083, -0.318636])
 
@@ -497,8 +497,8 @@ def test_bipe_separators_are_the_ends_of_tokens_text() -> None:
 
 @pytest.mark.parametrize("base", ["rope", "alibi"])
 def test_bipe_gives_segment_numbers_to_the_encoding_under_it(base: str) -> None:
-    words = ["model.d_model=8", "model.n_heads=2", "train.length=16"]
-    config = compose([f"encoding={base}", "modifier=[bipe]", *words])["encoding"]
+    overrides = ["model.d_model=8", "model.n_heads=2", "train.length=16"]
+    config = compose([f"encoding={base}", "modifier=[bipe]", *overrides])["encoding"]
     torch.manual_seed(0)
     encoding = build_encoding(config, n_layers=2, vocabulary=VOCABULARY)
     tokens = torch.tensor([[0, 9, 3, 3]])  # a . d d

@@ -94,9 +94,9 @@ def test_another_value_of_an_option_is_another_output(name: str, place: str, opt
     plain, changes = specimen_of(name, given), []
     usual = outcome(plain)
     for value in other_values(plain, place, option):
-        word = f"encoding.{place}{option}={str(value).lower() if isinstance(value, bool) else value}"
+        override = f"encoding.{place}{option}={str(value).lower() if isinstance(value, bool) else value}"
         try:
-            changed = outcome(specimen(name, (*given, word.replace("'", ""))))
+            changed = outcome(specimen(name, (*given, override.replace("'", ""))))
         except UserError as error:
             if option not in str(error):
                 raise
@@ -110,7 +110,7 @@ def test_another_value_of_an_option_is_another_output(name: str, place: str, opt
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "overrides"),
     [
         ("dape", ["encoding.threshold=8"]),
         ("dape", ["encoding.threshold=8", "encoding.inner=alibi"]),
@@ -119,9 +119,9 @@ def test_another_value_of_an_option_is_another_output(name: str, place: str, opt
         ("multiplicative", ["encoding.overflow=interpolate", "encoding.positions=sinusoidal"]),
     ],
 )
-def test_option_that_nothing_would_read_is_refused(name: str, words: list[str]) -> None:
-    with pytest.raises(UserError, match=f"{words[0]} .*: leave it out"):
-        specimen(name, tuple(words))
+def test_option_that_nothing_would_read_is_refused(name: str, overrides: list[str]) -> None:
+    with pytest.raises(UserError, match=f"{overrides[0]} .*: leave it out"):
+        specimen(name, tuple(overrides))
 
 
 def part_class(one: Specimen, place: str) -> str:

@@ -69,16 +69,16 @@ def test_other_code_under_the_same_name_is_another_run(train, folder, own):
 
 def test_scoring_its_run_imports_the_code_only_when_the_user_names_it(train, command, folder, own):
     train("--config-dir", str(own), "encoding=mine")
-    words = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
+    arguments = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
     file = own / "encoding" / "mine.py"
 
-    outcome = command(*words)
+    outcome = command(*arguments)
     assert outcome.code == 2 and "--code FILE.py" in outcome.line
-    outcome = command(*words, "--code", str(file))
+    outcome = command(*arguments, "--code", str(file))
     assert outcome.code == 0, outcome.err
 
     file.write_text(CODE + "\nraise SystemError('must not run')\n")
-    outcome = command(*words, "--code", str(file))
+    outcome = command(*arguments, "--code", str(file))
     assert outcome.code == 2 and "with hash" in outcome.line
     assert (
         f"{file} has " in outcome.line and "give the file as it was when the run was trained" in outcome.line
@@ -207,8 +207,8 @@ def test_the_code_of_a_run_may_have_any_name(train, command, folder, own):
     train("--config-dir", str(own), "encoding=mine")
     copy = folder / "copy.txt"
     copy.write_text(CODE)
-    words = ["eval", "--lengths", "64", "--results-dir", str(folder / "results"), "--code", str(copy)]
-    assert command(*words).code == 0
+    arguments = ["eval", "--lengths", "64", "--results-dir", str(folder / "results"), "--code", str(copy)]
+    assert command(*arguments).code == 0
 
 
 def test_a_misspelt_claim_is_told(train, own):

@@ -6,16 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import tiny_words
+from support.commands import tiny_overrides
 from support.run_contents import contents
 
 PROGRAM = Path(__file__).parents[1] / "support" / "crashing.py"
-WORDS = ("encoding=shaw", "train.steps=6", "train.checkpoint_every=2", "eval.lengths=[16]")
+ARGUMENTS = ("encoding=shaw", "train.steps=6", "train.checkpoint_every=2", "eval.lengths=[16]")
 
 
 @pytest.fixture
 def unbroken(train, folder):
-    assert train(*WORDS).code == 0
+    assert train(*ARGUMENTS).code == 0
     return contents(folder / "results")
 
 
@@ -25,8 +25,8 @@ Crashed = dict[str, list[dict[str, object]]]
 def crash(folder: Path, counts: dict[str, int]) -> Crashed:
     """What the results folder of each series holds in the end, by the kind of crash."""
     kinds, times = ",".join(counts), ",".join(map(str, counts.values()))
-    words = ["train", *tiny_words(folder), *WORDS]
-    command = [sys.executable, str(PROGRAM), str(folder / "crashed"), kinds, times, "--", *words]
+    arguments = ["train", *tiny_overrides(folder), *ARGUMENTS]
+    command = [sys.executable, str(PROGRAM), str(folder / "crashed"), kinds, times, "--", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ends = json.loads(done.stdout)

@@ -9,28 +9,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.commands import Command, Outcome, only_run, tiny_words, write_corpus
+from support.commands import Command, Outcome, only_run, tiny_overrides, write_corpus
 from support.run_contents import contents
 
 from pe_bench.experiment import run as experiment
 from pe_bench.runs.lock import locked
 from pe_bench.system import versions
 
-WORDS = ("encoding=shaw", "train.steps=6")
+ARGUMENTS = ("encoding=shaw", "train.steps=6")
 NOBODY = 65534
 
 
 @pytest.fixture
 def run(train: Command, folder: Path) -> Path:
     """A finished run in the folder."""
-    assert train(*WORDS).code == 0
+    assert train(*ARGUMENTS).code == 0
     return only_run(folder)
 
 
 @pytest.fixture
 def rescore(command: Command, folder: Path, run: Path) -> Callable[[], Outcome]:
-    words = ("--lengths", "16,32", "--threads", "1", "--results-dir", str(folder / "results"))
-    return lambda: command("eval", str(run), *words)
+    arguments = ("--lengths", "16,32", "--threads", "1", "--results-dir", str(folder / "results"))
+    return lambda: command("eval", str(run), *arguments)
 
 
 @pytest.mark.parametrize("number", [1, 4, 7, 10, 14, 18, 22])
@@ -50,11 +50,11 @@ def test_a_disk_that_is_full_from_any_write_on_is_told_and_the_run_goes_on_when_
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        outcome = train(*WORDS)
+        outcome = train(*ARGUMENTS)
     assert outcome.code == 1 and ("No space left on device" in outcome.line or "is full" in outcome.line)
     assert str(folder) in outcome.line, "the file or the folder is named"
     assert not list(folder.rglob(".partial-*")), "half a file is no use where space is short"
-    assert train(*WORDS).code == 0
+    assert train(*ARGUMENTS).code == 0
     assert contents(folder / "results") == unbroken
 
 
@@ -76,7 +76,7 @@ def test_a_read_only_folder_is_told_by_name_and_its_runs_can_still_be_reported(
     command, read_only, monkeypatch
 ):
     monkeypatch.chdir(read_only)
-    assert command("train", *tiny_words(read_only), *WORDS).code == 0
+    assert command("train", *tiny_overrides(read_only), *ARGUMENTS).code == 0
     before = contents(read_only / "results")
     for path in [read_only / "results", *(read_only / "results").rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -84,7 +84,7 @@ def test_a_read_only_folder_is_told_by_name_and_its_runs_can_still_be_reported(
         os.seteuid(NOBODY)
     results = ("--results-dir", str(read_only / "results"))
     assert command("report", *results).code == command("list", "runs", *results).code == 0
-    again = command("train", *tiny_words(read_only), *WORDS, "seed=1")
+    again = command("train", *tiny_overrides(read_only), *ARGUMENTS, "seed=1")
     scored = command(
         "eval", *results, "--lengths", "48", "--threads", "1", "--cache-dir", f"{read_only}/cache"
     )
@@ -116,11 +116,11 @@ def test_weights_that_are_damaged_are_told_and_made_again_where_they_are_wanted(
     if name != "meta" or damage is cut:  # a flip in the time that training took changes nothing else
         outcome = rescore()
         assert outcome.code == 2 and "has no whole checkpoint of step 6" in outcome.line
-        again = train(*WORDS, "eval.lengths=[16,32,48]")
+        again = train(*ARGUMENTS, "eval.lengths=[16,32,48]")
         assert again.code == 0
         assert f"warning: {run.name} is trained again, for the weights of its last step" in again.err
         assert f"warning: {step} is damaged, and dropped" in again.err
-    assert train(*WORDS).code == 0
+    assert train(*ARGUMENTS).code == 0
     found = contents(folder / "results")
     kept = [name for name in unbroken if name.endswith(".safetensors")]
     assert kept and all(found[name] == unbroken[name] for name in kept)
@@ -131,7 +131,7 @@ def test_a_finished_run_needs_no_more_than_what_is_still_to_be_done(train, resco
     step = run / "checkpoints" / "step-00000006"
     (step / f"{name}.safetensors").unlink()
     unbroken = contents(folder / "results")
-    again = train(*WORDS)
+    again = train(*ARGUMENTS)
     assert again.code == 0 and "is trained already" in again.err
     assert contents(folder / "results") == unbroken
     assert rescore().code == (0 if name == "optimizer" else 2)
@@ -139,10 +139,10 @@ def test_a_finished_run_needs_no_more_than_what_is_still_to_be_done(train, resco
 
 
 def test_what_goes_with_weights_that_are_lost_is_named(train, command, run, folder):
-    words = ("--lengths", "48", "--threads", "1", "--results-dir", str(folder / "results"))
-    assert command("eval", str(run), *words).code == 0
+    arguments = ("--lengths", "48", "--threads", "1", "--results-dir", str(folder / "results"))
+    assert command("eval", str(run), *arguments).code == 0
     shutil.rmtree(run / "checkpoints")
-    again = train(*WORDS, "eval.lengths=[16,64]")
+    again = train(*ARGUMENTS, "eval.lengths=[16,64]")
     assert "its scores at 32, 48 go with them: eval makes them again" in again.err
 
 
@@ -189,12 +189,12 @@ def test_a_second_process_on_a_run_is_told_and_disturbs_nothing(train, rescore, 
             signal_never_comes()
     os.read(ours, 4)
     try:
-        for outcome in (rescore(), train(*WORDS)):
+        for outcome in (rescore(), train(*ARGUMENTS)):
             assert outcome.code == 1 and f"another process is working on {run}" in outcome.line
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    assert train(*WORDS).code == 0, "the lock of a killed process holds nobody up"
+    assert train(*ARGUMENTS).code == 0, "the lock of a killed process holds nobody up"
     assert contents(folder / "results") == unbroken
 
 
@@ -221,7 +221,7 @@ def test_a_clock_that_jumps_changes_nothing_but_dates(train, run, folder, monkey
         monkeypatch.setattr(
             module, "today", lambda: "1970-01-01T00:00:00+00:00" if jump < 0 else "2086-01-01"
         )
-    assert train(*WORDS).code == 0
+    assert train(*ARGUMENTS).code == 0
     assert contents(folder / "results") == unbroken
 
 

@@ -95,10 +95,10 @@ class Bench:
         return load_scores(path).nll.reshape(-1, TARGET_TOKENS)
 
     @staticmethod
-    def run(*words: str) -> str:
+    def run(*arguments: str) -> str:
         """What a command prints."""
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            assert program.run(list(words)) == 0
+            assert program.run(list(arguments)) == 0
         return printed.getvalue()
 
 

@@ -58,8 +58,8 @@ def test_every_row_has_the_protocols_name_and_the_hash_of_the_targets(train: Com
 def test_every_encoding_and_every_seed_of_training_scores_the_same_targets(
     begin: Command, folder: Path
 ) -> None:
-    for words in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
-        assert begin(*words).code == 0
+    for arguments in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
+        assert begin(*arguments).code == 0
     runs = list((folder / "results" / "runs").iterdir())
     assert len(runs) == 3
     assert len({row.target_hash for run in runs for row in rows_of(run)}) == 1
@@ -98,12 +98,12 @@ def test_a_length_below_two_blocks_is_refused_before_anything_is_scored(
 ) -> None:
     train("encoding=rope")
     before = rows_of(only_run(folder))
-    words = ["eval", "--results-dir", str(folder / "results"), "--lengths"]
-    outcome = command(*words, "3")
+    arguments = ["eval", "--results-dir", str(folder / "results"), "--lengths"]
+    outcome = command(*arguments, "3")
     assert outcome.code == 2
     assert "length 3 is too short for target blocks of 2 tokens (at least 4)" in outcome.line
     assert rows_of(only_run(folder)) == before
-    assert command(*words, "4").code == 0
+    assert command(*arguments, "4").code == 0
 
 
 def test_a_set_of_fewer_blocks_than_asked_for_is_told_in_one_line(train: Command, folder: Path) -> None:

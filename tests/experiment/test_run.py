@@ -107,10 +107,10 @@ def test_a_run_is_scored_from_another_folder_than_it_was_trained_in(train, comma
 def test_data_that_moved_is_named_on_the_command_line(train, command, folder):
     train("encoding=rope")
     (folder / "corpus").rename(folder / "moved")
-    words = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
-    outcome = command(*words)
+    overrides = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
+    outcome = command(*overrides)
     assert outcome.code == 2 and "does not exist" in outcome.line
-    assert command(*words, "--data-path", str(folder / "moved")).code == 0
+    assert command(*overrides, "--data-path", str(folder / "moved")).code == 0
 
 
 def test_other_data_than_the_run_was_trained_on_is_told(train, command, folder):
@@ -123,14 +123,14 @@ def test_other_data_than_the_run_was_trained_on_is_told(train, command, folder):
 def test_fine_tuning_is_not_begun_again_when_its_source_is_gone(train, folder):
     train("encoding=rope")
     source = only_run(folder)
-    words = ["encoding=nope", f"train.from={source.name}", "train.steps=3"]
-    outcome = train(*words)
+    overrides = ["encoding=nope", f"train.from={source.name}", "train.steps=3"]
+    outcome = train(*overrides)
     assert outcome.code == 0
     assert "nope from=rope " in outcome.out, "the table tells it from a model trained without positions"
     shutil.rmtree(source)
-    outcome = train(*words)
+    outcome = train(*overrides)
     assert outcome.code == 0 and "is trained already" in outcome.err
-    outcome = train(*words, "seed=1")
+    outcome = train(*overrides, "seed=1")
     assert outcome.code == 2 and f"no run '{source.name}'" in outcome.line
 
 

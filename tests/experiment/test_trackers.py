@@ -115,12 +115,12 @@ def test_a_tracker_that_is_none_of_ours_is_refused(train):
 
 def stopped_and_finished(train, monkeypatch, name: str) -> None:
     """A run that is stopped after five steps, goes on from the fourth, and is scored at one more length."""
-    words = ("encoding=nope", f"tracker={name}", "train.log_every=1")
+    overrides = ("encoding=nope", f"tracker={name}", "train.log_every=1")
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
-        assert train(*words).code == EXIT_CODE
-    assert train(*words).code == 0
-    outcome = train(*words, "eval.lengths=[16,32,64]")
+        assert train(*overrides).code == EXIT_CODE
+    assert train(*overrides).code == 0
+    outcome = train(*overrides, "eval.lengths=[16,32,64]")
     assert outcome.code == 0 and "warning" not in outcome.err, outcome.err
 
 

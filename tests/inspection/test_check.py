@@ -207,7 +207,7 @@ def test_one_error_is_told_once_and_of_what_it_kept_from_being_checked_nothing_i
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ([], "name an encoding, a file.py:Class, or say --all"),
         (["--all", "rope"], "--all checks every encoding, and rope names some"),
@@ -229,28 +229,28 @@ def test_one_error_is_told_once_and_of_what_it_kept_from_being_checked_nothing_i
         ([f"{FILE}:NeedsAnOption", "strength=10"], "cannot be built: wrong_encodings.py:"),
     ],
 )
-def test_a_mistake_is_one_line_and_exits_with_2(command, folder, words: list[str], message: str) -> None:
-    outcome = command("check", *words)
+def test_a_mistake_is_one_line_and_exits_with_2(command, folder, arguments: list[str], message: str) -> None:
+    outcome = command("check", *arguments)
     assert outcome.code == 2 and message in outcome.line
     assert not outcome.out
 
 
-@pytest.mark.parametrize("words", [["strength=1e-3"], ["encoding.strength=0.5", "modifier=[logn]"]])
-def test_a_class_in_a_file_takes_options_and_modifiers(words: list[str]) -> None:
-    one = specimen(f"{FILE}:NeedsAnOption", words)
+@pytest.mark.parametrize("arguments", [["strength=1e-3"], ["encoding.strength=0.5", "modifier=[logn]"]])
+def test_a_class_in_a_file_takes_options_and_modifiers(arguments: list[str]) -> None:
+    one = specimen(f"{FILE}:NeedsAnOption", arguments)
     assert one.config["strength"] in (1e-3, 0.5) and one.config["d_head"] == 8
-    assert ("logn" in one.encoding.modifiers) == (len(words) > 1)
+    assert ("logn" in one.encoding.modifiers) == (len(arguments) > 1)
     assert check(one, property_of["prefix"]).state == "holds"
 
 
 def test_options_reach_the_encoding_and_its_modifiers() -> None:
-    words = ["modifier=[sliding_window]", "encoding.modifiers.sliding_window.window=7", "base=100"]
-    one = specimen("rope", words)
+    arguments = ["modifier=[sliding_window]", "encoding.modifiers.sliding_window.window=7", "base=100"]
+    one = specimen("rope", arguments)
     assert one.config["base"] == 100
     assert one.config["modifiers"]["sliding_window"]["window"] == 7
 
 
-def test_words_are_those_of_show(command) -> None:
+def test_arguments_are_those_of_show(command) -> None:
     assert command("check", "encoding=sliding_window", "window=7").code == 0
     outcome = command("check", "alibi", "n_heads=8")
     assert outcome.code == 2 and "n_heads=8: the model decides it" in outcome.line

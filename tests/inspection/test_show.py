@@ -18,7 +18,7 @@ from pe_bench.inspection.show import curves
 from pe_bench.inspection.show.page import page
 from pe_bench.inspection.show.picture import draw, rows_of
 
-NAMES = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
+NAMES = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
 SMALL = ("model.d_model=16", "model.n_heads=2", "model.d_head=8", "model.d_ff=8", "train.length=16")
 OWN = '''
 """A penalty that grows with the root of the distance."""
@@ -37,8 +37,8 @@ class RootBias(LayerEncoding):
 '''
 
 
-def one(*words: str) -> Subject:
-    (found,) = subjects(words)
+def one(*arguments: str) -> Subject:
+    (found,) = subjects(arguments)
     return found
 
 
@@ -150,8 +150,8 @@ def own(tmp_path, monkeypatch):
 
 
 def test_a_persons_own_encoding_is_shown_from_its_yaml_or_its_file(command, own):
-    for words in (["mine", "--config-dir", str(own)], ["encoding/mine.py:RootBias"]):
-        outcome = command("show", *words, "strength=0.25")
+    for arguments in (["mine", "--config-dir", str(own)], ["encoding/mine.py:RootBias"]):
+        outcome = command("show", *arguments, "strength=0.25")
         assert outcome.code == 0, outcome.err
         assert "A penalty that grows with the root" in outcome.out
         assert option_line(outcome.out, "encoding.strength")[1:2] == ["0.25"]
@@ -185,15 +185,15 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_mistakes_are_one_line(command, tmp_path, monkeypatch, words, message):
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_are_one_line(command, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    outcome = command("show", *words)
+    outcome = command("show", *arguments)
     assert outcome.code == 2 and message in outcome.line
     assert outcome.out == ""
 
 
-def test_a_mistyped_word_is_told_before_torch_is_imported():
+def test_a_mistyped_argument_is_told_before_torch_is_imported():
     code = """
 import sys
 from pe_bench.cli.program import run
@@ -274,8 +274,8 @@ def test_what_multiplies_the_input_is_shown_on_contents():
 
 
 def test_wavelengths_are_those_of_the_window():
-    def of(*words: str, length: int = 1_024) -> torch.Tensor:
-        (found,) = curves.wavelengths(one(*words).encoding.layer(0), length)
+    def of(*arguments: str, length: int = 1_024) -> torch.Tensor:
+        (found,) = curves.wavelengths(one(*arguments).encoding.layer(0), length)
         return found
 
     rope = of("rope", "base=500")

@@ -20,7 +20,7 @@ from pe_bench.inspection.speed.bench import Bench
 from pe_bench.inspection.speed.measure import is_due, peak_of, time_pass
 from pe_bench.inspection.speed.passes import Pass, ScoringPass, TrainingPass
 from pe_bench.inspection.speed.picture import curves_of
-from pe_bench.inspection.speed.request import Asked, read_words
+from pe_bench.inspection.speed.request import Asked, read_arguments
 from pe_bench.inspection.speed.rows import COLUMNS, Row, read_rows, write_rows
 from pe_bench.inspection.speed.table import Limits, ordered, render
 
@@ -30,7 +30,7 @@ TINY = (
     *("train.length=16", "train.batch_tokens=64"),
 )
 LENGTHS = ("--lengths", "16,32", "--repeats", "1")
-TRAINED = [word for word in TINY if not word.startswith("train.length")]
+TRAINED = [argument for argument in TINY if not argument.startswith("train.length")]
 CPU = torch.device("cpu")
 OWN = """
 import torch
@@ -56,7 +56,9 @@ def speed(command, folder, monkeypatch):
     """Time encodings in a model of two layers, once each."""
     monkeypatch.setitem(limits.MATRIX_SIDES, "cpu", (64,))
     monkeypatch.setitem(limits.COPIED_BYTES, "cpu", 2**16)
-    return lambda *words: command("speed", *LENGTHS, *(words if "--train" in words else (*TINY, *words)))
+    return lambda *arguments: command(
+        "speed", *LENGTHS, *(arguments if "--train" in arguments else (*TINY, *arguments))
+    )
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -216,10 +218,10 @@ def test_scores_in_half_precision_say_so(speed):
 def test_without_names_every_encoding_is_meant(folder):
     (folder / "my" / "encoding").mkdir(parents=True)
     (folder / "my" / "encoding" / "root.yaml").write_text("name: root\n", encoding="utf-8")
-    asked = read_words(["threads=1"], False, [str(folder / "my")])
+    asked = read_arguments(["threads=1"], False, [str(folder / "my")])
     assert {"nope", "rope", "yarn", "root"} <= set(asked.names) and len(asked.names) > 50
     assert not asked.is_choice, "and that is said"
-    chosen = read_words(["rope", "threads=1"], False, [])
+    chosen = read_arguments(["rope", "threads=1"], False, [])
     assert chosen.names == ("rope",) and chosen.is_choice
 
 
@@ -227,8 +229,8 @@ def test_without_names_every_encoding_is_meant(folder):
 
 
 def test_a_training_step_has_as_many_windows_as_a_step_holds(speed):
-    words = ("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=24", "threads=1")
-    outcome = speed("learned", "--train", "--lengths", "16,40,128", "train.batch_tokens=64", *words)
+    arguments = ("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=24", "threads=1")
+    outcome = speed("learned", "--train", "--lengths", "16,40,128", "train.batch_tokens=64", *arguments)
     assert outcome.code == 0, outcome.err
     assert "a training step" in outcome.out
     batches = [(one["length"], one["batch"]) for one in written() if one["encoding"] == "learned"]
@@ -480,7 +482,7 @@ def test_curves_have_a_point_where_there_is_a_number():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
         (["rope", "model.d_modell=32"], "did you mean 'model.d_model'?"),
@@ -505,8 +507,8 @@ def test_curves_have_a_point_where_there_is_a_number():
         (["learned", "encoding.max_position=0"], "max_position"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder, words, message):
-    outcome = command("speed", *words)
+def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder, arguments, message):
+    outcome = command("speed", *arguments)
     assert outcome.code == 2, outcome.err
     assert message in outcome.line
     assert list(Path().iterdir()) == []
@@ -524,13 +526,13 @@ def test_a_mistake_is_told_before_torch_is_imported():
     program = (
         "import sys; from pe_bench.cli.program import run; "
         "mistakes = ['ropee'], ['rope', 'model.d_modell=32'], ['rope', '--lengths', 'x']; "
-        "print([run(['speed', *words]) for words in mistakes], 'torch' in sys.modules)"
+        "print([run(['speed', *arguments]) for arguments in mistakes], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[2, 2, 2] False", done.stderr
 
 
-def test_words_of_the_environment_come_first(monkeypatch):
-    monkeypatch.setenv("PE_BENCH_WORDS", "model.d_model=16 eval.targets=6")
-    (reference, rope) = request.read_words(["rope", "model.d_ff=24"], False, []).at(16)
+def test_arguments_of_the_environment_come_first(monkeypatch):
+    monkeypatch.setenv("PE_BENCH_OVERRIDES", "model.d_model=16 eval.targets=6")
+    (reference, rope) = request.read_arguments(["rope", "model.d_ff=24"], False, []).at(16)
     assert (reference.config.model.d_model, rope.config.model.d_ff) == (16, 24)

@@ -18,7 +18,7 @@ from pe_bench.inspection.speed.request import with_examples
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.model.dry_run import try_one_window
 
-NAMES = [word.removeprefix("encoding=") for word in complete_word("encoding=")]
+NAMES = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
 SIZES = ("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24", "train.length=32")
 
 
@@ -27,8 +27,8 @@ class LogarithmOfZero(LayerEncoding):
         return -distance.log().expand(2, -1)
 
 
-def config_of(name: str, *words: str) -> Config:
-    (subject,) = subjects([name, *SIZES, *words])
+def config_of(name: str, *arguments: str) -> Config:
+    (subject,) = subjects([name, *SIZES, *arguments])
     return with_examples(subject).config
 
 

@@ -171,7 +171,7 @@ def test_windows_score_as_many_pairs_for_each_token_of_a_longer_text() -> None:
 )
 def test_a_long_text_is_scored_within_memory(name: str, length: int, limit: int) -> None:
     # What one layer held is free before the next one.
-    words = [name, "model=small", "model.n_layers=1", "--lengths", str(length), "--threads", "2"]
-    command = [sys.executable, str(MEMORY), *words, "--child"]
+    arguments = [name, "model=small", "model.n_layers=1", "--lengths", str(length), "--threads", "2"]
+    command = [sys.executable, str(MEMORY), *arguments, "--child"]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3_600)
     assert json.loads(found.stdout)["megabytes"] < limit

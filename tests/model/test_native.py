@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.commands import Command, tiny_words
+from support.commands import Command, tiny_overrides
 from torch import Tensor
 from torch.nn import functional
 
@@ -474,7 +474,7 @@ def test_the_environment_file_tells_what_served_attention_and_why_it_was_not_the
 
 
 def test_a_runs_environment_file_names_it(folder: Path, command: Command) -> None:
-    assert command("train", *tiny_words(folder)).code == 0
+    assert command("train", *tiny_overrides(folder)).code == 0
     (written,) = (folder / "results" / "runs").glob("*/environment.json")
     assert json.loads(written.read_text())["attention"].startswith(("pe-bench's kernel", "PyTorch's"))
 

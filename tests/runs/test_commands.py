@@ -1,4 +1,4 @@
-"""The words that a user typed stay with the run that they made."""
+"""The arguments that a user typed stay with the run that they made."""
 
 from pe_bench.runs.commands import VARIABLE, record_command, recorded_commands, remember_command
 
@@ -33,13 +33,13 @@ def test_scoring_the_newest_run_is_kept_with_its_name(tmp_path, monkeypatch):
     """By and by another run is the newest."""
     run = tmp_path / "rope-s0-1a2b3c4d"
     run.mkdir()
-    for words, kept in [
+    for arguments, kept in [
         (["eval"], "pe-bench eval rope-s0-1a2b3c4d"),
         (["eval", "--lengths", "512"], "pe-bench eval rope-s0-1a2b3c4d --lengths 512"),
         (["eval", "rope-s0", "--lengths", "512"], "pe-bench eval rope-s0 --lengths 512"),
         (["train", "encoding=rope"], "pe-bench train encoding=rope"),
     ]:
         monkeypatch.setenv(VARIABLE, "")
-        remember_command(words)
+        remember_command(arguments)
         record_command(run)
         assert recorded_commands(run)[-1] == kept

@@ -16,15 +16,15 @@ KNOWN = {"pe_bench": "0.1.0", "git": "", "torch": "2.13.0", "device": "cpu", "th
 WHOLE = {**KNOWN, "python": "3.11.2", "platform": "Linux", "processor": "EPYC", "cores": 4}
 
 
-def add_whole_run(results, encoding="rope", words=(), **changes):
+def add_whole_run(results, encoding="rope", overrides=(), **changes):
     run = add_run(results, encoding, {128: 2.0, 256: 2.1}, **changes)
-    write_config(run, parse_config(compose([f"encoding={encoding}", *words])))
+    write_config(run, parse_config(compose([f"encoding={encoding}", *overrides])))
     (run / "environment.json").write_text(json.dumps({**WHOLE, "date": "2026-01-02T03:04:05+00:00"}))
     return run
 
 
 def test_a_run_is_told_with_commands_data_versions_machine_and_date(tmp_path, monkeypatch):
-    run = add_whole_run(tmp_path, words=["train.length=64", "seed=1"], seed=1)
+    run = add_whole_run(tmp_path, overrides=["train.length=64", "seed=1"], seed=1)
     monkeypatch.setenv(VARIABLE, "")
     remember_command(["train", "-m", "encoding=rope", "seed=0,1"])
     record_command(run)
@@ -83,13 +83,15 @@ def test_what_runs_have_in_common_is_composed_once(tmp_path, monkeypatch):
         add_whole_run(tmp_path, encoding, seed=seed) for encoding in ("rope", "alibi") for seed in (0, 1, 2)
     ]
     composed = []
-    monkeypatch.setattr(composing, "compose", lambda words: composed.append(words) or compose(words))
+    monkeypatch.setattr(
+        composing, "compose", lambda overrides: composed.append(overrides) or compose(overrides)
+    )
     records = provenance(tmp_path, [run.name for run in runs])
     assert all(record.repeat for record in records)
     assert len(composed) == len(set(composed)) <= 2
 
 
 def test_the_command_asks_for_the_lengths_that_were_scored_since(tmp_path):
-    run = add_whole_run(tmp_path, words=["eval.lengths=[64,128]"])
+    run = add_whole_run(tmp_path, overrides=["eval.lengths=[64,128]"])
     [record] = provenance(tmp_path, [run.name])
     assert "'eval.lengths=[64,128,256]'" in record.repeat

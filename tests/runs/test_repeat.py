@@ -1,4 +1,4 @@
-"""From a resolved configuration back to words: they compose to the same run."""
+"""From a resolved configuration back to overrides: they compose to the same run."""
 
 import shlex
 from dataclasses import replace
@@ -28,8 +28,8 @@ class Linear(LayerEncoding):
 """
 
 
-def composed(words, directories=()) -> Config:
-    return parse_config(compose(words, [str(folder) for folder in directories]))
+def composed(overrides, directories=()) -> Config:
+    return parse_config(compose(overrides, [str(folder) for folder in directories]))
 
 
 def name_of(config: Config, search=()) -> str:
@@ -43,7 +43,7 @@ def as_written(config: Config) -> dict:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["encoding=rope"],
         ["encoding=alibi", "seed=3", "train.length=64", "train.lr=1e-5"],
@@ -61,51 +61,53 @@ def as_written(config: Config) -> dict:
         ["eval.lengths=[256]", "eval.targets=5", "threads=1", "results_dir=elsewhere"],
     ],
 )
-def test_words_from_a_configuration_compose_to_the_same_run(words):
-    config = composed(words)
-    found = Repeater().words(as_written(config), "float32")
+def test_overrides_from_a_configuration_compose_to_the_same_run(overrides):
+    config = composed(overrides)
+    found = Repeater().overrides(as_written(config), "float32")
     again = composed(found)
     assert name_of(again) == name_of(config), found
     assert (again.eval, again.train) == (config.eval, config.train), found
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["experiment=quick", "eval.protocol=sliding", "eval.stride=9"],
         ["eval.stride=9", "eval.tokens=100", "data.text_column=body"],
         ["data=files", "data.path=x", "data.validation_path=y", "data.validation_fraction=0.5"],
     ],
 )
-def test_keys_that_the_run_does_not_obey_are_not_among_its_words(words):
-    config = composed(words)
-    found = Repeater().words(as_written(config), "float32")
+def test_keys_that_the_run_does_not_obey_are_not_among_its_overrides(overrides):
+    config = composed(overrides)
+    found = Repeater().overrides(as_written(config), "float32")
     again = composed(found)
     refuse_unused([again], found)
     assert name_of(again) == name_of(config), found
     assert (
-        (again.eval.protocol == "sliding") == ("eval.stride=9" in found) == ("eval.protocol=sliding" in words)
+        (again.eval.protocol == "sliding")
+        == ("eval.stride=9" in found)
+        == ("eval.protocol=sliding" in overrides)
     )
 
 
-def test_words_survive_a_shell():
+def test_overrides_survive_a_shell():
     config = composed(["data=files", 'data.path="/a folder/it\'s"'])
-    words = shlex.split(shlex.join(Repeater().words(as_written(config), "float32")))
-    assert composed(words).data.path == "/a folder/it's"
+    overrides = shlex.split(shlex.join(Repeater().overrides(as_written(config), "float32")))
+    assert composed(overrides).data.path == "/a folder/it's"
 
 
 def test_what_is_as_usual_is_not_said():
-    assert Repeater().words(as_written(composed([])), "float32") == [
+    assert Repeater().overrides(as_written(composed([])), "float32") == [
         "encoding=rope",
         "seed=0",
         "precision=float32",
     ]
-    found = Repeater().words(as_written(composed(["model.d_model=64", "train.steps=8"])), "float32")
+    found = Repeater().overrides(as_written(composed(["model.d_model=64", "train.steps=8"])), "float32")
     assert found[3:] == ["model.d_model=64", "train.steps=8"], "d_head and tokens follow, or do not matter"
 
 
 def test_the_precision_that_auto_came_to_is_said_because_another_machine_would_choose_another():
-    assert "precision=bfloat16" in Repeater().words(as_written(composed([])), "bfloat16")
+    assert "precision=bfloat16" in Repeater().overrides(as_written(composed([])), "bfloat16")
 
 
 def test_an_encoding_of_ones_own_is_repeated_with_its_own_files_which_are_named(tmp_path):
@@ -116,7 +118,7 @@ def test_an_encoding_of_ones_own_is_repeated_with_its_own_files_which_are_named(
     config = composed(["encoding=linear", "encoding.slope=0.5"], [tmp_path])
     written = as_written(config) | {"encoding": with_code_hashes(config.encoding, [tmp_path])}
     repeater = Repeater()
-    found = repeater.words(written, "float32")
+    found = repeater.overrides(written, "float32")
     assert found[:2] == ["encoding=linear", "encoding.slope=0.5"]
     assert name_of(composed(found, [tmp_path]), [tmp_path]) == name_of(config, [tmp_path])
     file, code = repeater.needs(written)
@@ -129,13 +131,13 @@ def test_a_key_that_this_version_does_not_have_is_told():
     config = as_written(composed([]))
     config["train"]["momentum"] = 0.9
     with pytest.raises(UserError, match=r"train\.momentum is no key of this version"):
-        Repeater().words(config, "float32")
+        Repeater().overrides(config, "float32")
 
 
 def test_a_configuration_without_a_newer_key_has_its_default():
     config = as_written(composed(["encoding=alibi"]))
     del config["train"]["micro_batches"]
-    assert name_of(composed(Repeater().words(config, "float32"))) == name_of(composed(["encoding=alibi"]))
+    assert name_of(composed(Repeater().overrides(config, "float32"))) == name_of(composed(["encoding=alibi"]))
 
 
 def scored_at(*lengths, **changes):
@@ -143,7 +145,7 @@ def scored_at(*lengths, **changes):
 
 
 @pytest.mark.parametrize(
-    ("words", "rows", "expected"),
+    ("overrides", "rows", "expected"),
     [
         (["eval.lengths=[128,256]"], scored_at(32, 128, 256), [32, 128, 256]),
         (["eval.lengths=[256]"], scored_at(128, 256), [256]),
@@ -156,14 +158,14 @@ def scored_at(*lengths, **changes):
         ([], [], None),
     ],
 )
-def test_the_command_asks_for_the_lengths_that_the_run_was_scored_at_since(words, rows, expected):
-    config = with_scored_lengths(as_written(composed(words)), rows)
-    assert composed(Repeater().words(config, "float32")).eval.lengths == expected
+def test_the_command_asks_for_the_lengths_that_the_run_was_scored_at_since(overrides, rows, expected):
+    config = with_scored_lengths(as_written(composed(overrides)), rows)
+    assert composed(Repeater().overrides(config, "float32")).eval.lengths == expected
 
 
 def test_lengths_beside_the_usual_ones_are_asked_for_with_them():
     config = with_scored_lengths(as_written(composed([])), scored_at(96))
-    found = composed(Repeater().words(config, "float32")).eval.lengths
+    found = composed(Repeater().overrides(config, "float32")).eval.lengths
     assert found == sorted({96, *composed([]).eval.resolved_lengths(128)})
 
 
@@ -173,8 +175,8 @@ def test_runs_that_came_to_the_same_lengths_are_one_sweep_again():
         as_written(composed([f"encoding={name}", f"eval.lengths={lengths}"]))
         for name, lengths in (("rope", "[128,256]"), ("nope", "[32,128,256]"))
     ]
-    words = [Repeater().words(with_scored_lengths(config, rows), "float32") for config in configs]
-    [command] = sweep_commands(shlex.join(["pe-bench", "train", *found]) for found in words)
+    overrides = [Repeater().overrides(with_scored_lengths(config, rows), "float32") for config in configs]
+    [command] = sweep_commands(shlex.join(["pe-bench", "train", *found]) for found in overrides)
     assert "encoding=rope,nope" in command and "'eval.lengths=[32,128,256]'" in command
 
 

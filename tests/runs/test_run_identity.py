@@ -17,16 +17,16 @@ from pe_bench.runs.find import find_run, matching_runs, newest_run
 from pe_bench.runs.identity import identity, run_name, setting
 
 
-def config_of(*words: str) -> Config:
-    return parse_config(compose(list(words)))
+def config_of(*overrides: str) -> Config:
+    return parse_config(compose(list(overrides)))
 
 
 def identity_of(config: Config, data_hash: str = "d", dtype: str = "float32"):
     return identity(config, data_hash, dtype, encoding_identity(config.encoding))
 
 
-def name_of(*words: str) -> str:
-    config = config_of(*words)
+def name_of(*overrides: str) -> str:
+    config = config_of(*overrides)
     return run_name(config, identity_of(config))
 
 
@@ -52,7 +52,7 @@ def test_values_that_equal_their_defaults_are_not_in_the_identity():
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         "encoding=alibi",
         "encoding.base=5e5",
@@ -69,12 +69,12 @@ def test_values_that_equal_their_defaults_are_not_in_the_identity():
         "train.from=other",
     ],
 )
-def test_what_changes_the_weights_changes_the_name(word):
-    assert name_of(word) != name_of()
+def test_what_changes_the_weights_changes_the_name(override):
+    assert name_of(override) != name_of()
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         "eval.targets=3",
         "eval.lengths=[128]",
@@ -88,8 +88,8 @@ def test_what_changes_the_weights_changes_the_name(word):
         "train.steps=250",
     ],
 )
-def test_what_does_not_change_the_weights_does_not_change_the_name(word):
-    assert name_of(word) == name_of()
+def test_what_does_not_change_the_weights_does_not_change_the_name(override):
+    assert name_of(override) == name_of()
 
 
 def test_the_data_and_the_precision_are_in_the_identity():
@@ -110,7 +110,7 @@ def test_settings_differ_by_all_but_encoding_and_seed():
 
 
 @pytest.mark.parametrize(
-    ("words", "label"),
+    ("overrides", "label"),
     [
         (["encoding=rope"], "rope"),
         (["encoding=rope", "encoding.base=500000"], "rope base=500000.0"),
@@ -126,15 +126,15 @@ def test_settings_differ_by_all_but_encoding_and_seed():
         (["encoding=learned", "encoding.max_position=512"], "learned max_position=512"),
     ],
 )
-def test_a_label_shows_the_options_that_somebody_chose(words, label):
-    assert encoding_label(config_of(*words).encoding) == label
+def test_a_label_shows_the_options_that_somebody_chose(overrides, label):
+    assert encoding_label(config_of(*overrides).encoding) == label
 
 
 def test_a_run_is_found_by_path_by_name_and_by_the_beginning_of_its_name(begin, folder):
     begin("encoding=rope")
     run, results = only_run(folder), folder / "results"
-    for word in (str(run), run.name, run.name[:9], "rope"):
-        assert find_run(word, results).resolve() == run.resolve()
+    for name in (str(run), run.name, run.name[:9], "rope"):
+        assert find_run(name, results).resolve() == run.resolve()
     begin("encoding=rope", "seed=1")
     with pytest.raises(UserError, match="the beginning of several runs"):
         find_run("rope", results)
@@ -142,23 +142,23 @@ def test_a_run_is_found_by_path_by_name_and_by_the_beginning_of_its_name(begin, 
         find_run("r*", results)
 
 
-def test_a_word_selects_all_the_runs_that_it_describes(begin, folder):
+def test_a_name_selects_all_the_runs_that_it_describes(begin, folder):
     begin("encoding=rope")
     begin("encoding=rope", "seed=1")
     begin("encoding=nope")
     begin("encoding=rope", "modifier=[logn]")
     results = folder / "results"
 
-    def selected(word: str) -> list[str]:
-        return sorted(run.name.rsplit("-", 1)[0] for run in matching_runs(word, results))
+    def selected(name: str) -> list[str]:
+        return sorted(run.name.rsplit("-", 1)[0] for run in matching_runs(name, results))
 
     assert selected("rope") == ["rope-s0", "rope-s1"]
     assert selected("rope+logn") == ["rope+logn-s0"]
     assert selected("rope-s1") == ["rope-s1"]
     assert selected("*-s0-*") == ["nope-s0", "rope+logn-s0", "rope-s0"]
-    for word in ("x", "", "r*x"):
+    for name in ("x", "", "r*x"):
         with pytest.raises(UserError, match="no finished run"):
-            matching_runs(word, results)
+            matching_runs(name, results)
 
 
 def add_named(results, encoding, label, **result):
@@ -170,16 +170,16 @@ def add_named(results, encoding, label, **result):
 
 
 @pytest.mark.parametrize(
-    "word",
+    "name",
     ["/tmp/nowhere", "/", ".", "..", "../..", "~", "", "a/b", "./rope", "\0", "rope\0", "\ud800", "x" * 5000],
 )
-def test_a_word_that_can_be_no_run_is_told_as_any_that_is_none(tmp_path, monkeypatch, word):
+def test_a_name_that_can_be_no_run_is_told_as_any_that_is_none(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     add_named(tmp_path, "rope", "rope")
     with pytest.raises(UserError, match="no run '"):
-        find_run(word, tmp_path)
+        find_run(name, tmp_path)
     with pytest.raises(UserError, match="no finished run '"):
-        matching_runs(word, tmp_path)
+        matching_runs(name, tmp_path)
 
 
 def test_a_report_takes_the_path_of_a_run_as_eval_does(tmp_path, monkeypatch):
@@ -216,18 +216,18 @@ def test_the_path_of_a_run_that_is_not_finished_is_told_as_that(tmp_path):
             find(str(run), tmp_path)
 
 
-def test_a_word_selects_runs_by_what_tables_call_their_encoding(tmp_path):
+def test_a_name_selects_runs_by_what_tables_call_their_encoding(tmp_path):
     weak = add_named(tmp_path, "root", "root@0cba strength=0.25")
     strong = add_named(tmp_path, "root", "root@0cba strength=1.0")
     other = add_named(tmp_path, "root+logn", "root@1111+logn")
     (add_run(tmp_path, "damaged", {128: 3.0}) / "result.json").write_text("[")
-    for word, expected in {
+    for name, expected in {
         "root@0cba": {weak, strong},
         "root@0cba strength=1.0": {strong},
         "root@1111+logn": {other},
         "root": {weak, strong},
     }.items():
-        assert set(matching_runs(word, tmp_path)) == expected, word
+        assert set(matching_runs(name, tmp_path)) == expected, name
     with pytest.raises(UserError, match="no finished run 'root@ffff'"):
         matching_runs("root@ffff", tmp_path)
 

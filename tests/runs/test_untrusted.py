@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.commands import Command, Outcome, files_in, tiny_words, write_corpus
+from support.commands import Command, Outcome, files_in, tiny_overrides, write_corpus
 
 from pe_bench.cli import program
 from pe_bench.encodings.load import OUTSIDE_MODULE
@@ -35,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus and a finished run."""
     home = tmp_path_factory.mktemp("strangers")
     write_corpus(home / "corpus")
-    assert program.run(["train", *tiny_words(home), "encoding=rope"]) == 0
+    assert program.run(["train", *tiny_overrides(home), "encoding=rope"]) == 0
     return home
 
 
@@ -48,19 +48,19 @@ class Stranger:
     run: Path
     command: Command
 
-    def eval(self, *words: str) -> Outcome:
-        words = (str(self.run), "--lengths", "16,32", "--threads", "1", *words)
-        return self.command("eval", *words, *self._in_results, "--cache-dir", str(self.home / "cache"))
+    def eval(self, *arguments: str) -> Outcome:
+        arguments = (str(self.run), "--lengths", "16,32", "--threads", "1", *arguments)
+        return self.command("eval", *arguments, *self._in_results, "--cache-dir", str(self.home / "cache"))
 
-    def report(self, *words: str) -> Outcome:
-        return self.command("report", *self._in_results, *words)
+    def report(self, *arguments: str) -> Outcome:
+        return self.command("report", *self._in_results, *arguments)
 
     def list(self) -> Outcome:
         return self.command("list", "runs", *self._in_results)
 
-    def train(self, *words: str) -> Outcome:
-        words = (f"results_dir={self.results}", "encoding=rope", *words)
-        return self.command("train", *tiny_words(self.home), *words)
+    def train(self, *arguments: str) -> Outcome:
+        arguments = (f"results_dir={self.results}", "encoding=rope", *arguments)
+        return self.command("train", *tiny_overrides(self.home), *arguments)
 
     def start_from(self, results: Path) -> Outcome:
         return self.train(f"train.from={self.run}", f"results_dir={results}")

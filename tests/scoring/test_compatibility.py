@@ -45,8 +45,8 @@ NEUTRAL = {"logn", "sliding_window", "temperature"}
 
 
 @cache
-def config(name: str, *words: str) -> Config:
-    return parse_config(compose([f"encoding={name}", *words]))
+def config(name: str, *overrides: str) -> Config:
+    return parse_config(compose([f"encoding={name}", *overrides]))
 
 
 def modifiers_of(encoding: dict[str, Any]) -> dict[str, Any]:
@@ -83,11 +83,11 @@ def test_the_table_is_about_every_encoding_that_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [(name, word) for name in CHANGES for word in sorted(CHANGES[name])]
+    ("name", "override"), [(name, override) for name in CHANGES for override in sorted(CHANGES[name])]
 )
-def test_an_option_that_the_catalogue_names_may_change_after_training(name: str, word: str) -> None:
+def test_an_option_that_the_catalogue_names_may_change_after_training(name: str, override: str) -> None:
     place = f"encoding.modifiers.{name}" if name in MODIFIERS else "encoding"
-    assert incompatibility(config(name).encoding, config(name, f"{place}.{word}").encoding) is None
+    assert incompatibility(config(name).encoding, config(name, f"{place}.{override}").encoding) is None
 
 
 def test_no_other_option_may_change_after_training() -> None:
@@ -98,7 +98,9 @@ def test_no_other_option_may_change_after_training() -> None:
         part = modifiers_of(encoding).get(name, encoding)
         if find_class(part["class"]).changeable_after_training:
             found[name] = set(find_class(part["class"]).changeable_after_training)
-    assert found == {name: {word.partition("=")[0] for word in words} for name, words in CHANGES.items()}
+    assert found == {
+        name: {override.partition("=")[0] for override in overrides} for name, overrides in CHANGES.items()
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

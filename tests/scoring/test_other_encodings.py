@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.commands import Command, Outcome, only_run, tiny_words
+from support.commands import Command, Outcome, only_run, tiny_overrides
 
 from pe_bench.cli.completion import complete_with
 from pe_bench.config.schema import EvalConfig
@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 @pytest.fixture
 def evaluate(command: Command, folder: Path) -> Command:
     """`pe-bench eval` at the lengths of the tiny runs."""
-    return lambda *words: command("eval", "--results-dir", str(folder / "results"), *words)
+    return lambda *arguments: command("eval", "--results-dir", str(folder / "results"), *arguments)
 
 
 def rows_of(folder: Path, control: str = "none") -> list[Row]:
@@ -123,7 +123,7 @@ def test_scores_are_those_of_the_trained_weights_in_that_encoding(begin, evaluat
     mine = {row.length: row for row in rows_of(folder) if row.scored_with != row.encoding}
     assert {row.scored_with for row in mine.values()} == {"yarn factor=4.0 base=500.0 beta_fast=16.0"}
     shutil.move(run, folder / "rope")
-    options = [f"encoding.{word}" for word in ("base=500", "factor=4", "beta_fast=16")]
+    options = [f"encoding.{argument}" for argument in ("base=500", "factor=4", "beta_fast=16")]
     begin("encoding=yarn", *options)
     other = only_run(folder)
     shutil.rmtree(other / "checkpoints")
@@ -214,7 +214,7 @@ def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, ev
 
 
 @pytest.mark.parametrize(
-    ("words", "spec", "label"),
+    ("arguments", "spec", "label"),
     [
         (["encoding=learned"], "learned overflow=clamp", "learned overflow=clamp"),
         (["encoding=alibi"], "alibi slope_scale=0.5", "alibi slope_scale=0.5"),
@@ -226,8 +226,8 @@ def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, ev
         ),
     ],
 )
-def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, words, spec, label):
-    begin(*words)
+def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, arguments, spec, label):
+    begin(*arguments)
     outcome = evaluate("--lengths", "32", "--with", spec)
     assert outcome.code == 0, outcome.err
     own, other = (
@@ -342,10 +342,10 @@ def test_a_mistake_is_one_line(begin, evaluate, folder, spec, line):
     assert hashes(folder / "results") == before
 
 
-@pytest.mark.parametrize("words", [["--force"], ["--config-dir", "."]])
-def test_an_option_that_nothing_would_read_is_refused(begin, evaluate, words):
+@pytest.mark.parametrize("arguments", [["--force"], ["--config-dir", "."]])
+def test_an_option_that_nothing_would_read_is_refused(begin, evaluate, arguments):
     begin("encoding=rope")
-    outcome = evaluate(*words)
+    outcome = evaluate(*arguments)
     assert outcome.code == 2 and "is for the encodings of --with: name one" in outcome.line
 
 
@@ -418,7 +418,7 @@ def test_a_run_of_somebody_s_own_encoding_needs_its_file_and_force(begin, evalua
 # Words
 
 
-def test_words_are_read_as_they_are_typed():
+def test_arguments_are_read_as_they_are_typed():
     specs = read_specs(["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn"])
     assert [(spec.base, spec.modifiers, spec.options) for spec in specs] == [
         ("yarn", (), ()),
@@ -479,12 +479,12 @@ def test_the_shell_completes_names_and_options(typed, expected):
 
 def test_help_names_the_option(command):
     outcome = command("eval", "--help")
-    assert all(word in outcome.out for word in ("--with", "--force", "--config-dir"))
+    assert all(argument in outcome.out for argument in ("--with", "--force", "--config-dir"))
 
 
 def test_tiny_runs_have_the_lengths_that_these_tests_count_on(folder):
-    words = tiny_words(folder)
-    assert "eval.max_length=64" in words and "train.length=16" in words
+    arguments = tiny_overrides(folder)
+    assert "eval.max_length=64" in arguments and "train.length=16" in arguments
     assert fixed_factor(EvalConfig(max_length=64, lengths=[16, 32]), 16) == 4
 
 
@@ -502,7 +502,7 @@ def test_an_option_that_a_users_file_derives_is_in_the_label(begin, evaluate, fo
         assert outcome.code == 0, outcome.err
     mine = [label for label in labels(folder) if label.startswith("mine ")]
     assert len(mine) == 2
-    assert {word for label in mine for word in label.split() if word.startswith("window=")} == {
+    assert {argument for label in mine for argument in label.split() if argument.startswith("window=")} == {
         "window=8",
         "window=4",
     }

@@ -48,7 +48,7 @@ def losses(run: Path) -> list[float]:
     return [float(row[name]) for row in rows for name in names if row[name]]
 
 
-def tiny_words(folder: Path) -> list[str]:
+def tiny_overrides(folder: Path) -> list[str]:
     """The words of a run of eight steps on the corpus in `folder`/corpus, in about 0.2 s."""
     return [
         "data=files",

@@ -1,7 +1,7 @@
 """Runs a command many times in children that die, and prints what each series came to, as JSON.
 
-Usage: crashing.py FOLDER KIND,... COUNT,... -- WORDS. A child is a fork of a process that has run the command
-once, so that it starts in milliseconds; with one thread there is no pool to break.
+Usage: crashing.py FOLDER KIND,... COUNT,... -- ARGUMENTS. A child is a fork of a process that has run the
+command once, so that it starts in milliseconds; with one thread there is no pool to break.
 """
 
 import json
@@ -162,15 +162,15 @@ KINDS = {
 }
 
 if __name__ == "__main__":
-    folder, kind, count, _, *words = sys.argv[1:]
+    folder, kind, count, _, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
     answer = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     warm = Path(folder).with_name("warm")
-    program.run([*words, f"results_dir={warm / 'results'}", f"cache_dir={warm / 'cache'}"])
-    config = parse_config(compose(words[1:]))
+    program.run([*arguments, f"results_dir={warm / 'results'}", f"cache_dir={warm / 'cache'}"])
+    config = parse_config(compose(arguments[1:]))
     pairs = zip(kind.split(","), map(int, count.split(",")), strict=True)
     ends = {name: KINDS[name](Path(folder) / name, config, times) for name, times in pairs}
     os.write(answer, json.dumps(ends).encode())

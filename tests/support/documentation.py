@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from pe_bench.cli.program import run
-from pe_bench.config.hydra_main import WORDS_VARIABLE
+from pe_bench.config.hydra_main import OVERRIDES_VARIABLE
 from pe_bench.inspection.speed import limits
 
 SHORT = (
@@ -34,7 +34,7 @@ def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
     Returns what they printed.
     """
     monkeypatch.chdir(folder)
-    monkeypatch.setenv(WORDS_VARIABLE, SHORT)
+    monkeypatch.setenv(OVERRIDES_VARIABLE, SHORT)
     # What the machine can do is measured in milliseconds.
     monkeypatch.setitem(limits.MATRIX_SIDES, "cpu", (64,))
     monkeypatch.setitem(limits.COPIED_BYTES, "cpu", 2**16)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.commands import children_of, losses, tiny_words, write_corpus
+from support.commands import children_of, losses, tiny_overrides, write_corpus
 
 from pe_bench.training.checkpoint import final_checkpoint, latest_checkpoint
 
@@ -71,15 +71,27 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return kept
 
 
-def start(folder: Path, *words: str, encoding: str = "nope,alibi") -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, encoding: str = "nope,alibi") -> subprocess.Popen[str]:
     launcher = [
         "hydra/launcher=submitit_slurm",
         "hydra.launcher.partition=long",
         "hydra.launcher.timeout_min=600",
     ]
-    command = [sys.executable, "-m", "pe_bench", "train", *tiny_words(folder), "-m", f"encoding={encoding}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pe_bench",
+        "train",
+        *tiny_overrides(folder),
+        "-m",
+        f"encoding={encoding}",
+    ]
     return subprocess.Popen(
-        [*command, *launcher, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
+        [*command, *launcher, *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
     )
 
 
@@ -89,7 +101,7 @@ def wait_for(process: subprocess.Popen[str], happened: Callable[[], bool]) -> No
         time.sleep(0.05)
 
 
-def test_the_script_asks_slurm_for_what_the_words_say_and_every_job_ends(tmp_path, slurm):
+def test_the_script_asks_slurm_for_what_the_arguments_say_and_every_job_ends(tmp_path, slurm):
     process = start(tmp_path, "hydra.launcher.cpus_per_task=2", "hydra.launcher.array_parallelism=5")
     out, told = process.communicate(timeout=300)
     assert process.returncode == 0, told
@@ -121,8 +133,8 @@ TWO_MACHINES = ("hydra.launcher.nodes=2", "train.processes=4")
 @pytest.mark.parametrize("machines", [(), TWO_MACHINES], ids=["one machine", "two machines"])
 def test_the_signal_before_the_end_of_the_time_saves_requeues_and_goes_on(tmp_path, slurm, machines):
     steps = 400 if machines else 3000
-    words = (f"train.steps={steps}", "train.checkpoint_every=100", f"train.validate_every={steps}")
-    process = start(tmp_path, *words, *machines)
+    arguments = (f"train.steps={steps}", "train.checkpoint_every=100", f"train.validate_every={steps}")
+    process = start(tmp_path, *arguments, *machines)
     runs = tmp_path / "results" / "runs"
     # Between two checkpoints: what is saved then is saved for the signal.
     wait_for(process, lambda: 5 <= shown_step(tmp_path) % 100 <= 50)
@@ -166,8 +178,8 @@ def generations_of(pid: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("machine", [0, 1])
 def test_a_process_that_is_lost_on_a_machine_ends_the_job_and_the_command_goes_on(tmp_path, slurm, machine):
-    words = ("train.steps=400", "train.checkpoint_every=20", "train.validate_every=400")
-    process = start(tmp_path, *TWO_MACHINES, *words, encoding="nope")
+    arguments = ("train.steps=400", "train.checkpoint_every=20", "train.validate_every=400")
+    process = start(tmp_path, *TWO_MACHINES, *arguments, encoding="nope")
     runs = tmp_path / "results" / "runs"
     wait_for(process, lambda: bool(list(runs.glob("nope-*/checkpoints/step-*"))))
     workers = generations_of(int((slurm / f"pid-0-{machine}").read_text()))[-1]
@@ -176,7 +188,7 @@ def test_a_process_that_is_lost_on_a_machine_ends_the_job_and_the_command_goes_o
     assert process.returncode == 1
     lost = rf"rank [{2 * machine}{2 * machine + 1}] of 4 processes was lost"
     assert re.search(f"failed: job 0: {lost}", told), told
-    again = start(tmp_path, *words, encoding="nope")
+    again = start(tmp_path, *arguments, encoding="nope")
     told = again.communicate(timeout=300)[1]
     assert again.returncode == 0 and "1 job: 1 done" in told
     (run,) = runs.iterdir()

@@ -18,7 +18,7 @@ import pytest
 from filelock import FileLock
 from omegaconf import OmegaConf
 from rich.console import Console
-from support.commands import only_run, tiny_words, write_corpus
+from support.commands import only_run, tiny_overrides, write_corpus
 
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
@@ -70,8 +70,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
 
 
-def pe_bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pe_bench", "train", *words]
+def pe_bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pe_bench", "train", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment())
 
 
@@ -80,15 +80,15 @@ each_launcher = pytest.mark.parametrize(
 )
 
 
-def ending_words(folder: Path, launcher: str, ends: str) -> list[str]:
+def ending_arguments(folder: Path, launcher: str, ends: str) -> list[str]:
     write_corpus(folder / "corpus")
     (folder / "own" / "encoding").mkdir(parents=True, exist_ok=True)
     (folder / "own" / "ending.py").write_text(ENDING)
     yaml = f"name: ending\nclass: {folder}/own/ending.py:Ending\nend: well\n"
     (folder / "own" / "encoding" / "ending.yaml").write_text(yaml)
-    words = [word for word in tiny_words(folder) if word != "threads=1"]
+    arguments = [argument for argument in tiny_overrides(folder) if argument != "threads=1"]
     own = ["--config-dir", str(folder / "own")]
-    return [*words, "-m", "encoding=ending", f"encoding.end={ends}", *own, *LAUNCHERS[launcher]]
+    return [*arguments, "-m", "encoding=ending", f"encoding.end={ends}", *own, *LAUNCHERS[launcher]]
 
 
 def finished(folder: Path) -> list[Path]:
@@ -101,7 +101,7 @@ def tensors(folder: Path) -> dict[Path, int]:
 
 @each_launcher
 def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_path, launcher):
-    done = pe_bench(tmp_path, *ending_words(tmp_path, launcher, "raise,well,kill"))
+    done = pe_bench(tmp_path, *ending_arguments(tmp_path, launcher, "raise,well,kill"))
     assert done.returncode == 1
     assert "3 jobs: 1 done, 2 failed" in done.stderr, done.stderr
     assert len(finished(tmp_path)) == 1
@@ -127,11 +127,11 @@ def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_
     assert [re.findall("encoding.end=([a-z]+)", command) for command in commands] == [["raise"], ["kill"]]
     assert all("--config-dir" in command and "hydra" not in command for command in commands)
     before = tensors(tmp_path)
-    words = ending_words(tmp_path, launcher, "well")
+    arguments = ending_arguments(tmp_path, launcher, "well")
     if launcher in SLOW:
-        words.append("eval.lengths=[16,32,64]")
-        assert "1 job: 1 done" in pe_bench(tmp_path, *words).stderr, "a length was missing"
-    again = pe_bench(tmp_path, *words)
+        arguments.append("eval.lengths=[16,32,64]")
+        assert "1 job: 1 done" in pe_bench(tmp_path, *arguments).stderr, "a length was missing"
+    again = pe_bench(tmp_path, *arguments)
     assert again.returncode == 0, again.stderr
     assert "1 job: 1 was done before" in again.stderr
     assert before.items() <= tensors(tmp_path).items(), "nothing is trained or scored twice"
@@ -140,8 +140,8 @@ def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_
 @each_launcher
 def test_a_sweep_that_was_asked_to_end_saves_what_it_trains(tmp_path, launcher):
     write_corpus(tmp_path / "corpus")
-    words = [*tiny_words(tmp_path), "train.steps=20000", "train.validate_every=20000"]
-    command = [sys.executable, "-m", "pe_bench", "train", *words, "-m", "encoding=nope,alibi"]
+    arguments = [*tiny_overrides(tmp_path), "train.steps=20000", "train.validate_every=20000"]
+    command = [sys.executable, "-m", "pe_bench", "train", *arguments, "-m", "encoding=nope,alibi"]
     process = subprocess.Popen(
         [*command, *LAUNCHERS[launcher]],
         stderr=subprocess.PIPE,
@@ -200,10 +200,16 @@ def test_jobs_that_a_command_left_save_their_step_and_nothing_lives_on(tmp_path,
     own.mkdir(parents=True)
     (own / "slow_step.py").write_text(SLOW_STEP)
     (own / "slow_step.yaml").write_text("name: slow_step\nclass: slow_step.py:SlowStep\n")
-    words = [*tiny_words(tmp_path), "-m", "encoding=slow_step", "seed=1,2", f"--config-dir={own.parent}"]
+    arguments = [
+        *tiny_overrides(tmp_path),
+        "-m",
+        "encoding=slow_step",
+        "seed=1,2",
+        f"--config-dir={own.parent}",
+    ]
     with (tmp_path / "told").open("w") as told:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pe_bench", "train", *words, *LAUNCHERS[launcher]],
+            [sys.executable, "-m", "pe_bench", "train", *arguments, *LAUNCHERS[launcher]],
             cwd=tmp_path,
             env=environment(),
             stderr=told,
@@ -247,12 +253,20 @@ def test_a_job_is_told_to_end_before_it_hears_any_signal(tmp_path):
 @pytest.mark.full
 def test_a_job_tells_whom_it_waits_for(tmp_path, monkeypatch):
     write_corpus(tmp_path / "corpus")
-    words = [*tiny_words(tmp_path), "-m", "encoding=nope", "seed=0,1"]
-    assert pe_bench(tmp_path, *words, "train.steps=2").returncode == 0
+    arguments = [*tiny_overrides(tmp_path), "-m", "encoding=nope", "seed=0,1"]
+    assert pe_bench(tmp_path, *arguments, "train.steps=2").returncode == 0
     (held, _) = sorted((tmp_path / "results" / "runs").glob("nope-*"))
     waits = f"seed=0: waits for another process that is working on {held}\n"
     with FileLock(held / "lock"), (tmp_path / "told").open("w") as told:
-        command = [sys.executable, "-m", "pe_bench", "train", *words, "train.steps=2", "eval.lengths=[16,24]"]
+        command = [
+            sys.executable,
+            "-m",
+            "pe_bench",
+            "train",
+            *arguments,
+            "train.steps=2",
+            "eval.lengths=[16,24]",
+        ]
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=told)
         while waits not in (tmp_path / "told").read_text():
             time.sleep(0.1)
@@ -263,8 +277,8 @@ def test_a_job_tells_whom_it_waits_for(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_jobs_that_score_one_run_wait_for_each_other(tmp_path):
     write_corpus(tmp_path / "corpus")
-    words = [*tiny_words(tmp_path), "-m", "eval.protocol=paired,sliding", *LAUNCHERS["joblib"]]
-    done = pe_bench(tmp_path, *words)
+    arguments = [*tiny_overrides(tmp_path), "-m", "eval.protocol=paired,sliding", *LAUNCHERS["joblib"]]
+    done = pe_bench(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "results" / "runs").iterdir()
     assert {row.protocol for row in read_rows(run / "eval.csv")} == {"paired", "sliding"}
@@ -288,8 +302,8 @@ def test_the_command_of_one_job_holds_no_key_that_only_other_jobs_obey(train, co
     commands = [json.loads(path.read_text())["command"] for path in states]
     for line, other in zip(commands, ("eval.stride=4", "eval.targets=6"), strict=True):
         assert other not in line and "eval.protocol=" in line
-        _, *words = shlex.split(line)
-        assert command(*words).code == 0
+        _, *arguments = shlex.split(line)
+        assert command(*arguments).code == 0
 
 
 def test_a_sweep_has_a_folder_of_its_own_below_the_one_that_is_named():
@@ -501,8 +515,8 @@ def test_protocols_that_share_their_targets_are_named_together():
         for name in ("nope", "rope")
         for protocol, targets in protocols
     ]
-    words = [words for _, _, words in asked_by(scored(*jobs))]
-    assert words == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
+    arguments = [arguments for _, _, arguments in asked_by(scored(*jobs))]
+    assert arguments == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
 
 
 def test_what_excludes_nothing_is_shown_together_without_a_name():

@@ -213,10 +213,10 @@ def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(
     commit = git_commit.__wrapped__
     assert commit() == ""
 
-    def git(*words: str) -> str:
+    def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         return subprocess.run(
-            ["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True
+            ["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True, text=True
         ).stdout
 
     (package / "versions.py").write_text("")

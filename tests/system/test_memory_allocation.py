@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Command, tiny_words
+from support.commands import Command, tiny_overrides
 
 from pe_bench.experiment import score
 from pe_bench.system import memory
@@ -92,5 +92,5 @@ def test_they_are_kept_while_a_run_trains_and_not_while_it_is_scored(
     monkeypatch.setattr(train, "large_allocations_kept", told)
     monkeypatch.setattr(trainer.Trainer, "step", telling(trainer.Trainer.step, "step"))
     monkeypatch.setattr(score, "evaluate", telling(score.evaluate, "scored"))
-    assert command("train", *tiny_words(folder)).code == 0
+    assert command("train", *tiny_overrides(folder)).code == 0
     assert list(dict.fromkeys(story)) == ["kept", "step", "given back", "scored"]

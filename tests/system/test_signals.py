@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from support.commands import only_run, tiny_words, write_corpus
+from support.commands import only_run, tiny_overrides, write_corpus
 
 from pe_bench.system.signals import ASKING, FROM_OTHERS, Stopped, ask_to_end, signals_heard, steps_finished
 from pe_bench.training.checkpoint import final_checkpoint, latest_checkpoint
@@ -165,14 +165,19 @@ def test_scoring_that_a_signal_cut_off_keeps_the_lengths_that_were_scored(train,
 def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
     write_corpus(tmp_path / "corpus")
     ours, theirs = os.openpty()
-    words = [*tiny_words(tmp_path), "encoding=nope", "train.steps=20000", "train.validate_every=20000"]
+    arguments = [
+        *tiny_overrides(tmp_path),
+        "encoding=nope",
+        "train.steps=20000",
+        "train.validate_every=20000",
+    ]
 
     def at_terminal():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
     run = subprocess.Popen(
-        [sys.executable, "-m", "pe_bench", "train", *words, "train.checkpoint_every=20000"],
+        [sys.executable, "-m", "pe_bench", "train", *arguments, "train.checkpoint_every=20000"],
         cwd=tmp_path,
         start_new_session=True,
         preexec_fn=at_terminal,

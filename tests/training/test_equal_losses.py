@@ -33,12 +33,12 @@ FLOOR = 1e-6  # nats per token
 
 
 def configuration(name: str) -> Config:
-    words = (
+    overrides = (
         f"encoding={name}",
         *("model.d_model=32", "model.n_layers=2", "model.n_heads=2", "model.d_ff=48"),
         *("train.length=32", "train.batch_tokens=256", "train.warmup_steps=2"),
     )
-    return parse_config(compose(words))
+    return parse_config(compose(overrides))
 
 
 def training(config: Config) -> TrainingPass:

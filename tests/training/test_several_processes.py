@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.commands import children_of, losses, only_run, tiny_words
+from support.commands import children_of, losses, only_run, tiny_overrides
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -72,10 +72,10 @@ def assert_equal_to_rounding(one: Path, other: Path) -> None:
 
 @pytest.fixture
 def run_of(train, folder):
-    """Train with more words into a folder of results of its own; the run there."""
+    """Train with more arguments into a folder of results of its own; the run there."""
 
-    def begin(results: str, *words: str) -> Path:
-        outcome = train("train.log_every=1", f"results_dir={folder / results}", *words)
+    def begin(results: str, *arguments: str) -> Path:
+        outcome = train("train.log_every=1", f"results_dir={folder / results}", *arguments)
         assert outcome.code == 0, outcome.err
         (run,) = (folder / results / "runs").iterdir()
         return run
@@ -84,7 +84,7 @@ def run_of(train, folder):
 
 
 @pytest.mark.parametrize(
-    ("processes", "words"),
+    ("processes", "arguments"),
     [
         (2, ["encoding=shape"]),  # position ids are drawn for each window
         pytest.param(
@@ -95,15 +95,18 @@ def run_of(train, folder):
         (4, ["encoding=shaw", "train.validation_tokens=32"]),  # fewer windows to validate than processes
     ],
 )
-def test_several_processes_take_the_steps_of_one(run_of, processes, words):
-    one, several = run_of("one", *words), run_of("several", *words, f"train.processes={processes}")
+def test_several_processes_take_the_steps_of_one(run_of, processes, arguments):
+    one, several = run_of("one", *arguments), run_of("several", *arguments, f"train.processes={processes}")
     assert several.name == one.name, "how many work on a run is no part of what it is"
     assert_equal_to_rounding(one, several)
 
 
 def test_sharded_parameters_take_the_same_steps_and_are_saved_whole(run_of):
-    words = ("encoding=shaw", "model.tie_embeddings=false")
-    one, sharded = run_of("one", *words), run_of("two", *words, "train.processes=2", "train.shard=true")
+    arguments = ("encoding=shaw", "model.tie_embeddings=false")
+    one, sharded = (
+        run_of("one", *arguments),
+        run_of("two", *arguments, "train.processes=2", "train.shard=true"),
+    )
     assert sharded.name == one.name
     assert_equal_to_rounding(one, sharded)
 
@@ -116,8 +119,8 @@ ONE, TWO, SHARDED = [], ["train.processes=2"], ["train.processes=2", "train.shar
     [
         (ONE, TWO),
         *(
-            pytest.param(*words, marks=pytest.mark.full)
-            for words in ((TWO, ONE), (ONE, SHARDED), (SHARDED, ONE))
+            pytest.param(*arguments, marks=pytest.mark.full)
+            for arguments in ((TWO, ONE), (ONE, SHARDED), (SHARDED, ONE))
         ),
     ],
 )
@@ -135,8 +138,8 @@ def test_a_parameter_without_gradient_and_an_encoding_from_outside_are_trained_t
     (folder / "mine" / "encoding" / "mine.py").write_text(CODE)
     text = "name: mine\nclass: mine.py:Idle\nn_heads: ${model.n_heads}\n"
     (folder / "mine" / "encoding" / "mine.yaml").write_text(text)
-    words = ("--config-dir", str(folder / "mine"), "encoding=mine")
-    one, two = run_of("one", *words), run_of("two", *words, "train.processes=2")
+    arguments = ("--config-dir", str(folder / "mine"), "encoding=mine")
+    one, two = run_of("one", *arguments), run_of("two", *arguments, "train.processes=2")
     assert_equal_to_rounding(one, two)
     assert not [name for name in moments(two) if "idle" in name]
 
@@ -148,7 +151,7 @@ def test_a_loss_that_is_not_finite_ends_all_processes_in_one_line(train):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "told"),
     [
         (["train.processes=3"], "train.processes=3 does not divide the 4 windows of a step"),
         (
@@ -161,8 +164,8 @@ def test_a_loss_that_is_not_finite_ends_all_processes_in_one_line(train):
         (["train.processes=2", "train.shard=true", "encoding=fire"], "layers.0.c, which is a single number"),
     ],
 )
-def test_what_cannot_be_shared_is_refused_with_both_values(train, folder, words, told):
-    outcome = train("encoding=rope", *words)
+def test_what_cannot_be_shared_is_refused_with_both_values(train, folder, arguments, told):
+    outcome = train("encoding=rope", *arguments)
     assert outcome.code == 2 and told.split(", and")[0] in outcome.line
     assert not (folder / "results").exists()
 
@@ -200,14 +203,14 @@ def test_several_tasks_on_a_machine_are_refused(submitted, tmp_path):
 
 
 def test_machines_that_cannot_have_equally_many_processes_are_refused_before_any_is_asked_for(train, folder):
-    words = ("-m", "encoding=rope", "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2")
-    outcome = train(*words, "train.processes=1")
+    arguments = ("-m", "encoding=rope", "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2")
+    outcome = train(*arguments, "train.processes=1")
     assert outcome.code == 2 and "train.processes=1" in outcome.line and "by 2 machines" in outcome.line
     assert not (folder / "results").exists()
 
 
 def test_gpus_of_other_machines_are_not_counted_here(folder, monkeypatch):
-    config = parse_config(compose([*tiny_words(folder), "train.processes=4"]))
+    config = parse_config(compose([*tiny_overrides(folder), "train.processes=4"]))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     asked = machines_asked(["encoding=rope", "hydra.launcher.nodes=2", "-m"])
     assert asked == Machines(2) and machines_asked(["encoding=rope"]) == ALONE
@@ -258,7 +261,7 @@ def test_a_stop_on_one_machine_is_no_failure_on_another(two):
 
 
 def test_a_machine_that_leaves_while_others_begin_ends_them(two, folder):
-    config = parse_config(compose([*tiny_words(folder), "train.processes=2"]))
+    config = parse_config(compose([*tiny_overrides(folder), "train.processes=2"]))
     work = Work(config, (), None, folder, CPU, torch.float32, 2, two[0])
 
     def come_and_leave():
@@ -291,7 +294,7 @@ class Blind(Group):
 
 
 def test_a_machine_that_does_not_see_the_checkpoint_does_not_begin_anew(folder):
-    config = parse_config(compose(tiny_words(folder)))
+    config = parse_config(compose(tiny_overrides(folder)))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary)
     with pytest.raises(RunError, match="step-00000004 cannot be read on .*: all machines have to see it"):
@@ -313,7 +316,7 @@ def test_a_job_that_ends_by_an_exception_tells_the_other_machines(two, monkeypat
 
 
 def test_more_processes_than_gpus_are_refused(folder):
-    config = parse_config(compose([*tiny_words(folder), "train.processes=4"]))
+    config = parse_config(compose([*tiny_overrides(folder), "train.processes=4"]))
     with pytest.raises(UserError, match=r"train.processes=4 takes a GPU each, and \d+ are here"):
         check_processes(config, torch.device("cuda"), torch.nn.Module(), ALONE)
 
@@ -322,7 +325,7 @@ def test_more_processes_than_gpus_are_refused(folder):
 
 
 def test_one_process_alone_has_all_of_every_batch(folder):
-    config = parse_config(compose(tiny_words(folder)))
+    config = parse_config(compose(tiny_overrides(folder)))
     model = build_decoder(config, load_data(config.data, config.tokenizer, config.cache_dir).vocabulary)
     group, rows = Group(), torch.arange(6).view(3, 2)
     assert group.share(rows) is rows
@@ -339,7 +342,7 @@ def test_the_shares_of_a_batch_are_all_of_it_in_order():
 
 
 def test_what_was_lost_is_told_before_what_followed_from_it(folder):
-    config = parse_config(compose([*tiny_words(folder), "train.processes=2"]))
+    config = parse_config(compose([*tiny_overrides(folder), "train.processes=2"]))
     work = Work(config, (), None, folder, CPU, torch.float32, 2)
     followed = Failure("rank 0 of 2 processes failed: RuntimeError: Connection closed by peer", "trace")
     with pytest.raises(RunError, match="rank 1 of 2 processes was lost"):
@@ -356,10 +359,10 @@ def test_what_was_lost_is_told_before_what_followed_from_it(folder):
 @pytest.fixture
 def working(folder):
     """A command of two processes that has saved a checkpoint and has long to go."""
-    words = [*tiny_words(folder), "encoding=nope", "train.steps=100000", "train.processes=2"]
-    words += ["train.validate_every=100000", "train.checkpoint_every=20"]
+    arguments = [*tiny_overrides(folder), "encoding=nope", "train.steps=100000", "train.processes=2"]
+    arguments += ["train.validate_every=100000", "train.checkpoint_every=20"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pe_bench", "train", *words],
+        [sys.executable, "-m", "pe_bench", "train", *arguments],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -434,9 +437,9 @@ def test_a_lost_process_ends_in_a_line_and_a_run_that_goes_on(working, folder):
 
 @pytest.mark.full
 def test_what_only_the_first_process_meets_ends_all_of_them(folder):
-    words = " ".join([*tiny_words(folder), "encoding=nope", "train.processes=2"])
+    arguments = " ".join([*tiny_overrides(folder), "encoding=nope", "train.processes=2"])
     command = (
-        f"ulimit -f 20; exec {sys.executable} -m pe_bench train {words}"  # a disk that takes 20 KB a file
+        f"ulimit -f 20; exec {sys.executable} -m pe_bench train {arguments}"  # a disk that takes 20 KB a file
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder, timeout=120)
     assert done.returncode == 1

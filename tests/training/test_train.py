@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.commands import only_run, tiny_words
+from support.commands import only_run, tiny_overrides
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -22,8 +22,8 @@ from pe_bench.training.trainer import Trainer
 CPU = torch.device("cpu")
 
 
-def trainer_of(folder, *words: str, dtype: torch.dtype = torch.float32) -> Trainer:
-    config = parse_config(compose([*tiny_words(folder), *words]))
+def trainer_of(folder, *overrides: str, dtype: torch.dtype = torch.float32) -> Trainer:
+    config = parse_config(compose([*tiny_overrides(folder), *overrides]))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary)
     return Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, dtype)
@@ -142,7 +142,7 @@ def test_the_log_has_a_row_for_each_interval_and_validation(train, folder):
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         "train.length=32",
         "train.steps=6",
@@ -171,14 +171,14 @@ def test_the_log_has_a_row_for_each_interval_and_validation(train, folder):
         "tokenizer=bpe tokenizer.vocab_size=280",
     ],
 )
-def test_every_key_of_training_changes_what_training_writes(begin, train, folder, word):
+def test_every_key_of_training_changes_what_training_writes(begin, train, folder, override):
     def written() -> list[list[str]]:
         return [[v for k, v in row.items() if k != "seconds"] for row in log(folder)]
 
     begin("encoding=rope")
     before = written()
     shutil.rmtree(folder / "results")
-    result = train("encoding=rope", *word.split())
+    result = train("encoding=rope", *override.split())
     assert result.code == 0, result.err
     assert written() != before
 

@@ -91,13 +91,13 @@ class Specimen:
         return in_model or any(layer.overrides(*of_layer) for layer in layers_of(self.encoding))
 
 
-def specimens(words: Sequence[str], directories: Sequence[str] = ()) -> list[Specimen]:
-    """What the words name: encodings by their YAML files, or `file.py:Class`, with options.
+def specimens(arguments: Sequence[str], directories: Sequence[str] = ()) -> list[Specimen]:
+    """What the arguments name: encodings by their YAML files, or `file.py:Class`, with options.
 
     `directories` hold a person's own YAML files. Raises `UserError`, also for what cannot be built.
     """
     sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
-    found = subjects([*sizes, f"train.length={TRAIN_LENGTH}", *words], directories)
+    found = subjects([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], directories)
     names = Counter(one.name for one in found)
     return [_specimen(one, one.name if names[one.name] == 1 else one.label) for one in found]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import names_in
-from pe_bench.config.hydra_main import WORDS_VARIABLE
-from pe_bench.config.overrides import check_words
+from pe_bench.config.hydra_main import OVERRIDES_VARIABLE
+from pe_bench.config.overrides import check_arguments
 from pe_bench.config.parse import parse_config
 from pe_bench.errors import require
 from pe_bench.inspection.resolve import Subject, subjects
@@ -32,10 +32,10 @@ UNUSED = ("data", "tokenizer", "eval", "report", "experiment", "cache_dir")
 
 @dataclass(frozen=True)
 class Asked:
-    """Encodings, Hydra's words, and folders with encodings of a person's own."""
+    """Encodings, Hydra's overrides, and folders with encodings of a person's own."""
 
     names: tuple[str, ...]
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     directories: tuple[str, ...]
     train: bool
     is_choice: bool = True  # False: all encodings, for none was named
@@ -43,12 +43,16 @@ class Asked:
     @property
     def shared(self) -> list[str]:
         """What is of the reference too: neither an encoding's option nor a modifier."""
-        return [word for word in self.words if _section(word) in SHARED or _is_score_precision(word)]
+        return [
+            argument
+            for argument in self.arguments
+            if _section(argument) in SHARED or _is_score_precision(argument)
+        ]
 
     def at(self, length: int) -> list[Subject]:
         """The reference, then the others, each once. Raises `UserError`."""
         reference = self.reference(length)
-        others = subjects([*self.names, *self.words, *self._of(length)], self.directories)
+        others = subjects([*self.names, *self.arguments, *self._of(length)], self.directories)
         each = {one.label: one for one in others} | {reference.label: reference}
         return sorted(each.values(), key=lambda one: one is not reference)
 
@@ -67,42 +71,44 @@ class Asked:
     def _batch_tokens(self) -> int:
         return check_type(self._composed()["train"]["batch_tokens"], int, "train.batch_tokens")
 
-    def _composed(self, words: Sequence[str] = ()) -> dict[str, Any]:
+    def _composed(self, arguments: Sequence[str] = ()) -> dict[str, Any]:
         for folder in self.directories:
             require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
-        check_words(self.shared)
-        return compose([f"encoding={REFERENCE}", *self.shared, *words], self.directories)
+        check_arguments(self.shared)
+        return compose([f"encoding={REFERENCE}", *self.shared, *arguments], self.directories)
 
 
-def read_words(words: Sequence[str], train: bool, directories: Sequence[str]) -> Asked:
-    """Without names all encodings are meant. Raises `UserError` for a word that would change nothing."""
-    names = tuple(word for word in words if "=" not in word or word.startswith("encoding="))
-    options = [word for word in words if word not in names]
-    for word in options:
+def read_arguments(arguments: Sequence[str], train: bool, directories: Sequence[str]) -> Asked:
+    """Without names all encodings are meant. Raises `UserError` for an argument that would change nothing."""
+    names = tuple(
+        argument for argument in arguments if "=" not in argument or argument.startswith("encoding=")
+    )
+    options = [argument for argument in arguments if argument not in names]
+    for argument in options:
         require(
-            _section(word) not in UNUSED or (_is_score_precision(word) and not train),
-            f"{word} would be ignored: speed reads random bytes; leave it out",
+            _section(argument) not in UNUSED or (_is_score_precision(argument) and not train),
+            f"{argument} would be ignored: speed reads random bytes; leave it out",
         )
         require(
-            not train or _key(word) != "train.length",
-            f"{word} would be ignored: with --train each of --lengths is the training length in turn",
+            not train or _key(argument) != "train.length",
+            f"{argument} would be ignored: with --train each of --lengths is the training length in turn",
         )
-    before = os.environ.get(WORDS_VARIABLE, "").split()
+    before = os.environ.get(OVERRIDES_VARIABLE, "").split()
     known = names or _all_names(directories)
     return Asked(known, (*before, *options), tuple(directories), train, is_choice=bool(names))
 
 
-def _is_score_precision(word: str) -> bool:
-    return _key(word) == "eval.precision"
+def _is_score_precision(argument: str) -> bool:
+    return _key(argument) == "eval.precision"
 
 
-def _section(word: str) -> str:
+def _section(argument: str) -> str:
     """`train` of `train.length=128`."""
-    return _key(word).partition(".")[0]
+    return _key(argument).partition(".")[0]
 
 
-def _key(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~")
+def _key(argument: str) -> str:
+    return argument.partition("=")[0].lstrip("+~")
 
 
 def _all_names(directories: Sequence[str]) -> tuple[str, ...]:
