@@ -1,4 +1,5 @@
-"""What parallel jobs lose by too many threads: `python benchmarks/sweep_threads.py [--repeats 3] [KEY=VALUE]`.
+"""Time lost by jobs side by side with too many threads: `sweep_threads.py [--repeats 3] [OVERRIDES]`.
+
 As many runs as there are cores are trained at the same time by `hydra/launcher=joblib`, once with
 threads=auto, which gives each job its share of the cores, and once with all cores for each job. The two
 take turns, in temporary folders. What is compared are the seconds that the jobs spent in training steps,

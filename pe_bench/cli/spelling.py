@@ -33,8 +33,8 @@ def _found(command: Any, arguments: Sequence[str]) -> Iterator[Respelled]:
     options = {option: one.is_flag for one in command.params for option in one.opts if option[0] == "-"}
     if command.context_settings.get("ignore_unknown_options"):  # Hydra reads them
         options |= dict.fromkeys(FLAGS, False)
-    arguments = [one.metavar or "" for one in command.params if one.param_type_name == "argument"]
-    keys = _keys() if any("KEY=VALUE" in one for one in arguments) else []
+    metavars = [one.metavar or "" for one in command.params if one.param_type_name == "argument"]
+    keys = _keys() if any("KEY=VALUE" in one for one in metavars) else []
     for argument, following in pairwise([*arguments, ""]):
         found = (
             _as_key(argument, following, options, keys)
