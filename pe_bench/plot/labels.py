@@ -1,14 +1,14 @@
-"""Names that fit where they stand, numbers as people write them, and notes."""
+"""Names shortened to fit, and notes in lines."""
 
 from collections.abc import Iterable, Sequence
 from textwrap import fill
 
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
-LINE = 118  # characters of a note
+MAX_LINE = 118  # characters of a note
 
 
 def fitting(labels: Sequence[str], characters: int) -> dict[str, str]:
-    """Each label within so many characters: its middle left out, or what it shares with one alike."""
+    """Return each label within so many characters, without its middle or without what others share."""
     alike: dict[str, list[str]] = {}
     for label in labels:
         alike.setdefault(_without_middle(label, characters), []).append(label)
@@ -19,14 +19,9 @@ def fitting(labels: Sequence[str], characters: int) -> dict[str, str]:
     }
 
 
-def plain(number: float) -> str:
-    """Three digits or more, without powers of ten up to a million."""
-    return f"{number:.3g}" if number < 100 or number >= 1e6 else f"{number:.0f}"
-
-
-def wrapped(sentences: Iterable[str]) -> str:
-    """A note in lines of at most `LINE` characters."""
-    return fill(" ".join(sentences), LINE, break_long_words=False)
+def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:
+    """Return the sentences in lines of at most `width` characters."""
+    return fill(" ".join(sentences), width, break_long_words=False)
 
 
 def _without_middle(label: str, characters: int) -> str:
@@ -37,7 +32,7 @@ def _without_middle(label: str, characters: int) -> str:
 
 
 def _from_difference(label: str, group: Sequence[str], characters: int) -> str:
-    """The label's beginning, and the words that are not in all of its group."""
-    common = set.intersection(*(set(one.split()) for one in group))
-    own = " ".join(word for word in label.split() if word not in common)[1 - characters :]
-    return label[: max(0, characters - len(own) - 1)].rstrip() + ELLIPSIS + own
+    """Return the label's beginning, and the words that are not in all of its group."""
+    common = set.intersection(*(set(other.split()) for other in group))
+    rest = " ".join(word for word in label.split() if word not in common)[1 - characters :]
+    return label[: max(0, characters - len(rest) - 1)].rstrip() + ELLIPSIS + rest

@@ -100,22 +100,21 @@ def test_a_panel_has_its_own_curve_in_colour_and_all_others_in_grey(drawn: tuple
         assert np.count_nonzero(np.isfinite(np.asarray(grey.get_ydata()))) == 49 * 4 + 2
 
 
-def test_a_curve_that_explodes_leaves_its_panel_with_a_mark_and_flattens_no_other(
+def test_a_curve_that_explodes_flattens_no_other_in_the_view_of_changes(
     drawn: tuple[Table, Figure],
 ) -> None:
-    _, figure = drawn
-    axes = figure.axes[title_of(figure, "explodes")]
-    _, high = axes.get_ylim()
-    assert 3.4 < high < 4
-    marks = [line for line in axes.lines if line.get_marker() == "^"]
-    assert [list(np.asarray(mark.get_xdata())) for mark in marks] == [[256, 512]]
-    assert "up to 480" in [text.get_text() for text in axes.texts]
-    assert "Triangles: levels beyond the axis" in notes(figure)
+    table, _ = drawn
+    axes = draw([table], "change").axes[title_of(draw([table], "change"), "explodes")]
+    assert axes.get_yscale() == "asinh"
+    low, high = axes.get_ylim()
+    assert low < 0 < 477 < high
+    ends = axes.transData.transform([(256, 0.0), (256, 0.5)])[:, 1]
+    assert np.diff(ends)[0] > 0.3 * axes.get_window_extent().height
 
 
 def test_a_curve_that_ends_early_or_has_no_number_says_so(drawn: tuple[Table, Figure]) -> None:
     _, figure = drawn
-    for name, words in (("learned", "(to 128)"), ("missing", "no number")):
+    for name, words in (("learned", "(to 128)"), ("missing", "(no number)")):
         assert words in [text.get_text() for text in figure.axes[title_of(figure, name)].texts]
 
 

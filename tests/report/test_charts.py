@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from support.pictures import (
     LENGTHS,
@@ -22,8 +23,9 @@ from support.pictures import (
 from support.results import add_run
 
 from pe_bench.errors import UserError
-from pe_bench.plot.labels import fitting, plain
+from pe_bench.plot.labels import fitting
 from pe_bench.plot.placing import spread_apart
+from pe_bench.report.charts.curves import charts_of
 from pe_bench.report.charts.figure import draw, plot_tables
 from pe_bench.report.tables.build import build_tables
 
@@ -195,7 +197,7 @@ def test_levels_far_apart_are_on_a_log_axis_that_says_so_in_plain_numbers(tmp_pa
     [axes] = figure.axes
     assert axes.get_yscale() == "log"
     assert axes.get_ylabel() == "bits per byte, log scale (lower is better)"
-    assert level_ticks(figure) == ["1.5", "2", "3", "4", "6", "8", "12"]
+    assert level_ticks(figure) == ["1.5", "2.0", "3.0", "4.0", "5.0", "6.0", "8.0", "10.0"]
 
 
 def test_levels_of_one_order_are_on_a_linear_axis(tmp_path: Path) -> None:
@@ -215,19 +217,50 @@ def test_changes_within_the_margin_look_flat(tmp_path: Path) -> None:
     assert low < 2.5 < 2.505 < high
 
 
-def test_levels_far_out_leave_the_panel_with_a_mark_and_a_number(tmp_path: Path) -> None:
-    for index in range(3):
-        add_run(tmp_path, f"encoding{index}", dict.fromkeys(LENGTHS, 2.0 + 0.1 * index))
-    add_run(tmp_path, "rope", {**dict.fromkeys(LENGTHS, 2.0), 256: 300.0, 512: 900.0})
-    figure = draw(build_tables(tmp_path))
+def test_a_curve_that_fails_flattens_no_other_in_the_view_of_changes(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", {64: 2.1, 128: 2.0, 256: 2.03, 512: 2.06})
+    add_run(tmp_path, "rope", {64: 2.1, 128: 2.0, 256: 300.0, 512: 900.0})
+    tables = build_tables(tmp_path)
+    by_level, by_change = draw(tables).axes[0], draw(tables, "change").axes[0]
+
+    def height(axes: Axes, low: float, high: float) -> float:
+        ends = axes.transData.transform([(128, low), (128, high)])[:, 1]
+        return float(np.diff(ends)[0]) / axes.get_window_extent().height
+
+    assert height(by_level, 2.0, 2.06) < 0.01
+    assert height(by_change, 0.0, 0.06) > 0.1
+    assert by_change.get_yscale() == "asinh"
+    assert "the axis is logarithmic" in notes(draw(tables, "change"))
+
+
+def test_the_view_of_changes_begins_at_the_training_length_with_zero(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {64: 2.1, 128: 2.0, 256: 2.5})
+    add_run(tmp_path, "learned", {64: 2.1, 128: 2.0, 256: None})
+    figure = draw(build_tables(tmp_path), "change")
     [axes] = figure.axes
-    _, high = axes.get_ylim()
-    assert high < 3
-    [marks] = [line for line in axes.lines if line.get_marker() == "^" and line.get_linestyle() == "None"]
-    assert list(np.asarray(marks.get_xdata())) == [256, 512]
-    assert list(np.asarray(marks.get_ydata())) == [high, high]
-    assert "rope (up to 900 bits/byte)" in names_beside(axes)
-    assert "Triangles: levels beyond the axis" in notes(figure)
+    [rope] = curve_lines(axes)
+    assert list(np.asarray(rope.get_xdata())) == [128, 256]
+    assert np.asarray(rope.get_ydata()) == pytest.approx([0.0, 0.5])
+    assert axes.get_ylabel() == "change against 128, bits per byte (+ is worse)"
+    assert sorted(names_beside(axes)) == ["learned (none past 128)", "rope"]
+    assert [patch.get_gid() for patch in axes.patches] == ["margin"]
+
+
+def test_bands_of_changes_are_their_intervals(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "rope", {128: 2.0, 256: 2.01 + 0.01 * seed}, seed=seed)
+    [table] = build_tables(tmp_path)
+    interval = table.lines[0].cells[256].interval
+    assert interval is not None
+    [[chart]] = charts_of([table], "change")
+    assert (chart.curves[0].points[1].low, chart.curves[0].points[1].high) == (interval.low, interval.high)
+    assert "the 95 % interval of the change" in notes(draw([table], "change"))
+
+
+def test_no_band_is_explained_that_is_too_thin_to_be_seen(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "rope", {128: 2.0 + 1e-5 * seed, 256: 4.0 + 1e-5 * seed}, seed=seed)
+    assert "Bands" not in notes(draw(build_tables(tmp_path)))
 
 
 def test_levels_next_to_nothing_are_not_magnified(tmp_path: Path) -> None:
@@ -236,14 +269,14 @@ def test_levels_next_to_nothing_are_not_magnified(tmp_path: Path) -> None:
     assert axes.get_yscale() == "linear"
 
 
-@pytest.mark.parametrize(
-    ("number", "text"), [(1.5, "1.5"), (2.0, "2"), (12.345, "12.3"), (1234.5, "1234"), (3e9, "3e+09")]
-)
-def test_numbers_are_plain(number: float, text: str) -> None:
-    assert plain(number) == text
-
-
 # Several tables, and positions
+
+
+def test_tables_of_two_protocols_have_their_common_positions_once(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
+    add_run(tmp_path, "rope", {128: 2.0, 256: 2.1}, sliding=64)
+    tables = with_positions(build_tables(tmp_path))
+    assert [len(charts) for charts in charts_of(tables)] == [2, 1]
 
 
 def test_tables_are_one_below_the_other_with_titles_that_tell_them_apart(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from support.results import add_run
 
@@ -66,9 +66,8 @@ def with_verdicts(tables: Sequence[Table], verdicts: Mapping[str, Mapping[int, s
 
 
 def names_beside(axes: Axes) -> list[str]:
-    """The names of curves right of a panel."""
-    names = [text for text in axes.texts if isinstance(text, Annotation) and text.get_position()[0] > 1]
-    return [name.get_text() for name in names]
+    """The names of curves, right of where these end."""
+    return [text.get_text() for text in axes.texts if text.get_gid() == "name"]
 
 
 def curve_lines(axes: Axes) -> list[Line2D]:

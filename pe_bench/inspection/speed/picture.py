@@ -1,6 +1,6 @@
 """The rows as curves: time relative to the reference against length, each named where it ends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -9,19 +9,25 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from pe_bench.inspection.speed.rows import Row
 from pe_bench.plot.file import save_picture
-from pe_bench.plot.labels import fitting, plain
-from pe_bench.plot.placing import in_points, lines_height, place_axes, place_text, spread_apart
+from pe_bench.plot.labels import fitting
+from pe_bench.plot.placing import (
+    apply_scale,
+    keep_apart,
+    lines_height,
+    place_axes,
+    place_text,
+    spread_apart,
+)
+from pe_bench.plot.scale import Scale, scale_of_lengths, scale_of_ratios, tick_labels
 from pe_bench.plot.style import DASHES, FONT, GREY, LEFT, WIDTH, Style, styles_of
 
 PANEL_WIDTH, PANEL_HEIGHT = 6.4, 3.6  # inches
 NAME_HEIGHT = 0.17  # inches
-LONGEST_NAME = 36  # characters
-TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 200, 500, 1000, 2000, 5000)
-MARGIN = 1.15  # of the y axis, times the lowest and the highest
+TICK_GAP = 36  # points between the middles of two lengths
+MAX_NAME = 36  # characters
 
 
 @dataclass(frozen=True)
@@ -69,44 +75,38 @@ def draw(curves: Sequence[Curve], reference: str, title: str) -> Figure:
             markersize=4,
         )
     axes.axhline(1.0, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
-    _set_scales(axes, curves)
+    x = scale_of_lengths([length for curve in curves for length in curve.lengths])
+    y = scale_of_ratios([ratio for curve in curves for ratio in curve.relative])
+    _set_axes(axes, curves, x, y)
     axes.set_xlabel("length (tokens)")
     axes.set_ylabel(f"time, relative to {reference}, log scale")
-    _name_curves(axes, curves, styles)
+    _name_curves(axes, curves, styles, y, 72 * height)
     return figure
 
 
-def _set_scales(axes: Axes, curves: Sequence[Curve]) -> None:
-    lengths = sorted({length for curve in curves for length in curve.lengths})
-    levels = [level for curve in curves for level in curve.relative]
-    low, high = min(1.0, *levels) / MARGIN, max(1.0, *levels) * MARGIN
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(lengths[0] / 1.1, lengths[-1] * 1.1)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    axes.xaxis.set_major_locator(FixedLocator(lengths))
-    axes.xaxis.set_major_formatter(FixedFormatter([f"{length:,}" for length in lengths]))
-    ticks = [tick for tick in TICKS if low <= tick <= high]
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
-    axes.yaxis.set_major_formatter(FixedFormatter([plain(tick) for tick in ticks]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
+def _set_axes(axes: Axes, curves: Sequence[Curve], x: Scale, y: Scale) -> None:
+    lengths = sorted({length for curve in curves for length in curve.lengths}, reverse=True)
+    places = [72 * PANEL_WIDTH * x.share(length) for length in lengths]
+    numbered = keep_apart(lengths, places, TICK_GAP)
+    apply_scale(axes, "x", x, lengths, [f"{length:,}" if length in numbered else "" for length in lengths])
+    apply_scale(axes, "y", y, y.ticks(), tick_labels(y.ticks()))
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _name_curves(axes: Axes, curves: Sequence[Curve], styles: dict[str, Style]) -> None:
-    """The names right of the panel, each as near as can be to where its curve ends."""
-    names = fitting([curve.label for curve in curves], LONGEST_NAME)
-    width, height = in_points(axes, axes.get_xlim()[1], axes.get_ylim()[1])
-    wanted = np.array([in_points(axes, curve.lengths[-1], curve.relative[-1])[1] for curve in curves])
+def _name_curves(
+    axes: Axes, curves: Sequence[Curve], styles: Mapping[str, Style], y: Scale, height: float
+) -> None:
+    """Write the names right of the panel, each as near as can be to where its curve ends."""
+    names = fitting([curve.label for curve in curves], MAX_NAME)
+    wanted = np.array([height * y.share(curve.relative[-1]) for curve in curves])
     gap = min(1.3 * FONT, NAME_HEIGHT * 72)
     for curve, place in zip(curves, spread_apart(wanted, gap, height), strict=True):
         colour = styles[curve.label].colour
         axes.annotate(
-            f"{names[curve.label]} {plain(curve.relative[-1])}",
+            f"{names[curve.label]} {curve.relative[-1]:.3g}",
             (curve.lengths[-1], curve.relative[-1]),
-            xytext=(1 + FONT / width, place / height),
+            xytext=(1 + FONT / (72 * PANEL_WIDTH), place / height),
             textcoords="axes fraction",
             va="center",
             color=colour,

@@ -1,34 +1,45 @@
-"""What a table has to show, without how it looks: curves over context length, or over position."""
+"""What tables have to show: curves over context length or over position, and the axes they are drawn on.
+
+The PNG and the page draw the same charts: what lies where on an axis, which values get a tick, and where
+names stand is decided here.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from textwrap import fill
+from typing import Literal
 
 import numpy as np
 
+from pe_bench.plot.placing import keep_apart, spread_apart
+from pe_bench.plot.scale import Scale, scale_of_changes, scale_of_lengths, scale_of_levels
 from pe_bench.report.statistics import break_point, student_interval
 from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
 
-SMALLEST_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
-TITLE_LINE = 100  # characters
+MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
+VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
+MAX_TITLE = 100  # characters
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
+
+View = Literal["levels", "change"]
 
 
 @dataclass(frozen=True)
 class Point:
-    """Bits per byte at a length or position; low and high: its 95 % interval, infinite for one seed.
+    """A value at a length or position; low and high: its 95 % interval, infinite where that is not known.
 
-    of: what it was scored on, and by how many seeds; other levels are of other text or other models.
+    scored_on: the targets and the number of seeds; other values are of other text or other models.
     """
 
     x: float
-    level: float
-    low: float
-    high: float
-    of: str = ""
+    value: float
+    low: float = -np.inf
+    high: float = np.inf
+    scored_on: str = ""
     uses_context: bool = False
 
 
@@ -43,101 +54,201 @@ class Curve:
     @property
     def segments(self) -> list[list[Point]]:
         """The points of one set of targets and seeds after the other: between them the curve is broken."""
-        return [list(points) for _, points in groupby(self.points, key=lambda point: point.of)]
+        return [list(points) for _, points in groupby(self.points, key=lambda point: point.scored_on)]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves, best first, with what stands on their axes; order: by what they were ordered.
+    """Curves in the order of their table; order: what that follows.
 
-    ticks: of the x axis. ends: where a whole curve ends. smallest_span: of the y axis, in bits per byte.
+    values: levels or changes in bits per byte. lengths: ticks of the x axis. end: where a whole curve ends.
+    margin: of the verdicts, in bits per byte.
     """
 
     title: str
     curves: tuple[Curve, ...]
-    ticks: tuple[int, ...]
-    ends: float
+    values: View
+    lengths: tuple[int, ...]
+    end: float
     train_length: int
     x_label: str
     order: str
-    smallest_span: float
+    margin: float
 
     @property
-    def levels(self) -> np.ndarray:
-        """All bits per byte, float64 [n]."""
-        return np.array([point.level for curve in self.curves for point in curve.points])
+    def points(self) -> list[Point]:
+        return [point for curve in self.curves for point in curve.points]
+
+    @cached_property
+    def x(self) -> Scale:
+        """The axis of lengths or positions; the training length is in it."""
+        return scale_of_lengths([*(point.x for point in self.points), self.train_length])
+
+    @cached_property
+    def y(self) -> Scale:
+        """The axis of values, which never spans less than ten margins."""
+        values = np.array([point.value for point in self.points])
+        bands = np.array([edge for point in self.points for edge in (point.low, point.high)])
+        if self.values == "change":
+            return scale_of_changes(values, bands, self.margin, MIN_SPAN * self.margin)
+        return scale_of_levels(values, bands, MIN_SPAN * self.margin)
+
+    @property
+    def y_label(self) -> str:
+        if self.values == "change":
+            return f"change against {self.train_length}, bits per byte (+ is worse)"
+        return f"bits per byte{', log scale' if self.y.shape == 'log' else ''} (lower is better)"
+
+    @cached_property
+    def has_visible_band(self) -> bool:
+        known = [point for point in self.points if np.isfinite(point.low) and np.isfinite(point.high)]
+        return any(self.y.share(point.high) - self.y.share(point.low) > VISIBLE_BAND for point in known)
+
+    def numbered(self, width: float, gap: float) -> list[int]:
+        """Return the lengths whose numbers are `gap` apart on an axis of some width.
+
+        The training length is the first to get its number, then the others from the longest on.
+        """
+        inside = [length for length in self.lengths if self.x.low <= length <= self.x.high]
+        wanted = sorted(inside, key=lambda length: (length != self.train_length, -length))
+        return keep_apart(wanted, [width * self.x.share(length) for length in wanted], gap)
+
+    def name_places(self, height: float, gap: float) -> list[tuple[float, float]]:
+        """Return where the curves' names stand, in shares of the width and in units from the foot.
+
+        Each is as near as can be to where its curve ends, and all are `gap` apart in a panel of some height.
+        """
+        if not self.curves:
+            return []
+        ends = [self.last_place(curve) for curve in self.curves]
+        heights = spread_apart(np.array([height * y for _, y in ends]), gap, height)
+        return [
+            (x if self._ends_early(curve) else 1.0, float(place))
+            for curve, (x, _), place in zip(self.curves, ends, heights, strict=True)
+        ]
+
+    def last_place(self, curve: Curve) -> tuple[float, float]:
+        """Return the shares of width and height where a curve ends; the right foot where it has no number."""
+        if not curve.points:
+            return 1.0, 0.0
+        return self.x.share(curve.points[-1].x), self.y.share(curve.points[-1].value)
+
+    def remark(self, curve: Curve) -> str:
+        """Return what a name adds where a curve ends early or has no point."""
+        if not curve.points:
+            return f"(none past {self.train_length})" if self.values == "change" else "(no number)"
+        return f"(to {curve.points[-1].x:.0f})" if self._ends_early(curve) else ""
+
+    def _ends_early(self, curve: Curve) -> bool:
+        return bool(curve.points) and curve.points[-1].x != self.end
 
 
-def charts_of(table: Table, tables: Sequence[Table]) -> list[Chart]:
-    """The chart over context length, and the one over position where any line has positions.
+def charts_of(tables: Sequence[Table], values: View = "levels") -> list[list[Chart]]:
+    """Return the charts of each table: one over context length, and one over position where it has any.
 
-    tables: all that are drawn, from which the titles tell this one apart.
+    Tables of several protocols have the same curves over position; those are in the first one's charts only.
     """
+    known: set[tuple[object, ...]] = set()
+    found = []
+    for table in tables:
+        settings = _setting_among(table, tables)
+        charts = [_chart_over_length(table, _wrap_title(table) + settings, values)]
+        positions = tuple((line.label, line.positions) for line in table.lines if line.positions)
+        if positions and positions not in known:
+            known.add(positions)
+            by_position = replace(table, group=replace(table.group, protocol="positions", stride_rule=""))
+            charts.append(_chart_over_position(table, f"{_wrap_title(by_position)}{settings}\n{NO_VERDICT}"))
+        found.append(charts)
+    return found
+
+
+def _setting_among(table: Table, tables: Sequence[Table]) -> str:
+    """Return the settings' hash for a title that another table shares."""
     alike = [other for other in tables if other.title == table.title]
-    settings = f", settings {table.group.setting[:8]}" if len(alike) > 1 else ""
-    charts = [_over_length(table, _title(table) + settings)]
-    if any(line.positions for line in table.lines):
-        by_position = replace(table, group=replace(table.group, protocol="positions", stride_rule=""))
-        charts.append(_over_position(table, f"{_title(by_position)}{settings}\n{NO_VERDICT}"))
-    return charts
+    return f", settings {table.group.setting[:8]}" if len(alike) > 1 else ""
 
 
-def _over_length(table: Table, title: str) -> Chart:
+def _chart_over_length(table: Table, title: str, values: View) -> Chart:
     return Chart(
         title=title,
-        curves=tuple(_length_curve(line, table) for line in table.lines),
-        ticks=table.lengths,
-        ends=table.lengths[-1],
+        curves=tuple(_length_curve(line, table, values) for line in table.lines),
+        values=values,
+        lengths=tuple(
+            length for length in table.lengths if values == "levels" or length >= table.group.train_length
+        ),
+        end=table.lengths[-1],
         train_length=table.group.train_length,
         x_label="context length (tokens)",
-        order=_order(table),
-        smallest_span=SMALLEST_SPAN * table.margin,
+        order=_describe_order(table),
+        margin=table.margin,
     )
 
 
-def _over_position(table: Table, title: str) -> Chart:
+def _chart_over_position(table: Table, title: str) -> Chart:
     curves = tuple(_position_curve(line) for line in table.lines if line.positions)
     places = [point.x for curve in curves for point in curve.points] or [table.group.train_length]
     return Chart(
         title=title,
         curves=curves,
-        ticks=_powers_of_two(places, table.group.train_length),
-        ends=max(places),
+        values="levels",
+        lengths=_powers_of_two(places, table.group.train_length),
+        end=max(places),
         train_length=table.group.train_length,
         x_label="position of the token (tokens before it)",
-        order=_order(table),
-        smallest_span=SMALLEST_SPAN * table.margin,
+        order=_describe_order(table),
+        margin=table.margin,
     )
 
 
-def _title(table: Table) -> str:
-    """In two lines, or more where they are long."""
+def _wrap_title(table: Table) -> str:
+    """Return the title in two lines, or more where they are long."""
     lines = table.title.replace(", trained", "\ntrained").splitlines()
-    return "\n".join(fill(line, TITLE_LINE, break_long_words=False) for line in lines)
+    return "\n".join(fill(line, MAX_TITLE, break_long_words=False) for line in lines)
 
 
-def _order(table: Table) -> str:
+def _describe_order(table: Table) -> str:
     if table.ranked_at is None:
         return "Row by row as the table is"
     return f"Best first, row by row, by bits per byte at context length {table.ranked_at}"
 
 
-def _length_curve(line: Line, table: Table) -> Curve:
-    points = {
-        length: _point(length, cell.levels, f"{cell.target_hash} {len(cell.levels)}", _uses_context(cell))
-        for length, cell in sorted(line.cells.items())
-        if _is_finite(cell.levels)
-    }
+def _length_curve(line: Line, table: Table, values: View) -> Curve:
+    points = {int(point.x): point for point in _points(line, table.group.train_length, values)}
     verdicts = {length: cell.verdict for length, cell in line.cells.items()}
     broken_at = break_point(verdicts, table.group.train_length)
     return Curve(line.label, tuple(points.values()), points.get(broken_at) if broken_at else None)
 
 
-def _position_curve(line: Line) -> Curve:
-    positions = [
-        position for position in line.positions if position.context > 0 and _is_finite(position.levels)
+def _points(line: Line, train_length: int, values: View) -> list[Point]:
+    """Return levels at all lengths, or changes from the training length on: below it less context costs."""
+    scored = [cell for _, cell in sorted(line.cells.items()) if _is_finite(cell.levels)]
+    if values == "levels":
+        return [
+            _mean_point(cell.length, cell.levels, _scored_on(cell), _uses_context(cell)) for cell in scored
+        ]
+    changed = [
+        Point(
+            cell.length,
+            cell.change,
+            cell.interval.low if cell.interval else -np.inf,
+            cell.interval.high if cell.interval else np.inf,
+            _scored_on(cell),
+            _uses_context(cell),
+        )
+        for cell in scored
+        if cell.change is not None and cell.length >= train_length
     ]
-    return Curve(line.label, tuple(_point(position.context, position.levels) for position in positions))
+    trained = [cell for cell in scored if cell.length == train_length and cell.change is None]
+    return [Point(train_length, 0.0, scored_on=_scored_on(cell)) for cell in trained if changed] + changed
+
+
+def _position_curve(line: Line) -> Curve:
+    known = [place for place in line.positions if place.context > 0 and _is_finite(place.levels)]
+    return Curve(line.label, tuple(_mean_point(place.context, place.levels) for place in known))
+
+
+def _scored_on(cell: Cell) -> str:
+    return f"{cell.target_hash} {len(cell.levels)}"
 
 
 def _uses_context(cell: Cell) -> bool:
@@ -148,12 +259,12 @@ def _is_finite(levels: Sequence[float]) -> bool:
     return bool(levels) and bool(np.all(np.isfinite(levels)))
 
 
-def _point(x: float, levels: Sequence[float], of: str = "", uses_context: bool = False) -> Point:
+def _mean_point(x: float, levels: Sequence[float], scored_on: str = "", uses_context: bool = False) -> Point:
     values = np.array(levels)
-    return Point(x, float(values.mean()), *student_interval(values), of, uses_context)
+    return Point(x, float(values.mean()), *student_interval(values), scored_on, uses_context)
 
 
 def _powers_of_two(places: Sequence[float], train_length: int) -> tuple[int, ...]:
-    """Those between the first and the last place, and the training length."""
+    """Return those between the first and the last place, and the training length."""
     first, last = np.ceil(np.log2(min(places))), np.floor(np.log2(max(places)))
     return tuple(sorted({train_length, *(2**power for power in range(max(0, int(first)), int(last) + 1))}))

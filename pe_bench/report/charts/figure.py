@@ -8,29 +8,31 @@ from matplotlib.figure import Figure
 
 from pe_bench.plot.file import save_picture
 from pe_bench.plot.style import WIDTH, styles_of
-from pe_bench.report.charts.curves import charts_of
+from pe_bench.report.charts.curves import View, charts_of
 from pe_bench.report.charts.grid import Grid
 from pe_bench.report.charts.panel import Panel
 from pe_bench.report.tables.build import Table
 
-MOST_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of its own
+MAX_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of its own
 BETWEEN = 0.45  # inches between two charts
 
 
-def plot_tables(tables: Sequence[Table], path: Path) -> None:
+def plot_tables(tables: Sequence[Table], path: Path, values: View = "levels") -> None:
     """Draw `tables` into the file `path`; its suffix is the format.
 
     Raises `UserError` for another suffix than .png, .svg or .pdf and for a missing folder.
     """
-    save_picture(lambda: draw(tables), path)
+    save_picture(lambda: draw(tables, values), path)
 
 
-def draw(tables: Sequence[Table]) -> Figure:
-    """A figure with the tables' charts, one below the other."""
-    charts = [chart for table in tables for chart in charts_of(table, tables)]
-    few = [chart for chart in charts if len(chart.curves) <= MOST_IN_A_PANEL]
-    styles = styles_of(curve.label for chart in few for curve in chart.curves)
-    parts = [Panel(chart, styles) if chart in few else Grid(chart) for chart in charts]
+def draw(tables: Sequence[Table], values: View = "levels") -> Figure:
+    """Return a figure with the tables' charts, one below the other."""
+    charts = [chart for of_table in charts_of(tables, values) for chart in of_table]
+    styles = styles_of(curve.label for chart in charts for curve in chart.curves)
+    parts = [
+        Panel(chart, styles) if len(chart.curves) <= MAX_IN_A_PANEL else Grid(chart, styles)
+        for chart in charts
+    ]
     height = sum(part.height for part in parts) + BETWEEN * (len(parts) - 1)
     figure = Figure(figsize=(WIDTH, height))
     FigureCanvasAgg(figure)

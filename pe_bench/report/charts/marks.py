@@ -1,4 +1,4 @@
-"""What is drawn of a curve, alike in one panel and in a grid of them."""
+"""What is drawn of a chart, alike in one panel and in a grid of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,18 +6,40 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from pe_bench.plot.placing import apply_scale
+from pe_bench.plot.scale import tick_labels
 from pe_bench.plot.style import DASHES, GREY, Style
-from pe_bench.report.charts.axes import Scale
 from pe_bench.report.charts.curves import Chart, Curve, Point
 
-BEYOND = "^"
+BROKEN = "#B3261E"
+MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 
 
-def draw_curve(axes: Axes, curve: Curve, style: Style, **looks: Any) -> None:
-    """The curve with its bands, broken where the targets change: levels on either side are of other text."""
+def draw_axes(axes: Axes, chart: Chart, width: float, gap: float, max_ticks: int) -> None:
+    """Set both axes; numbers of lengths are `gap` points apart on a panel of some width in points."""
+    numbered = chart.numbered(width, gap)
+    lengths = [str(length) if length in numbered else "" for length in chart.lengths]
+    apply_scale(axes, "x", chart.x, chart.lengths, lengths)
+    ticks = chart.y.ticks(max_ticks)
+    apply_scale(axes, "y", chart.y, ticks, tick_labels(ticks, signed=chart.values == "change"))
+    axes.spines[["top", "right"]].set_visible(False)
+    if chart.values == "change":
+        axes.axhspan(-chart.margin, chart.margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
+
+
+def draw_curve(axes: Axes, curve: Curve, style: Style, linewidth: float, markersize: float) -> None:
+    """Draw the curve with its bands, broken where the targets change: beyond are levels of other text."""
     for points in curve.segments:
-        x, levels = [point.x for point in points], [point.level for point in points]
-        axes.plot(x, levels, color=style.colour, marker=style.marker, linestyle=style.stroke, **looks)
+        x, values = [point.x for point in points], [point.value for point in points]
+        axes.plot(
+            x,
+            values,
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.stroke,
+            linewidth=linewidth,
+            markersize=markersize,
+        )
         low, high = np.array([[point.low, point.high] for point in points]).T
         if np.any(np.isfinite(low)):
             known = np.isfinite(low).tolist()
@@ -29,46 +51,33 @@ def mark_training_length(axes: Axes, length: int, width: float) -> None:
 
 
 def mark_context_use(axes: Axes, curve: Curve, colour: str, size: float) -> None:
-    """A ring around each point where the controls say that the far context is used."""
-    _mark(axes, [point for point in curve.points if point.uses_context], "o", colour, size, hollow=True)
+    """Draw a ring around each point where the controls say that the far context is used."""
+    ringed = [point for point in curve.points if point.uses_context]
+    _mark(axes, ringed, marker="o", markersize=size, markerfacecolor="none", markeredgecolor=colour)
 
 
-def mark_beyond(axes: Axes, points: Sequence[Point], colour: str, size: float) -> None:
-    """A mark at the panel's upper edge for each level that lies above it."""
-    _mark(axes, points, BEYOND, colour, size)
+def mark_break_point(axes: Axes, curve: Curve, size: float) -> None:
+    broken = [curve.broken_at] if curve.broken_at else []
+    _mark(
+        axes, broken, marker="X", markersize=size, color=BROKEN, markeredgecolor="white", markeredgewidth=0.5
+    )
 
 
-def mark_break_point(axes: Axes, curve: Curve, colour: str, size: float) -> None:
-    _mark(axes, [curve.broken_at] if curve.broken_at else [], "X", colour, size)
-
-
-def notes_on_marks(chart: Chart, scale: Scale) -> list[str]:
-    """What bands and rings mean, where there are any."""
-    points = [point for curve in chart.curves for point in curve.points]
+def notes_on_marks(chart: Chart) -> list[str]:
+    """Return what bands and rings mean, where any is seen."""
     notes = []
-    if any(np.isfinite(point.low) for point in points):
-        notes.append("Bands: the 95 % interval of the mean over seeds.")
-    if any(point.uses_context for point in points):
+    if chart.has_visible_band:
+        what = "change, over documents and seeds" if chart.values == "change" else "mean over seeds"
+        notes.append(f"Bands: the 95 % interval of the {what}.")
+    if any(point.uses_context for point in chart.points):
         notes.append("Ringed: uses the context beyond the training length.")
-    if any(point.level > scale.high for point in points):
-        notes.append("Triangles: levels beyond the axis; the highest is written out.")
+    if chart.values == "change":
+        beyond = "; beyond it the axis is logarithmic" if chart.y.shape == "asinh" else ""
+        notes.append(f"Grey: within the margin of {chart.margin:g}, where a change holds{beyond}.")
     return notes
 
 
-def _mark(
-    axes: Axes, points: Sequence[Point], marker: str, colour: str, size: float, hollow: bool = False
-) -> None:
-    """Marks on points, at the panel's upper edge for those above it."""
+def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
     if points:
-        axes.plot(
-            [point.x for point in points],
-            [min(point.level, axes.get_ylim()[1]) for point in points],
-            linestyle="none",
-            marker=marker,
-            markersize=size,
-            markerfacecolor="none" if hollow else colour,
-            markeredgecolor=colour,
-            markeredgewidth=0.9 if hollow else 0,
-            clip_on=False,
-            zorder=3,
-        )
+        x, values = [point.x for point in points], [point.value for point in points]
+        axes.plot(x, values, linestyle="none", clip_on=False, zorder=3, **style)

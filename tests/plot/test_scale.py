@@ -1,0 +1,133 @@
+"""Axes: their limits and shapes, their ticks, and that one rule holds for every picture."""
+
+import numpy as np
+import pytest
+
+from pe_bench.plot.scale import (
+    Scale,
+    scale_of_changes,
+    scale_of_lengths,
+    scale_of_levels,
+    scale_of_ratios,
+    tick_labels,
+)
+
+NO_BANDS = np.array([])
+
+
+def levels(*values: float) -> Scale:
+    return scale_of_levels(np.array(values), NO_BANDS, 0.1)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        levels(2.0, 2.0),
+        levels(4.486, 4.49),
+        levels(2.0, 5.9),
+        levels(1e-4, 30.0),
+        levels(0.0, 1e6),
+        levels(1.5, 12.0),
+        levels(2.0, 9e9),
+        scale_of_changes(np.array([0.003]), NO_BANDS, 0.01, 0.1),
+        scale_of_changes(np.array([-0.06, 3.3]), NO_BANDS, 0.01, 0.1),
+        scale_of_changes(np.array([-900.0, 900.0]), NO_BANDS, 0.01, 0.1),
+        scale_of_ratios([1.0, 1.001]),
+        scale_of_ratios([0.9, 1.3]),
+        scale_of_ratios([0.5, 3000.0]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("maximum", [5, 7, 9])
+def test_every_axis_has_several_ticks_within_it_and_labels_that_differ(scale: Scale, maximum: int) -> None:
+    ticks = scale.ticks(maximum)
+    assert 3 <= len(ticks) <= maximum
+    assert ticks == sorted(ticks)
+    assert all(scale.low <= tick <= scale.high for tick in ticks)
+    assert len(set(tick_labels(ticks))) == len(ticks)
+
+
+@pytest.mark.parametrize("values", [(4.486, 4.49), (2.5, 2.505), (2.5, 2.5)])
+def test_an_axis_of_levels_spans_ten_margins_at_least(values: tuple[float, float]) -> None:
+    for margin in (0.01, 0.05):
+        scale = scale_of_levels(np.array(values), NO_BANDS, 10 * margin)
+        assert scale.high - scale.low >= 10 * margin
+        assert scale.low < min(values) and max(values) < scale.high
+
+
+def test_an_axis_of_changes_spans_ten_margins_and_has_zero_in_it() -> None:
+    scale = scale_of_changes(np.array([0.003, 0.004]), NO_BANDS, 0.01, 0.1)
+    assert scale.shape == "linear"
+    assert scale.high - scale.low >= 0.1
+    assert scale.low < 0 < 0.004 < scale.high
+
+
+def test_levels_more_than_fourfold_are_logarithmic() -> None:
+    assert [levels(2.0, 7.9).shape, levels(2.0, 8.1).shape] == ["linear", "log"]
+    assert levels(0.05, 8.0).shape == "linear", "what is as good as nothing is not magnified"
+    assert scale_of_levels(np.array([0.2, 0.9]), NO_BANDS, 5.0).shape == "linear", "within ten margins"
+
+
+def test_an_axis_without_values_is_drawn_too() -> None:
+    assert levels() == Scale(0.0, 1.0)
+
+
+def test_a_change_beyond_ten_margins_makes_the_axis_logarithmic_beyond_one() -> None:
+    scale = scale_of_changes(np.array([0.02, 3.0]), NO_BANDS, 0.01, 0.1)
+    assert (scale.shape, scale.linear_width) == ("asinh", 0.01)
+    assert scale.share(0.02) - scale.share(0.0) > 0.15
+    assert tick_labels(scale.ticks(), signed=True) == [
+        "0.00",
+        "+0.01",
+        "+0.03",
+        "+0.10",
+        "+0.30",
+        "+1.00",
+        "+3.00",
+    ]
+
+
+def test_bands_widen_an_axis_by_a_quarter_at_most() -> None:
+    bands = np.array([-50.0, 50.0, np.inf, -np.inf])
+    scale = scale_of_levels(np.array([2.0, 3.0]), bands, 0.1)
+    assert 1.6 < scale.low < 1.75 + 1e-9
+    assert 3.25 - 1e-9 < scale.high < 3.4
+
+
+def test_lengths_are_logarithmic_and_stay_inside() -> None:
+    scale = scale_of_lengths([32, 128, 512])
+    assert scale.share(128) == pytest.approx(0.5)
+    assert 0 < scale.share(32) < scale.share(512) < 1
+    assert scale_of_lengths([128]).share(128) == pytest.approx(0.5)
+
+
+def test_matplotlib_puts_values_where_the_scale_does() -> None:
+    """The page computes places by `share`, the PNG lets matplotlib do it."""
+    from matplotlib.figure import Figure
+
+    from pe_bench.plot.placing import apply_scale
+
+    for scale in (Scale(1, 3), Scale(1, 300, "log"), Scale(-1, 30, "asinh", 0.01)):
+        axes = Figure().add_subplot()
+        apply_scale(axes, "y", scale, [1, 2], ["1", "2"])
+        for value in (1.0, 1.7, 2.9):
+            place = axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1]
+            assert place == pytest.approx(scale.share(value))
+
+
+@pytest.mark.parametrize(
+    ("ticks", "labels"),
+    [
+        ([4.486, 4.488, 4.49], ["4.486", "4.488", "4.490"]),
+        ([1.5, 2.0, 10.0], ["1.5", "2.0", "10.0"]),
+        ([1.0, 10.0], ["1", "10"]),
+        ([0.1 + 0.2, 0.6], ["0.3", "0.6"]),
+        ([1.0, 3e9], ["1", "3e+09"]),
+    ],
+)
+def test_labels_of_an_axis_have_the_same_number_of_decimals(ticks: list[float], labels: list[str]) -> None:
+    assert tick_labels(ticks) == labels
+
+
+def test_labels_of_changes_have_a_sign_but_zero() -> None:
+    assert tick_labels([-0.1, 0.0, 0.1], signed=True) == ["-0.1", "0.0", "+0.1"]
