@@ -389,6 +389,21 @@ def test_a_damaged_library_is_made_again(unbuilt: Path) -> None:
 
 
 @here
+def test_no_library_is_loaded_that_another_user_could_have_written(
+    unbuilt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build.kernel().library is not None
+    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
+    library.write_bytes(b"code of theirs")
+    library.parent.chmod(0o777)
+    build.kernel.cache_clear()
+    assert build.kernel().library is not None  # compiled again, in a private folder
+    assert library.read_bytes() == b"code of theirs"
+    assert f"can change {library.parent.resolve()}" in capsys.readouterr().err
+    build.kernel.cache_clear()
+
+
+@here
 def test_a_kernel_that_computes_wrongly_is_not_used(
     unbuilt: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,7 +8,9 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system.cache import cache_root, cached_folder, key_of
 from pe_bench.system.machine import processor_facts
+from pe_bench.system.private import writable_by_others
+from pe_bench.system.terminal import say
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "kernel.cpp"
@@ -80,7 +84,8 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
         digests = [_digest(path) for path in (source, *(FOLDER / name for name in HEADERS))]
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
         make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
-        return Kernel(_loaded(partial(cached_folder, cache_root(None) / "kernel", key, make)), version)
+        with _private_folder(key) as folder:
+            return Kernel(_loaded(partial(cached_folder, folder, key, make)), version)
     except subprocess.CalledProcessError as error:
         return Kernel(None, f"{compiler} failed: {_complaint(error)}")
     except (OSError, subprocess.TimeoutExpired, UserError, RunError) as error:
@@ -117,6 +122,24 @@ def _loaded(find: Callable[[], Path]) -> ctypes.CDLL:
     except OSError:
         shutil.rmtree(folder)
         return ctypes.CDLL(str(find() / LIBRARY))
+
+
+@contextmanager
+def _private_folder(key: str) -> Iterator[Path]:
+    """Yield the folder of compiled kernels, or a temporary one where others could put their code into it."""
+    folder = cache_root(None) / "kernel"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shared = writable_by_others(folder / key / LIBRARY)
+    if shared is None:
+        yield folder
+        return
+    say(
+        f"warning: other users of this machine can change {shared}, so no compiled kernel is loaded from it: "
+        "take away their right to write (chmod go-w), or set PE_BENCH_CACHE to a private folder; until then "
+        "every command compiles the kernel again"
+    )
+    with tempfile.TemporaryDirectory(prefix="pe-bench-kernel-") as private:
+        yield Path(private)  # a loaded library outlives its file
 
 
 def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:
