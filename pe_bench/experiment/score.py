@@ -80,9 +80,9 @@ def score_encodings(
     for model in models:
         model.encoding.to(job.device)
     report_shortages(job)
-    labels = [other.label for other in others]
     subjects = [
-        replace(own, model=model, scored_with=label) for model, label in zip(models, labels, strict=True)
+        replace(own, model=model, scored_with=other.label, forced=other.forced)
+        for model, other in zip(models, others, strict=True)
     ]
     return [row for subject in (own, *subjects) for row in _rows(subject, job.plans, bars)]
 

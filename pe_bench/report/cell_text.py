@@ -1,5 +1,6 @@
 """The text of a table's cells, the same for the terminal, Markdown, LaTeX and the page."""
 
+from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
@@ -30,6 +31,17 @@ def pairs_text(line: Line, cell: Cell) -> str:
     """The number of seeds that are compared with the baseline, where it is not all of the line's."""
     interval = cell.baseline.interval if cell.baseline is not None else None
     return f" (n={interval.seeds})" if interval is not None and interval.seeds != line.seeds else ""
+
+
+def break_text(found: BreakPoint) -> str:
+    texts = {
+        "at": f"{found.length}",
+        "by": f"≤ {found.length}",
+        "unclear": f"none; unclear from {found.length}",
+        "none": f"none up to {found.length}",
+        "unknown": "unknown",
+    }
+    return texts[found.kind]
 
 
 def context_text(line: Line, question: str) -> str:

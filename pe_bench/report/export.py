@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pe_bench.report.cell_text import break_text
 from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
@@ -17,7 +18,8 @@ COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
     *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
     *("status", "reason", "seeds", "documents", "targets"),
-    *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict", "break_point"),
+    *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict"),
+    *("break_point", "holds_to", "breaks_at"),
     *("uses_context", "beats_window", "swap_gain", "swap_gain_low", "swap_gain_high"),
     *("window_gain", "window_gain_low", "window_gain_high"),
     *("baseline", "difference", "difference_low", "difference_high", "compared_seeds", "comparison"),
@@ -40,13 +42,19 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     ]
     # Whole numbers that may be missing: plain pandas would write 32.0.
     return pandas.DataFrame.from_records(records, columns=list(COLUMNS)).astype(
-        {"stride": "Int64", "compared_seeds": "Int64"}
+        dict.fromkeys(("stride", "compared_seeds", "holds_to", "breaks_at"), "Int64")
     )
 
 
 def _line_record(line: Line) -> dict[str, Any]:
-    names = ("encoding", "scored_with", "by", "run", "break_point", "parameters", "tokens_per_second")
-    return {name: getattr(line, name) for name in names}
+    names = ("encoding", "scored_with", "by", "run", "parameters", "tokens_per_second")
+    found = line.break_point
+    return {
+        **{name: getattr(line, name) for name in names},
+        "break_point": break_text(found),
+        "holds_to": found.holds_to,
+        "breaks_at": found.breaks_at,
+    }
 
 
 def _cell_record(cell: Cell) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from pe_bench.report.cell_text import (
+    break_text,
     change_text,
     context_text,
     level_text,
@@ -23,6 +24,7 @@ LATEX_SIGNS = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "<": "$<$",
     ">": "$>$",
+    "≤": r"$\leq$",
 }
 
 
@@ -89,7 +91,14 @@ def _row(line: Line, table: Table, controlled: bool) -> list[str]:
     questions = ("uses_context", "beats_window") if controlled else ()
     answers = [context_text(line, question).replace("\n", ", ") for question in questions]
     return [
-        *(line.label, *cells, *answers, line.break_point, str(line.seeds), f"{line.parameters:,}"),
+        *(
+            line.label,
+            *cells,
+            *answers,
+            break_text(line.break_point),
+            str(line.seeds),
+            f"{line.parameters:,}",
+        ),
         f"{line.tokens_per_second:,.0f}",
         *(memory_text(line, length) for length in table.lengths[-1:]),
     ]

@@ -15,6 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from pe_bench.report.cell_text import (
+    break_text,
     change_text,
     context_text,
     level_text,
@@ -96,7 +97,7 @@ def _columns(table: Table) -> list[Column]:
     return [
         *lengths,
         *(_context_columns() if controlled else []),
-        Column("break\npoint", lambda line: Text(line.break_point)),
+        Column("break\npoint", lambda line: Text(break_text(line.break_point))),
         Column("seeds", lambda line: Text(str(line.seeds))),
         Column("param-\neters", lambda line: Text(f"{line.parameters:,}")),
         Column("trained\ntokens/s", lambda line: Text(f"{line.tokens_per_second:,.0f}")),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_bench.errors import RunError
+from pe_bench.runs.old_rows import ADDED, with_added_columns
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL, printable
 from pe_bench.values import LARGEST
@@ -33,6 +34,8 @@ class Row:
     run: str
     encoding: str
     scored_with: str
+    forced: bool  # scored by --force, with an encoding that is not compatible with the trained one
+    knows_length: bool  # the encoding is given the final length of each text
     seed: int
     model: str
     setting: str  # hash of all of the run but its encoding and seed: rows that may be compared
@@ -41,6 +44,7 @@ class Row:
     protocol: str
     control: str
     stride: int | None  # of the sliding protocol, at this length
+    stride_rule: str  # of the sliding protocol: half (the length), or the number that eval.stride gives
     status: str  # ok, undefined, out_of_memory, too_few_documents
     reason: str
     nll: float | None
@@ -48,6 +52,7 @@ class Row:
     bits_per_byte: float | None
     context_mean: float | None
     targets: int
+    target_tokens: int | None  # in a target block of the paired protocol
     documents: int
     target_hash: str
     data: str
@@ -78,19 +83,19 @@ class Row:
         return (self.protocol, self.scored_with, self.control, self.length, self.target_hash, coarse)
 
 
-TOLD = "the encoding is told the length of the text"  # the remark of a row
-FORCED = " (forced)"  # ends what a row was scored with, where it may not follow what was trained
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
-KEY = ("run", "scored_with", "protocol", "control", "stride", "length", "target_hash", "score_dtype")
+HALF = "half"  # a stride rule
+KEY = ("run", "scored_with", "protocol", "control", "stride_rule", "length", "target_hash", "score_dtype")
 _KEY_OF = attrgetter(*KEY)
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 _VALUES_OF = attrgetter(*COLUMNS)
 _TYPES = typing.get_type_hints(Row)
 _MAY_BE_EMPTY = {name for name, kind in _TYPES.items() if type(None) in typing.get_args(kind)}
+_TRUTHS = {"True": True, "False": False}
 _WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
 _FORMULA = ("=", "+", "-", "@")  # begin what a spreadsheet computes
 _FILE_NAME = re.compile(r"[\w.+-]*")
-_IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype"}  # of scores
+_IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
 _AT_LEAST = {"train_length": 1, "length": 1}
 
 
@@ -134,29 +139,41 @@ def _spell(value: object) -> str:
 
 
 def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
-    found = next(reader, None)
-    if found is None:
+    columns = next(reader, None)
+    if columns is None:
         raise ValueError("it is empty")
-    if set(found) != set(COLUMNS):
-        odd = [f"no column {name}" for name in COLUMNS if name not in found]
-        odd += [f"an unknown column {name}" for name in found if name not in _TYPES]
+    missing = [name for name in COLUMNS if name not in columns]
+    odd = [f"an unknown column {name}" for name in columns if name not in _TYPES]
+    if odd or missing not in ([], [name for name in COLUMNS if name in ADDED]):
+        odd = [f"no column {name}" for name in missing] + odd
         raise RunError(
             f"{path} is not of this version of pe-bench ({', '.join(odd)}): "
             "delete it and score the run again, or use the version that wrote it"
         )
-    read = [(found.index(name), _reader(name)) for name in COLUMNS]
-    return [_parse(cells, read, reader.line_num) for cells in reader if cells]
+    lines = [_checked_line(cells, columns, reader.line_num) for cells in reader if cells]
+    if missing:
+        records = with_added_columns([dict(zip(columns, cells, strict=True)) for cells in lines])
+        columns, lines = list(COLUMNS), [[record[name] for name in COLUMNS] for record in records]
+    readers = [(columns.index(name), _reader(name)) for name in COLUMNS]
+    return [Row(*[value(cells[place]) for place, value in readers]) for cells in lines]
 
 
-def _parse(cells: list[str], read: Sequence[tuple[int, Callable[[str], Any]]], line: int) -> Row:
-    """read: the place and the reader of each column's cell, in the order of `Row`."""
-    if len(cells) != len(COLUMNS):
-        raise ValueError(f"line {line} does not have {len(COLUMNS)} cells")
-    return Row(*[value(cells[place]) for place, value in read])
+def _checked_line(cells: list[str], columns: Sequence[str], line: int) -> list[str]:
+    if len(cells) != len(columns):
+        raise ValueError(f"line {line} does not have {len(columns)} cells")
+    return cells
 
 
 def _reader(name: str) -> Callable[[str], Any]:
+    if _TYPES[name] is bool:
+        return partial(_truth, name=name)
     return partial(read_text if _TYPES[name] is str else _value, name=name)
+
+
+def _truth(text: str, name: str) -> bool:
+    if text not in _TRUTHS:
+        raise ValueError(f"{name} is {text!r:.60}, neither True nor False")
+    return _TRUTHS[text]
 
 
 def read_text(text: str, name: str) -> str:

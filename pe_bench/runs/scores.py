@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from pe_bench.errors import RunError
+from pe_bench.runs.old_rows import FORCED
+from pe_bench.runs.rows import Row
 from pe_bench.system.files import write_atomically
 
 ENOUGH_DOCUMENTS = 20  # for an interval over documents
@@ -191,6 +193,15 @@ def score_path(
         name += f"-{hashlib.sha256(scored_with.encode()).hexdigest()[:8]}"
     name += f"-{score_dtype}" if score_dtype != "float32" else ""
     return run / "scores" / f"{name}.safetensors"
+
+
+def score_file(run: Path, row: Row) -> Path:
+    """Return where the run in this folder keeps the scores behind a row."""
+    other = None
+    if row.scored_with != row.encoding:
+        other = row.scored_with + (FORCED if row.forced else "")
+    place = (row.protocol, row.length, row.control, row.target_hash)
+    return score_path(run, *place, other, row.stride, row.score_dtype)
 
 
 def save_scores(path: Path, scores: Scores) -> None:

@@ -94,7 +94,8 @@ def remark(plan: Plan, n_layers: int) -> str:
     if plan.limit is None:
         return ""
     reach = n_layers * (plan.limit - 1) + 1
-    return f"each of {n_layers} layers sees {plan.limit} tokens, so information travels up to {reach}"
+    layers = f"each of {n_layers} layers attends to {plan.limit} tokens"
+    return f"{layers}, so information can still travel up to {reach}"
 
 
 def is_windowed(encoding: PositionalEncoding, n_layers: int, length: int) -> bool:

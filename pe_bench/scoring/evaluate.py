@@ -10,8 +10,8 @@ from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
-from pe_bench.runs.rows import TOLD, Row, read_rows, write_rows
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_path
+from pe_bench.runs.rows import Row, read_rows, write_rows
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_file
 from pe_bench.scoring.controls import remark
 from pe_bench.scoring.protocols import (
     Plan,
@@ -37,6 +37,7 @@ class Subject:
     label: str
     scored_with: str  # the label of the encoding in `model`, where that is not the run's own
     tokens_per_second: float
+    forced: bool = False  # `scored_with` is not compatible with what was trained
 
 
 def evaluate(subject: Subject, evaluation: EvalConfig, plans: Sequence[Plan], watch: Watcher) -> list[Row]:
@@ -79,16 +80,10 @@ def _is_scored(run: Path, row: Row | None) -> bool:
     if row.status != "ok":
         return True
     try:
-        load_scores(_path(run, row))
+        load_scores(score_file(run, row))
     except RunError:
         return False
     return True
-
-
-def _path(run: Path, row: Row) -> Path:
-    other = row.scored_with if row.scored_with != row.encoding else None
-    of_targets = (row.protocol, row.length, row.control, row.target_hash)
-    return score_path(run, *of_targets, other, row.stride, row.score_dtype)
 
 
 def _with_scores(subject: Subject, plan: Plan, row: Row, found: Scored | Unscored) -> Row:
@@ -97,23 +92,16 @@ def _with_scores(subject: Subject, plan: Plan, row: Row, found: Scored | Unscore
         return replace(row, status=found.status, reason=found.reason)
     split = subject.data.validation
     scores = Scores(found.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
-    save_scores(_path(subject.run, row), scores)
+    save_scores(score_file(subject.run, row), scores)
     level = LEVEL_OF_PROTOCOL[row.protocol](scores)
     return replace(
         row,
-        reason=_remarks(subject, plan),
+        reason=remark(plan, subject.config.model.n_layers),
         nll=level.nll,
         perplexity=level.perplexity,
         bits_per_byte=level.bits_per_byte,
         peak_memory_mb=None if found.peak_memory_mb is None else round(found.peak_memory_mb, 1),
     )
-
-
-def _remarks(subject: Subject, plan: Plan) -> str:
-    """What a row with numbers says beside them."""
-    told = "prefix_consistent" not in subject.model.encoding.claims
-    remarks = [remark(plan, subject.config.model.n_layers), TOLD if told else ""]
-    return "; ".join(one for one in remarks if one)
 
 
 def _empty_row(subject: Subject, plan: Plan, score_dtype: str) -> Row:
@@ -123,6 +111,8 @@ def _empty_row(subject: Subject, plan: Plan, score_dtype: str) -> Row:
         run=subject.run.name,
         encoding=subject.label,
         scored_with=subject.scored_with,
+        forced=subject.forced,
+        knows_length="prefix_consistent" not in subject.model.encoding.claims,
         seed=config.seed,
         model=config.model.name,
         setting=subject.setting,
@@ -131,6 +121,7 @@ def _empty_row(subject: Subject, plan: Plan, score_dtype: str) -> Row:
         protocol=plan.protocol,
         control=plan.control,
         stride=plan.stride,
+        stride_rule=plan.stride_rule,
         status="ok",
         reason="",
         nll=None,
@@ -138,6 +129,7 @@ def _empty_row(subject: Subject, plan: Plan, score_dtype: str) -> Row:
         bits_per_byte=None,
         context_mean=plan.context_mean,
         targets=sum(window.targets for window in plan.windows),
+        target_tokens=plan.target_tokens,
         documents=plan.documents,
         target_hash=plan.target_hash,
         data=config.data.name,

@@ -29,7 +29,6 @@ from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.encodings.identity import encoding_identity, encoding_label, with_code_hashes
 from pe_bench.encodings.load import NOT_OPTIONS, build_encoding, find_class, options_of
 from pe_bench.errors import UserError, require
-from pe_bench.runs.rows import FORCED
 from pe_bench.scoring.compatibility import incompatibility
 from pe_bench.scoring.with_option import Spec, read_specs
 from pe_bench.system.terminal import say
@@ -53,6 +52,7 @@ class Other:
 
     label: str
     encoding: dict[str, Any]
+    forced: bool  # although it is not compatible with what was trained
 
 
 def read_with(texts: Sequence[str], folders: Sequence[Path] = (), force: bool = False) -> With:
@@ -98,7 +98,7 @@ def _other(encoding: dict[str, Any], trained: Config, search: Sequence[Path], fo
             "name in its YAML file"
         )
     _require_fit(label, encoding, trained, search)
-    return Other(label + (FORCED if reason else ""), encoding)
+    return Other(label, encoding, forced=reason is not None)
 
 
 def _is_own(encoding: dict[str, Any], trained: Config, search: Sequence[Path]) -> bool:

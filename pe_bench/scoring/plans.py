@@ -1,10 +1,11 @@
 """Which windows are scored at each length, and which lengths have too few documents."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
-from pe_bench.runs.rows import POSITIONS
+from pe_bench.runs.rows import HALF, POSITIONS
 from pe_bench.scoring.controls import control_plans
 from pe_bench.scoring.positions import position_plans
 from pe_bench.scoring.protocols import (
@@ -75,4 +76,6 @@ def _plans(
         yield from (nonoverlapping_plan(data, text, length) for length in lengths)
     else:
         strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
-        yield from (sliding_plan(data, text, length, strides[length]) for length in lengths)
+        rule = str(evaluation.stride or HALF)
+        for length in lengths:
+            yield replace(sliding_plan(data, text, length, strides[length]), stride_rule=rule)

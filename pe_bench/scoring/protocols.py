@@ -49,6 +49,7 @@ class Plan:
     windows: list[Window]
     target_hash: str
     stride: int | None = None
+    stride_rule: str = ""  # half of each length, or the number that eval.stride gives
     control: str = "none"
     limit: int | None = None
 
@@ -57,6 +58,11 @@ class Plan:
         """The mean number of tokens that a scored target sees."""
         contexts = sum(w.targets * (w.first + 1 + w.first + w.targets) / 2 for w in self.windows)
         return contexts / sum(w.targets for w in self.windows)
+
+    @property
+    def target_tokens(self) -> int | None:
+        """The size of a target block; None under the protocols that have none."""
+        return self.windows[0].targets if self.protocol == "paired" else None
 
     @property
     def documents(self) -> int:

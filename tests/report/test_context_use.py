@@ -132,7 +132,7 @@ def test_the_table_says_how_far_information_travels_under_the_window(tmp_path: P
     run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
     said = "each of 4 layers sees 128 tokens, so information travels up to 509"
     edit_rows(run, lambda row: replace(row, reason=said) if row.control == "window" else row)
-    assert f"under the window {said}" in printed(tmp_path)
+    assert f"window control: {said}" in printed(tmp_path)
 
 
 def test_a_table_without_controls_has_no_columns_for_them(tmp_path: Path) -> None:
@@ -260,16 +260,16 @@ def test_controls_on_other_targets_leave_the_answer_empty_with_the_reason(tmp_pa
     assert "cannot be judged: the controls at 512 were scored on other targets" in printed(tmp_path)
 
 
-def test_encodings_that_are_told_the_length_are_named(tmp_path: Path) -> None:
+def test_encodings_that_know_the_length_are_named(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", SENSITIVE)
-    told = "the encoding is told the length of the text"
-    run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8}, scored_with="yarn factor=auto", reason=told)
-    add_run(tmp_path, "rope", {512: 2.9}, scored_with="yarn factor=auto", control="window")
-    limited = "each of 4 layers sees 128 tokens"
-    edit_rows(run, lambda row: replace(row, reason=f"{limited}; {told}") if row.control == "window" else row)
+    yarn = {"scored_with": "yarn factor=auto", "knows_length": True}
+    run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8}, **yarn)
+    add_run(tmp_path, "rope", {512: 2.9}, control="window", **yarn)
+    limited = "each of 4 layers attends to 128 tokens"
+    edit_rows(run, lambda row: replace(row, reason=limited) if row.control == "window" else row)
     text = printed(tmp_path)
-    assert "told the length of each text: rope -> yarn factor=auto;" in text
-    assert f"under the window {limited}\n" in text
+    assert "knows each text's final length: rope -> yarn factor=auto;" in text
+    assert f"window control: {limited}\n" in text
 
 
 def test_what_a_scaling_does_at_a_quarter_is_no_use_of_context(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_gain_that_is_not_sure_is_not_called_none(tmp_path: Path) -> None:
 def test_a_quarter_that_is_too_short_for_the_targets_is_no_advice(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8})
     add_run(tmp_path, "rope", {512: 2.95}, control="swap")
-    edit_rows(run, lambda row: replace(row, context_mean=row.length - 16.5))
+    edit_rows(run, lambda row: replace(row, target_tokens=32))
     assert use_at(tmp_path).missing.endswith("which is too short for these targets")
 
 

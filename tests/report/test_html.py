@@ -16,6 +16,7 @@ from pe_bench.report.html.scale import scale_of_lengths, scale_of_levels, spread
 from pe_bench.report.html.style import COLOURS, STROKES, looks_of
 from pe_bench.report.html.table import break_order
 from pe_bench.report.legend import legend
+from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.build import build_tables
 from pe_bench.runs.provenance import Environment, RunRecord
 
@@ -276,17 +277,17 @@ def test_what_is_no_markup_is_text():
 @pytest.mark.parametrize(
     ("earlier", "later"),
     [
-        ("192", "512"),
-        ("by 192", "256"),
-        ("2048", "none, ? from 256"),
-        ("none, ? from 256", "none up to 256"),
-        ("none up to 256", "none up to 2048"),
+        (BreakPoint("at", 192), BreakPoint("at", 512)),
+        (BreakPoint("by", 192), BreakPoint("at", 256)),
+        (BreakPoint("at", 2048), BreakPoint("unclear", 256)),
+        (BreakPoint("unclear", 256), BreakPoint("none", 256)),
+        (BreakPoint("none", 256), BreakPoint("none", 2048)),
     ],
 )
 def test_break_points_sort_from_the_earliest_to_none(earlier, later):
     one, other = break_order(earlier), break_order(later)
     assert one is not None and other is not None and one < other
-    assert break_order("unknown") is None
+    assert break_order(BreakPoint()) is None
 
 
 def test_levels_far_apart_get_a_logarithmic_axis_and_round_ticks():

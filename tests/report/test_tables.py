@@ -13,23 +13,24 @@ import numpy as np
 import pytest
 import yaml
 from rich.console import Console
-from support.results import ROW, add_run, edit_rows, file_of
+from support.results import add_run, edit_rows, file_of
 
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import RunError, UserError
+from pe_bench.report.cell_text import break_text
 from pe_bench.report.export import to_frame
 from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.statistics import paired_interval
+from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.report.tables.build import Table, build_tables, run_table
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.selection import Selection
-from pe_bench.report.tables.strides import by_stride_rule
-from pe_bench.report.tables.verdicts import describe_break
 from pe_bench.report.text import render, show
-from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, save_scores
 
 FLAT = {64: 3.1, 128: 3.0, 256: 3.002, 512: 3.003}
+BROKEN = ("degrades", "fails")
 BREAKING = {64: 2.9, 128: 2.7, 256: 2.8, 512: 4.0}
 
 
@@ -80,13 +81,13 @@ def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) 
     assert {length: cell.verdict for length, cell in rope.cells.items()} == {
         64: "", 128: "", 256: "degrades", 512: "fails"
     }  # fmt: skip
-    assert (rope.break_point, alibi.break_point) == ("256", "none up to 512")
+    assert (rope.break_point.length, alibi.break_point.kind) == (256, "none")
 
 
 def test_holding_below_the_training_length_is_not_holding_past_it(tmp_path: Path) -> None:
     add_run(tmp_path, "learned", {64: 3.0, 128: 3.0, 256: None}, spread=0.001)
     line = line_of(only(tmp_path), "learned")
-    assert (line.cells[64].verdict, line.break_point) == ("", "unknown")
+    assert (line.cells[64].verdict, line.break_point.kind) == ("", "unknown")
 
 
 def test_the_training_length_has_no_change_of_its_own(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_the_training_length_has_no_change_of_its_own(tmp_path: Path) -> None:
 def test_an_infinite_score_fails(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: math.inf})
     line = line_of(only(tmp_path), "rope")
-    assert (line.cells[256].verdict, line.break_point) == ("fails", "256")
+    assert (line.cells[256].verdict, line.break_point.breaks_at) == ("fails", 256)
     assert "inf" in printed([only(tmp_path)])
 
 
@@ -264,7 +265,7 @@ def test_a_length_out_of_reach_shows_its_status_and_its_reason_once(tmp_path: Pa
         add_run(tmp_path, "learned", {128: 3.0, 256: None, 512: None}, seed=seed)
     table = only(tmp_path)
     line = line_of(table, "learned")
-    assert (line.cells[512].verdict, line.cells[512].bits_per_byte, line.break_point) == (
+    assert (line.cells[512].verdict, line.cells[512].bits_per_byte, line.break_point.kind) == (
         "undefined",
         None,
         "unknown",
@@ -505,6 +506,7 @@ def test_the_frame_is_long_and_keeps_what_is_unknown_empty(tmp_path: Path) -> No
     assert len(frame) == 6
     fails = frame.loc[("rope", 512)]
     assert (fails["verdict"], fails["break_point"], fails["seeds"]) == ("fails", "256", 1)
+    assert (fails["holds_to"], fails["breaks_at"]) == (128, 256)
     assert fails["change_low"] < fails["change"] < fails["change_high"]
     undefined = frame.loc[("learned", 256)]
     assert undefined["verdict"] == "undefined"
@@ -567,51 +569,6 @@ def test_strides_by_another_rule_are_another_table_with_changes_of_its_own(tmp_p
     assert "they differ in stride rule," in fixed.why
 
 
-def strided(*strides: tuple[int, int], run: str = "a") -> list[Row]:
-    """Rows of one run, each a (length, stride)."""
-    return [
-        replace(ROW, run=run, protocol="sliding", length=length, stride=stride) for length, stride in strides
-    ]
-
-
-def rules_of(*rows: Row) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for rule, row in by_stride_rule(rows):
-        found.setdefault(rule, []).append(row.length)
-    return {rule: sorted(lengths) for rule, lengths in found.items()}
-
-
-@pytest.mark.parametrize(
-    ("strides", "rules"),
-    [
-        ([(64, 32), (128, 64), (256, 128)], {"half": [64, 128, 256]}),
-        ([(1, 1), (2, 1), (3, 1)], {"half": [1, 2, 3]}),
-        ([(64, 32), (128, 32), (256, 32)], {"32": [64, 128, 256]}),
-        ([(64, 64), (128, 100), (256, 100)], {"100": [64, 128, 256]}),
-        ([(64, 64), (192, 96)], {"96": [64, 192]}),
-        ([(64, 64), (128, 128)], {"128": [64, 128]}),
-        ([(2, 1), (4, 2), (4, 1), (8, 4), (8, 1)], {"1": [2, 4, 8], "half": [2, 4, 8]}),
-        ([(64, 32), (64, 64), (128, 64), (256, 64)], {"64": [64, 128, 256], "half": [64, 128]}),
-        ([(128, 32), (128, 48), (256, 32), (256, 48)], {"32": [128, 256], "48": [128, 256]}),
-    ],
-)
-def test_the_rule_of_strides_is_told_from_the_rows(
-    strides: list[tuple[int, int]], rules: dict[str, list[int]]
-) -> None:
-    assert rules_of(*strided(*strides)) == rules
-
-
-def test_a_stride_beyond_the_lengths_is_named_by_the_run_that_shows_it(tmp_path: Path) -> None:
-    short, long = strided((64, 64), (128, 128)), strided((64, 64), (256, 256), (2048, 1000), run="b")
-    assert set(rules_of(*short, *long)) == {"1000"}
-    assert set(rules_of(*short, *strided((64, 64), (256, 256), run="b"))) == {"256"}
-
-
-def test_a_run_is_not_in_a_table_of_strides_that_only_another_run_used() -> None:
-    rows = by_stride_rule([*strided((128, 64), (256, 128)), *strided((128, 64), (256, 64), run="b")])
-    assert {(rule, row.run) for rule, row in rows} == {("half", "a"), ("64", "b")}
-
-
 def test_lengths_on_another_set_of_targets_are_named(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0, 8192: 5.0}, target_hash="0ther")
@@ -658,23 +615,40 @@ def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "words"),
+    ("verdicts", "words", "holds_to", "works_to"),
     [
-        ({256: "holds", 512: "improves"}, "none up to 512"),
-        ({256: "holds", 512: "unclear"}, "none, ? from 512"),
-        ({256: "unclear", 512: "holds"}, "none, ? from 256"),
-        ({256: "holds", 512: ""}, "none up to 256"),
-        ({256: "", 512: ""}, "unknown"),
-        ({256: "degrades", 512: "holds"}, "256"),
-        ({256: "holds", 512: "fails"}, "512"),
-        ({256: "unclear", 512: "fails"}, "by 512"),
+        ({256: "holds", 512: "improves"}, "none up to 512", 512, 512),
+        ({256: "holds", 512: "unclear"}, "none; unclear from 512", 256, 512),
+        ({256: "unclear", 512: "holds"}, "none; unclear from 256", 128, 512),
+        ({256: "holds", 512: ""}, "none up to 256", 256, 256),
+        ({256: "", 512: ""}, "unknown", None, None),
+        ({256: "degrades", 512: "holds"}, "256", 128, 128),
+        ({256: "holds", 512: "fails"}, "512", 256, 256),
+        ({256: "unclear", 512: "fails"}, "≤ 512", 128, 256),
+        ({256: "unclear", 512: "fails", 1024: "holds"}, "≤ 512", 128, 256),
+        ({256: "", 512: "fails"}, "512", None, None),
+        ({}, "unknown", None, None),
     ],
 )
-def test_the_break_point_is_told_with_what_is_unclear(verdicts: dict[int, str], words: str) -> None:
+def test_the_break_point_says_what_is_unclear_and_has_numbers_to_sort_by(
+    verdicts: dict[int, str], words: str, holds_to: int | None, works_to: int | None
+) -> None:
     cells = {
-        length: SimpleNamespace(verdict=verdict) for length, verdict in {64: "holds", **verdicts}.items()
+        length: SimpleNamespace(verdict=verdict, status="ok")
+        for length, verdict in {64: "holds", **verdicts}.items()
     }
-    assert describe_break(cells, 128) == words  # pyright: ignore[reportArgumentType]
+    found = find_break_point(cells, 128)  # pyright: ignore[reportArgumentType]
+    assert break_text(found) == words
+    assert (found.holds_to, found.works_to) == (holds_to, works_to)
+    assert found.breaks_at == next((n for n, verdict in verdicts.items() if verdict in BROKEN), None)
+
+
+@pytest.mark.parametrize(("status", "works_to"), [("undefined", 128), ("out_of_memory", None)])
+def test_a_length_out_of_an_encodings_reach_is_where_it_stops_working_but_not_one_out_of_memory(
+    status: str, works_to: int | None
+) -> None:
+    cells = {256: SimpleNamespace(verdict="undefined", status=status)}
+    assert find_break_point(cells, 128).works_to == works_to  # pyright: ignore[reportArgumentType]
 
 
 def test_what_another_encoding_costs_at_the_training_length_is_judged(tmp_path: Path) -> None:
@@ -683,7 +657,7 @@ def test_what_another_encoding_costs_at_the_training_length_is_judged(tmp_path: 
     table = only(tmp_path)
     line = line_of(table, "rope -> yarn factor=16.0")
     assert line.cells[128].verdict == "fails"
-    assert line.break_point == "256", "a break point lies beyond the training length"
+    assert line.break_point.breaks_at == 256, "a break point lies beyond the training length"
     assert "all 4 of the table" in printed([table])
 
 

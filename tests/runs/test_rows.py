@@ -39,7 +39,7 @@ def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_stride_comes_back_as_a_whole_number_of_the_same_key(tmp_path: Path) -> None:
-    rows = [replace(ROW, protocol="sliding", stride=32), ROW]
+    rows = [replace(ROW, protocol="sliding", stride=32, stride_rule="half"), ROW]
     write_rows(tmp_path / "eval.csv", rows)
     found = read_rows(tmp_path / "eval.csv")
     assert [str(row.stride) for row in found] == ["32", "None"]
@@ -62,6 +62,21 @@ def test_a_second_score_of_the_same_thing_replaces_the_first(tmp_path: Path) -> 
     other = replace(ROW, length=256)
     write_rows(tmp_path / "eval.csv", [ROW, other, replace(ROW, nll=9.0)])
     assert read_rows(tmp_path / "eval.csv") == [replace(ROW, nll=9.0), other]
+
+
+def test_a_length_scored_under_two_stride_rules_that_agree_there_is_two_rows(tmp_path: Path) -> None:
+    rows = [replace(ROW, protocol="sliding", stride=32, stride_rule=rule) for rule in ("half", "32")]
+    write_rows(tmp_path / "eval.csv", rows)
+    assert read_rows(tmp_path / "eval.csv") == rows
+
+
+@pytest.mark.parametrize("word", ["true", "1", "", "yes"])
+def test_a_truth_that_is_neither_true_nor_false_is_damage(tmp_path: Path, word: str) -> None:
+    write_rows(tmp_path / "eval.csv", [replace(ROW, forced=True)])
+    text = (tmp_path / "eval.csv").read_text()
+    (tmp_path / "eval.csv").write_text(text.replace(",True,", f",{word},"))
+    with pytest.raises(RunError, match="forced is .*, neither True nor False"):
+        read_rows(tmp_path / "eval.csv")
 
 
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
@@ -287,7 +302,7 @@ def test_a_thousand_runs_are_read_in_seconds(tmp_path: Path) -> None:
 
 def test_every_column_is_of_a_type_that_can_be_read_back() -> None:
     assert {str(field.type) for field in dataclasses.fields(ROW)} == {
-        *("<class 'str'>", "<class 'int'>", "<class 'float'>", "float | None", "int | None")
+        *("<class 'str'>", "<class 'int'>", "<class 'float'>", "<class 'bool'>", "float | None", "int | None")
     }
 
 

@@ -399,6 +399,7 @@ def test_another_stride_is_scored_anew(subject: Subject) -> None:
         assert row.nll == pytest.approx(naive(subject, PROTOCOLS["sliding"], row.length)[1], abs=1e-5)
         assert row.nll != before.nll
         assert row.context_mean != before.context_mean
+        assert (row.stride_rule, before.stride_rule) == ("5", "half")
     assert set(read_rows(subject.run / "eval.csv")) == {*half, *other}
 
 
@@ -608,7 +609,7 @@ def test_each_set_of_targets_tells_its_own_shortage(subject: Subject) -> None:
 
 
 def test_rows_of_an_encoding_that_reads_the_length_say_so(tmp_path: Path) -> None:
-    told = scored(subject_of(tmp_path / "told", RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH)))
-    assert {row.reason for row in told} == {"the encoding is told the length of the text"}
+    reading = scored(subject_of(tmp_path / "read", RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH)))
     fixed = scored(subject_of(tmp_path / "fixed", RopePI(SIZE.d_head, TRAIN_LENGTH, factor=3.0)))
-    assert {row.reason for row in fixed} == {""}
+    assert {row.knows_length for row in reading} == {True}
+    assert {row.knows_length for row in fixed} == {False}

@@ -37,7 +37,7 @@ def levels(folder: Path) -> dict[tuple[str, int], float | None]:
 
 
 def labels(folder: Path) -> list[str]:
-    return sorted({row.scored_with for row in rows_of(folder)})
+    return sorted({row.scored_with + (" (forced)" if row.forced else "") for row in rows_of(folder)})
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from support.results import add_run
 
 from pe_bench.report.statistics import Interval, verdict
+from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.build import Table, build_tables
 from pe_bench.report.tables.cells import Cell, ContextUse, Difference
 from pe_bench.report.tables.lines import Line, Position
@@ -19,10 +20,10 @@ LEVELS = {
     "learned": {64: 2.95, 128: 2.65, 256: 2.66, 1024: None},
 }
 BREAK_POINTS = {
-    "rope": "256",
-    "alibi": "none up to 1024",
-    "sinusoidal": "by 256",
-    "learned": "none up to 256",
+    "rope": BreakPoint("at", 256, 128, 128),
+    "alibi": BreakPoint("none", 1024, 1024, 1024),
+    "sinusoidal": BreakPoint("by", 256, 128, 128),
+    "learned": BreakPoint("none", 256, 256, 256),
 }
 
 

@@ -9,13 +9,15 @@ import numpy as np
 
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.rows import Row, read_rows, write_rows
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_path
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_file
 from pe_bench.system.files import write_text
 
 ROW = Row(
     run="rope-s0-aaaaaaaa",
     encoding="rope",
     scored_with="rope",
+    forced=False,
+    knows_length=False,
     seed=0,
     model="tiny",
     setting="5e77136a",
@@ -29,8 +31,10 @@ ROW = Row(
     perplexity=7.38905609893065,
     bits_per_byte=2.8853900817779268,
     stride=None,
+    stride_rule="",
     context_mean=120.5,
     targets=96,
+    target_tokens=16,
     documents=24,
     target_hash="7a56e7",
     data="stdlib",
@@ -72,7 +76,7 @@ def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None]
     spread, code = float(str(changes.pop("spread", 0.01))), changes.pop("code", "")
     sliding = changes.pop("sliding", None)
     if sliding is not None:
-        changes["protocol"] = "sliding"
+        changes |= {"protocol": "sliding", "stride_rule": str(sliding)}
     first = replace(ROW, encoding=encoding, scored_with=encoding)
     first = replace(first, **changes)  # pyright: ignore[reportArgumentType]
     first = replace(first, run=f"{encoding}-s{first.seed}-{first.setting[:4]}{first.data_hash[:4]}{code}")
@@ -92,9 +96,7 @@ def edit_rows(run: Path, edit: Callable[[Row], Row]) -> None:
 
 
 def file_of(run: Path, row: Row) -> Path:
-    other = row.scored_with if row.scored_with != row.encoding else None
-    of_targets = (row.protocol, row.length, row.control, row.target_hash)
-    return score_path(run, *of_targets, other, row.stride, row.score_dtype)
+    return score_file(run, row)
 
 
 def _at(row: Row, length: int, stride: int | None, context_is_given: bool) -> Row:

@@ -1,11 +1,10 @@
 """A table of the page: encodings as rows, lengths as columns; every column can be sorted by."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pe_bench.report.cell_text import level_text, verdict_of
+from pe_bench.report.cell_text import break_text, level_text, verdict_of
 from pe_bench.report.html.element import Html, element, join
 from pe_bench.report.html.style import Look, swatch
 from pe_bench.report.html.text import (
@@ -16,6 +15,7 @@ from pe_bench.report.html.text import (
     status_of,
     use_texts,
 )
+from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
@@ -24,8 +24,8 @@ from pe_bench.report.tables.ranking import largest_memory
 # What the columns of lengths can be sorted by, as the script finds it in the cells' data-* attributes.
 KEYS = {"level": "level", "change": "change", "verdict": "verdict"}
 VERDICTS = ("improves", "holds", "unclear", "degrades", "fails", "undefined")  # the best first
-# What is added to the length in such a break point, so that it comes after all that did break.
-UNBROKEN = {"none, ? from": 1e12, "none up to": 2e12}
+# What is added to the length of such a break point, so that it comes after all that did break.
+UNBROKEN = {"unclear": 1e12, "none": 2e12}
 TALL = 12  # rows; a taller table scrolls under its headings
 
 
@@ -67,13 +67,9 @@ def render_table(table: Table, name: str, looks: Mapping[str, Look]) -> Html:
     return join(_sort_choice(table), box)
 
 
-def break_order(text: str) -> float | None:
-    """Where a break point stands among others: the earliest first, then whatever was not seen to break."""
-    found = re.search(r"\d+", text)
-    if found is None:
-        return None
-    rank = next((rank for words, rank in UNBROKEN.items() if text.startswith(words)), 0.0)
-    return rank + float(found[0])
+def break_order(found: BreakPoint) -> float | None:
+    """Return where a break point is sorted: the earliest first, then whatever was not seen to break."""
+    return None if found.length is None else UNBROKEN.get(found.kind, 0.0) + found.length
 
 
 def _sort_choice(table: Table) -> Html:
@@ -88,7 +84,9 @@ def _whole(value: float | None) -> str:
 
 
 COLUMNS = (
-    Column("break point", lambda line: line.break_point, lambda line: break_order(line.break_point)),
+    Column(
+        "break point", lambda line: break_text(line.break_point), lambda line: break_order(line.break_point)
+    ),
     Column("parameters", lambda line: f"{line.parameters:,}", lambda line: line.parameters),
     Column(
         "training tokens/s", lambda line: _whole(line.tokens_per_second), lambda line: line.tokens_per_second

@@ -16,11 +16,10 @@ from pe_bench.report.tables.lines import Line, make_line, members_of
 from pe_bench.report.tables.notes import make_notes
 from pe_bench.report.tables.ranking import ordered
 from pe_bench.report.tables.selection import EVERYTHING, Condition, RunKeys, Selection
-from pe_bench.report.tables.strides import by_stride_rule, describe_rule, order_of_rule
 from pe_bench.report.tables.target_sets import rank_sets
 from pe_bench.report.tables.verdicts import count_comparisons, count_verdicts, judge, with_baseline
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
-from pe_bench.runs.rows import POSITIONS, Row, read_rows
+from pe_bench.runs.rows import HALF, POSITIONS, Row, read_rows
 from pe_bench.values import unknown
 
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
@@ -46,7 +45,10 @@ class Group:
     def order(self) -> tuple[object, ...]:
         last = ("protocol", "stride_rule", "score_dtype")
         values = [value for name, value in vars(self).items() if name not in last]
-        protocol, stride = PROTOCOLS.get(self.protocol, 3), order_of_rule(self.stride_rule)
+        protocol, stride = (
+            PROTOCOLS.get(self.protocol, 3),
+            int(self.stride_rule) if self.stride_rule.isdecimal() else 0,
+        )
         return (*values, protocol, stride, self.score_dtype != "float32", self.score_dtype)
 
 
@@ -73,7 +75,8 @@ class Table:
     def title(self) -> str:
         of = self.group
         steps = f" for {of.steps} steps" if of.steps else ""
-        stride = f", stride {describe_rule(of.stride_rule)}" if of.stride_rule else ""
+        rule = "half the length" if of.stride_rule == HALF else of.stride_rule
+        stride = f", stride {rule}" if rule else ""
         coarse = f", scores in {of.score_dtype}" if of.score_dtype != "float32" else ""
         sizes = f" with {of.model_sizes}" if of.model_sizes else ""
         return (
@@ -159,7 +162,7 @@ def _group_of(row: Row, keys: RunKeys, by: Sequence[str]) -> Group:
         row.steps,
         keys.setting_without(row, by),
         row.protocol,
-        "",
+        row.stride_rule,
         row.score_dtype,
     )
 
@@ -216,8 +219,7 @@ def _tables(rows: Sequence[Row], files: ScoreFiles, keys: RunKeys, selection: Se
     for group, some in alike.items():
         if group not in positions:
             sizes = keys.model_sizes(some, selection.by)
-            for rule, row in by_stride_rule(some):
-                groups.setdefault(replace(group, stride_rule=rule, model_sizes=sizes), []).append(row)
+            groups.setdefault(replace(group, model_sizes=sizes), []).extend(some)
     ordered_groups = sorted(groups, key=lambda group: group.order)
     return [
         _table(

@@ -82,6 +82,8 @@ class Scored(Protocol):
     def encoding(self) -> str: ...
     @property
     def scored_with(self) -> str: ...
+    @property
+    def forced(self) -> bool: ...
 
 
 def make_cell(
@@ -122,8 +124,9 @@ def make_cell(
 
 def label_of(one: Scored) -> str:
     """The name to show: of the encoding, and of what it was scored with where that is another."""
-    same = one.scored_with == one.encoding
-    return one.encoding if same else f"{one.encoding} -> {one.scored_with}"
+    if one.scored_with == one.encoding:
+        return one.encoding
+    return f"{one.encoding} -> {one.scored_with}" + (" (forced)" if one.forced else "")
 
 
 def _empty(rows: Sequence[Row]) -> Cell:

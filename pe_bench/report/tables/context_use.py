@@ -75,19 +75,13 @@ def _unjudged(row: Row, sensitive: Paired, margin: float) -> str:
     if sensitive.missing:
         return sensitive.missing
     if sensitive.interval is None:
-        able = quarter >= 2 * _target_tokens(row)
+        able = row.target_tokens is not None and quarter >= 2 * row.target_tokens
         way_out = f": add it with --lengths {quarter}" if able else ", which is too short for these targets"
         return f"no score at {quarter}, a quarter of the training length{way_out}"
     if is_sensitive(sensitive.interval):
         return ""
     gains = "gains nothing" if sensitive.interval.high < margin else "has no sure gain"
     return f"it {gains} from {quarter} to {row.train_length} tokens, so it may not be able to use more"
-
-
-def _target_tokens(row: Row) -> int:
-    """In a target block: its targets see from `length` less the block's size on, which gives their mean."""
-    assert row.context_mean is not None, "rows of paired scores say it"
-    return round(2 * (row.length - row.context_mean)) - 1
 
 
 def _unscored(gain: Paired, swap: Paired, controls: Sequence[Row]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.report.statistics import Interval, paired_interval
 from pe_bench.runs.rows import Row
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Units, load_scores, score_path
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Units, load_scores, score_file
 
 
 class Paired(NamedTuple):
@@ -40,10 +40,7 @@ class ScoreFiles:
         return found
 
     def _read(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
-        other = row.scored_with if row.scored_with != row.encoding else None
-        run = self._folder_of(row)
-        of_targets = (row.protocol, row.length, row.control, row.target_hash)
-        path = score_path(run, *of_targets, other, row.stride, row.score_dtype)
+        path = score_file(self._folder_of(row), row)
         scores = load_scores(path).sharing(self._units.get(row.target_hash))
         self._units[row.target_hash] = scores.units
         found, claimed = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte, level_of(row)

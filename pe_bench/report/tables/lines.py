@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pe_bench.report.statistics import is_sensitive
+from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.cells import Cell, ContextUse, label_of, make_cell
 from pe_bench.report.tables.context_use import context_use, sensitivity
 from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, level_of
@@ -31,7 +32,8 @@ class Line:
     run: empty, or the name of the only run, where several of one name have the same seed. runs: all of
     them. by: what else sets the line apart, such as train.lr=0.003, where that was asked for. sensitive:
     whether the model gains from a quarter to all of its training length; None where that was not scored.
-    positions: in rising order of context, empty where they were not scored.
+    positions: in rising order of context, empty where they were not scored. forced: scored with an encoding
+    that is not compatible with the trained one. knows_length: it is given the final length of each text.
     """
 
     encoding: str
@@ -40,12 +42,14 @@ class Line:
     seeds: int
     parameters: int
     tokens_per_second: float
-    break_point: str  # a length, "none up to" one, or unknown
+    break_point: BreakPoint
     cells: dict[int, Cell]
     runs: tuple[str, ...] = ()
     sensitive: bool | None = None
     positions: tuple[Position, ...] = ()
     by: str = ""
+    forced: bool = False
+    knows_length: bool = False
 
     @property
     def label(self) -> str:
@@ -116,7 +120,7 @@ def make_line(
         seeds=len({row.seed for row in rows}),
         parameters=rows[0].parameters,
         tokens_per_second=sum(speed_of.values()) / len(speed_of),
-        break_point="unknown",
+        break_point=BreakPoint(),
         cells={
             length: replace(cell, use=_use(member, cell, references, sensitive, margin, files))
             for length, cell in cells.items()
@@ -125,6 +129,8 @@ def make_line(
         sensitive=None if sensitive.interval is None else is_sensitive(sensitive.interval),
         positions=_positions(member.positions),
         by=member.by,
+        forced=rows[0].forced,
+        knows_length=any(row.knows_length and has_number(row) for row in rows),
     )
 
 

@@ -7,7 +7,7 @@ from pe_bench.report.tables.conditions import Conditions
 from pe_bench.report.tables.differences import has_number
 from pe_bench.report.tables.lines import Line, on_other_targets
 from pe_bench.report.tables.target_sets import lengths_on_other_sets
-from pe_bench.runs.rows import FORCED, TOLD, Row
+from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import ENOUGH_DOCUMENTS
 
 MOST_NAMES = 4  # of lines in one note
@@ -43,7 +43,7 @@ def make_notes(
         *_missing_baseline(lines),
         *_unjudged(lines),
         *_windows(lines, rows),
-        *_told(lines, plain),
+        *_knows_length(lines),
         *_forced(lines),
         *_speeds(lines, conditions),
         *_not_shown(lines, plain),
@@ -220,23 +220,18 @@ def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     shown = [cell.use for line in lines for cell in line.cells.values() if cell.use is not None]
     if any(use.window_gain is not None for use in shown):
         scored = [row for row in rows if row.control == "window" and has_number(row)]
-        reasons = [row.reason.removesuffix(TOLD).rstrip("; ") for row in scored]
-        yield from (f"under the window {reason}" for reason in dict.fromkeys(reasons) if reason)
+        yield from (f"window control: {row.reason}" for row in scored if row.reason)
 
 
-def _told(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
-    found = {label_of(row) for row in rows if has_number(row) and TOLD in row.reason}
-    labels = [line.label for line in lines if label_of(line) in found]
+def _knows_length(lines: Sequence[Line]) -> Iterator[str]:
+    labels = [line.label for line in lines if line.knows_length]
     if labels:
-        yield (
-            f"told the length of each text: {', '.join(labels)}; a model that reads a text while it grows "
-            "cannot know it"
-        )
+        yield f"knows each text's final length: {', '.join(labels)}; not possible while generating"
 
 
 def _forced(lines: Sequence[Line]) -> Iterator[str]:
-    if any(line.scored_with.endswith(FORCED) for line in lines):
-        yield f"{FORCED.strip()}: scored with what may not follow what was trained"
+    if any(line.forced for line in lines):
+        yield "(forced): scored with an encoding that is not compatible with the trained one"
 
 
 def _speeds(lines: Sequence[Line], conditions: Mapping[str, Conditions]) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pe_bench.report.statistics import Interval, break_point, compared, corrected_verdicts
+from pe_bench.report.statistics import Interval, compared, corrected_verdicts
+from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.report.tables.cells import Cell, Difference
 from pe_bench.report.tables.differences import Paired, ScoreFiles, paired, pairs_by_seed
 from pe_bench.report.tables.lines import Line, Member
@@ -92,22 +93,4 @@ def _with_verdicts(line: Line, number: int, found: Mapping[Place, str], train_le
         length: replace(cell, verdict=found.get((number, length), cell.verdict))
         for length, cell in line.cells.items()
     }
-    return replace(line, cells=cells, break_point=describe_break(cells, train_length))
-
-
-def describe_break(cells: Mapping[int, Cell], train_length: int) -> str:
-    """The break point in words.
-
-    `by` a length where the verdict on a shorter one was unclear; `none up to` the last length that
-    was seen to hold when all before it were; `none, ? from` where it becomes unclear.
-    """
-    beyond = {length: cell.verdict for length, cell in sorted(cells.items()) if length > train_length}
-    found = break_point(beyond, train_length)
-    if found is not None:
-        unclear_before = "unclear" in [verdict for length, verdict in beyond.items() if length < found]
-        return f"by {found}" if unclear_before else str(found)
-    open_lengths = [length for length, verdict in beyond.items() if verdict not in ("holds", "improves")]
-    held = [length for length in beyond if not open_lengths or length < open_lengths[0]]
-    if open_lengths and beyond[open_lengths[0]] == "unclear":
-        return f"none, ? from {open_lengths[0]}"
-    return f"none up to {max(held)}" if held else "unknown"
+    return replace(line, cells=cells, break_point=find_break_point(cells, train_length))

@@ -1,0 +1,64 @@
+"""Where an encoding stops working, from the verdicts of its table."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
+
+from pe_bench.report.statistics import break_point
+from pe_bench.report.tables.cells import Cell
+
+Kind = Literal["at", "by", "unclear", "none", "unknown"]
+
+
+@dataclass(frozen=True)
+class BreakPoint:
+    """A length and what it says of the break point.
+
+    kind: it breaks `at` the length, or there or before (`by`, after an unclear one); it is `unclear` from the
+    length on; it does not break up to the length (`none`); or nothing is known. holds_to: the last length up
+    to which it surely holds. works_to: the last one before it breaks or cannot be scored, unclear lengths
+    included. Both are the training length where the next one breaks; None where no longer one was judged.
+    """
+
+    kind: Kind = "unknown"
+    length: int | None = None
+    holds_to: int | None = None
+    works_to: int | None = None
+
+    @property
+    def breaks_at(self) -> int | None:
+        """The first length that degrades or fails."""
+        return self.length if self.kind in ("at", "by") else None
+
+
+def find_break_point(cells: Mapping[int, Cell], train_length: int) -> BreakPoint:
+    """Return the break point of a line whose cells have their verdicts."""
+    beyond = {length: cell for length, cell in sorted(cells.items()) if length > train_length}
+    verdicts = {length: cell.verdict for length, cell in beyond.items()}
+    held = _last(takewhile(lambda length: verdicts[length] in ("holds", "improves"), verdicts))
+    worked = _last(takewhile(lambda length: verdicts[length] in ("holds", "improves", "unclear"), verdicts))
+    first = next(iter(beyond.values()), None)
+    judged = first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined")
+    kind, length = _kind(verdicts, train_length, held)
+    return BreakPoint(
+        kind,
+        length,
+        holds_to=(held or train_length) if judged else None,
+        works_to=(worked or train_length) if judged else None,
+    )
+
+
+def _kind(verdicts: Mapping[int, str], train_length: int, held: int | None) -> tuple[Kind, int | None]:
+    broken = break_point(verdicts, train_length)
+    if broken is not None:
+        is_first = "unclear" not in [verdict for length, verdict in verdicts.items() if length < broken]
+        return ("at" if is_first else "by"), broken
+    following = next((length for length in verdicts if held is None or length > held), None)
+    if following is not None and verdicts[following] == "unclear":
+        return "unclear", following
+    return ("none", held) if held is not None else ("unknown", None)
+
+
+def _last(lengths: Iterable[int]) -> int | None:
+    return max(lengths, default=None)
