@@ -5,6 +5,7 @@ import torch
 from pe_bench.encodings import LengthError
 from pe_bench.errors import UserError
 from pe_bench.model.decoder import Decoder
+from pe_bench.model.lookahead import refuse_lookahead
 from pe_bench.model.user_code import outside_code_told
 
 
@@ -14,6 +15,7 @@ def try_one_window(model: Decoder, length: int, name: str = "NAME") -> None:
         run_one_window(model, length, name)
     except LengthError as error:
         raise UserError(f"train.length={length}: {error}") from error
+    refuse_lookahead(model, length, name)
 
 
 @torch.no_grad()
