@@ -2,13 +2,11 @@
 
 import csv
 import io
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +20,7 @@ from pe_bench.runs.gather import read_result, require_results_folder, runs_folde
 from pe_bench.runs.lock import ERROR
 from pe_bench.runs.rows import POSITIONS, read_rows
 from pe_bench.runs.untrusted import read_json
-from pe_bench.system.terminal import printable, say, write_out
+from pe_bench.system.terminal import printable, render, say, write_out
 from pe_bench.values import unknown
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
@@ -64,11 +62,7 @@ def print_list(
     """
     listing = _listing(what, results_dir, family, csv)
     if csv is None:
-        # Off a terminal nothing is cut or wrapped, so that other programs can read it.
-        console = Console() if sys.stdout.isatty() else Console(width=240)
-        with console.capture() as captured:
-            console.print(listing.table())
-        write_out(captured.get())
+        write_out(render(listing.table()))
     elif csv == STANDARD_OUTPUT:
         write_out(listing.csv())
     else:

@@ -10,17 +10,24 @@ import typer
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system.signals import EXIT_CODE, Stopped, signals_heard
-from pe_bench.system.terminal import printable
+from pe_bench.system.terminal import say
 
 
 def main() -> None:
     """Run a command; exit with 0 done, 1 failed, 2 misused, 130 interrupted."""
+    _replace_closed_streams()
     code = 1  # of a traceback
     # Registered first and so called last, when threads and children have ended: what is left is to take
     # PyTorch down, which takes a second and frees what the system frees anyway.
     atexit.register(lambda: _leave(code))
     code = run(sys.argv[1:])
     sys.exit(code)
+
+
+def _replace_closed_streams() -> None:
+    """Send what is for a closed stream, as after `>&-`, nowhere: Python has None in its place."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _leave(code: int) -> None:
@@ -80,6 +87,5 @@ def _stop(arguments: list[str], told: str) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    with suppress(BrokenPipeError):
-        print(f"pe-bench: {printable(' '.join(message.split()))}", file=sys.stderr)
+    say(f"pe-bench: {' '.join(message.split())}")
     return code

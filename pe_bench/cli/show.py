@@ -1,10 +1,11 @@
-"""The `show` command: encodings in words, and as a picture."""
+"""The `show` command: the manual page of each encoding, and a picture of them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pe_bench.inspection.resolve import Subject, subjects
-from pe_bench.system.terminal import say, write_out
+from pe_bench.system.terminal import say, width_of, write_out
 
 
 def show_encodings(arguments: Sequence[str], plot: Path | None, directories: Sequence[str]) -> None:
@@ -19,8 +20,9 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, directories: Seq
     found = subjects(arguments, directories)
     from pe_bench.inspection.show.page import page
 
-    # All pages and the picture first: what cannot be drawn is told before anything is printed.
-    pages = [page(subject, must_be_built=plot is not None) for subject in found]
+    # All pages and the picture first: what cannot be drawn is refused before anything is printed.
+    width = width_of(sys.stdout)
+    pages = [page(subject, width, must_be_built=plot is not None) for subject in found]
     if plot is not None:
         _draw(found, plot)
     write_out("\n\n".join(pages))

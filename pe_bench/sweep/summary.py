@@ -172,11 +172,14 @@ def _place(summary: Summary, state: JobState) -> str:
 def _tell_repeat(summary: Summary) -> None:
     failed = summary.failed
     if len(failed) == 1:
-        say(f"repeat only that: {failed[0].command}")
+        say(f"repeat only that: {failed[0].command}", unbroken=True)
     elif failed:
         script = summary.folder / REPEAT
         write_text(script, _script(state.command for state in failed))
-        say(f"repeat only those: the same command; or one by one, sh {shlex.quote(str(script))}")
+        say(
+            f"repeat only those: the same command; or one by one, sh {shlex.quote(str(script))}",
+            unbroken=True,
+        )
 
 
 def _script(commands: Iterable[str]) -> str:

@@ -3,19 +3,74 @@
 import os
 import re
 import sys
-from typing import IO
+import textwrap
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # What moves a terminal's cursor, colours it, turns the direction of writing or cannot be encoded at all.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+PIPED_WIDTH = 100  # columns of what a file or another program reads
+UNKNOWN_WIDTH = 80  # columns of a terminal that does not say
 
-def say(message: str) -> None:
-    """A line on standard error: standard output is for results."""
-    write_out(f"{printable(message)}\n", sys.stderr)
+
+def say(message: str, *, unbroken: bool = False) -> None:
+    """Write a message on standard error: standard output is for results.
+
+    A terminal gets it broken between words, a file in one line, which can be searched. `unbroken` leaves
+    the line as it is: broken by us, a command cannot be copied.
+    """
+    text = printable(message)
+    if sys.stderr.isatty() and not unbroken:
+        text = wrap(text, width_of(sys.stderr), hanging=2)
+    write_out(f"{text}\n", sys.stderr)
+
+
+def width_of(stream: IO[str]) -> int:
+    """Return the columns of a stream's terminal, or `PIPED_WIDTH` where there is none."""
+    if not stream.isatty():
+        return PIPED_WIDTH
+    with suppress(KeyError, ValueError):
+        if (columns := int(os.environ["COLUMNS"])) > 0:
+            return columns
+    with suppress(OSError):
+        if (columns := os.get_terminal_size(stream.fileno()).columns) > 0:
+            return columns
+    return UNKNOWN_WIDTH
+
+
+def wrap(text: str, width: int, hanging: int = 0) -> str:
+    """Break each line between words; what follows is indented like the line, and by `hanging` more.
+
+    A word that is longer than the width, such as a path, stays whole.
+    """
+    return "\n".join(_wrap_line(line, width, hanging) for line in text.split("\n"))
+
+
+def _wrap_line(line: str, width: int, hanging: int) -> str:
+    if len(line) <= width:
+        return line.rstrip()
+    indent = " " * (len(line) - len(line.lstrip(" ")) + hanging)
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def render(table: "RenderableType") -> str:
+    """Return what rich draws as text for standard output: as wide as it is, without blanks at the ends."""
+    from rich.console import Console
+
+    console = Console(width=width_of(sys.stdout))
+    with console.capture() as captured:
+        console.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def printable(text: str) -> str:
-    """Text that only shows, whoever wrote it: control characters as a program spells them."""
+    """Replace control characters by their escapes, so that text only shows, whoever wrote it."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

@@ -15,7 +15,7 @@ from pe_bench.config.options import in_full
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import Subject, subjects
 from pe_bench.inspection.show import curves
-from pe_bench.inspection.show.page import page
+from pe_bench.inspection.show.page import _options, page
 from pe_bench.inspection.show.picture import draw, rows_of
 
 NAMES = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
@@ -78,12 +78,37 @@ def test_what_an_option_follows_from_is_spelled_out():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_option_is_one_line(name):
+def test_every_option_begins_a_line_and_no_line_is_wider_than_the_page(name):
     subject = one(name)
-    blocks = page(subject).split("\n\n")
-    listed = [line for block in blocks if block.startswith("encoding.") for line in block.splitlines()]
-    assert listed or name == "nope"
-    assert all(line.startswith("encoding.") for line in listed)
+    keys = {option for option, *_ in _options(subject, "encoding", subject.config.encoding)}
+    for width in (60, 80, 100):
+        text = page(subject, width)
+        blocks = [block for block in text.split("\n\n") if block.startswith("encoding.")]
+        lines = [line for block in blocks for line in block.splitlines()]
+        assert {line.split()[0] for line in lines if not line.startswith(" ")} >= keys
+        # A list of numbers, which may be an option's value, is one word less than a path is.
+        assert all(len(line) <= width or " " not in line.strip() for line in text.splitlines())
+        assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_prose_is_filled_and_what_is_laid_out_keeps_its_lines(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    laid_out = "One sentence\nin two lines.\n\n    b(r) = -r\n    c(r) = 0\n\n- an item\n- another\n"
+    (tmp_path / "mine.py").write_text(
+        OWN.replace("A penalty that grows", laid_out + "\nA penalty that grows")
+    )
+    shown = command("show", "mine.py:RootBias").out
+    assert "One sentence in two lines.\n\n    b(r) = -r\n    c(r) = 0\n\n- an item\n- another\n" in shown
+
+
+def test_a_page_ends_with_what_to_do_next(command, own):
+    assert command("show", "alibi").out.endswith(
+        "check it  pe-bench check alibi\ntrain it  pe-bench train encoding=alibi\n"
+    )
+    shown = command("show", "mine", "--config-dir", "encoding/..").out
+    assert shown.endswith("pe-bench train encoding=mine --config-dir encoding/..\n")
+    shown = command("show", "encoding/mine.py:RootBias").out
+    assert shown.endswith("check it  pe-bench check encoding/mine.py:RootBias\n"), "it has no name to train"
 
 
 def test_the_short_form_of_an_option_is_the_long_one():

@@ -1,7 +1,9 @@
-"""An encoding in words: its docstring, its options and where they come from, what it claims."""
+"""The manual page of an encoding: its docstring, its options and where they come from, what it claims."""
 
+import inspect
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -14,30 +16,35 @@ from pe_bench.config.groups import config_dir
 from pe_bench.encodings.load import NOT_OPTIONS, find_class, source_file
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import Subject, parameter_count
+from pe_bench.system.terminal import PIPED_WIDTH, wrap
 
+MIN_LAST_COLUMN = 24  # columns that the last cell of a line needs; with fewer it goes below
+ITEM = re.compile(r"[-*+] +|\d+[.)] +| +\S+ {2,}")  # of a list, or a word and its meaning in two columns
 COMMENT = re.compile(r"^(\w+): .*? # (.*)$", re.MULTILINE)
 INTERPOLATION = re.compile(r"\$\{(?:(\w+):([^{},]+),)?([^{}]+)\}")
 SIGNS = {"divide": "/", "quotient": "//", "times": "*"}
 
 
-def page(subject: Subject, must_be_built: bool = False) -> str:
-    """All that there is to say of an encoding, as text.
+def page(subject: Subject, width: int = PIPED_WIDTH, must_be_built: bool = False) -> str:
+    """Return all that there is to say of an encoding, as text of at most `width` columns.
 
     Raises `UserError` for one that cannot be built where it `must_be_built`.
     """
-    parts = [_part(subject, key, part) for key, part in _parts(subject)]
+    width = min(width, PIPED_WIDTH)  # longer lines are hard to read
+    parts = [_part(subject, key, part, width) for key, part in _parts(subject)]
     title = f"{subject.label}\n{'=' * len(subject.label)}"
-    return "\n\n".join([title, *parts, _facts(subject, must_be_built)]) + "\n"
+    facts = _facts(subject, width, must_be_built)
+    return "\n\n".join([title, *parts, facts, _next_steps(subject, width)]) + "\n"
 
 
-def _facts(subject: Subject, must_be_built: bool) -> str:
-    """What it takes to build it to know."""
+def _facts(subject: Subject, width: int, must_be_built: bool) -> str:
+    """Describe what is known of the encoding once it is built."""
     try:
         encoding = subject.encoding
     except UserError as error:  # some have options that no default could stand for
         if must_be_built:
             raise
-        return f"cannot be built as it is: {error}"
+        return wrap(f"cannot be built as it is: {error}", width)
     config = subject.config
     sizes = (
         f" {key}={getattr(config.model, key.removeprefix('model.'))}"
@@ -47,22 +54,34 @@ def _facts(subject: Subject, must_be_built: bool) -> str:
     where = f"(model={config.model.name}{''.join(sizes)}, train.length={config.train.length})"
     return _columns(
         [
-            ("parameters", f"{parameter_count(encoding):,}", where),
+            ("parameters", f"{parameter_count(encoding):,}  {where}"),
             ("past training", encoding.past_training),
             ("claims", ", ".join(sorted(encoding.claims)) or "none"),
-        ]
+        ],
+        width,
     )
 
 
+def _next_steps(subject: Subject, width: int) -> str:
+    """List the commands that use the encoding; a class in a file needs a YAML file to be trained."""
+    folders = "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in subject.search)
+    lines = [("check it", f"pe-bench check {shlex.quote(subject.name)}{folders}")]
+    if ":" not in subject.name:
+        options = " KEY=VALUE ..." if subject.given else ""
+        lines.append(("train it", f"pe-bench train encoding={subject.name}{options}{folders}"))
+    return _columns(lines, width)
+
+
 def _parts(subject: Subject) -> list[tuple[str, dict[str, Any]]]:
-    """The encoding and its modifiers by the keys of their options, what the name stands for first."""
+    """Return the encoding and its modifiers by the keys of their options, the one that is named first."""
     config = subject.config.encoding
     modifiers = {f"encoding.modifiers.{name}": part for name, part in config.get("modifiers", {}).items()}
     parts = {"encoding": config, **modifiers}
     return sorted(parts.items(), key=lambda item: item[0] != f"encoding.modifiers.{subject.name}")
 
 
-def _part(subject: Subject, key: str, part: dict[str, Any]) -> str:
+def _part(subject: Subject, key: str, part: dict[str, Any], width: int) -> str:
+    """Describe the encoding or one of its modifiers."""
     encoding_class = find_class(part["class"], subject.search)
     docstring = sys.modules[encoding_class.__module__].__doc__ or encoding_class.__doc__ or "(no docstring)"
     options = list(_options(subject, key, part))
@@ -71,7 +90,26 @@ def _part(subject: Subject, key: str, part: dict[str, Any]) -> str:
         facts.append(("compatible with", ", ".join(sorted(encoding_class.compatible_with))))
     if encoding_class.changeable_after_training:
         facts.append(("changeable", ", ".join(sorted(encoding_class.changeable_after_training))))
-    return "\n\n".join([docstring.strip(), *([_columns(options)] if options else []), _columns(facts)])
+    blocks = [_reflow(docstring, width), _columns(options, width), _columns(facts, width)]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _reflow(docstring: str, width: int) -> str:
+    """Fill the paragraphs of a docstring; indented lines and items of a list keep their beginnings."""
+    lines: list[str] = []
+    for line in inspect.cleandoc(docstring).splitlines():
+        is_prose = line and not line.startswith(" ") and not ITEM.match(line)
+        if is_prose and lines and lines[-1] and not lines[-1].startswith(" "):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+    return "\n".join(wrap(line, width, _hanging(line)) for line in lines)
+
+
+def _hanging(line: str) -> int:
+    """Return by how much the continuation of an item is indented beyond its first word."""
+    item = ITEM.match(line)
+    return item.end() - (len(line) - len(line.lstrip(" "))) if item else 0
 
 
 def _file(specification: str, search: tuple[Path, ...]) -> str:
@@ -80,23 +118,23 @@ def _file(specification: str, search: tuple[Path, ...]) -> str:
 
 
 def _options(subject: Subject, key: str, part: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Each option's key, its value, where that is from, and what it means."""
+    """Yield each option's key, its value, where that is from, and what it means."""
     text = _yaml(subject, key)
-    usual, comments = yaml.safe_load(text) or {}, dict(COMMENT.findall(text))
+    default, comments = yaml.safe_load(text) or {}, dict(COMMENT.findall(text))
     for option, value in part.items():
         if option in NOT_OPTIONS:
             continue
         if f"{key}.{option}" in subject.given:
             origin = "given"
         elif option in part.get("derived", []):
-            origin = f"from {_formula(str(usual.get(option, 'the rest')))}"
+            origin = f"from {_formula(str(default.get(option, 'the rest')))}"
         else:
-            origin = "default" if usual.get(option, value) == value else f"of {subject.name}"
+            origin = "default" if default.get(option, value) == value else f"of {subject.name}"
         yield f"{key}.{option}", _shown(value), origin, comments.get(option, "").strip()
 
 
 def _yaml(subject: Subject, key: str) -> str:
-    """The file that lists a part's options; empty for a class that has none."""
+    """Read the file that lists a part's options; empty for a class that has none."""
     group, _, name = key.removeprefix("encoding.").partition(".")
     inner = (
         f"modifier/{name}.yaml"
@@ -108,7 +146,7 @@ def _yaml(subject: Subject, key: str) -> str:
 
 
 def _formula(text: str) -> str:
-    """`${times:16,${train.length}}` as `16 * train.length`."""
+    """Spell `${times:16,${train.length}}` as `16 * train.length`."""
 
     def plain(match: re.Match[str]) -> str:
         name, first, last = match.groups()
@@ -124,11 +162,13 @@ def _shown(value: Any) -> str:
     return json.dumps(value) if "\n" in text else text  # YAML breaks lines where a value has them
 
 
-def _columns(lines: Sequence[tuple[str, ...]]) -> str:
-    """Cells below each other, but for the last of each line, which may be long."""
+def _columns(lines: Sequence[tuple[str, ...]], width: int) -> str:
+    """Align cells below each other; the last of a line, which may be long, is wrapped in its column."""
     inner = [line[:-1] for line in lines]
     widths = [max(map(len, column)) for column in zip_longest(*inner, fillvalue="")]
+    place = sum(widths) + 2 * len(widths)
+    hanging = place if width - place >= MIN_LAST_COLUMN else 4
     return "\n".join(
-        "  ".join([*map(str.ljust, line, widths), last]).rstrip()
+        wrap("  ".join([*map(str.ljust, line, widths), last]), width, hanging)
         for line, last in zip(inner, (line[-1] for line in lines), strict=True)
     )

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from pe_bench.inspection.speed.rows import Row
+from pe_bench.system import terminal
+from pe_bench.system.terminal import width_of, wrap
 
 COLUMNS = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "MB")
 LEFT = ("encoding", "attention")
@@ -54,7 +55,7 @@ def title(rows: Sequence[Row]) -> str:
 
 
 def render(rows: Sequence[Row], limits: Limits) -> str:
-    """The table with its title and notes, as wide as the terminal, or uncut where there is none."""
+    """Return the table with its title and notes, as wide as standard output."""
     reference = rows[0].encoding
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for column in COLUMNS:
@@ -63,11 +64,9 @@ def render(rows: Sequence[Row], limits: Limits) -> str:
     for _, group in groupby(ordered(rows), key=lambda row: row.encoding):
         for place, row in enumerate(group):
             table.add_row(escape(row.encoding) if place == 0 else "", *_cells(row))
-    console = Console() if sys.stdout.isatty() else Console(width=240)
-    with console.capture() as captured:
-        console.print(table)
-    notes = "".join(f"{note}\n" for note in [*_notes(rows), *_on_limits(rows, limits)])
-    return f"{title(rows)}\n\n{captured.get()}{notes and chr(10) + notes}"
+    width = width_of(sys.stdout)
+    notes = "\n".join(wrap(note, width, hanging=2) for note in [*_notes(rows), *_on_limits(rows, limits)])
+    return f"{wrap(title(rows), width, hanging=2)}\n\n{terminal.render(table)}\n{notes}\n"
 
 
 def _cells(row: Row) -> list[str]:

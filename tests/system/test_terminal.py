@@ -1,0 +1,78 @@
+"""What a person reads fits the terminal and breaks between words; what a program reads is not cut."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from rich.table import Table
+
+from pe_bench.system.terminal import PIPED_WIDTH, UNKNOWN_WIDTH, render, say, width_of, wrap
+
+MESSAGE = "warning: " + "some words of a message " * 6
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_break_between_words_and_what_follows_is_indented_like_them():
+    text = wrap(f"short\n  failed: {'word ' * 30}", 40, hanging=2)
+    first, second, *rest = text.splitlines()
+    assert first == "short" and second.startswith("  failed: word")
+    assert len(rest) > 2 and all(line.startswith("    word") for line in rest)
+    assert max(map(len, text.splitlines())) <= 40
+    assert text.split() == ["short", "failed:", *["word"] * 30], "nothing is lost"
+
+
+def test_a_word_longer_than_the_line_stays_whole():
+    path = "/a/long-path/" * 10
+    assert path in wrap(f"wrote {path} and more", 40).splitlines()
+
+
+def test_a_message_is_wrapped_on_a_terminal_and_one_line_elsewhere(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    terminal, file = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    say(MESSAGE)
+    assert max(map(len, terminal.getvalue().splitlines())) <= 50
+    monkeypatch.setattr(sys, "stderr", file)
+    say(MESSAGE)
+    assert file.getvalue() == f"{MESSAGE}\n"
+
+
+def test_a_command_to_be_copied_is_not_broken(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    say(MESSAGE, unbroken=True)
+    assert terminal.getvalue() == f"{MESSAGE}\n"
+
+
+def test_the_width_is_the_terminals_and_fixed_where_there_is_none(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "63")
+    assert width_of(Terminal()) == 63 and width_of(io.StringIO()) == PIPED_WIDTH
+    for columns in ("abc", "0", "-3"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert width_of(Terminal()) == UNKNOWN_WIDTH
+    monkeypatch.delenv("COLUMNS")
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "w"), os.fdopen(follower, "w") as stream:
+        assert width_of(stream) == UNKNOWN_WIDTH, "a terminal of no columns does not know"
+
+
+def test_a_table_for_a_program_has_no_blanks_at_the_ends():
+    table = Table("name", "what it is", box=None)
+    table.add_row("a", "word " * 40)
+    lines = render(table).splitlines()
+    assert len(lines) > 2 and all(line == line.rstrip() and len(line) <= PIPED_WIDTH for line in lines)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_error(closed):
+    command = f"{sys.executable} -m pe_bench --version {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
