@@ -210,6 +210,9 @@ def check(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every encoding.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every property, with what was measured.")
+    ] = False,
     config_dir: Annotated[
         list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own.")
     ] = None,
@@ -220,7 +223,7 @@ def check(
     """
     from pe_bench.cli.check import check_encodings
 
-    check_encodings(arguments or [], everything, [str(path) for path in config_dir or []])
+    check_encodings(arguments or [], everything, [str(path) for path in config_dir or []], verbose)
 
 
 @app.command(

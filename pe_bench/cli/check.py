@@ -8,13 +8,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from pe_bench.config.groups import names_in
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.check.case import Specimen, specimens
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.inspection.check.suite import Property, check_all
-from pe_bench.system.terminal import say, write_out
+from pe_bench.system.terminal import render, say, width_of, wrap, write_out
 
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-", "not checked": "not checked"}
@@ -23,8 +24,10 @@ STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim", "not chec
 Results = dict[Property, Finding]
 
 
-def check_encodings(arguments: Sequence[str], everything: bool, directories: Sequence[str]) -> None:
-    """Check the encodings among `arguments` with the options among them; print what came out.
+def check_encodings(
+    arguments: Sequence[str], everything: bool, directories: Sequence[str], verbose: bool = False
+) -> None:
+    """Check the encodings among `arguments` with the options among them; print counts and what failed.
 
     Raises `UserError` for what cannot be built, `RunError` where a property fails.
     """
@@ -33,43 +36,91 @@ def check_encodings(arguments: Sequence[str], everything: bool, directories: Seq
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
     for argument in (argument for argument in arguments if argument not in names):
         key = argument.partition("=")[0]
-        of_encoding = "." not in key or key.startswith("encoding.")
-        require(of_encoding, f"check has a model of its own, and {argument} is no option of an encoding")
+        is_option = "." not in key or key.startswith("encoding.")
+        require(is_option, f"check has a model of its own, and {argument} is no option of an encoding")
     found = specimens([*(all_names(directories) if everything else []), *arguments], directories)
-    for one in found:
-        for option, value in one.examples.items():
-            say(f"{one.name} has no default for {option}: checked with {option}={value}, an example")
-    results = {one.name: check_all(one) for one in _with_progress(found)}
-    write_out(_render(_one(results[found[0].name]) if len(found) == 1 else _each(results)))
-    lines = [
-        line
-        for name, result in results.items()
-        for line in (*_errors(name, result), *_failures(name, result))
-    ]
-    if lines:
-        write_out("\n" + "".join(f"{line}\n" for line in lines))
-        raise RunError(
-            _summary([finding.state for result in results.values() for finding in result.values()])
+    for encoding in found:
+        for option, value in encoding.examples.items():
+            say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
+    results = {encoding.name: check_all(encoding) for encoding in _with_progress(found)}
+    _print_tables(results, verbose)
+    states = [finding.state for result in results.values() for finding in result.values()]
+    if "fails" in states or "not checked" in states:
+        raise RunError(_failed_checks(states))
+    hint = "" if verbose else "; the number of each: --verbose"
+    write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
+
+
+def _print_tables(results: dict[str, Results], verbose: bool) -> None:
+    """Print the table of all encodings, and of each encoding what failed or, if `verbose`, everything."""
+    tables = [_summary_table(results)]
+    for name, result in results.items():
+        if verbose:
+            tables.append(_property_table(name, result))
+        if any(finding.state == "fails" for finding in result.values()):
+            tables.append(_failure_table(name, result))
+    write_out("\n".join(render(table) for table in tables))
+    errors = [line for name, result in results.items() for line in _errors(name, result)]
+    if errors:
+        width = width_of(sys.stdout)
+        write_out("\n" + "".join(f"{wrap(line, width, hanging=2)}\n" for line in errors))
+
+
+def _failure_table(name: str, result: Results) -> Table:
+    """Return a table of the properties that fail: what was measured, what must hold, where to look."""
+    table = _table("fails", name)
+    for wanted, finding in result.items():
+        if finding.state == "fails":
+            explained = f"{finding.measured}\nmust hold: {wanted.means}\nlook at: {wanted.look}"
+            table.add_row(Text(wanted.name, STYLES["fails"]), Text(explained))
+    return table
+
+
+def _property_table(name: str, result: Results) -> Table:
+    """Return a table of all properties, with what was measured."""
+    table = _table("property", "result", name)
+    for wanted, finding in result.items():
+        measured = "" if finding.state == "not checked" else f": {finding.measured}"
+        state = Text(SIGNS[finding.state], STYLES[finding.state])
+        table.add_row(wanted.name, state, Text(f"{wanted.means}{measured}"))
+    return table
+
+
+def _summary_table(results: dict[str, Results]) -> Table:
+    """Return a table with one line for each encoding."""
+    table = _table("encoding", "holds", "fails", "unclaimed")
+    for name, result in results.items():
+        properties = {
+            state: [wanted.name for wanted, finding in result.items() if finding.state == state]
+            for state in SIGNS
+        }
+        unknown = len(properties["not checked"])
+        failing = " ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
+        holding = f"{len(properties['holds'])} of {len(result) - unknown}"
+        unclaimed = " ".join(properties["not claimed"])
+        table.add_row(
+            Text(name), holding, Text(failing or "0", STYLES["fails"] if failing else ""), unclaimed
         )
+    return table
 
 
-def _failures(name: str, result: Results) -> list[str]:
-    """Of each property that fails, by how much and where to look."""
-    return [
-        f"{name}: {wanted.name} fails: {wanted.means}; {finding.measured}. Look at {wanted.look}."
-        for wanted, finding in result.items()
-        if finding.state == "fails"
-    ]
+def _table(first: str, *others: str) -> Table:
+    """Return an empty table, whose first column holds names, which are not broken."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(Text(first), overflow="fold", no_wrap=True)
+    for heading in others:
+        table.add_column(Text(heading), overflow="fold")
+    return table
 
 
 def _errors(name: str, result: Results) -> list[str]:
-    """Of each error that several properties met, how many it kept from being checked."""
+    """Describe each error that several properties met, and how many it kept from being checked."""
     errors = Counter(finding.measured for finding in result.values() if finding.state == "not checked")
     return [f"{name}: {error}; {count} properties could not be checked" for error, count in errors.items()]
 
 
-def _summary(states: Sequence[str]) -> str:
-    """`2 of 23 checks failed, 14 could not be made`."""
+def _failed_checks(states: Sequence[str]) -> str:
+    """Count them, as in `2 of 23 checks failed, 14 could not be made`."""
     failed, unknown, total = states.count("fails"), states.count("not checked"), len(states)
     if failed and unknown:
         return f"{failed} of {total} checks failed, {unknown} could not be made"
@@ -79,7 +130,7 @@ def _summary(states: Sequence[str]) -> str:
 
 
 def all_names(directories: Sequence[str] = ()) -> list[str]:
-    """Every encoding, and those in a person's own folders."""
+    """Return the names of every encoding, and of those in a person's own folders."""
     names = names_in("encoding")
     own = sorted(path.stem for folder in directories for path in Path(folder).glob("encoding/*.yaml"))
     return [*(name for name in names if name not in own), *own]
@@ -90,40 +141,3 @@ def _with_progress(found: list[Specimen]) -> Sequence[Specimen]:
     if len(found) == 1 or not console.is_terminal:
         return found
     return track(found, "checking", console=console, transient=True)  # type: ignore[return-value]
-
-
-def _one(results: Results) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("property", "result", "measured", "what it means"):
-        table.add_column(column, overflow="fold")
-    for wanted, finding in results.items():
-        sign = f"[{STYLES[finding.state]}]{SIGNS[finding.state]}"
-        measured = "" if finding.state == "not checked" else finding.measured
-        table.add_row(wanted.name, sign, measured, wanted.means)
-    return table
-
-
-def _each(results: dict[str, Results]) -> Table:
-    """One line for each encoding: narrow enough for a terminal, however many properties there are."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("encoding", "holds", "fails", "not claimed, or not defined"):
-        table.add_column(column, overflow="fold")
-    for name, result in results.items():
-        of = {
-            state: [wanted.name for wanted, finding in result.items() if finding.state == state]
-            for state in SIGNS
-        }
-        unknown = len(of["not checked"])
-        failing = [*of["fails"], *([f"{unknown} not checked"] if unknown else [])]
-        styled = f"[{STYLES['fails']}]{' '.join(failing)}" if failing else "0"
-        holding = f"{len(of['holds'])} of {len(result) - unknown}"
-        table.add_row(name, holding, styled, " ".join(of["not claimed"]))
-    return table
-
-
-def _render(table: Table) -> str:
-    # Off a terminal nothing is cut or wrapped, so that other programs can read it.
-    console = Console() if sys.stdout.isatty() else Console(width=240)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get()

@@ -39,7 +39,7 @@ torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 # Of the scope of the module, so that all tests of one encoding follow each other and share its specimen.
 every_encoding = pytest.mark.parametrize("name", NAMES, scope="module")
 specimen_of = cache(specimen)
-QUICK = [wanted for wanted in PROPERTIES if wanted.name != "65536"]
+QUICK = [wanted for wanted in PROPERTIES if wanted.name != "long_context"]
 SLOW = [wanted for wanted in PROPERTIES if wanted not in QUICK]
 
 

@@ -184,7 +184,11 @@ def test_forms_of_rope_are_calculated_each_in_its_way(layout: Layout) -> None:
 @pytest.mark.parametrize("form", ["complex", "dense"])
 @pytest.mark.parametrize(
     "wanted",
-    [one for one in PROPERTIES if one.name in ("causal", "blocks", "fused", "half", "norm", "shift")],
+    [
+        one
+        for one in PROPERTIES
+        if one.name in ("causal", "blocks", "fused", "half_precision", "norm", "shift")
+    ],
     ids=lambda one: one.name,
 )
 def test_every_form_of_rope_keeps_what_encodings_promise(

@@ -13,18 +13,18 @@ from pe_bench.inspection.check.finding import as_claimed, largest
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check
 
 FILE = Path(wrong_encodings.__file__)
-LONG = "65536"  # takes a second: only where it matters
+LONG = "long_context"  # takes a second: only where it matters
 specimen_of = cache(lambda name: specimen(f"{FILE}:{name}"))
 property_of = {wanted.name: wanted for wanted in PROPERTIES}
 
 # Each encoding, and every property at which it fails.
 WRONG = (
     ("Right", ""),
-    ("SeesTheNextToken", "causal future prefix blocks"),
+    ("SeesTheNextToken", "causal lookahead prefix blocks"),
     ("RangesTooNarrow", "ranges"),
     ("OtherInTraining", "fused"),
-    ("MaximumOverHiddenKeys", "causal future prefix blocks"),
-    ("IdsReadLaterTokens", "future prefix"),
+    ("MaximumOverHiddenKeys", "causal lookahead prefix blocks"),
+    ("IdsReadLaterTokens", "lookahead prefix"),
     ("BiasOverTheNumberOfKeys", "prefix blocks"),
     ("AnglesOverTheNumberOfKeys", "prefix"),
     ("PrefixNotClaimed", "prefix"),
@@ -33,26 +33,26 @@ WRONG = (
     ("ShiftClaimed", "shift"),
     ("BatchMean", "batch"),
     ("LongestSeen", "pure fused"),
-    ("NoiseInForward", "future prefix shift batch pure blocks fused"),
-    ("HookMisspelt", "acts"),
-    ("HookOfTheOtherClass", "acts"),
-    ("BiasOfTheQueryAlone", "acts"),
-    ("ArangeForQueries", "blocks positions half"),
+    ("NoiseInForward", "lookahead prefix shift batch pure blocks fused"),
+    ("HookMisspelt", "effect"),
+    ("HookOfTheOtherClass", "effect"),
+    ("BiasOfTheQueryAlone", "effect"),
+    ("ArangeForQueries", "blocks positions half_precision"),
     ("RotaryByPlace", "positions"),
     ("BiasByIndex", "positions"),
-    ("ScoresWithATermBesideTheScale", "root"),
-    ("MaskIsALargeNumber", "hidden"),
+    ("ScoresWithATermBesideTheScale", "score_scale"),
+    ("MaskIsALargeNumber", "masked_weights"),
     ("ColumnsScaledTwice", "fused"),
-    ("PositionsInTheTypeOfQueries", "half"),
-    ("IdsInTheTypeOfEmbeddings", "half"),
+    ("PositionsInTheTypeOfQueries", "half_precision"),
+    ("IdsInTheTypeOfEmbeddings", "half_precision"),
     ("NormsChange", "norm"),
     ("BiasThatRises", "decay"),
     ("DecayWithoutBias", "decay"),
-    ("SilentPastItsEnd", "past"),
-    ("UndefinedWithoutNumbers", "past"),
-    ("ClampsWithoutEnd", "past"),
-    ("DefinedThatRaises", "prefix shift pure acts past"),
-    ("DefinedAndNotANumber", "prefix half past"),
+    ("SilentPastItsEnd", "extrapolation"),
+    ("UndefinedWithoutNumbers", "extrapolation"),
+    ("ClampsWithoutEnd", "extrapolation"),
+    ("DefinedThatRaises", "prefix shift pure effect extrapolation"),
+    ("DefinedAndNotANumber", "prefix half_precision extrapolation"),
     ("ParameterWithoutUse", "gradients"),
     ("GradientThatIsNotANumber", "fused gradients"),
     ("TableThatIsSaved", "state"),
@@ -61,7 +61,7 @@ WRONG = (
     ("IdsOfTheGlobalGenerator", "ids"),
     ("IdsOfAnotherShape", "ids"),
     ("AddsTheFirstValue", "window"),
-    ("AddsTheLastValue", "causal future prefix blocks"),
+    ("AddsTheLastValue", "causal lookahead prefix blocks"),
 )
 FAR_OFF = (
     "AnglesInSinglePrecision",
@@ -107,24 +107,24 @@ def test_every_property_has_an_encoding_that_fails_it(wanted: Property) -> None:
     ("name", "wanted", "measured"),
     [
         ("SeesTheNextToken", "causal", r"token 0 has gradient \d.* at token 1"),
-        ("IdsReadLaterTokens", "future", r"other tokens behind change an output by \d"),
+        ("IdsReadLaterTokens", "lookahead", r"other tokens behind change an output by \d"),
         ("BiasOverTheNumberOfKeys", "prefix", r"the first \d+ of \d+ tokens differ from \d+ alone by \d"),
         ("PrefixNotClaimed", "prefix", r"prefix_consistent is not claimed, and holds"),
         ("ShiftNotClaimed", "shift", r"shift_invariant is not claimed, and holds: positions \+ 5 or \+ 403"),
         ("ShiftNotClaimedUndefined", "shift", r"not claimed, and holds: positions \+ 5 change"),
-        ("HookMisspelt", "acts", r"HookMisspelt.colums is never called: is it columns\?"),
-        ("HookOfTheOtherClass", "acts", r"embed is never called: it is a hook of PositionalEncoding"),
-        ("BiasOfTheQueryAlone", "acts", r"differs from no encoding by 0|e-1\d"),
+        ("HookMisspelt", "effect", r"HookMisspelt.colums is never called: is it columns\?"),
+        ("HookOfTheOtherClass", "effect", r"embed is never called: it is a hook of PositionalEncoding"),
+        ("BiasOfTheQueryAlone", "effect", r"differs from no encoding by 0|e-1\d"),
         ("ColumnsScaledTwice", "fused", r"fused and reference differ by \d\.\de[-+]0\d, float32"),
-        ("MaskIsALargeNumber", "hidden", r"a hidden key has a weight of \d"),
+        ("MaskIsALargeNumber", "masked_weights", r"a hidden key has a weight of \d"),
         ("DecayWithoutBias", "decay", r"decay is claimed, and there is no distance_bias"),
         ("BiasThatRises", "decay", r"the bias rises by 9.0e-02"),
         ("NormsChange", "norm", r"a norm changes by \d"),
-        ("SilentPastItsEnd", "past", r"128 tokens raise no LengthError"),
-        ("UndefinedWithoutNumbers", "past", r"of 128 tokens after 32 the error says: too long"),
-        ("ClampsWithoutEnd", "past", r"beyond distance 512 equal tokens differ by \d"),
-        ("DefinedThatRaises", "past", r"wrong_encodings.py:\d+: LengthError: too long"),
-        ("DefinedAndNotANumber", "past", r"defined, but not finite at 128 tokens"),
+        ("SilentPastItsEnd", "extrapolation", r"128 tokens raise no LengthError"),
+        ("UndefinedWithoutNumbers", "extrapolation", r"of 128 tokens after 32 the error says: too long"),
+        ("ClampsWithoutEnd", "extrapolation", r"beyond distance 512 equal tokens differ by \d"),
+        ("DefinedThatRaises", "extrapolation", r"wrong_encodings.py:\d+: LengthError: too long"),
+        ("DefinedAndNotANumber", "extrapolation", r"defined, but not finite at 128 tokens"),
         ("ParameterWithoutUse", "gradients", r"spare gets no gradient"),
         ("GradientThatIsNotANumber", "gradients", r"strength gets a gradient that is not finite"),
         ("TableThatIsSaved", "state", r"saved, and no parameter: .*slopes"),
@@ -145,8 +145,8 @@ def test_what_failed_is_told_with_a_number_or_a_name(name: str, wanted: str, mea
 def test_undefined_and_unclaimed_are_no_failures() -> None:
     learned, nope = specimen("learned"), specimen("nope")
     assert check(learned, property_of[LONG]).state == "not claimed"
-    assert "max_position=32" in check(learned, property_of["past"]).measured
-    for name in ("acts", "norm", "decay", "gradients"):
+    assert "max_position=32" in check(learned, property_of["extrapolation"]).measured
+    for name in ("effect", "norm", "decay", "gradients"):
         assert check(nope, property_of[name]).state == "not claimed"
 
 
@@ -160,48 +160,66 @@ def test_what_is_not_a_number_never_holds() -> None:
 # The command
 
 
-def test_a_right_encoding_exits_with_0_and_tells_every_property(command) -> None:
+def test_a_right_encoding_exits_with_0_and_three_lines(command) -> None:
     outcome = command("check", f"{FILE}:Rotary")
     assert outcome.code == 0 and not outcome.err
-    rows = [line.split()[:2] for line in outcome.out.splitlines()[1:]]
+    header, row, end = [line for line in outcome.out.splitlines() if line]
+    assert header.split()[:3] == ["encoding", "holds", "fails"]
+    assert re.search(rf":Rotary  21 of {len(PROPERTIES)}  0 ", row)
+    assert end == "21 checks hold, none fails; the number of each: --verbose"
+
+
+def test_verbose_shows_every_property_with_its_number(command) -> None:
+    outcome = command("check", f"{FILE}:Rotary", "--verbose")
+    assert outcome.code == 0 and not outcome.err
+    table = outcome.out.split("\n\n")[1].splitlines()[1:]
+    rows = [line.split()[:2] for line in table if not line.startswith(" ")]
     assert [name for name, _ in rows] == [wanted.name for wanted in PROPERTIES]
     assert {sign for _, sign in rows} == {"ok", "-"}
+    assert "gradients at later tokens are 0" in outcome.out
 
 
 def test_a_failure_exits_with_1_and_names_the_property_by_how_much_and_where_to_look(command) -> None:
     outcome = command("check", f"{FILE}:NormsChange")
     assert outcome.code == 1
     assert outcome.line == f"pe-bench: 1 of {len(PROPERTIES)} checks failed"
-    (told,) = [line for line in outcome.out.splitlines() if " fails: " in line]
-    assert re.search(r"NormsChange: norm fails: queries and keys keep .*; a norm changes by \d.*\.", told)
-    assert told.endswith("Look at transform.")
-    assert re.search(r"^norm +FAILS ", outcome.out, re.MULTILINE)
+    header, *rows = outcome.out.split("\n\n")[1].splitlines()
+    assert header.startswith("fails  ") and header.endswith("NormsChange")
+    assert [line.split()[0] for line in rows if not line.startswith(" ")] == ["norm"], "only what failed"
+    told = " ".join(outcome.out.split())
+    assert re.search(
+        r"norm a norm changes by \d.* must hold: queries and keys keep .* look at: transform", told
+    )
 
 
-def test_several_are_one_table_and_each_is_told_once(command) -> None:
-    outcome = command("check", f"{FILE}:Right", "nope", f"{FILE}:NormsChange", "nope")
+def test_several_are_one_table_and_each_is_checked_once(command, monkeypatch) -> None:
+    monkeypatch.chdir(FILE.parent)
+    outcome = command("check", f"{FILE.name}:Right", "nope", f"{FILE.name}:NormsChange", "nope")
     header, *rows = outcome.out.split("\n\n")[0].splitlines()
-    assert re.fullmatch(r"encoding +holds +fails +not claimed, or not defined *", header)
+    assert re.fullmatch(r"encoding +holds +fails +unclaimed", header)
     shown = [re.split(r" {2,}", row) for row in rows]
     assert [row[0].rpartition(":")[2] for row in shown] == ["Right", "nope", "NormsChange"]
     assert [row[2] for row in shown] == ["0", "0", "norm"]
     assert outcome.code == 1 and outcome.line.endswith(f"1 of {3 * len(PROPERTIES)} checks failed")
 
 
-def test_one_error_is_told_once_and_of_what_it_kept_from_being_checked_nothing_is_said(command) -> None:
-    outcome = command("check", f"{FILE}:RaisesInForward")
+def test_one_error_is_shown_once_and_nothing_is_said_of_what_it_kept_from_being_checked(
+    command, monkeypatch
+) -> None:
+    monkeypatch.chdir(FILE.parent)
+    outcome = command("check", f"{FILE.name}:RaisesInForward", "--verbose")
     assert outcome.code == 1
-    told = [line for line in outcome.out.splitlines() if "ZeroDivisionError" in line]
-    assert len(told) == 1 and " fails: " not in outcome.out and "Look at" not in outcome.out
-    found = re.fullmatch(
-        r".*RaisesInForward: wrong_encodings.py:352: ZeroDivisionError: a mistake; "
-        r"(\d+) properties could not be checked",
-        told[0],
+    assert outcome.out.count("ZeroDivisionError") == 1
+    assert "must hold: " not in outcome.out and "look at: " not in outcome.out
+    found = re.search(
+        r"RaisesInForward: wrong_encodings.py:352: ZeroDivisionError: a mistake; "
+        r"(\d+) properties could not be checked$",
+        " ".join(outcome.out.split()),
     )
     assert found
     assert len(re.findall(r"^\w+ +not checked", outcome.out, re.MULTILINE)) == int(found[1]) > 10
     assert outcome.line == f"pe-bench: {found[1]} of {len(PROPERTIES)} checks could not be made"
-    outcome = command("check", f"{FILE}:RaisesInForward", f"{FILE}:NormsChange")
+    outcome = command("check", f"{FILE.name}:RaisesInForward", f"{FILE.name}:NormsChange")
     assert f"{found[1]} not checked" in outcome.out
     assert outcome.line.endswith(f"1 of {2 * len(PROPERTIES)} checks failed, {found[1]} could not be made")
 
@@ -271,7 +289,7 @@ def test_a_folder_of_ones_own_is_found_and_is_part_of_all(command, tmp_path: Pat
     (tmp_path / "encoding" / "mine.yaml").write_text(text)
     (tmp_path / "encoding" / FILE.name).write_text(FILE.read_text())
     outcome = command("check", "mine", "--config-dir", str(tmp_path))
-    assert outcome.code == 1 and "mine: norm fails" in outcome.out
+    assert outcome.code == 1 and re.search(r"^fails +mine\nnorm ", outcome.out, re.MULTILINE)
     assert "has no default" not in outcome.err
     assert command("check", f"{FILE.name}:Gone", "--config-dir", str(tmp_path)).code == 2
     assert "mine" in all_names([str(tmp_path)])
@@ -289,4 +307,5 @@ def test_all_checks_them_all(command, monkeypatch) -> None:
     monkeypatch.setattr(check, "all_names", lambda directories: ["nope", "alibi"])
     outcome = command("check", "--all")
     assert outcome.code == 0
-    assert [line.split()[0] for line in outcome.out.splitlines()] == ["encoding", "nope", "alibi"]
+    table = outcome.out.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table] == ["encoding", "nope", "alibi"]

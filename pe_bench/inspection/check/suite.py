@@ -1,4 +1,4 @@
-"""The list of what is checked, in the order in which it is told."""
+"""The properties that are checked, in the order in which they are shown."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +12,8 @@ from pe_bench.inspection.check.finding import Finding
 
 
 class Property(NamedTuple):
+    """A property that an encoding must have, or may claim."""
+
     name: str
     means: str
     look: str  # where to look when it fails
@@ -21,7 +23,7 @@ class Property(NamedTuple):
 PROPERTIES = (
     Property("causal", "no output has a gradient at a later token", "visible, adjust, embed", model.causal),
     Property(
-        "future",
+        "lookahead",
         "no output depends on which tokens follow",
         "ids and embed, where they read tokens",
         model.independent_of_the_future,
@@ -51,7 +53,7 @@ PROPERTIES = (
         model.pure,
     ),
     Property(
-        "acts",
+        "effect",
         "the output differs from that of no encoding",
         "a misspelt hook; a result not returned; parameters that cancel",
         model.acts,
@@ -69,13 +71,13 @@ PROPERTIES = (
         layers.positions_are_read,
     ),
     Property(
-        "root",
+        "score_scale",
         "scores are multiplied by the scale that they are given",
         "scores: a term beside scale * (...)",
         layers.scores_are_scaled,
     ),
     Property(
-        "hidden",
+        "masked_weights",
         "hidden keys have a weight of exactly 0",
         "weights: masked logits are -inf, and no large number",
         layers.hidden_keys_weigh_nothing,
@@ -93,13 +95,13 @@ PROPERTIES = (
         layers.fused_is_the_reference,
     ),
     Property(
-        "half",
+        "half_precision",
         "half-precision queries and keys keep exact positions",
         "positions, angles or sums that were cast to the type of q",
         precision.half_precision_keeps_positions,
     ),
     Property(
-        "65536",
+        "long_context",
         "the last of 65,536 tokens are finite and exact",
         "angles and cumulative sums in float32; exponents that overflow",
         precision.finite_at_65536_tokens,
@@ -107,7 +109,7 @@ PROPERTIES = (
     Property("norm", "queries and keys keep their norms, where claimed", "transform", layers.norm_preserving),
     Property("decay", "the bias falls with distance, where claimed", "distance_bias", layers.decaying),
     Property(
-        "past",
+        "extrapolation",
         "past the training length it does what it says",
         "past_training, and what is done with positions that no parameter was trained for",
         model.past_the_training_length,
@@ -141,7 +143,7 @@ PROPERTIES = (
 
 
 def check(specimen: Specimen, wanted: Property) -> Finding:
-    """What came out; an encoding that raises has failed, whatever the property."""
+    """Check one property; an encoding that raises has failed it, whatever it is."""
     try:
         return wanted.check(specimen)
     except LengthError as error:
@@ -151,7 +153,7 @@ def check(specimen: Specimen, wanted: Property) -> Finding:
 
 
 def check_all(specimen: Specimen) -> dict[Property, Finding]:
-    """What came out of each; where several ended with one and the same error, it says nothing of them."""
+    """Check all properties; an error that several of them end with says nothing of any."""
     found = {wanted: check(specimen, wanted) for wanted in PROPERTIES}
     errors = Counter(finding.measured for finding in found.values() if finding.raised)
     return {
