@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from interleaved import machine, print_table
 
-import pe_bench.model.decoder
 from pe_bench.cli import program
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -30,6 +29,7 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError
 from pe_bench.inspection.speed.passes import NEVER, path_of
+from pe_bench.model import decoder
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.decoder import build_decoder
 from pe_bench.training.optimizer import make_optimizer
@@ -142,7 +142,7 @@ def with_changed_weights(trainer: Trainer, seed: int) -> Trainer:
 
 @contextmanager
 def reference_alone() -> Iterator[None]:
-    with patch.object(pe_bench.model, "attention", reference_attention):
+    with patch.object(decoder, "attention", reference_attention):
         yield
 
 
