@@ -72,7 +72,7 @@ def measured(given: argparse.Namespace, length: int, whole: bool) -> list[list[s
     for name, each in seconds.items():
         row = [name, "", f"{1000 * median(each):.0f}", ratio(seconds, name, PLAIN), ""]
         if name in encodings:
-            row[1] = choose(encodings[name].layer(0), q, position).__name__
+            row[1] = choose(encodings[name].layer(0), q, position).name
             row[-1] = f"{error(encodings[name], inputs, calls[name]()):.0e}"
         rows.append(row)
     return rows

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pe_bench.errors import UserError
 
-LARGEST = 2**63 - 1  # what PyTorch and numpy take for a whole number
+MAX_INTEGER = 2**63 - 1  # what PyTorch and numpy take for a whole number
 SHOWN = 60  # characters of a wrong value
 
 
@@ -74,7 +74,7 @@ def _convert(value: Any, wanted: Any) -> Any:
 
 
 def _whole(value: int | float | str) -> Any:
-    is_whole = not isinstance(value, str) and value == value // 1 and abs(value) <= LARGEST
+    is_whole = not isinstance(value, str) and value == value // 1 and abs(value) <= MAX_INTEGER
     return int(value) if is_whole else _WRONG
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pe_bench.config.groups import names_in
 from pe_bench.errors import RunError, require
-from pe_bench.inspection.check.case import Specimen, specimens
+from pe_bench.inspection.check.case import Case, find_cases
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.inspection.check.suite import Property, check_all
 from pe_bench.system.terminal import render, say, width_of, wrap, write_out
@@ -38,7 +38,7 @@ def check_encodings(
         key = argument.partition("=")[0]
         is_option = "." not in key or key.startswith("encoding.")
         require(is_option, f"check has a model of its own, and {argument} is no option of an encoding")
-    found = specimens([*(all_names(directories) if everything else []), *arguments], directories)
+    found = find_cases([*(all_names(directories) if everything else []), *arguments], directories)
     for encoding in found:
         for option, value in encoding.examples.items():
             say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
@@ -136,7 +136,7 @@ def all_names(directories: Sequence[str] = ()) -> list[str]:
     return [*(name for name in names if name not in own), *own]
 
 
-def _with_progress(found: list[Specimen]) -> Sequence[Specimen]:
+def _with_progress(found: list[Case]) -> Sequence[Case]:
     console = Console(stderr=True)
     if len(found) == 1 or not console.is_terminal:
         return found

@@ -32,7 +32,7 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, directories: Seq
 
 def _draw(found: Sequence[Subject], plot: Path) -> None:
     from pe_bench.inspection.show.picture import draw_subjects
-    from pe_bench.model.user_code import outside_code_told
+    from pe_bench.model.user_code import user_code_errors
 
-    with outside_code_told(*(subject.encoding for subject in found)):
+    with user_code_errors(*(subject.encoding for subject in found)):
         draw_subjects(found, plot)

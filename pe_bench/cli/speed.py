@@ -60,14 +60,14 @@ def _try_each(found: Sequence[Subject], length: int) -> None:
     from pe_bench.data.tokenizer import ByteTokenizer
     from pe_bench.encodings import LengthError
     from pe_bench.model.decoder import build_decoder
-    from pe_bench.model.dry_run import run_one_window
+    from pe_bench.model.dry_run import dry_run
 
     encodings = [_built(subject) for subject in found]
     model = build_decoder(found[0].config, ByteTokenizer().vocabulary)
     for subject, encoding in zip(found, encodings, strict=True):
         model.encoding = encoding
         with suppress(LengthError):  # is measured, and says so in its row
-            run_one_window(model, length, subject.name)
+            dry_run(model, length, subject.name)
 
 
 def _built(subject: Subject) -> "Composition":

@@ -7,7 +7,7 @@ import numpy as np
 from pe_bench.data.documents import Document
 
 WINDOW_BYTES = 48
-LARGEST_SHARE = 0.3
+MAX_SHARE = 0.3
 # Above this many training windows only every 2nd, 4th, ... is kept, so that memory and time stay small.
 KEPT_WINDOWS = 2_000_000
 CHUNK_BYTES = 1 << 20  # a long text is hashed in parts, at 8 bytes for each of its own
@@ -23,7 +23,7 @@ def without_overlap(validation: Sequence[Document], training: Sequence[Document]
     return [
         document
         for document in validation
-        if document.sha256 not in copies and _share(document.text, known, rate) <= LARGEST_SHARE
+        if document.sha256 not in copies and _share(document.text, known, rate) <= MAX_SHARE
     ]
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from pe_bench.data.documents import Document, character_boundary
-from pe_bench.data.overlap import LARGEST_SHARE, WINDOW_BYTES, without_overlap
+from pe_bench.data.overlap import MAX_SHARE, WINDOW_BYTES, without_overlap
 from pe_bench.errors import UserError
 
 FEWEST_DOCUMENTS = 5  # with fewer, each document is cut in two instead
@@ -72,6 +72,6 @@ def _check_sides(train: list[Document], held_out: list[Document], kept: list[Doc
     if not kept:
         raise UserError(
             f"each of the {len(held_out)} validation documents stands in the {len(train)} training documents "
-            f"(more than {LARGEST_SHARE:.0%} of its {WINDOW_BYTES}-byte windows): "
+            f"(more than {MAX_SHARE:.0%} of its {WINDOW_BYTES}-byte windows): "
             "use more varied text, or name other text by data.validation_path"
         )

@@ -19,7 +19,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.kerple_log import SMALLEST
 from pe_bench.encodings.shared.bounded import bounded
 
-LARGEST_POWER = 2.0
+MAX_POWER = 2.0
 
 
 class KerplePower(LayerEncoding):
@@ -33,6 +33,6 @@ class KerplePower(LayerEncoding):
         self.a = nn.Parameter(torch.rand(n_heads))
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        p = bounded(self.p, SMALLEST, LARGEST_POWER).unsqueeze(-1)
+        p = bounded(self.p, SMALLEST, MAX_POWER).unsqueeze(-1)
         a = bounded(self.a, SMALLEST).unsqueeze(-1)
         return -a * distance**p

@@ -25,7 +25,7 @@ from pe_bench.encodings.rope import Layout, join_pairs, rope_frequencies, rotate
 from pe_bench.errors import require
 
 GAMMA = 0.4
-LARGEST_FEATURE = 1_000.0  # of a query or key, left as room below the largest number of its type
+MAX_FEATURE = 1_000.0  # of a query or key, left as room below the largest number of its type
 
 
 class XPos(LayerEncoding):
@@ -71,7 +71,7 @@ class XPos(LayerEncoding):
 
     def _refuse_overflow(self, span: float, dtype: torch.dtype) -> None:
         """Factors that overflow would turn scores into NaN, and nothing would say why."""
-        room = math.log(torch.finfo(dtype).max / LARGEST_FEATURE)
+        room = math.log(torch.finfo(dtype).max / MAX_FEATURE)
         longest = 2 * room / -float(self.log_decay[0])
         if span > longest:
             raise LengthError(

@@ -12,8 +12,8 @@ from pe_bench.encodings.identity import encoding_identity, encoding_label, with_
 from pe_bench.errors import UserError
 from pe_bench.experiment.trackers import check_tracker
 from pe_bench.model.decoder import Decoder, build_decoder
-from pe_bench.model.dry_run import try_one_window
-from pe_bench.model.user_code import outside_code_told
+from pe_bench.model.dry_run import dry_run_training
+from pe_bench.model.user_code import user_code_errors
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run
 from pe_bench.runs.gather import runs_folder
@@ -80,9 +80,9 @@ def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     config = replace(config, encoding=with_code_hashes(config.encoding, search))
-    with outside_code_told():
+    with user_code_errors():
         model = build_decoder(config, data.vocabulary, search)
-    try_one_window(model, config.train.length, config.encoding["name"])
+    dry_run_training(model, config.train.length, config.encoding["name"])
     plans = make_plans(config, config.eval, data)
     check_windows(data, config.train.length)
     dtype = resolve_precision(config.precision, config.device)

@@ -11,7 +11,7 @@ from pe_bench.errors import UserError
 from pe_bench.experiment.prepare import Job, prepare
 from pe_bench.experiment.progress import scoring_progress
 from pe_bench.model.decoder import Decoder
-from pe_bench.model.dry_run import try_one_window
+from pe_bench.model.dry_run import dry_run_training
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.gather import gather_told, read_result, runs_folder
 from pe_bench.runs.lock import locked
@@ -106,7 +106,7 @@ def _under(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
     encoding.load_state_dict(job.model.encoding.state_dict(), strict=True)
     model = copy.copy(job.model)
     model._modules = {**job.model._modules, "encoding": encoding}
-    try_one_window(model, job.config.train.length, other.encoding["name"])
+    dry_run_training(model, job.config.train.length, other.encoding["name"])
     return model.eval()
 
 

@@ -44,9 +44,9 @@ class Subject:
         from pe_bench.data.tokenizer import ByteTokenizer
         from pe_bench.encodings.load import build_encoding
         from pe_bench.model.seeds import derive_seed
-        from pe_bench.model.user_code import outside_code_told
+        from pe_bench.model.user_code import user_code_errors
 
-        with torch.random.fork_rng(devices=[]), outside_code_told():
+        with torch.random.fork_rng(devices=[]), user_code_errors():
             torch.manual_seed(derive_seed(self.config.seed, "encoding"))
             vocabulary = ByteTokenizer().vocabulary
             return build_encoding(self.config.encoding, self.config.model.n_layers, self.search, vocabulary)

@@ -1,4 +1,4 @@
-"""One window through a new model before anything is written."""
+"""Run one window through a new model, so that an encoding that fails does so before anything is written."""
 
 import torch
 
@@ -6,27 +6,27 @@ from pe_bench.encodings import LengthError
 from pe_bench.errors import UserError
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.lookahead import refuse_lookahead
-from pe_bench.model.user_code import outside_code_told
+from pe_bench.model.user_code import user_code_errors
 
 
-def try_one_window(model: Decoder, length: int, name: str = "NAME") -> None:
-    """Raises `UserError` for a length that the encoding refuses, and for what `run_one_window` does."""
+def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
+    """Run `dry_run` at the training length; a length that the encoding refuses is a `UserError`."""
     try:
-        run_one_window(model, length, name)
+        dry_run(model, length, name)
     except LengthError as error:
         raise UserError(f"train.length={length}: {error}") from error
     refuse_lookahead(model, length, name)
 
 
 @torch.no_grad()
-def run_one_window(model: Decoder, length: int, name: str = "NAME") -> None:
-    """Raises `LengthError` of an encoding that has no meaning there.
+def dry_run(model: Decoder, length: int, name: str = "NAME") -> None:
+    """Run the model on one window; `name` is what `pe-bench check` calls the encoding.
 
-    `UserError` for what fails in code from outside, and for finite weights that give what is not finite;
-    `name` is what `check` calls the encoding.
+    Raises `LengthError` where the encoding is undefined at this length, and `UserError` for an error in a
+    user's own code and for values that are not finite from weights that are.
     """
     tokens = torch.zeros(1, length, dtype=torch.long)
-    with outside_code_told(model.encoding):
+    with user_code_errors(model.encoding):
         ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
         hidden = model.hidden(tokens, ids)
     if not hidden.isfinite().all() and all(weight.isfinite().all() for weight in model.parameters()):

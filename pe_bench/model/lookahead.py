@@ -4,7 +4,7 @@ import torch
 
 from pe_bench.errors import UserError
 from pe_bench.model.decoder import Decoder
-from pe_bench.model.user_code import outside_code_told
+from pe_bench.model.user_code import user_code_errors
 
 # Relative to the largest output. Fast paths round differently in the two rows; a leak moves outputs by more.
 TOLERANCE = 1e-3
@@ -21,7 +21,7 @@ def refuse_lookahead(model: Decoder, length: int, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     tokens_2T = torch.randint(model.embedding.num_embeddings, (2, length), generator=generator)
     tokens_2T[1, :half] = tokens_2T[0, :half]
-    with outside_code_told(model.encoding):
+    with user_code_errors(model.encoding):
         ids = model.encoding.ids(tokens_2T, train=False, generator=generator)
         hidden_2TD = model.hidden(tokens_2T, ids)[:, :half]
     moved = float((hidden_2TD[0] - hidden_2TD[1]).abs().max()) if half else 0.0

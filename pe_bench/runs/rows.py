@@ -21,7 +21,7 @@ from pe_bench.errors import RunError
 from pe_bench.runs.old_rows import ADDED, with_added_columns
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL, printable
-from pe_bench.values import LARGEST
+from pe_bench.values import MAX_INTEGER
 
 if TYPE_CHECKING:
     import _csv
@@ -196,6 +196,6 @@ def _value(text: str, name: str) -> Any:
         number = int(text)
     except ValueError as error:
         raise ValueError(f"{name} is {text!r:.60}, which is not a number") from error
-    if not _AT_LEAST.get(name, 0) <= number <= LARGEST:
+    if not _AT_LEAST.get(name, 0) <= number <= MAX_INTEGER:
         raise ValueError(f"{name} is {number}, which cannot be")
     return number

@@ -23,7 +23,7 @@ from pe_bench.encodings.kerple_power import KerplePower
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.sandwich import Sandwich
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import layers_of, specimen
+from pe_bench.inspection.check.case import find_case, layers_of
 from pe_bench.inspection.check.suite import PROPERTIES, check
 from pe_bench.model.attention import attention, logits, project
 
@@ -269,7 +269,7 @@ def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
     for network in (FIRE(64, threshold=512, d_hidden=1_024), DAPE(64, train_length=4096, d_hidden=1_024)):
         for layer in (network.hidden, network.output):
             assert layer.weight.std().item() == pytest.approx(1 / math.sqrt(3 * layer.in_features), rel=0.05)
-    model = specimen("fire").fresh()
+    model = find_case("fire").as_built()
     heads, layers = 4, 4
     assert sum(map(Tensor.numel, model.parameters())) == layers * (66 + 33 * heads)
 
@@ -354,7 +354,7 @@ def test_dape_claims_what_its_inner_encoding_does_but_decay(inner: Inner) -> Non
 
 @pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
 def test_dape_has_a_network_and_an_inner_encoding_of_its_own_in_every_layer(inner: Inner) -> None:
-    model, heads, layers = specimen("dape", (f"encoding.inner={inner}",)).fresh(), 4, 4
+    model, heads, layers = find_case("dape", (f"encoding.inner={inner}",)).as_built(), 4, 4
     of_inner = {"alibi": 0, "kerple_log": 2 * heads, "fire": 2 * 32 + 32 * heads + heads + 2}[inner]
     network = 2 * heads * 32 + 32 + 32 * heads + heads
     assert sum(map(Tensor.numel, model.parameters())) == layers * (network + of_inner)
@@ -365,7 +365,7 @@ def test_dape_has_a_network_and_an_inner_encoding_of_its_own_in_every_layer(inne
 # rounds what a network makes of it by 0.001.
 @pytest.mark.parametrize("inner", ["alibi", "fire"])
 def test_dape_has_the_checked_properties_with_other_inner_encodings(inner: Inner) -> None:
-    one = specimen("dape", (f"encoding.inner={inner}",))
+    one = find_case("dape", (f"encoding.inner={inner}",))
     found = {wanted.name: check(one, wanted) for wanted in PROPERTIES if wanted.name != "long_context"}
     assert {name: finding for name, finding in found.items() if finding.state == "fails"} == {}
 
@@ -395,6 +395,6 @@ def test_networks_are_not_evaluated_in_half_precision(make: Callable[[], LayerEn
 
 @pytest.mark.parametrize("name", ["kerple_log", "kerple_power", "bam"])
 def test_one_set_of_parameters_serves_all_layers(name: str) -> None:
-    model = specimen(name).fresh()
+    model = find_case(name).as_built()
     assert len(layers_of(model)) == 1
     assert model.layer(0) is model.layer(3)

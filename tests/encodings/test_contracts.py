@@ -19,11 +19,11 @@ from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
     VOCABULARY,
-    Specimen,
+    Case,
+    find_case,
     hidden,
     layer_inputs,
     layers_of,
-    specimen,
     tokens,
     worst,
 )
@@ -36,15 +36,15 @@ MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yam
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
-# Of the scope of the module, so that all tests of one encoding follow each other and share its specimen.
+# Of the scope of the module, so that all tests of one encoding follow each other and share its case.
 every_encoding = pytest.mark.parametrize("name", NAMES, scope="module")
-specimen_of = cache(specimen)
+case_of = cache(find_case)
 QUICK = [wanted for wanted in PROPERTIES if wanted.name != "long_context"]
 SLOW = [wanted for wanted in PROPERTIES if wanted not in QUICK]
 
 
 def require(name: str, wanted: Property) -> None:
-    finding = check(specimen_of(name), wanted)
+    finding = check(case_of(name), wanted)
     assert finding.state != "fails", f"{finding.measured}; look at {wanted.look}"
 
 
@@ -62,7 +62,7 @@ def test_property_far_out_that_takes_a_second(name: str, wanted: Property) -> No
 
 @every_encoding
 def test_yaml_names_every_option_and_its_default(name: str) -> None:
-    config = specimen_of(name).config
+    config = case_of(name).config
     for part in (config, *config.get("modifiers", {}).values()):
         encoding = find_class(part["class"])
         constructor = encoding.__init__
@@ -79,7 +79,7 @@ def test_yaml_names_every_option_and_its_default(name: str) -> None:
 
 @every_encoding
 def test_label_is_the_files_name_or_the_bases_and_the_modifiers(name: str) -> None:
-    one = specimen_of(name)
+    one = case_of(name)
     modifiers = one.config.get("modifiers", {})
     assert list(modifiers) == [name] if modifiers else one.config["name"] == name
     label = "+".join([one.config["name"], *modifiers])
@@ -90,7 +90,7 @@ def test_label_is_the_files_name_or_the_bases_and_the_modifiers(name: str) -> No
 
 @every_encoding
 def test_docstring_says_what_happens_past_the_training_length_and_what_is_cited(name: str) -> None:
-    one = specimen_of(name)
+    one = case_of(name)
     for part in (one.config, *one.config.get("modifiers", {}).values()):
         encoding = find_class(part["class"])
         page = inspect.getmodule(encoding).__doc__ or ""
@@ -102,7 +102,7 @@ def test_docstring_says_what_happens_past_the_training_length_and_what_is_cited(
 @every_encoding
 def test_positions_may_be_floats_and_differ_between_sequences(name: str) -> None:
     half = TRAIN_LENGTH // 2
-    for layer in layers_of(specimen_of(name).encoding):
+    for layer in layers_of(case_of(name).encoding):
         x, q, k, v = layer_inputs(half)
         position = torch.stack([torch.arange(half), 2 * torch.arange(half)])
         both = attention(layer, x, q, k, v, position)
@@ -115,7 +115,7 @@ def test_positions_may_be_floats_and_differ_between_sequences(name: str) -> None
 @every_encoding
 def test_a_window_from_outside_is_that_mask_whatever_keys_are_left_out(name: str) -> None:
     length, window = TRAIN_LENGTH, 4
-    for layer in layers_of(specimen_of(name).encoding):
+    for layer in layers_of(case_of(name).encoding):
         arguments = (*layer_inputs(length), torch.arange(length))
         masked = reference_attention(Stack([layer, SlidingWindow(window)]), *arguments)
         in_blocks = reference_attention(layer, *arguments, window=window, block=3)
@@ -124,9 +124,9 @@ def test_a_window_from_outside_is_that_mask_whatever_keys_are_left_out(name: str
 
 @every_encoding
 def test_shared_key_heads_are_key_heads_repeated(name: str) -> None:
-    one = specimen_of(name)
+    one = case_of(name)
     grouped, every_head = one.model, replace(MODEL, n_kv_heads=MODEL.n_heads)
-    full = Decoder(every_head, len(VOCABULARY), one.drawn()).double()
+    full = Decoder(every_head, len(VOCABULARY), one.with_random_parameters()).double()
     weights = grouped.state_dict()
     for key, weight in weights.items():
         if "attention.key" in key or "attention.value" in key:
@@ -138,7 +138,7 @@ def test_shared_key_heads_are_key_heads_repeated(name: str) -> None:
 
 @every_encoding
 def test_parameters_follow_the_seed(name: str) -> None:
-    first, again = specimen_of(name).fresh().state_dict(), specimen_of(name).fresh().state_dict()
+    first, again = case_of(name).as_built().state_dict(), case_of(name).as_built().state_dict()
     assert all(torch.equal(first[key], again[key]) for key in first)
 
 
@@ -146,7 +146,7 @@ def test_parameters_follow_the_seed(name: str) -> None:
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None:
     try:
-        one = with_enough_rows(specimen(name, (f"modifier=[{modifier}]",)))
+        one = with_enough_rows(find_case(name, (f"modifier=[{modifier}]",)))
     except UserError as refusal:
         if "both replace ids" not in str(refusal):
             raise
@@ -158,7 +158,7 @@ def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None
     assert gradient.isfinite().all()
 
 
-def with_enough_rows(one: Specimen) -> Specimen:
+def with_enough_rows(one: Case) -> Case:
     """A table of positions must hold the ids of modifiers that spread them."""
     spread = [part["max_position"] for part in one.config["modifiers"].values() if "max_position" in part]
     if not spread or one.past_training != "undefined" or "max_position" not in one.config:

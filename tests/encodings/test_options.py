@@ -12,7 +12,7 @@ from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import find_class
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import TRAIN_LENGTH, Specimen, ids_of, specimen, tokens, worst
+from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, find_case, ids_of, tokens, worst
 
 torch.set_num_threads(1)
 
@@ -31,14 +31,14 @@ GIVEN = {
 }
 GIVEN_FOR = {"fraction_of": ["encoding.fraction=0.5"]}
 
-specimen_of = cache(specimen)
+case_of = cache(find_case)
 
 
 def options() -> list[tuple[str, str, str]]:
     """Encoding, where its part stands in the configuration, and option."""
     found = []
     for path in sorted((config_dir() / "encoding").glob("*.yaml")):
-        config = specimen_of(path.stem).config
+        config = case_of(path.stem).config
         modifiers = config.get("modifiers", {})
         # What stands under a modifier is the modifier's test; its base has its own.
         parts = {f"modifiers.{name}.": part for name, part in modifiers.items()} or {"": config}
@@ -50,7 +50,7 @@ def options() -> list[tuple[str, str, str]]:
     return found
 
 
-def other_values(one: Specimen, place: str, option: str) -> list[Any]:
+def other_values(one: Case, place: str, option: str) -> list[Any]:
     part = one.config["modifiers"][place.split(".")[1]] if place else one.config
     value = part[option]
     wanted = get_type_hints(find_class(part["class"]).__init__)[option]
@@ -65,7 +65,7 @@ def other_values(one: Specimen, place: str, option: str) -> list[Any]:
     return [8, 2, 2.0, [1.5] * 4]  # null stands for a number, or for one of each pair or head
 
 
-def outcome(one: Specimen) -> list[torch.Tensor | str]:
+def outcome(one: Case) -> list[torch.Tensor | str]:
     """Hidden states with the ids of training and of scoring, or the error where there is one."""
     found: list[torch.Tensor | str] = []
     for length, train in ((TRAIN_LENGTH, True), (3 * TRAIN_LENGTH, False)):
@@ -91,12 +91,12 @@ def differs(some: list[torch.Tensor | str], others: list[torch.Tensor | str]) ->
 )
 def test_another_value_of_an_option_is_another_output(name: str, place: str, option: str) -> None:
     given = (*GIVEN.get(name, ()), *GIVEN_FOR.get(option, ()))
-    plain, changes = specimen_of(name, given), []
+    plain, changes = case_of(name, given), []
     usual = outcome(plain)
     for value in other_values(plain, place, option):
         override = f"encoding.{place}{option}={str(value).lower() if isinstance(value, bool) else value}"
         try:
-            changed = outcome(specimen(name, (*given, override.replace("'", ""))))
+            changed = outcome(find_case(name, (*given, override.replace("'", ""))))
         except UserError as error:
             if option not in str(error):
                 raise
@@ -121,8 +121,8 @@ def test_another_value_of_an_option_is_another_output(name: str, place: str, opt
 )
 def test_option_that_nothing_would_read_is_refused(name: str, overrides: list[str]) -> None:
     with pytest.raises(UserError, match=f"{overrides[0]} .*: leave it out"):
-        specimen(name, tuple(overrides))
+        find_case(name, tuple(overrides))
 
 
-def part_class(one: Specimen, place: str) -> str:
+def part_class(one: Case, place: str) -> str:
     return one.config["modifiers"][place.split(".")[1]]["class"] if place else one.config["class"]

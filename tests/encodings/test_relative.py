@@ -101,7 +101,7 @@ def test_transformer_xl_is_the_official_formulation_at_any_length_on_the_fused_p
     q, k, v = (series(torch.sin, step, 1, H, tokens, K) for step in (0.3, 0.5, 0.7))
     hidden = torch.ones(tokens, tokens).triu(1).bool()
     weights = official_xl(encoding, 1, q, k).masked_fill(hidden, float("-inf")).softmax(-1)
-    assert choose(layer, q, torch.arange(tokens)) is fused_attention
+    assert choose(layer, q, torch.arange(tokens)).run is fused_attention
     assert near(attention(layer, q, q, k, v, torch.arange(tokens)).detach(), weights @ v, 1e-12)
 
 

@@ -24,7 +24,7 @@ from pe_bench.encodings.pope import PoPE
 from pe_bench.encodings.rope import Form, Layout, RoPE, rope_frequencies, rotate
 from pe_bench.encodings.xpos import XPos
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import specimen
+from pe_bench.inspection.check.case import find_case
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check
 from pe_bench.model.attention import attention, reference_attention
 
@@ -194,7 +194,7 @@ def test_forms_of_rope_are_calculated_each_in_its_way(layout: Layout) -> None:
 def test_every_form_of_rope_keeps_what_encodings_promise(
     layout: Layout, form: Form, wanted: Property
 ) -> None:
-    finding = check(specimen("rope", (f"encoding.layout={layout}", f"encoding.form={form}")), wanted)
+    finding = check(find_case("rope", (f"encoding.layout={layout}", f"encoding.form={form}")), wanted)
     assert finding.state == "holds", finding.measured
 
 

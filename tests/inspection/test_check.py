@@ -8,13 +8,13 @@ import pytest
 from support import wrong_encodings
 
 from pe_bench.cli.check import all_names
-from pe_bench.inspection.check.case import specimen
+from pe_bench.inspection.check.case import find_case
 from pe_bench.inspection.check.finding import as_claimed, largest
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check
 
 FILE = Path(wrong_encodings.__file__)
 LONG = "long_context"  # takes a second: only where it matters
-specimen_of = cache(lambda name: specimen(f"{FILE}:{name}"))
+case_of = cache(lambda name: find_case(f"{FILE}:{name}"))
 property_of = {wanted.name: wanted for wanted in PROPERTIES}
 
 # Each encoding, and every property at which it fails.
@@ -76,18 +76,18 @@ FAR_OFF = (
 @pytest.mark.parametrize(("name", "expected"), WRONG)
 def test_a_wrong_encoding_fails_where_it_is_wrong_and_nowhere_else(name: str, expected: str) -> None:
     quick = [wanted for wanted in PROPERTIES if wanted.name != LONG]
-    failed = [wanted.name for wanted in quick if check(specimen_of(name), wanted).state == "fails"]
+    failed = [wanted.name for wanted in quick if check(case_of(name), wanted).state == "fails"]
     assert failed == expected.split()
 
 
 @pytest.mark.parametrize("name", FAR_OFF)
 def test_what_is_wrong_far_out_fails_there(name: str) -> None:
-    assert check(specimen_of(name), property_of[LONG]).state == "fails"
+    assert check(case_of(name), property_of[LONG]).state == "fails"
 
 
 @pytest.mark.parametrize("name", ["Right", "Rotary"])
 def test_what_is_right_far_out_holds_there(name: str) -> None:
-    assert check(specimen_of(name), property_of[LONG]).state == "holds"
+    assert check(case_of(name), property_of[LONG]).state == "holds"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_is_right_far_out_holds_there(name: str) -> None:
 )
 def test_what_is_wrong_only_far_out_holds_everywhere_else(name: str) -> None:
     quick = [wanted for wanted in PROPERTIES if wanted.name != LONG]
-    assert not [wanted.name for wanted in quick if check(specimen_of(name), wanted).state == "fails"]
+    assert not [wanted.name for wanted in quick if check(case_of(name), wanted).state == "fails"]
 
 
 @pytest.mark.parametrize("wanted", PROPERTIES, ids=lambda wanted: wanted.name)
@@ -138,12 +138,12 @@ def test_every_property_has_an_encoding_that_fails_it(wanted: Property) -> None:
     ],
 )
 def test_what_failed_is_told_with_a_number_or_a_name(name: str, wanted: str, measured: str) -> None:
-    finding = check(specimen_of(name), property_of[wanted])
+    finding = check(case_of(name), property_of[wanted])
     assert finding.state == "fails" and re.search(measured, finding.measured), finding
 
 
 def test_undefined_and_unclaimed_are_no_failures() -> None:
-    learned, nope = specimen("learned"), specimen("nope")
+    learned, nope = find_case("learned"), find_case("nope")
     assert check(learned, property_of[LONG]).state == "not claimed"
     assert "max_position=32" in check(learned, property_of["extrapolation"]).measured
     for name in ("effect", "norm", "decay", "gradients"):
@@ -255,7 +255,7 @@ def test_a_mistake_is_one_line_and_exits_with_2(command, folder, arguments: list
 
 @pytest.mark.parametrize("arguments", [["strength=1e-3"], ["encoding.strength=0.5", "modifier=[logn]"]])
 def test_a_class_in_a_file_takes_options_and_modifiers(arguments: list[str]) -> None:
-    one = specimen(f"{FILE}:NeedsAnOption", arguments)
+    one = find_case(f"{FILE}:NeedsAnOption", arguments)
     assert one.config["strength"] in (1e-3, 0.5) and one.config["d_head"] == 8
     assert ("logn" in one.encoding.modifiers) == (len(arguments) > 1)
     assert check(one, property_of["prefix"]).state == "holds"
@@ -263,7 +263,7 @@ def test_a_class_in_a_file_takes_options_and_modifiers(arguments: list[str]) -> 
 
 def test_options_reach_the_encoding_and_its_modifiers() -> None:
     arguments = ["modifier=[sliding_window]", "encoding.modifiers.sliding_window.window=7", "base=100"]
-    one = specimen("rope", arguments)
+    one = find_case("rope", arguments)
     assert one.config["base"] == 100
     assert one.config["modifiers"]["sliding_window"]["window"] == 7
 

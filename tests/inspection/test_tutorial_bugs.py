@@ -33,13 +33,13 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rope import RoPE, rope_frequencies, rotate
 from pe_bench.encodings.shaw import Shaw
 from pe_bench.encodings.sinusoidal import sinusoids
-from pe_bench.inspection.check.case import specimen
+from pe_bench.inspection.check.case import find_case
 from pe_bench.inspection.check.suite import PROPERTIES, check
 from pe_bench.model.attention import reference_attention
 
 ROOT = Path(__file__).parents[2]
 QUICK = [wanted for wanted in PROPERTIES if wanted.name != "long_context"]
-specimen_of = cache(specimen)
+case_of = cache(find_case)
 Sinusoids = Callable[[Tensor, int], Tensor]
 
 
@@ -49,7 +49,7 @@ def right_sinusoids(position: Tensor, width: int, base: float = 10_000.0) -> Ten
 
 @cache
 def failures(name: str) -> set[str]:
-    return {wanted.name for wanted in QUICK if check(specimen_of(name), wanted).state == "fails"}
+    return {wanted.name for wanted in QUICK if check(case_of(name), wanted).state == "fails"}
 
 
 # What `pe-bench check` finds: the mistake, the properties that fail, and the right encoding, which has none.
@@ -85,7 +85,7 @@ def test_the_mistake_fails_the_check_and_the_right_encoding_does_not(
 
 
 def test_heads_merged_is_told_as_a_shape_that_does_not_fit() -> None:
-    finding = check(specimen_of(f"{wrong.__file__}:HeadsMerged"), QUICK[0])
+    finding = check(case_of(f"{wrong.__file__}:HeadsMerged"), QUICK[0])
     assert finding.state == "fails" and "RuntimeError" in finding.measured
 
 

@@ -55,7 +55,7 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         library = request.getfixturevalue("emulated_library")
         monkeypatch.setattr(native, "usable_tiled_kernel", lambda: build.Kernel(library, "emulated"))
     elif native.usable_tiled_kernel().library is None:
-        pytest.skip(native.usable_tiled_kernel().told)
+        pytest.skip(native.usable_tiled_kernel().description)
 
 
 def drawn(tokens: int, width: int = K, value_width: int = K, batch: int = B) -> list[Tensor]:
@@ -207,7 +207,7 @@ def test_an_autocast_model_takes_the_kernel_and_has_the_gradients_of_the_referen
     encoding = ALiBi(H) if name == "alibi" else T5(H * K, H)
     leaves = [x.requires_grad_() for x in drawn(70)[:3]]
     position = torch.arange(70)
-    assert choose(encoding, leaves[0], position) is native_attention
+    assert choose(encoding, leaves[0], position).run is native_attention
     learned = list(encoding.parameters())
     output = native_attention(encoding, leaves[0], leaves[0], leaves[1], leaves[2], position)
     assert output.dtype == torch.bfloat16
@@ -240,7 +240,7 @@ def test_its_first_trial_tells_a_right_kernel_from_a_wrong_one(
         build.Kernel(ctypes.CDLL(str(tmp_path / build.LIBRARY)), "a compiler"), torch.bfloat16
     )
     assert tried.library is None
-    assert "wrong by" in tried.told
+    assert "wrong by" in tried.description
 
 
 def test_it_compiles_for_the_processors_that_have_tiles(tmp_path: Path) -> None:

@@ -150,24 +150,24 @@ def test_a_window_is_the_sliding_window_of_that_many_tokens(encoding: LayerEncod
 def path_of(encoding: LayerEncoding, position: Tensor | None = None) -> str:
     """Which path `attention` takes."""
     position = torch.arange(5) if position is None else position
-    return choose(encoding, inputs(5)[1], position).__name__
+    return choose(encoding, inputs(5)[1], position).name
 
 
 @pytest.mark.parametrize(
     ("encoding", "path"),
     [
-        (NoPE(), "fused_attention"),
-        (RoPE(d_head=K), "fused_attention"),
-        (LogN(2), "fused_attention"),
-        (Stack([RoPE(d_head=K), LogN(2)]), "fused_attention"),
-        (ALiBi(H), "fused_distance_attention"),
-        (Stack([ALiBi(H), LogN(2)]), "fused_distance_attention"),
-        (FoX(D, H), "fused_column_attention"),
-        (Stack([FoX(D, H), LogN(2)]), "fused_column_attention"),
-        (Shaw(K), "reference_attention"),
-        (CoPE(K), "reference_attention"),
-        (StickBreaking(), "reference_attention"),
-        (Stack([RoPE(d_head=K), SlidingWindow(3)]), "fused_chunk_attention"),
+        (NoPE(), "fused"),
+        (RoPE(d_head=K), "fused"),
+        (LogN(2), "fused"),
+        (Stack([RoPE(d_head=K), LogN(2)]), "fused"),
+        (ALiBi(H), "fused distance"),
+        (Stack([ALiBi(H), LogN(2)]), "fused distance"),
+        (FoX(D, H), "fused column"),
+        (Stack([FoX(D, H), LogN(2)]), "fused column"),
+        (Shaw(K), "reference"),
+        (CoPE(K), "reference"),
+        (StickBreaking(), "reference"),
+        (Stack([RoPE(d_head=K), SlidingWindow(3)]), "fused chunk"),
     ],
 )
 def test_the_path_follows_from_the_hooks_that_are_overridden(encoding: LayerEncoding, path: str) -> None:
@@ -178,7 +178,7 @@ def test_the_path_follows_from_the_hooks_that_are_overridden(encoding: LayerEnco
     "position", [2 * torch.arange(5), torch.arange(5).float(), torch.arange(10).view(2, 5)]
 )
 def test_positions_that_are_no_plain_count_make_no_table(position: Tensor) -> None:
-    assert path_of(ALiBi(H), position) == "fused_chunk_attention"
+    assert path_of(ALiBi(H), position) == "fused chunk"
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 17, FUSED_QUERIES, FUSED_QUERIES + 1, 2 * FUSED_QUERIES + 77])

@@ -29,7 +29,7 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.stick_breaking import StickBreaking
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.encodings.t5 import T5
-from pe_bench.inspection.check.case import layer_inputs, layers_of, specimen, worst
+from pe_bench.inspection.check.case import find_case, layer_inputs, layers_of, worst
 from pe_bench.model.attention import block_masks, choose, flex, project, reference_attention
 from pe_bench.model.attention.block_masks import BLOCK, block_mask, mask_of_tiles
 from pe_bench.model.attention.flex import add_columns, add_table, can_flex, fused_flex_attention
@@ -139,7 +139,7 @@ def test_a_single_token_sees_itself(encoding: LayerEncoding) -> None:
 
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_encoding_that_adds_or_hides_has_the_references_output(name: str) -> None:
-    for layer in layers_of(specimen(name).encoding):
+    for layer in layers_of(find_case(name).encoding):
         arguments = (*layer_inputs(24), torch.arange(24))
         acts = layer.overrides("visible", "bias", "distance_bias")
         if acts and can_flex(layer, arguments[1].float(), arguments[-1]):
@@ -225,12 +225,12 @@ def test_masks_hold_what_is_visible_and_nothing_else(
 
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_encoding_with_a_mask_of_its_own_has_it_here(name: str) -> None:
-    for layer in layers_of(specimen(name).encoding):
+    for layer in layers_of(find_case(name).encoding):
         if layer.overrides("visible"):
-            assert torch.equal(mask_of_specimen(layer, 150), reference_mask(layer, 150))
+            assert torch.equal(mask_of_case(layer, 150), reference_mask(layer, 150))
 
 
-def mask_of_specimen(layer: LayerEncoding, tokens: int) -> Tensor:
+def mask_of_case(layer: LayerEncoding, tokens: int) -> Tensor:
     x, q, k, _ = layer_inputs(tokens)
     mask = mask_of_tiles(layer, *project(layer, x, q, k, torch.arange(tokens)), None)
     return mask.mask_mod(*indices(tokens)).expand(1, 1, -1, -1)[0, 0]
@@ -341,14 +341,14 @@ def on_cuda(dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(1, H, 5, K, device="cuda", dtype=dtype)
 
 
-FLEX, REFERENCE = "fused_flex_attention", "reference_attention"
+FLEX, REFERENCE = "fused flex", "reference"
 
 
 @pytest.mark.parametrize(
     ("encoding", "window", "path"),
     [
-        (NoPE(), None, "fused_attention"),
-        (Stack([RoPE(d_head=K), LogN(2)]), None, "fused_attention"),
+        (NoPE(), None, "fused"),
+        (Stack([RoPE(d_head=K), LogN(2)]), None, "fused"),
         (RoPE(d_head=K), 3, FLEX),
         (ALiBi(H), None, FLEX),
         (T5(D, H), None, FLEX),
@@ -366,7 +366,7 @@ FLEX, REFERENCE = "fused_flex_attention", "reference_attention"
 def test_the_path_on_a_gpu_follows_from_the_hooks_that_are_overridden(
     encoding: LayerEncoding, window: int | None, path: str
 ) -> None:
-    assert choose(encoding, on_cuda(), torch.arange(5), window).__name__ == path
+    assert choose(encoding, on_cuda(), torch.arange(5), window).name == path
 
 
 @pytest.mark.parametrize(

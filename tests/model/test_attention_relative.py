@@ -59,7 +59,7 @@ def test_tables_are_the_reference_at_any_length(name: str) -> None:
     encoding = made(name)
     for tokens in (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 33, 61):
         arguments = (*layer_inputs(tokens), torch.arange(tokens) + 500)
-        assert choose(encoding, arguments[1], arguments[-1]) is fused_relative_attention
+        assert choose(encoding, arguments[1], arguments[-1]).run is fused_relative_attention
         assert worst(attention(encoding, *arguments), reference_attention(encoding, *arguments)) < 1e-12
 
 
@@ -216,9 +216,9 @@ def test_the_reference_serves_what_tables_do_not() -> None:
 
     q, count = layer_inputs(9)[1], torch.arange(9)
     with torch.no_grad():
-        assert choose(Shaw(K), q, count) is fused_relative_attention
-        assert choose(Changed(K), q, count) is reference_attention
-        assert choose(Stack([Shaw(K), LogN(3)]), q, count) is reference_attention
-        assert choose(Shaw(K), q, 2 * count) is reference_attention
-        assert choose(Shaw(K), q, count, window=4) is reference_attention
-    assert choose(Shaw(K), q, count) is reference_attention
+        assert choose(Shaw(K), q, count).run is fused_relative_attention
+        assert choose(Changed(K), q, count).run is reference_attention
+        assert choose(Stack([Shaw(K), LogN(3)]), q, count).run is reference_attention
+        assert choose(Shaw(K), q, 2 * count).run is reference_attention
+        assert choose(Shaw(K), q, count, window=4).run is reference_attention
+    assert choose(Shaw(K), q, count).run is reference_attention

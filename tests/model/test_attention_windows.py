@@ -26,7 +26,7 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.encodings.t5 import T5
 from pe_bench.inspection.check import layers
-from pe_bench.inspection.check.case import Specimen, as_type, layer_inputs, layers_of, specimen, worst
+from pe_bench.inspection.check.case import Case, as_type, find_case, layer_inputs, layers_of, worst
 from pe_bench.model.attention import attention, choose, chunks, reference, reference_attention
 from pe_bench.model.attention.chunks import fused_chunk_attention
 
@@ -35,7 +35,7 @@ torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 H, K, D = 4, 8, 32  # those of `layer_inputs`
 
-specimen_of = cache(specimen)
+case_of = cache(find_case)
 
 HIDING = {
     "a window of one": lambda: SlidingWindow(1),
@@ -166,7 +166,7 @@ def test_gradients_of_chunks_are_those_of_the_reference(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_encoding_keeps_its_scores_in_chunks_on_the_path_that_is_chosen(name: str) -> None:
-    one: Specimen = specimen_of(name)
+    one: Case = case_of(name)
     for layer in layers_of(one.encoding):
         for window in (None, 4):
             arguments = (*layer_inputs(32), torch.arange(32), window)
@@ -200,7 +200,7 @@ def test_terms_have_any_width(width: int, learning: bool) -> None:
     encoding, arguments = Resized(width), (*layer_inputs(33), torch.arange(33))
     exact = reference_attention(encoding, *arguments)
     with torch.set_grad_enabled(learning):
-        assert choose(encoding, arguments[1], arguments[-1]) is fused_chunk_attention
+        assert choose(encoding, arguments[1], arguments[-1]).run is fused_chunk_attention
         assert worst(attention(encoding, *arguments), exact) < 1e-10
 
 
@@ -250,31 +250,31 @@ def test_what_hides_keys_costs_as_much_for_every_token_of_a_longer_text(make, li
 @pytest.mark.parametrize(
     ("make", "scoring", "training"),
     [
-        (lambda: SlidingWindow(3), "fused_chunk_attention", "fused_chunk_attention"),
-        (lambda: stack(RoPE(K), SlidingWindow(3)), "fused_chunk_attention", "fused_chunk_attention"),
-        (lambda: stack(ALiBi(H), SlidingWindow(3)), "fused_chunk_attention", "fused_chunk_attention"),
+        (lambda: SlidingWindow(3), "fused chunk", "fused chunk"),
+        (lambda: stack(RoPE(K), SlidingWindow(3)), "fused chunk", "fused chunk"),
+        (lambda: stack(ALiBi(H), SlidingWindow(3)), "fused chunk", "fused chunk"),
         # The fused kernels have no gradient for a bias.
-        (lambda: stack(T5(D, H), SlidingWindow(3)), "fused_chunk_attention", "reference_attention"),
-        (lambda: FIRE(H, 4), "fused_chunk_attention", "reference_attention"),
-        (lambda: Streaming(K, cache=5), "fused_chunk_attention", "fused_chunk_attention"),
-        (lambda: stack(ReRoPE(K, 8, 4), LogN(3)), "fused_chunk_attention", "fused_chunk_attention"),
+        (lambda: stack(T5(D, H), SlidingWindow(3)), "fused chunk", "reference"),
+        (lambda: FIRE(H, 4), "fused chunk", "reference"),
+        (lambda: Streaming(K, cache=5), "fused chunk", "fused chunk"),
+        (lambda: stack(ReRoPE(K, 8, 4), LogN(3)), "fused chunk", "fused chunk"),
         # Columns are sums over the whole text: exact enough for gradients, and not for scores.
-        (lambda: FoX(D, H), "fused_chunk_attention", "fused_column_attention"),
-        (lambda: stack(Shaw(K), SlidingWindow(3)), "reference_attention", "reference_attention"),
+        (lambda: FoX(D, H), "fused chunk", "fused column"),
+        (lambda: stack(Shaw(K), SlidingWindow(3)), "reference", "reference"),
     ],
 )
 def test_the_path_follows_from_the_hooks_and_from_what_is_learned(make, scoring: str, training: str) -> None:
     encoding, q = make(), layer_inputs(5)[1].requires_grad_()
-    assert choose(encoding, q, torch.arange(5)).__name__ == training
+    assert choose(encoding, q, torch.arange(5)).name == training
     with torch.no_grad():
-        assert choose(encoding, q, torch.arange(5)).__name__ == scoring
+        assert choose(encoding, q, torch.arange(5)).name == scoring
 
 
 def test_a_window_from_outside_is_fused() -> None:
     q = layer_inputs(5)[1]
     for encoding in (NoPE(), ALiBi(H), FoX(D, H), ReRoPE(K, 8, 4)):
         with torch.no_grad():
-            assert choose(encoding, q, torch.arange(5), window=3) is fused_chunk_attention
+            assert choose(encoding, q, torch.arange(5), window=3).run is fused_chunk_attention
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""One window before anything is written: what it lets pass, and what it says of the rest."""
+"""The dry run of a new model: what it lets pass, and what it says about the rest."""
 
 import math
 
@@ -16,7 +16,7 @@ from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import subjects
 from pe_bench.inspection.speed.request import with_examples
 from pe_bench.model.decoder import Decoder, build_decoder
-from pe_bench.model.dry_run import try_one_window
+from pe_bench.model.dry_run import dry_run_training
 
 NAMES = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
 SIZES = ("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24", "train.length=32")
@@ -40,20 +40,20 @@ def decoder(encoding: LayerEncoding) -> Decoder:
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_encoding_passes_with_modifiers_and_without(name, modifier):
     model = build_decoder(config_of(name, f"modifier=[{modifier}]"), ByteTokenizer().vocabulary)
-    try_one_window(model, 32, name)
+    dry_run_training(model, 32, name)
 
 
 def test_values_that_are_not_finite_are_the_encodings():
-    told = r"not finite in a window of 32 tokens: try `pe-bench check mine`"
-    with pytest.raises(UserError, match=told):
-        try_one_window(decoder(LogarithmOfZero()), 32, "mine")
+    message = r"not finite in a window of 32 tokens: try `pe-bench check mine`"
+    with pytest.raises(UserError, match=message):
+        dry_run_training(decoder(LogarithmOfZero()), 32, "mine")
 
 
 def test_weights_that_are_not_finite_are_not_the_encodings():
     model = decoder(LayerEncoding())
     with torch.no_grad():
         model.blocks[0].attention.query.weight[0, 0] = math.nan
-    try_one_window(model, 32)
+    dry_run_training(model, 32)
 
 
 def test_a_fault_of_pe_benchs_own_is_no_users_mistake(monkeypatch):
@@ -63,4 +63,4 @@ def test_a_fault_of_pe_benchs_own_is_no_users_mistake(monkeypatch):
     model = decoder(LayerEncoding())
     monkeypatch.setattr(model, "layers", fault)
     with pytest.raises(RuntimeError, match="a fault"):
-        try_one_window(model, 32)
+        dry_run_training(model, 32)

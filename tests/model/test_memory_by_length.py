@@ -19,12 +19,12 @@ from pe_bench.encodings import dape, fire
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.inspection.check.case import (
     MODEL,
-    Specimen,
+    Case,
     as_type,
+    find_case,
     ids_of,
     layer_inputs,
     layers_of,
-    specimen,
     tokens,
     worst,
 )
@@ -37,7 +37,7 @@ NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 LENGTH = 512
 MEMORY = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 
-specimen_of = cache(specimen)
+case_of = cache(find_case)
 
 
 class Largest(TorchDispatchMode):
@@ -80,19 +80,19 @@ def largest_in_a_layer(layer: LayerEncoding, length: int, window: int | None = N
 
 @torch.no_grad()
 def largest_in_the_input(name: str, length: int) -> Largest:
-    encoding, text = long_specimen(name).drawn(), tokens(1, length)
+    encoding, text = long_case(name).with_random_parameters(), tokens(1, length)
     x = torch.randn(1, length, MODEL.d_model)
     with Largest() as largest:
         encoding.embed(x, ids_of(encoding, text), text)
     return largest
 
 
-def long_specimen(name: str) -> Specimen:
+def long_case(name: str) -> Case:
     """As many positions as there are tokens; tables take their last row for all that lies beyond."""
-    config = specimen_of(name).config
+    config = case_of(name).config
     modifiers = [key for key, part in config.get("modifiers", {}).items() if "max_position" in part]
     enough = [f"encoding.modifiers.{key}.max_position={LENGTH}" for key in modifiers]
-    return specimen_of(name, (*enough, *["encoding.overflow=clamp"] * (config.get("overflow") == "error")))
+    return case_of(name, (*enough, *["encoding.overflow=clamp"] * (config.get("overflow") == "error")))
 
 
 def is_linear(short: Largest, long: Largest, length: int) -> bool:
@@ -101,7 +101,7 @@ def is_linear(short: Largest, long: Largest, length: int) -> bool:
 
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_no_tensor_of_attention_grows_with_the_square_of_the_length(name: str) -> None:
-    for layer in layers_of(long_specimen(name).drawn()):
+    for layer in layers_of(long_case(name).with_random_parameters()):
         short, long = (largest_in_a_layer(layer, length) for length in (LENGTH // 2, LENGTH))
         assert is_linear(short, long, LENGTH), f"{short.bytes} and then {long.bytes} bytes"
 

@@ -36,6 +36,7 @@ from pe_bench.model.attention.native import (
     native_column_attention,
     usable_kernel,
 )
+from pe_bench.model.attention.paths import REFERENCE, AttentionPath
 
 B, H, K = 2, 3, 20
 D = H * K
@@ -180,19 +181,19 @@ def test_training_takes_the_kernel_and_has_the_gradients_of_the_reference(name: 
     x = torch.randn(B, 130, D, generator=generator)
     leaves = [x, *torch.randn(3, B, H, 130, K, generator=generator)]
 
-    def gradients(dtype: torch.dtype, path=None) -> tuple[str, list[Tensor | None]]:
+    def gradients(dtype: torch.dtype, path: AttentionPath | None = None) -> tuple[str, list[Tensor | None]]:
         encoding = Stack([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0].to(dtype)
         inputs = [leaf.to(dtype).requires_grad_() for leaf in leaves]
         learned = [parameter for part in parts for parameter in part.parameters()]
         taken = path or choose(encoding, inputs[1], position)
-        output = taken(encoding, *inputs, position)
+        output = taken.run(encoding, *inputs, position)
         loss = (output * output.detach().cos()).sum()
         found = torch.autograd.grad(loss, [*inputs, *learned], allow_unused=True)
-        return taken.__name__, [output.detach(), *found]
+        return taken.name, [output.detach(), *found]
 
     taken, fast = gradients(torch.float32)
-    _, exact = gradients(torch.float64, reference_attention)
-    assert taken == ("native_column_attention" if "fox" in name else "native_attention")
+    _, exact = gradients(torch.float64, REFERENCE)
+    assert taken == ("native column" if "fox" in name else "native")
     for ours, truth in zip(fast, exact, strict=True):
         assert (ours is None) == (truth is None)
         if ours is not None and truth is not None:
@@ -260,11 +261,11 @@ def test_what_heads_share_is_read_as_the_reference_reads_it(encoding: LayerEncod
         output = path(encoding, leaves[0], *leaves, position)
         return [output, *torch.autograd.grad(output.square().sum(), wanted)]
 
-    assert choose(encoding, leaves[0], position) is native_attention
+    assert choose(encoding, leaves[0], position).run is native_attention
     for ours, truth in zip(found(native_attention), found(reference_attention), strict=True):
         assert worst(ours, truth) < 1e-4 * max(1.0, float(truth.detach().abs().max()))
     with torch.no_grad():
-        scored = choose(encoding, leaves[0], position)(encoding, leaves[0], *leaves, position)
+        scored = choose(encoding, leaves[0], position).run(encoding, leaves[0], *leaves, position)
         assert worst(scored, reference_attention(encoding, leaves[0], *leaves, position)) < 1e-5
 
 
@@ -295,24 +296,22 @@ def test_without_a_kernel_pytorch_serves_what_it_can_and_the_reference_the_rest(
 ) -> None:
     paths = importlib.import_module("pe_bench.model.attention.paths")
     monkeypatch.setattr(paths, "usable_kernel", lambda: build.Kernel(None, "switched off"))
-    taken = {
-        name: choose(Stack(make()), queries(), torch.arange(5)).__name__ for name, make in ENCODINGS.items()
-    }
-    assert taken["nope"] == taken["rope"] == taken["tupe"] == "fused_attention"
-    assert taken["alibi"] == taken["sandwich"] == "fused_distance_attention"
-    assert taken["t5"] == taken["kerple_log"] == taken["bam"] == "reference_attention"
-    assert taken["fox"] == "fused_column_attention"
+    taken = {name: choose(Stack(make()), queries(), torch.arange(5)).name for name, make in ENCODINGS.items()}
+    assert taken["nope"] == taken["rope"] == taken["tupe"] == "fused"
+    assert taken["alibi"] == taken["sandwich"] == "fused distance"
+    assert taken["t5"] == taken["kerple_log"] == taken["bam"] == "reference"
+    assert taken["fox"] == "fused column"
 
 
 @here
 def test_the_kernel_is_for_training_in_single_precision_on_a_processor() -> None:
     position = torch.arange(5)
-    assert choose(NoPE(), queries(), position) is native_attention
-    assert choose(NoPE(), queries(learns=False), position) is not native_attention
-    assert choose(NoPE(), queries().double(), position) is not native_attention
+    assert choose(NoPE(), queries(), position).run is native_attention
+    assert choose(NoPE(), queries(learns=False), position).run is not native_attention
+    assert choose(NoPE(), queries().double(), position).run is not native_attention
     with torch.no_grad():
-        assert choose(NoPE(), queries(), position) is not native_attention
-    assert choose(ALiBi(H), queries(), 2 * position) is not native_attention
+        assert choose(NoPE(), queries(), position).run is not native_attention
+    assert choose(ALiBi(H), queries(), 2 * position).run is not native_attention
 
 
 @pytest.fixture
@@ -354,8 +353,8 @@ def test_without_a_compiler_there_is_a_reason(
         monkeypatch.setenv(name, value)
     found = usable_kernel()
     assert found.library is None
-    assert told in found.told
-    assert choose(NoPE(), queries(), torch.arange(5)).__name__ == "fused_attention"
+    assert told in found.description
+    assert choose(NoPE(), queries(), torch.arange(5)).name == "fused"
     assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
 
 
@@ -365,7 +364,7 @@ def test_a_cache_folder_that_cannot_be_written_is_no_error(
     (unbuilt / "kernel").write_text("a file where the folder would be")
     found = usable_kernel()
     assert found.library is None
-    assert "\n" not in found.told
+    assert "\n" not in found.description
 
 
 @here
@@ -414,7 +413,7 @@ def test_a_kernel_that_computes_wrongly_is_not_used(
     monkeypatch.setattr(build, "SOURCE", wrong)
     found = usable_kernel()
     assert found.library is None
-    assert "wrong by" in found.told
+    assert "wrong by" in found.description
 
 
 @here

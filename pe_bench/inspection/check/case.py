@@ -1,4 +1,4 @@
-"""What is checked: an encoding in a small decoder, its parameters drawn so that none is neutral.
+"""The case that is checked: an encoding in a small decoder, with random parameters so that none is neutral.
 
 Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
@@ -21,35 +21,35 @@ from pe_bench.encodings.load import build_encoding, with_examples
 from pe_bench.errors import UserError, first_line
 from pe_bench.inspection.resolve import Subject, subjects
 from pe_bench.model.decoder import Decoder
-from pe_bench.model.user_code import outside_line
+from pe_bench.model.user_code import user_code_line
 
-# Small, and no two sizes that could stand for each other but where heads share keys.
+# Small, and no two sizes are equal, so that none can be mistaken for another; but two heads share keys.
 MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
 TRAIN_LENGTH = 32
-# The text of the tokens, for what reads it: full stops and line ends among letters.
+# The text of the tokens, for encodings that read it: full stops and line ends among letters.
 VOCABULARY = (*"abcdefghi", ".", "\n")
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Specimen:
-    """An encoding's resolved configuration, for a model of the size `MODEL` trained at `TRAIN_LENGTH`."""
+class Case:
+    """An encoding's configuration, resolved for a model of the size `MODEL` trained at `TRAIN_LENGTH`."""
 
     name: str
     config: dict[str, Any]
     search: Sequence[Path] = ()
     examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
 
-    def fresh(self) -> Composition:
-        """With its initial values, in the types that it chose."""
+    def as_built(self) -> Composition:
+        """Build the encoding with its initial values, in the types that it chose."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return build_encoding(self.config, MODEL.n_layers, self.search, VOCABULARY)
 
-    def drawn(self) -> Composition:
-        """With parameters drawn anew: at zero, many an encoding is none."""
-        encoding = self.fresh()
+    def with_random_parameters(self) -> Composition:
+        """Build the encoding with random parameters: at their initial zeros, many encodings do nothing."""
+        encoding = self.as_built()
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in encoding.parameters():
@@ -57,21 +57,21 @@ class Specimen:
         return encoding
 
     def model_of(self, encoding: Composition) -> Decoder:
-        """A decoder in float64 whose own weights are always the same."""
+        """Build a decoder in float64 whose own weights are always the same."""
         generator = torch.Generator().manual_seed(1)
         return Decoder(MODEL, len(VOCABULARY), encoding, generator).double()
 
     @cached_property
     def encoding(self) -> Composition:
-        return self.drawn().double()
+        return self.with_random_parameters().double()
 
     @cached_property
     def model(self) -> Decoder:
-        return self.model_of(self.drawn())
+        return self.model_of(self.with_random_parameters())
 
     @cached_property
     def parts(self) -> list[PositionalEncoding | LayerEncoding]:
-        """The encoding and its modifiers, a wrapped `LayerEncoding` as itself."""
+        """The encoding and its modifiers; `LayerEncoding`s without what wraps them."""
         found = [self.encoding.base, *self.encoding.modifiers.children()]
         return [part.layer(0) if isinstance(part, Layers) else part for part in found]  # type: ignore[misc]
 
@@ -83,7 +83,7 @@ class Specimen:
         return claim in self.encoding.claims
 
     def overrides(self, *hooks: str) -> bool:
-        """Whether the encoding, in any layer, changes one of these hooks."""
+        """Return whether the encoding changes one of these hooks in any layer."""
         of_model = [hook for hook in hooks if hasattr(PositionalEncoding, hook)]
         of_layer = [hook for hook in hooks if hasattr(LayerEncoding, hook)]
         parts = [self.encoding.base, *self.encoding.modifiers.children()]
@@ -91,29 +91,29 @@ class Specimen:
         return in_model or any(layer.overrides(*of_layer) for layer in layers_of(self.encoding))
 
 
-def specimens(arguments: Sequence[str], directories: Sequence[str] = ()) -> list[Specimen]:
-    """What the arguments name: encodings by their YAML files, or `file.py:Class`, with options.
+def find_cases(arguments: Sequence[str], directories: Sequence[str] = ()) -> list[Case]:
+    """Return the cases that the arguments name: encodings by name or `file.py:Class`, with options.
 
-    `directories` hold a person's own YAML files. Raises `UserError`, also for what cannot be built.
+    `directories` hold a person's own YAML files. Raises `UserError`, also where an encoding cannot be built.
     """
     sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
     found = subjects([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], directories)
-    names = Counter(one.name for one in found)
-    return [_specimen(one, one.name if names[one.name] == 1 else one.label) for one in found]
+    names = Counter(subject.name for subject in found)
+    return [_case(subject, subject.name if names[subject.name] == 1 else subject.label) for subject in found]
 
 
-def specimen(name: str, overrides: Sequence[str] = (), directories: Sequence[str] = ()) -> Specimen:
-    (found,) = specimens([name, *overrides], directories)
+def find_case(name: str, overrides: Sequence[str] = (), directories: Sequence[str] = ()) -> Case:
+    (found,) = find_cases([name, *overrides], directories)
     return found
 
 
-def _specimen(subject: Subject, name: str) -> Specimen:
+def _case(subject: Subject, name: str) -> Case:
     given, search = subject.config.encoding, subject.search
     config = with_examples(given, search)
     examples = {option: value for option, value in config.items() if given.get(option, {}) != value}
-    found = Specimen(name, config, search, examples)
+    found = Case(name, config, search, examples)
     try:
-        found.fresh()
+        found.as_built()
     except UserError:
         raise
     except Exception as error:
@@ -122,14 +122,14 @@ def _specimen(subject: Subject, name: str) -> Specimen:
 
 
 def where(error: Exception) -> str:
-    """The file and line that raised it, of code from outside if it passed through some, and its type."""
+    """Return the file that raised an error, or the user's that it passed through, and the error's type."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    line = outside_line(error) or f"{frame.filename}:{frame.lineno}"
+    line = user_code_line(error) or f"{frame.filename}:{frame.lineno}"
     return f"{Path(line).name}: {type(error).__name__}"
 
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:
-    """One layer of each kind: all of them are alike but where a schedule says otherwise."""
+    """Return one layer of each kind: they differ only where a schedule says so."""
     kinds: dict[tuple[type, ...], LayerEncoding] = {}
     for number in range(MODEL.n_layers):
         layer = encoding.layer(number)
@@ -137,9 +137,9 @@ def layers_of(encoding: Composition) -> list[LayerEncoding]:
     return list(kinds.values())
 
 
-def both_precisions(specimen: Specimen) -> list[tuple[LayerEncoding, LayerEncoding]]:
-    """Each kind of layer in float64 and in float32, with the same parameters."""
-    return list(zip(layers_of(specimen.encoding), layers_of(specimen.drawn()), strict=True))
+def both_precisions(case: Case) -> list[tuple[LayerEncoding, LayerEncoding]]:
+    """Return each kind of layer in float64 and in float32, with the same parameters."""
+    return list(zip(layers_of(case.encoding), layers_of(case.with_random_parameters()), strict=True))
 
 
 def _kind(layer: LayerEncoding) -> tuple[type, ...]:
@@ -147,7 +147,7 @@ def _kind(layer: LayerEncoding) -> tuple[type, ...]:
 
 
 def tokens(batch: int, length: int) -> Tensor:
-    """[B, T] of the vocabulary."""
+    """Return random tokens [B, T] of the vocabulary."""
     return torch.randint(len(VOCABULARY), (batch, length), generator=torch.Generator().manual_seed(2))
 
 
@@ -156,16 +156,16 @@ def ids_of(encoding: Composition, tokens_BT: Tensor, train: bool = False) -> Ten
 
 
 def hidden(model: Decoder, tokens_BT: Tensor, shift: int = 0) -> Tensor:
-    """The decoder's last hidden states [B, T, D] with the ids of scoring, moved by `shift`."""
+    """Return the decoder's last hidden states [B, T, D] with the ids of scoring, moved by `shift`."""
     return model.hidden(tokens_BT, ids_of(model.encoding, tokens_BT) + shift)
 
 
 def layer_inputs(
     length: int, dtype: torch.dtype = torch.float64, batch: int = 2, drawn_as: torch.dtype = torch.float64
 ) -> Inputs:
-    """The input of a layer [B, T, D] and its queries, keys and values [B, H, T, K].
+    """Return a layer's input [B, T, D] and its queries, keys and values [B, H, T, K].
 
-    drawn_as: float32 is drawn sooner, and is other numbers.
+    drawn_as: float32 is drawn faster, and gives other numbers.
     """
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(batch, length, MODEL.d_model, generator=generator, dtype=drawn_as)
@@ -180,12 +180,12 @@ def as_type(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer's input, queries and keys where every token is the same, and likes itself."""
+    """Return a layer's input, queries and keys: all tokens are the same, and each query equals its key."""
     x, q, _, _ = layer_inputs(1, batch=1)
     repeated = q.expand(-1, -1, length, -1)
     return x.expand(-1, length, -1), repeated, repeated
 
 
 def worst(a: Tensor, b: Tensor) -> float:
-    """The largest absolute difference; infinite where one of the two is not a number."""
+    """Return the largest absolute difference; infinity where one of the two is not a number."""
     return float((a.detach().double() - b.detach().double()).abs().nan_to_num(torch.inf).max())

@@ -10,7 +10,7 @@ from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
-    Specimen,
+    Case,
     as_type,
     both_precisions,
     layer_inputs,
@@ -25,12 +25,12 @@ SINGLE = 1e-5  # float32 against float64
 SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
 
 
-def blocks_are_the_whole(specimen: Specimen) -> Finding:
+def blocks_are_the_whole(case: Case) -> Finding:
     """Rows computed in blocks, and alone, against all of them at once; positions that jump."""
     length, errors = 13, []
     x, q, k, v = layer_inputs(length)
     jumping = 2 * torch.arange(length)
-    for layer in layers_of(specimen.encoding):
+    for layer in layers_of(case.encoding):
         for position in (jumping, torch.stack([jumping, jumping // 2])):
             whole = reference_attention(layer, x, q, k, v, position, block=length)
             errors.append(worst(reference_attention(layer, x, q, k, v, position, block=4), whole))
@@ -40,12 +40,12 @@ def blocks_are_the_whole(specimen: Specimen) -> Finding:
     return at_most(largest(errors), EXACT, "blocks of queries and the whole differ by")
 
 
-def fused_is_the_reference(specimen: Specimen) -> Finding:
+def fused_is_the_reference(case: Case) -> Finding:
     """The paths that are chosen, with and without gradients, against the reference in float64."""
     double, single, slopes = [], [], []
     for length in (1, 2, TRAIN_LENGTH):
         position, inputs = torch.arange(length), layer_inputs(length)
-        for exact, rounded in both_precisions(specimen):
+        for exact, rounded in both_precisions(case):
             truth, expected = _with_gradients(reference_attention, exact, length)
             ours, gradients = _with_gradients(attention, exact, length)
             double += [worst(ours, truth), *map(worst, gradients, expected)]
@@ -66,14 +66,14 @@ def fused_is_the_reference(specimen: Specimen) -> Finding:
     return Finding("holds" if holds else "fails", measured)
 
 
-def positions_are_read(specimen: Specimen) -> Finding:
+def positions_are_read(case: Case) -> Finding:
     """Where all tokens and all their positions are the same, what tells them apart has counted them itself.
 
     It may where it reads `prepare`'s values, or hides keys.
     """
     x, q, k = one_token_repeated(TRAIN_LENGTH)
     same, errors = torch.full((TRAIN_LENGTH,), 7), []
-    for layer in layers_of(specimen.encoding):
+    for layer in layers_of(case.encoding):
         for turned in layer.transform(q, k, same, same):
             errors.append(worst(turned, turned[..., :1, :]))
         if not layer.overrides("prepare", "visible"):
@@ -84,20 +84,20 @@ def positions_are_read(specimen: Specimen) -> Finding:
     return at_most(largest(errors), EXACT, "equal tokens at one position differ by")
 
 
-def scores_are_scaled(specimen: Specimen) -> Finding:
+def scores_are_scaled(case: Case) -> Finding:
     """Scores at twice the scale are twice the scores; what is to be added after the scale is a bias."""
     errors = []
-    for layer in layers_of(specimen.encoding):
+    for layer in layers_of(case.encoding):
         x, q, k, _ = layer_inputs(TRAIN_LENGTH)
         queries, keys = project(layer, x, q, k, torch.arange(TRAIN_LENGTH))
         errors.append(worst(layer.scores(queries, keys, 2.0), 2 * layer.scores(queries, keys, 1.0)))
     return at_most(largest(errors), EXACT, "twice the scale is off from twice the scores by")
 
 
-def hidden_keys_weigh_nothing(specimen: Specimen) -> Finding:
+def hidden_keys_weigh_nothing(case: Case) -> Finding:
     """The weights of hidden keys: exactly zero, however low the logits of the others are."""
     weighed = []
-    for layer in layers_of(specimen.encoding):
+    for layer in layers_of(case.encoding):
         x, q, k, _ = as_type(layer_inputs(TRAIN_LENGTH), torch.float32)
         queries, keys = project(layer, x, q, k, torch.arange(TRAIN_LENGTH))
         visible = layer.visible(queries, keys)
@@ -107,9 +107,9 @@ def hidden_keys_weigh_nothing(specimen: Specimen) -> Finding:
     return at_most(largest(weighed), 0.0, "a hidden key has a weight of")
 
 
-def ranges_hold_what_is_seen(specimen: Specimen) -> Finding:
+def ranges_hold_what_is_seen(case: Case) -> Finding:
     """Visible keys that `ranges` leaves out, for every chunk of queries."""
-    missed = [keys_outside_of_ranges(layer, TRAIN_LENGTH + 7) for layer in layers_of(specimen.encoding)]
+    missed = [keys_outside_of_ranges(layer, TRAIN_LENGTH + 7) for layer in layers_of(case.encoding)]
     return at_most(max(missed), 0, "visible keys outside of ranges:")
 
 
@@ -125,23 +125,23 @@ def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
     return max(missed)
 
 
-def norm_preserving(specimen: Specimen) -> Finding:
-    if not specimen.claims("norm_preserving"):
+def norm_preserving(case: Case) -> Finding:
+    if not case.claims("norm_preserving"):
         return Finding("not claimed", "")
     _, q, k, _ = layer_inputs(64)
     position, errors = torch.arange(64) + 5, []
-    for layer in layers_of(specimen.encoding):
+    for layer in layers_of(case.encoding):
         for before, after in zip((q, k), layer.transform(q, k, position, position), strict=True):
             errors.append(worst(before.norm(dim=-1), after.norm(dim=-1)))
     return at_most(largest(errors), EXACT, "a norm changes by")
 
 
-def decaying(specimen: Specimen) -> Finding:
+def decaying(case: Case) -> Finding:
     """The bias of growing distances, with the initial parameters and with others."""
-    if not specimen.claims("decaying"):
+    if not case.claims("decaying"):
         return Finding("not claimed", "")
     rises = []
-    for encoding in (specimen.fresh().double(), specimen.encoding):
+    for encoding in (case.as_built().double(), case.encoding):
         for layer in layers_of(encoding):
             bias = layer.distance_bias(torch.arange(16 * TRAIN_LENGTH))
             if bias is None:
@@ -152,10 +152,10 @@ def decaying(specimen: Specimen) -> Finding:
     return Finding("holds" if rise < 0 else "fails", measured)
 
 
-def obeys_a_window_from_outside(specimen: Specimen) -> Finding:
+def obeys_a_window_from_outside(case: Case) -> Finding:
     """Attention limited by its caller to 5 tokens: the `window` control."""
     row, window, leaks = 20, 5, []
-    for layer in layers_of(specimen.encoding):
+    for layer in layers_of(case.encoding):
         x, q, k, v = layer_inputs(TRAIN_LENGTH)
         output = attention(layer, x, q, k, v.requires_grad_(), torch.arange(TRAIN_LENGTH), window=window)
         (gradient,) = torch.autograd.grad(output[:, :, row].sum(), v)

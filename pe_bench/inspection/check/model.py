@@ -14,7 +14,7 @@ from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
     VOCABULARY,
-    Specimen,
+    Case,
     hidden,
     ids_of,
     layers_of,
@@ -41,9 +41,9 @@ HOOKS = (
 )
 
 
-def causal(specimen: Specimen) -> Finding:
+def causal(case: Case) -> Finding:
     """Gradients of outputs with respect to the embeddings of later tokens: exactly zero, or it is a leak."""
-    model = specimen.model
+    model = case.model
     leaf = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
     leaf.requires_grad_()
     handle = model.embedding.register_forward_hook(lambda module, arguments, output: leaf)
@@ -60,95 +60,93 @@ def causal(specimen: Specimen) -> Finding:
     return Finding("holds", "gradients at later tokens are 0")
 
 
-def independent_of_the_future(specimen: Specimen) -> Finding:
+def independent_of_the_future(case: Case) -> Finding:
     """Outputs after later tokens were exchanged: what reads token ids has no gradient."""
     text = tokens(2, TRAIN_LENGTH)
     changed, half = text.clone(), TRAIN_LENGTH // 2
     changed[:, half:] = (changed[:, half:] + 1 + torch.arange(TRAIN_LENGTH - half) % 9) % len(VOCABULARY)
-    error = worst(hidden(specimen.model, text)[:, :half], hidden(specimen.model, changed)[:, :half])
+    error = worst(hidden(case.model, text)[:, :half], hidden(case.model, changed)[:, :half])
     return at_most(error, EXACT, "other tokens behind change an output by")
 
 
-def prefix_consistent(specimen: Specimen) -> Finding:
+def prefix_consistent(case: Case) -> Finding:
     """Outputs of a prefix alone against those with tokens behind, within the training length and past it."""
     pairs = [(9, 16), (TRAIN_LENGTH // 2, TRAIN_LENGTH)]
-    if specimen.past_training != "undefined":
+    if case.past_training != "undefined":
         pairs += [(TRAIN_LENGTH, 2 * TRAIN_LENGTH), (2 * TRAIN_LENGTH, 3 * TRAIN_LENGTH + 5)]
     errors = {}
     for short, long in pairs:
         text = tokens(2, long)
-        errors[short, long] = worst(
-            hidden(specimen.model, text)[:, :short], hidden(specimen.model, text[:, :short])
-        )
+        errors[short, long] = worst(hidden(case.model, text)[:, :short], hidden(case.model, text[:, :short]))
     short, long = max(errors, key=lambda pair: errors[pair])
     where = f"the first {short} of {long} tokens differ from {short} alone by"
-    return as_claimed("prefix_consistent", specimen.claims("prefix_consistent"), errors[short, long], where)
+    return as_claimed("prefix_consistent", case.claims("prefix_consistent"), errors[short, long], where)
 
 
-def shift_invariant(specimen: Specimen) -> Finding:
+def shift_invariant(case: Case) -> Finding:
     """Outputs with every position moved by 5 and by 403: multiples of no group of tokens."""
-    length = TRAIN_LENGTH - 5 if specimen.past_training == "undefined" else 3 * TRAIN_LENGTH
+    length = TRAIN_LENGTH - 5 if case.past_training == "undefined" else 3 * TRAIN_LENGTH
     text, errors = tokens(2, length), {}
     for shift in (5, 403):
         try:
-            errors[shift] = worst(hidden(specimen.model, text, shift), hidden(specimen.model, text))
+            errors[shift] = worst(hidden(case.model, text, shift), hidden(case.model, text))
         except LengthError:
-            if specimen.claims("shift_invariant") or not errors:
+            if case.claims("shift_invariant") or not errors:
                 raise
     where = f"positions + {' or + '.join(map(str, errors))} change an output by"
-    return as_claimed("shift_invariant", specimen.claims("shift_invariant"), largest(errors.values()), where)
+    return as_claimed("shift_invariant", case.claims("shift_invariant"), largest(errors.values()), where)
 
 
-def batch_independent(specimen: Specimen) -> Finding:
+def batch_independent(case: Case) -> Finding:
     text = tokens(3, TRAIN_LENGTH)
-    error = worst(hidden(specimen.model, text)[1:2], hidden(specimen.model, text[1:2]))
+    error = worst(hidden(case.model, text)[1:2], hidden(case.model, text[1:2]))
     return at_most(error, EXACT, "a sequence alone and in a batch differ by")
 
 
-def pure(specimen: Specimen) -> Finding:
+def pure(case: Case) -> Finding:
     """The same tokens before and after longer ones, in a model that has seen nothing yet."""
-    model, text = specimen.model_of(specimen.drawn()), tokens(2, 9)
+    model, text = case.model_of(case.with_random_parameters()), tokens(2, 9)
     before = hidden(model, text)
-    hidden(model, tokens(2, TRAIN_LENGTH if specimen.past_training == "undefined" else 2 * TRAIN_LENGTH))
+    hidden(model, tokens(2, TRAIN_LENGTH if case.past_training == "undefined" else 2 * TRAIN_LENGTH))
     return at_most(worst(hidden(model, text), before), EXACT, "after a longer text the same one differs by")
 
 
-def acts(specimen: Specimen) -> Finding:
+def acts(case: Case) -> Finding:
     """The same decoder with and without: an encoding that changes nothing is a mistake."""
-    for part in _objects(specimen):
+    for part in _objects(case):
         unheard = _unheard(part)
         if unheard:
             return Finding("fails", f"{type(part).__name__}.{unheard}")
-    nope = _without_encoding(specimen.model)
+    nope = _without_encoding(case.model)
     # What only acts past the training length must show there.
-    text = tokens(2, TRAIN_LENGTH if specimen.past_training == "undefined" else 3 * TRAIN_LENGTH)
-    error = worst(hidden(specimen.model, text), hidden(nope, text))
-    if not specimen.overrides(*HOOKS):
+    text = tokens(2, TRAIN_LENGTH if case.past_training == "undefined" else 3 * TRAIN_LENGTH)
+    error = worst(hidden(case.model, text), hidden(nope, text))
+    if not case.overrides(*HOOKS):
         return Finding("not claimed", f"no hook is changed; differs from no encoding by {error:.1e}")
     state = "holds" if error > SHOWS else "fails"
     return Finding(state, f"differs from no encoding by {error:.1e}")
 
 
-def past_the_training_length(specimen: Specimen) -> Finding:
+def past_the_training_length(case: Case) -> Finding:
     """What the class says of longer texts: `undefined` raises, `clamps` levels off, `defined` is finite."""
     length = 4 * TRAIN_LENGTH
-    if specimen.past_training == "undefined":
-        return _raises(specimen, length)
+    if case.past_training == "undefined":
+        return _raises(case, length)
     with torch.no_grad():
-        output = hidden(specimen.model, tokens(2, length))
+        output = hidden(case.model, tokens(2, length))
     if not output.isfinite().all():
-        return Finding("fails", f"{specimen.past_training}, but not finite at {length} tokens")
-    if specimen.past_training == "clamps":
-        return _levels_off(specimen)
+        return Finding("fails", f"{case.past_training}, but not finite at {length} tokens")
+    if case.past_training == "clamps":
+        return _levels_off(case)
     return Finding("holds", f"defined: finite at {length} tokens")
 
 
-def parameters_matter(specimen: Specimen) -> Finding:
+def parameters_matter(case: Case) -> Finding:
     """Every parameter gets a gradient from the ids of training, as it is drawn or as it starts."""
-    names = [name for name, _ in specimen.model.encoding.named_parameters()]
+    names = [name for name, _ in case.model.encoding.named_parameters()]
     if not names:
         return Finding("not claimed", "no parameters")
-    models = (specimen.model, specimen.model_of(specimen.fresh()))
+    models = (case.model, case.model_of(case.as_built()))
     for name, *found in zip(names, *map(_gradients, models), strict=True):
         some = [gradient for gradient in found if gradient is not None]
         if not all(gradient.isfinite().all() for gradient in some):
@@ -165,34 +163,34 @@ def _gradients(model: Decoder) -> tuple[Tensor | None, ...]:
     return torch.autograd.grad(loss, list(model.encoding.parameters()), allow_unused=True)
 
 
-def state_is_parameters(specimen: Specimen) -> Finding:
+def state_is_parameters(case: Case) -> Finding:
     """A table that is saved would keep weights from loading under another encoding without parameters.
 
     A tensor that is no buffer would stay behind when the model moves to a GPU.
     """
-    encoding = specimen.encoding
+    encoding = case.encoding
     names = {name for name, _ in encoding.named_parameters()}
     extra = sorted(set(encoding.state_dict()) ^ names)
     if extra:
         return Finding("fails", f"saved, and no parameter: {', '.join(extra)}")
-    loose = [name for part in _objects(specimen) for name in _plain_tensors(part)]
+    loose = [name for part in _objects(case) for name in _plain_tensors(part)]
     if loose:
         return Finding("fails", f"a tensor that is no buffer: {', '.join(loose)}")
     return Finding("holds", f"{len(names)} tensors" if names else "empty, as that of nope")
 
 
-def starts_at_the_usual_scale(specimen: Specimen) -> Finding:
+def starts_at_the_usual_scale(case: Case) -> Finding:
     """The input's scale at the start decides curves that would be credited to the encoding."""
     text = tokens(2, TRAIN_LENGTH)
     x = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
-    encoding = specimen.fresh().double()
+    encoding = case.as_built().double()
     rms = float(encoding.embed(x, ids_of(encoding, text), text).detach().square().mean().sqrt())
     return Finding("holds" if 0.5 < rms < 2 else "fails", f"inputs of rms 1 leave with rms {rms:.2f}")
 
 
-def ids_follow_the_generator(specimen: Specimen) -> Finding:
+def ids_follow_the_generator(case: Case) -> Finding:
     """Position ids of training: finite, of the right shape, and drawn from the given generator alone."""
-    text, encoding = tokens(2, TRAIN_LENGTH), specimen.encoding
+    text, encoding = tokens(2, TRAIN_LENGTH), case.encoding
     before = torch.random.get_rng_state()
     first, again = (ids_of(encoding, text, train=True) for _ in range(2))
     if not torch.equal(first, again) or not torch.equal(before, torch.random.get_rng_state()):
@@ -209,9 +207,9 @@ def _without_encoding(model: Decoder) -> Decoder:
     return bare
 
 
-def _raises(specimen: Specimen, length: int) -> Finding:
+def _raises(case: Case, length: int) -> Finding:
     try:
-        hidden(specimen.model, tokens(2, length))
+        hidden(case.model, tokens(2, length))
     except LengthError as error:
         for words in (f"{TRAIN_LENGTH}", f"{length}|{length - 1}"):  # a length, or its last position
             if not re.search(rf"\b({words})\b", str(error)):
@@ -220,26 +218,26 @@ def _raises(specimen: Specimen, length: int) -> Finding:
     return Finding("fails", f"undefined, but {length} tokens raise no LengthError")
 
 
-def _levels_off(specimen: Specimen) -> Finding:
+def _levels_off(case: Case) -> Finding:
     """Where all tokens are the same, what is far enough must all look the same."""
     length, half = 1_024, 512
     x, q, k = one_token_repeated(length)
     ids, spreads = torch.arange(length), []
     with torch.no_grad():
-        for layer in layers_of(specimen.encoding):
+        for layer in layers_of(case.encoding):
             queries, keys = project(layer, x, q, k, ids)
             row, _ = logits(layer, slice_tokens(queries, length - 1, length), keys, MODEL.d_head**-0.5)
             spreads.append(float((row[..., :half].amax(-1) - row[..., :half].amin(-1)).max()))
-        embedded = specimen.encoding.embed(x, ids, torch.zeros(1, length, dtype=torch.long))
+        embedded = case.encoding.embed(x, ids, torch.zeros(1, length, dtype=torch.long))
         spreads.append(worst(embedded[:, half:], embedded[:, -1:]))
     return at_most(largest(spreads), EXACT, f"clamps: beyond distance {half} equal tokens differ by")
 
 
-def _objects(specimen: Specimen) -> list[nn.Module]:
+def _objects(case: Case) -> list[nn.Module]:
     """The encoding, its modifiers, and what acts in the layers."""
-    layers = layers_of(specimen.encoding)
+    layers = layers_of(case.encoding)
     stacked = [part for layer in layers for part in (layer.parts if isinstance(layer, Stack) else (layer,))]
-    return list(dict.fromkeys([*specimen.parts, *stacked]))
+    return list(dict.fromkeys([*case.parts, *stacked]))
 
 
 def _unheard(part: nn.Module) -> str:

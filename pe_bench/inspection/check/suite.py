@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pe_bench.encodings.base import LengthError
 from pe_bench.errors import first_line
 from pe_bench.inspection.check import layers, model, precision
-from pe_bench.inspection.check.case import Specimen, where
+from pe_bench.inspection.check.case import Case, where
 from pe_bench.inspection.check.finding import Finding
 
 
@@ -17,7 +17,7 @@ class Property(NamedTuple):
     name: str
     means: str
     look: str  # where to look when it fails
-    check: Callable[[Specimen], Finding]
+    check: Callable[[Case], Finding]
 
 
 PROPERTIES = (
@@ -142,19 +142,19 @@ PROPERTIES = (
 )
 
 
-def check(specimen: Specimen, wanted: Property) -> Finding:
+def check(case: Case, wanted: Property) -> Finding:
     """Check one property; an encoding that raises has failed it, whatever it is."""
     try:
-        return wanted.check(specimen)
+        return wanted.check(case)
     except LengthError as error:
         return Finding("fails", f"{where(error)}: {first_line(error)}")
     except Exception as error:
         return Finding("fails", f"{where(error)}: {first_line(error)}", raised=True)
 
 
-def check_all(specimen: Specimen) -> dict[Property, Finding]:
+def check_all(case: Case) -> dict[Property, Finding]:
     """Check all properties; an error that several of them end with says nothing of any."""
-    found = {wanted: check(specimen, wanted) for wanted in PROPERTIES}
+    found = {wanted: check(case, wanted) for wanted in PROPERTIES}
     errors = Counter(finding.measured for finding in found.values() if finding.raised)
     return {
         wanted: finding._replace(state="not checked")

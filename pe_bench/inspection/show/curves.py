@@ -19,8 +19,8 @@ from pe_bench.model.attention import logits, project, slice_tokens
 
 REACH = 8  # times the training length, for scores
 MASK_REACH = 4
-LARGEST_MASK = 1_024  # rows of a picture; of longer texts every n-th token is shown
-LARGEST = 2**24  # numbers of one tensor
+MAX_MASK_ROWS = 1_024  # rows of a picture; of longer texts every n-th token is shown
+MAX_ELEMENTS = 2**24  # numbers of one tensor
 TEXT = "A query sees some keys. What it makes of them depends on where they are. "
 
 
@@ -74,7 +74,7 @@ def scores_by_distance(subject: Subject, layer: LayerEncoding, length: int) -> S
     """The mean over contents that the query and the key share, plus what is added to it."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
-    at_once = max(1, LARGEST // (length * max(model.n_heads * model.d_head, model.d_model)))
+    at_once = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
     parts = zip(x.split(at_once), heads.split(at_once), strict=True)
     rows = [_last_row(subject, layer, x_part, head_part, length) for x_part, head_part in parts]
     scores = torch.stack([row[0] for row in rows]).sum(0) / len(x)
@@ -126,7 +126,7 @@ def mask(subject: Subject, layer: LayerEncoding, length: int) -> Tensor:
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     queries, keys = _sides(subject, layer, x[:1], heads[:1], length)
-    step = max(1, length // LARGEST_MASK)
+    step = max(1, length // MAX_MASK_ROWS)
     return layer.visible(_every(queries, step), _every(keys, step))
 
 

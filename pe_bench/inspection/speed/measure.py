@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pe_bench.encodings import LengthError
 from pe_bench.inspection.speed.passes import Pass
-from pe_bench.model.user_code import told_of_outside
+from pe_bench.model.user_code import describe_user_code_error
 from pe_bench.system.memory import PeakMemory, give_back_free_memory, is_out_of_memory
 from pe_bench.training.trainer import NonFiniteError
 
@@ -65,8 +65,8 @@ def outcome_of(error: Exception) -> tuple[str, str] | None:
         return "not_finite", reason
     if is_out_of_memory(error):
         return "out_of_memory", reason
-    told = told_of_outside(error)
-    return None if told is None else ("failed", told)
+    description = describe_user_code_error(error)
+    return None if description is None else ("failed", description)
 
 
 def is_due(done: int, elapsed: float, repeats: int | None) -> bool:

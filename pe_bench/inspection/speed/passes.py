@@ -136,8 +136,7 @@ def path_of(
     shape = (batch, config.model.n_heads, length, config.model.d_head)
     q_BHTK = torch.zeros((), dtype=dtype, device=device, requires_grad=train).expand(shape)
     layers = [model.encoding.layer(number) for number in range(config.model.n_layers)]
-    chosen = [choose(layer, q_BHTK, ids).__name__ for layer in layers]
-    return "+".join(dict.fromkeys(name.removesuffix("_attention").replace("_", " ") for name in chosen))
+    return "+".join(dict.fromkeys(choose(layer, q_BHTK, ids).name for layer in layers))
 
 
 def flops_of(

@@ -37,4 +37,4 @@ def attention(
     `x` [B, T, D] is the layer's input, `q`, `k` and `v` are [B, H, T, K], `position` is [T] or
     [B, T]. `window` limits every query to the last `window` tokens, from outside the encoding.
     """
-    return choose(encoding, q, position, window)(encoding, x, q, k, v, position, window)
+    return choose(encoding, q, position, window).run(encoding, x, q, k, v, position, window)

@@ -27,9 +27,9 @@ from pe_bench.model.attention.reference import precise, project
 Added = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # The kernels multiply matrices of at least this width.
-NARROWEST = 16
+MIN_WIDTH = 16
 # So many combinations of bias, mask, type and shape may be compiled in one process.
-VARIANTS = 64
+MAX_VARIANTS = 64
 
 
 def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
@@ -53,9 +53,9 @@ def fused_flex_attention(
     """For encodings that `can_flex`; `window` as in `attention`."""
     queries, keys = project(encoding, x, q, k, position)
     output = flex(
-        _at_least(NARROWEST, scale_queries(encoding, queries)),
-        _at_least(NARROWEST, keys.x),
-        _at_least(NARROWEST, v),
+        _at_least(MIN_WIDTH, scale_queries(encoding, queries)),
+        _at_least(MIN_WIDTH, keys.x),
+        _at_least(MIN_WIDTH, v),
         score_mod=added_to_scores(encoding, queries, keys),
         block_mask=block_mask(encoding, queries, keys, window),
         scale=1 / math.sqrt(q.shape[-1]),
@@ -80,7 +80,7 @@ def _compiled(device: str) -> Callable[..., Tensor]:
     import torch._dynamo
 
     settings: Any = torch._dynamo.config
-    settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
+    settings.recompile_limit = max(MAX_VARIANTS, settings.recompile_limit)
     backend = "eager" if device == "cpu" else "inductor"
     compiled: Any = torch.compile(flex_attention, backend=backend, fullgraph=True)
     return compiled

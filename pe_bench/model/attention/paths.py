@@ -1,6 +1,7 @@
 """Which path attention takes: the fastest that is exact for what an encoding overrides, and is here."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,33 +22,48 @@ from pe_bench.model.attention.native import (
 from pe_bench.model.attention.reference import reference_attention
 from pe_bench.model.attention.relative import fused_relative_attention
 
-# Called as `attention` is; what it is named by is its function's name.
-Path = Callable[..., Tensor]
+
+class AttentionPath(NamedTuple):
+    """A way to compute attention, by the name that `pe-bench speed` shows."""
+
+    name: str
+    run: Callable[..., Tensor]  # with the arguments of `attention`
+
+
+REFERENCE = AttentionPath("reference", reference_attention)
+FUSED = AttentionPath("fused", fused_attention)
+CHUNK = AttentionPath("fused chunk", fused_chunk_attention)
+COLUMN = AttentionPath("fused column", fused_column_attention)
+DISTANCE = AttentionPath("fused distance", fused_distance_attention)
+RELATIVE = AttentionPath("fused relative", fused_relative_attention)
+FLEX = AttentionPath("fused flex", fused_flex_attention)
+NATIVE = AttentionPath("native", native_attention)
+NATIVE_COLUMN = AttentionPath("native column", native_column_attention)
 
 UNFUSED = ("adjust", "weights", "mix")
 
 
-def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> Path:
-    """The path for queries like `q` [B, H, T, K] at these positions."""
+def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> AttentionPath:
+    """Return the path for queries like `q` [B, H, T, K] at these positions."""
     if q.device.type == "cuda" and can_flex(encoding, q, position):
         is_plain = window is None and not encoding.overrides("visible", "bias", "distance_bias")
-        return fused_attention if is_plain else fused_flex_attention
+        return FUSED if is_plain else FLEX
     if window is None and is_relative(encoding, q, position):
-        return fused_relative_attention
+        return RELATIVE
     if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("terms")):
-        return reference_attention
+        return REFERENCE
     if window is not None or encoding.overrides("visible", "terms"):
         return in_chunks(encoding, q)
     native = is_native(q)
     if not encoding.overrides("bias", "distance_bias"):
-        return native_attention if native else fused_attention
+        return NATIVE if native else FUSED
     if encoding.has_columns() and torch.is_grad_enabled():
-        return native_column_attention if native else fused_column_attention
+        return NATIVE_COLUMN if native else COLUMN
     if encoding.overrides("bias") or not can_tabulate(position):
         return in_chunks(encoding, q)
     if native:
-        return native_attention
-    return reference_attention if is_learning(encoding, q) else fused_distance_attention
+        return NATIVE
+    return REFERENCE if is_learning(encoding, q) else DISTANCE
 
 
 def describe(device: torch.device, dtype: torch.dtype) -> str:
@@ -56,13 +72,13 @@ def describe(device: torch.device, dtype: torch.dtype) -> str:
         return "PyTorch's fused kernels and FlexAttention"
     single = usable_kernel()
     if single.library is None:
-        return f"PyTorch's fused kernels and the reference, for {single.told}"
+        return f"PyTorch's fused kernels and the reference, for {single.description}"
     if dtype == torch.float32:
-        return f"pe-bench's kernel in float32, compiled by {single.told}"
+        return f"pe-bench's kernel in float32, compiled by {single.description}"
     half = usable_tiled_kernel()
     if half.library is None:
-        return f"pe-bench's kernel in float32, compiled by {single.told}, for {half.told}"
-    return f"pe-bench's kernel in bfloat16, compiled by {half.told}"
+        return f"pe-bench's kernel in float32, compiled by {single.description}, for {half.description}"
+    return f"pe-bench's kernel in bfloat16, compiled by {half.description}"
 
 
 def is_kernel_here() -> bool:
@@ -82,8 +98,8 @@ def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
     return scores and isinstance(encoding, Relative) and encoding.has_tables() and can_tabulate(position)
 
 
-def in_chunks(encoding: LayerEncoding, q: Tensor) -> Path:
-    return reference_attention if is_learning(encoding, q) else fused_chunk_attention
+def in_chunks(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
+    return REFERENCE if is_learning(encoding, q) else CHUNK
 
 
 def is_learning(encoding: LayerEncoding, q: Tensor) -> bool:

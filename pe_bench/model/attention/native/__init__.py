@@ -94,7 +94,7 @@ def _tried(found: Kernel, dtype: torch.dtype) -> Kernel:
         return found
     worst = _error_of(found.library, dtype)
     if not worst < TOLERANCE[dtype]:
-        return Kernel(None, f"the kernel that {found.told} made is wrong by {worst:.1e} here")
+        return Kernel(None, f"the kernel that {found.description} made is wrong by {worst:.1e} here")
     return found
 
 

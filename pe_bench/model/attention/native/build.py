@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
     """The loaded library, or why there is none."""
 
     library: ctypes.CDLL | None
-    told: str  # one line: what was compiled, or what is missing
+    description: str  # one line: the compiler, or what is missing
 
 
 @functools.cache
@@ -176,5 +176,5 @@ def _digest(path: Path) -> str:
 
 def _processor() -> str:
     facts = processor_facts()
-    told = [f"{kind}: {facts[kind]}" for kind in KINDS if kind in facts]
-    return "\n".join(told) or f"{platform.machine()} {platform.processor()}"
+    lines = [f"{kind}: {facts[kind]}" for kind in KINDS if kind in facts]
+    return "\n".join(lines) or f"{platform.machine()} {platform.processor()}"
