@@ -88,8 +88,8 @@ ALLOWED = {
     "report": "errors values system config plot runs",
     "inspection": "errors values system config encodings plot data model training scoring",
     "experiment": "errors system config encodings data model runs training scoring",
-    "sweep": "errors system config runs training experiment",
-    "cli": "errors values system config encodings plot data model runs training scoring report inspection "
+    "sweep": "errors system config runs experiment",
+    "cli": "errors values system config encodings plot data model runs scoring report inspection "
     "experiment sweep",
     "__main__": "cli",
 }

@@ -11,9 +11,7 @@ from pe_bench.config.schema import Config
 from pe_bench.errors import RunError
 from pe_bench.runs.gather import results_file
 from pe_bench.sweep.grid import check_sweep
-from pe_bench.sweep.launchers import machines_asked
 from pe_bench.system.signals import Stopped
-from pe_bench.training.machines import Machines
 
 
 def run_train(arguments: Sequence[str]) -> None:
@@ -41,7 +39,7 @@ def _train_many(arguments: Sequence[str]) -> None:
     from pe_bench.sweep.run import run_sweep
     from pe_bench.sweep.summary import print_summary
 
-    swept = check_sweep(arguments, partial(_check, machines_asked(arguments)))
+    swept = check_sweep(arguments, _check)
     if results_file(swept.results_dir).exists():
         gather_told(swept.results_dir)  # what a job says of it stands in its log alone
     summary = run_sweep(arguments, swept)
@@ -55,8 +53,8 @@ def _train_many(arguments: Sequence[str]) -> None:
         raise RunError("the sweep is not done; the same command does what is missing")
 
 
-def _check(machines: Machines, config: Config, search: Sequence[Path]) -> None:
+def _check(config: Config, search: Sequence[Path]) -> None:
     from pe_bench.experiment.prepare import check
 
     check_folder(config.results_dir, "results_dir")
-    check(config, search, machines)
+    check(config, search)

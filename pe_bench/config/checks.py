@@ -224,11 +224,6 @@ def _check_processes(train: "TrainConfig") -> None:
         f"{parts} does not divide the {train.batch} windows of a step "
         f"(train.batch_tokens={train.batch_tokens} / train.length={train.length})",
     )
-    require(
-        train.processes > 1 or not train.shard,
-        f"train.shard=true would be ignored with train.processes={train.processes}: "
-        "parameters are shared by two processes or more",
-    )
 
 
 def _check_eval(evaluation: "EvalConfig", train_length: int) -> None:

@@ -57,7 +57,6 @@ class TrainConfig:
     batch_tokens: int = 4_096
     micro_batches: int = 1
     processes: int = 1
-    shard: bool = False
     lr: float = 3e-3
     final_lr: float = 0.1
     warmup_steps: int = 25

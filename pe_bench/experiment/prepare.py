@@ -29,7 +29,6 @@ from pe_bench.training.checkpoint import (
     load_weights,
 )
 from pe_bench.training.launch import check_processes
-from pe_bench.training.machines import ALONE, Machines
 from pe_bench.training.train import check_windows
 
 
@@ -50,18 +49,17 @@ class Job:
     threads: int
     search: tuple[Path, ...] = ()  # folders in which an encoding's file may lie
     source: Checkpoint | None = None  # whose weights it starts from
-    machines: Machines = ALONE
 
 
 @memory_told()
-def check(config: Config, search: Sequence[Path] = (), machines: Machines = ALONE) -> Job:
+def check(config: Config, search: Sequence[Path] = ()) -> Job:
     """A job that is ready to run: all that can be found wrong is, and nothing is written.
 
     Raises `UserError`.
     """
     word = config.train.from_run
-    job = replace(prepare(_name_source(config), search), machines=machines)
-    check_processes(job.config, job.device, job.model, machines)
+    job = prepare(_name_source(config), search)
+    check_processes(job.config, job.device)
     check_tracker(config.tracker)
     if word is not None and latest_checkpoint(job.run / "checkpoints") is None:
         source = _source(word, Path(config.results_dir))

@@ -101,12 +101,6 @@ def _begin_again(job: Job) -> None:
     (job.run / "result.json").unlink()
 
 
-def take_part(job: Job) -> None:
-    """Train with the first machine of several, which does all the rest."""
-    with memory_told():
-        train_together(_training(job), lambda step: None)
-
-
 def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
     config = job.config
     for path in drop_damaged_checkpoints(job.run / "checkpoints"):
@@ -149,7 +143,6 @@ def _training(job: Job) -> Work:
         device=job.device,
         dtype=job.dtype,
         threads=job.threads,
-        machines=job.machines,
     )
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -11,7 +12,9 @@ from pe_bench.config.schema import Config, DataConfig
 from pe_bench.errors import UserError
 from pe_bench.runs.untrusted import read_mapping
 from pe_bench.system.files import write_text
+from pe_bench.system.terminal import say
 
+RETIRED_KEYS = ("train.shard",)  # of older versions; a run with any value of them has the same weights
 CHECKSUM = "# sha256 of what stands above: "
 
 
@@ -23,7 +26,7 @@ def write_config(run: Path, config: Config) -> None:
 def read_config(run: Path) -> Config:
     """The configuration of a run directory. Raises `UserError` when it is damaged."""
     try:
-        values = read_mapping(run / "config.yaml")
+        values = without_retired_keys(read_mapping(run / "config.yaml"), run)
         _refuse_changed((run / "config.yaml").read_text(encoding="utf-8"))
         return parse_config(values)
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -31,6 +34,16 @@ def read_config(run: Path) -> Config:
         raise UserError(
             f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"
         ) from error
+
+
+def without_retired_keys(values: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Leave out the keys that runs of older versions may have, and warn where one of them had an effect."""
+    train = values.get("train")
+    if not isinstance(train, dict):
+        return values
+    if train.get("shard"):
+        say(f"warning: {run.name} has train.shard=true, a key of older versions: its weights are whole")
+    return {**values, "train": {key: train[key] for key in train if f"train.{key}" not in RETIRED_KEYS}}
 
 
 def _refuse_changed(text: str) -> None:

@@ -22,7 +22,7 @@ NOT_IDENTITY = {
     "validation_tokens",
     "checkpoint_every",
     "processes",
-    "shard",
+    "shard",  # in the configurations of older runs
 }
 
 

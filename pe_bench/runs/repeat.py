@@ -16,6 +16,7 @@ from pe_bench.config.checks import obeyed
 from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import DataConfig, EvalConfig
 from pe_bench.errors import UserError
+from pe_bench.runs.config_file import RETIRED_KEYS
 from pe_bench.runs.rows import Row
 
 # The key of each group that says which of its files was chosen.
@@ -122,6 +123,8 @@ def _option_overrides(key: str, part: Mapping[str, Any], usual: Mapping[str, Any
 
 def _differences(section: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
+        if f"{section}.{name}" in RETIRED_KEYS:
+            continue
         if name not in usual:
             raise UserError(f"{section}.{name} is no key of this version of pe-bench")
         decided_by_steps = (section, name) == ("train", "tokens") and values.get("steps") is not None

@@ -23,7 +23,9 @@ from pe_bench.config.overrides import (
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.errors import UserError
+from pe_bench.sweep.launchers import require_one_start
 
+LAUNCHER = "hydra.launcher."
 MOST_CHECKED = 20  # jobs, before the first of them runs
 
 
@@ -48,6 +50,8 @@ def check_sweep(arguments: Sequence[str], check: Job) -> Swept:
     search = [Path(directory).resolve() for directory in directories]
     with one_line(arguments, lambda: known_keys(arguments)):
         parsed = OverridesParser.create().parse_overrides(overrides)
+        launcher = [override for override in parsed if override.key_or_group.startswith(LAUNCHER)]
+        require_one_start({each.key_or_group.removeprefix(LAUNCHER): each.value() for each in launcher})
         swept = [override for override in parsed if override.is_sweep_override()]
         discrete = [override for override in swept if override.is_discrete_sweep()]
         values = [_values(override, directories) for override in discrete]

@@ -28,7 +28,6 @@ from pe_bench.system.signals import (
     handled,
     signals_heard,
 )
-from pe_bench.training.machines import Machines, machines_of_job
 
 WRITE_SECONDS = 0.25  # between two changes of a job's file
 LOOK_SECONDS = 0.2  # between two looks for the word to stop
@@ -41,7 +40,7 @@ PRELOADED = ["pe_bench.experiment.run", "torch._dynamo"]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a job finds in every process and on every machine as it was where the sweep was started."""
+    """What a job finds in every process, wherever it runs, as it was where the sweep was started."""
 
     sweep: Path
     work: Path
@@ -57,26 +56,15 @@ def surroundings(sweep: Path) -> Surroundings:
 def carry_out(state: JobState, around: Surroundings, config: Config, search: Sequence[Path]) -> None:
     """Run a job in a child process, and write how it ended; nothing where the sweep was stopped before.
 
-    Called by a launcher, in a process that has no other work and that the child outlives by nothing. A
-    scheduler's may call it on several machines: those after the first only take part in the training.
+    Called by a launcher, in a process that has no other work and that the child outlives by nothing.
     """
     folder = SweepFolder(around.sweep)
     if folder.is_stopped:
         return
-    machines = machines_of_job(folder.machines(state.number))
     state = replace(state, started=time.time())
-    ended = replace(state, state=FAILED, reason="it ended without a word")
-    try:
-        if machines.is_first:
-            folder.write(state)
-        told, code = _in_child((state, around, config, list(search), machines), around)
-        if machines.is_first:
-            ended = told or _killed(folder, state, code, around.work)
-            _write_surely(folder, ended)
-        else:
-            ended = told or replace(state, state=FAILED, reason=_how(code))
-    finally:
-        machines.leave(ended.reason, was_stopped=ended.state == STOPPED)
+    folder.write(state)
+    told, code = _in_child((state, around, config, list(search)), around)
+    _write_surely(folder, told or _killed(folder, state, code, around.work))
 
 
 def _in_child(arguments: tuple[Any, ...], around: Surroundings) -> tuple[JobState | None, int | None]:
@@ -151,22 +139,18 @@ def _work(
     around: Surroundings,
     config: Config,
     search: Sequence[Path],
-    machines: Machines,
     pipe: Connection,
 ) -> None:
-    """The child process: do the job, or this machine's part of its training, and tell how it ended."""
+    """The child process: do the job, and tell how it ended."""
     folder = SweepFolder(around.sweep)
     os.chdir(around.work)
     os.environ.update(around.variables)
-    _write_output_to(folder.log(state.number, machines.node))
+    _write_output_to(folder.log(state.number))
     report = Report(folder, state)
     with handled(FROM_TERMINAL, signal.SIG_IGN), signals_heard(FROM_OTHERS):
         try:
             _end_with(folder, pipe)
-            if machines.is_first:
-                ended = _run(report, config, search, machines)
-            else:
-                ended = _take_part(config, search, machines)
+            ended = _run(report, config, search)
         except Stopped as stopped:
             ended = {"state": STOPPED, "text": str(stopped)}
         except Exception as error:
@@ -176,21 +160,13 @@ def _work(
         pipe.send(replace(report.state, **ended, seconds=time.time() - state.started))
 
 
-def _take_part(config: Config, search: Sequence[Path], machines: Machines) -> dict[str, Any]:
-    from pe_bench.experiment.prepare import check
-    from pe_bench.experiment.run import take_part
-
-    take_part(check(config, search, machines))
-    return {"state": DONE}
-
-
-def _run(report: Report, config: Config, search: Sequence[Path], machines: Machines) -> dict[str, Any]:
+def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, Any]:
     from pe_bench.config.checks import check_folder
     from pe_bench.experiment.prepare import check
     from pe_bench.experiment.run import run_checked
 
     check_folder(config.results_dir, "results_dir")
-    job = check(config, search, machines)
+    job = check(config, search)
     targets = sorted({plan.target_hash for plan in job.plans})
     report.change(run=str(job.run), margin=config.report.margin, targets=targets)
     run_checked(job, report.bar, waits=lambda why: report.change(at_once=True, text=why))

@@ -1,11 +1,10 @@
 """How many jobs of a sweep a launcher runs side by side on this machine, and so how many cores each gets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pe_bench.config.overrides import overrides_in
+from pe_bench.errors import require
 from pe_bench.system.machine import available_cores
-from pe_bench.training.machines import ALONE, Machines
 
 
 def cores_each(hydra: Any, jobs: int) -> int:
@@ -47,8 +46,15 @@ def _ray(launcher: Any) -> int:
 COUNTS = {"JoblibLauncher": _joblib, "LocalLauncher": _all_at_once, "RayLauncher": _ray}
 
 
-def machines_asked(arguments: Sequence[str]) -> Machines:
-    """Those that a sweep's arguments ask its launcher for."""
-    pairs = (argument.lstrip("+").partition("=") for argument in overrides_in(arguments))
-    counts = [value for key, _, value in pairs if key == "hydra.launcher.nodes" and value.isdecimal()]
-    return Machines(int(counts[-1])) if counts and int(counts[-1]) > 1 else ALONE
+# How often a scheduler starts a job: a run's processes are started by the job itself, on one machine.
+STARTS = {"nodes": "1 machine", "tasks_per_node": "1 task, which starts train.processes itself"}
+
+
+def require_one_start(launcher: Mapping[str, Any]) -> None:
+    """Raise `UserError` for a launcher that would start one job several times."""
+    for key, wanted in STARTS.items():
+        value = launcher.get(key)
+        require(
+            value in (None, 1),
+            f"hydra.launcher.{key}={value}: a run takes {wanted}; say hydra.launcher.{key}=1",
+        )

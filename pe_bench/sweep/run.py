@@ -21,6 +21,7 @@ from pe_bench.config.overrides import CONFIG_DIR, CONFIG_NAME, overrides_in, val
 from pe_bench.errors import UserError, first_line
 from pe_bench.sweep.grid import Swept, with_swept_options
 from pe_bench.sweep.job import Surroundings, carry_out, fail, surroundings
+from pe_bench.sweep.launchers import cores_each, require_one_start
 from pe_bench.sweep.states import JobState, SweepFolder
 from pe_bench.sweep.summary import Summary, summarize
 from pe_bench.sweep.view import View
@@ -79,13 +80,12 @@ class _Task:
     def __call__(self, composed: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
-        from pe_bench.sweep.launchers import cores_each
-
         hydra = HydraConfig.get()
         searched = [argument for argument in hydra.overrides.hydra if argument.startswith(SEARCH_PATH)]
         arguments = [*searched, *hydra.overrides.task]
         state = self._state(int(hydra.job.num), arguments)
         try:
+            require_one_start(hydra.launcher)
             config, search = parse_composed(composed)
         except Exception as error:
             fail(SweepFolder(self.around.sweep), state, error)

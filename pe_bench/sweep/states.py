@@ -50,13 +50,9 @@ class SweepFolder:
         """Of the jobs that began, in their order."""
         return sorted(self._read(), key=lambda state: state.number)
 
-    def log(self, number: int, node: int = 0) -> Path:
-        """What a job wrote to standard output and standard error, on one of its machines."""
-        return self._file(number, f"machine-{node}.log" if node else "log")
-
-    def machines(self, number: int) -> Path:
-        """Where the machines that share a job tell each other how they stand."""
-        return self._file(number, "machines")
+    def log(self, number: int) -> Path:
+        """Return the file of what a job wrote to standard output and standard error."""
+        return self._file(number, "log")
 
     def ask_to_stop(self) -> None:
         """Have the jobs that run save and end, and no other begin."""

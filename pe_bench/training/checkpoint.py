@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from pe_bench.errors import UserError
 from pe_bench.runs.untrusted import read_json
 from pe_bench.system.files import TEMPORARY, failures_named, flush_to_disk, write_text
-from pe_bench.training.sharding import sharded_like, whole
 from pe_bench.values import check_type, shown
 
 FORMAT = 1
@@ -58,17 +57,8 @@ def save_checkpoint(
     step: int,
     train_seconds: float,
     loss: float,
-    *,
-    writes: bool = True,
 ) -> None:
-    """Write the checkpoint of `step` into `folder`, then drop all but the newest two.
-
-    A process that does not write only hands over its shares of the tensors, where they are sharded.
-    """
-    if not writes:
-        for named in (model.state_dict(), _optimizer_tensors(model, optimizer)):
-            _whole(named)
-        return
+    """Write the checkpoint of `step` into `folder`, then drop all but the newest two."""
     folder.mkdir(exist_ok=True)
     target = folder / _name(step)
     temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
@@ -169,7 +159,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.op
         # AdamW keeps its moments beside the parameter, and its count of steps there only when fused.
         optimizer.state[parameter] = {
             # A copy, for what was loaded is a view of the file.
-            key: sharded_like(value, parameter).to(
+            key: value.to(
                 parameter.device if value.dim() or _fused(optimizer) else "cpu", torch.float32, copy=True
             )
             for key, value in state.items()
@@ -203,12 +193,8 @@ def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU: a parameter that two modules share is written under both names."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in _whole(tensors).items()
+        for name, tensor in tensors.items()
     }
-
-
-def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: whole(tensor) for name, tensor in tensors.items()}
 
 
 def _name(step: int) -> str:

@@ -1,7 +1,7 @@
 """Starts the processes that train one run, and hears from them; the one that starts them does no step itself.
 
-They are the workers of an elastic launch of PyTorch's, which gives them their places and a port to meet at.
-The configuration reaches them as an object. On several machines each starts its own.
+They are the workers of an elastic launch of PyTorch's, which gives them their ranks and a port to meet at.
+The configuration reaches them as an object.
 """
 
 import logging
@@ -20,7 +20,6 @@ from signal import SIG_IGN, signal
 from typing import Any
 
 import torch
-from torch import nn
 
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import load_data
@@ -32,11 +31,9 @@ from pe_bench.system.signals import ASKING, Stopped, steps_finished
 from pe_bench.training.checkpoint import Checkpoint, load_weights
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
-from pe_bench.training.machines import ALONE, Machines, check_machines
 from pe_bench.training.train import Watcher, take_steps
 
 LOOK_SECONDS = 0.1
-OTHERS_SECONDS = 1.0  # between two looks at the other machines
 BEGUN = "begun"  # what a process tells when it has met all others
 END_SECONDS = "1"  # that the others have to end when one is lost
 MOST_SECONDS = 5  # that PyTorch has to see that all were ended
@@ -54,13 +51,11 @@ class Work:
     run: Path
     device: torch.device
     dtype: torch.dtype
-    threads: int  # of all processes on this machine together
-    machines: Machines = ALONE
+    threads: int  # of all processes together
 
     @property
     def processes(self) -> int:
-        """Those of this machine."""
-        return self.config.train.processes // self.machines.count
+        return self.config.train.processes
 
 
 @dataclass(frozen=True)
@@ -75,51 +70,35 @@ class WorkerError(Exception):
     """What went wrong in another process, with the lines that it came through."""
 
 
-# How each process of this machine ended, in the order in which they told; only some end by errors.
+# How each process ended, in the order in which they told; only some end by errors.
 Ends = dict[int, BaseException | Failure | None]
 
 
 @dataclass
 class Heard:
-    """What the processes of this machine told."""
+    """What the processes told."""
 
     ends: Ends = field(default_factory=dict)
     has_begun: bool = False  # one of them has met all others
 
 
-def check_processes(config: Config, device: torch.device, model: nn.Module, machines: Machines) -> None:
-    """Raises `UserError` for too few GPUs, machines that cannot share the run, and what cannot be sharded."""
+def check_processes(config: Config, device: torch.device) -> None:
+    """Raise `UserError` where there are fewer GPUs than processes."""
     count = config.train.processes
-    check_machines(machines, count)
-    is_here = machines.folder is not None or machines.count == 1
-    if device.type == "cuda" and count > 1 and is_here:
-        found, own = torch.cuda.device_count(), count // machines.count
-        require(own <= found, f"train.processes={count} takes a GPU each, and {found} are here")
-    single = next((name for name, one in model.named_parameters() if one.dim() == 0), None)
-    require(
-        single is None or not config.train.shard,
-        f"train.shard=true cannot divide {single}, which is a single number: leave train.shard out",
-    )
+    if device.type == "cuda" and count > 1:
+        found = torch.cuda.device_count()
+        require(count <= found, f"train.processes={count} takes a GPU each, and {found} are here")
 
 
 def train_together(work: Work, watch: Watcher) -> None:
-    """As `train`, in `train.processes` processes. A lost process ends all of them, with a `RunError`.
-
-    Each of several machines calls this; where the first has nothing to train, nothing happens.
-    """
-    with work.machines.meeting() as address:
-        if address is not None:
-            _launch(work, address, watch)
-
-
-def _launch(work: Work, address: str, watch: Watcher) -> None:
+    """Train as `train` does, in `train.processes` processes. Raise `RunError` where one is lost: all end."""
     pipes = [multiprocessing.Pipe() for _ in range(work.processes)]
     ours = [pipe for pipe, _ in pipes]
-    agent = _Agent(work, address, [pipe for _, pipe in pipes])
+    agent = _Agent(work, [pipe for _, pipe in pipes])
     heard = Heard()
     with steps_finished() as is_asked:
         with agent.running():
-            looked, was_asked = 0.0, False
+            was_asked = False
             while agent.is_alive() or any(pipe.poll() for pipe in ours):
                 _hear(ours, heard, watch)
                 if is_asked() and not heard.has_begun:
@@ -128,18 +107,15 @@ def _launch(work: Work, address: str, watch: Watcher) -> None:
                     was_asked = True
                     for pipe in ours:
                         pipe.send("stop")
-                if time.monotonic() - looked > OTHERS_SECONDS:
-                    work.machines.look(have_begun=heard.has_begun)
-                    looked = time.monotonic()
         _raise_what_ended_it(heard.ends, agent.error, work)
 
 
 class _Agent(threading.Thread):
     """PyTorch's agent, which waits for its workers: in a thread, where it leaves signals alone."""
 
-    def __init__(self, work: Work, address: str, pipes: list[Connection]):
+    def __init__(self, work: Work, pipes: list[Connection]):
         super().__init__(daemon=True)
-        self.work, self.address, self.pipes = work, address, pipes
+        self.work, self.pipes = work, pipes
         self.error: Exception | None = None
         self._others = set(multiprocessing.active_children())
 
@@ -159,20 +135,22 @@ class _Agent(threading.Thread):
             raise
 
     def run(self) -> None:
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        machines = self.work.machines
+        # It finds a free port; the launch, in this process, finds the store and uses it.
+        store = TCPStore("localhost", 0, None, True, multi_tenant=True, wait_for_workers=False)
         with tempfile.TemporaryDirectory() as folder:
             config = LaunchConfig(
-                min_nodes=machines.count,
-                max_nodes=machines.count,
+                min_nodes=1,
+                max_nodes=1,
                 nproc_per_node=len(self.pipes),
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
                 run_id=self.work.run.name,
-                rdzv_backend="static",  # the first machine has the first process, which writes
-                rdzv_endpoint=self.address,
-                rdzv_configs={"rank": machines.node},
+                rdzv_backend="static",
+                rdzv_endpoint=f"localhost:{store.port}",
+                rdzv_configs={"rank": 0},
                 max_restarts=0,
                 start_method=start_method(),
             )
@@ -210,25 +188,23 @@ def _raise_what_ended_it(ends: Ends, error: Exception | None, work: Work) -> Non
     for end in ends.values():
         if isinstance(end, TOLD):
             raise end
-    lost = [place for place in range(work.processes) if place not in ends]
+    lost = [rank for rank in range(work.processes) if rank not in ends]
     if lost:
         raise RunError(_loss(lost, error, work)) from error
     failure = next((end for end in ends.values() if isinstance(end, Failure)), None)
     if failure is not None:
-        raise RunError(work.machines.failure() or failure.reason) from WorkerError(failure.trace)
+        raise RunError(failure.reason) from WorkerError(failure.trace)
     if error is not None:
-        raise RunError(work.machines.failure() or first_line(error)) from error
+        raise RunError(first_line(error)) from error
 
 
 def _loss(lost: Sequence[int], error: Exception | None, work: Work) -> str:
-    """`lost` are places on this machine."""
     failures: dict[int, Any] = getattr(error, "failures", {})
-    ranks = [work.machines.node * work.processes + place for place in lost]
-    rank = next((rank for rank in ranks if rank in failures), ranks[0])
+    rank = next((rank for rank in lost if rank in failures), lost[0])
     failure = failures.get(rank)
     how = f" (killed by {failure.signal_name()})" if failure is not None and failure.exitcode < 0 else ""
     return (
-        f"rank {rank} of {work.config.train.processes} processes was lost{how}, and the others ended: "
+        f"rank {rank} of {work.processes} processes was lost{how}, and the others ended: "
         "the same command goes on from the last checkpoint"
     )
 
@@ -237,32 +213,32 @@ def _loss(lost: Sequence[int], error: Exception | None, work: Work) -> str:
 
 
 def _work(work: Work, pipes: Sequence[Connection]) -> None:
-    rank, place = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    pipe = pipes[place]
+    rank = int(os.environ["RANK"])
+    pipe = pipes[rank]
     _end_with_parent()
     for number in ASKING:  # the process that started this one hears them, and tells
         signal(number, SIG_IGN)
     try:
-        _train(work, rank, place, pipe)
+        _train(work, rank, pipe)
     except Stopped as stopped:  # in all of them, and the first may still be saving
         pipe.send(stopped)
     except (RunError, UserError) as error:
         pipe.send(error)
         raise  # perhaps in this one alone: the others do not wait for it
     except Exception as error:
-        count = work.config.train.processes
-        reason = f"rank {rank} of {count} processes failed: {type(error).__name__}: {first_line(error)}"
-        work.machines.note_failure(reason)
+        reason = (
+            f"rank {rank} of {work.processes} processes failed: {type(error).__name__}: {first_line(error)}"
+        )
         pipe.send(Failure(reason, traceback.format_exc()))
         raise
     else:
         pipe.send(None)
 
 
-def _train(work: Work, rank: int, place: int, pipe: Connection) -> None:
+def _train(work: Work, rank: int, pipe: Connection) -> None:
     import torch.distributed as together
 
-    config, count = work.config, work.config.train.processes
+    config = work.config
     set_threads(max(1, work.threads // work.processes))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary, work.search)
@@ -270,11 +246,11 @@ def _train(work: Work, rank: int, place: int, pipe: Connection) -> None:
         load_weights(work.source, model)
     device = work.device
     if device.type == "cuda":
-        device = torch.device("cuda", place)
+        device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     together.init_process_group("nccl" if device.type == "cuda" else "gloo")
     pipe.send(BEGUN)
-    group = Group(rank, count, device, pipe.poll, is_sharded=config.train.shard)
+    group = Group(rank, work.processes, device, pipe.poll)
     watch = pipe.send if group.is_first else _say_nothing
     take_steps(config, model, data, work.run, device, work.dtype, watch, group)
     together.destroy_process_group()

@@ -1,6 +1,5 @@
 """Training: a configuration and data in; checkpoints and train.csv in the run's directory out."""
 
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +66,6 @@ def take_steps(
     found = _newest(folder, group)
     if found is not None:
         load_weights(found, model)
-    group.shard(model)
     optimizer = make_optimizer(model, config.train, device)
     if found is not None:
         load_optimizer(found, model, optimizer)
@@ -88,16 +86,14 @@ def last_checkpoint(config: Config, run: Path) -> Checkpoint:
 
 
 def _newest(folder: Path, group: Group) -> Checkpoint | None:
-    """The newest checkpoint, as the first process finds it: other machines may see the folder as it was."""
+    """Return the checkpoint that the first process finds newest, so that all go on from the same one."""
     found = latest_checkpoint(folder) if group.is_first else None
-    name = group.told(found.path.name if found else "")
+    name = group.broadcast(found.path.name if found else "")
     if group.is_first or not name:
         return found
     found = read_checkpoint(folder / name)
     if found is None:
-        raise RunError(
-            f"{folder / name} cannot be read on {socket.gethostname()}: all machines have to see it"
-        )
+        raise RunError(f"{folder / name} cannot be read: repeat the command")
     return found
 
 
@@ -129,11 +125,11 @@ def _take_steps(
             if _due(state.step, train.log_every, train.total_steps) or _validation_due(state.step, train):
                 log.append(state)
             asked = is_asked()
-            if asked or _due(state.step, train.checkpoint_every, train.total_steps):
-                if group.is_first:
-                    write_log(run / "train.csv", log)
+            is_due = asked or _due(state.step, train.checkpoint_every, train.total_steps)
+            if is_due and group.is_first:
+                write_log(run / "train.csv", log)
                 about = (state.step, seconds, state.loss)
-                save_checkpoint(folder, trainer.model, trainer.optimizer, *about, writes=group.is_first)
+                save_checkpoint(folder, trainer.model, trainer.optimizer, *about)
             if asked:
                 raise Stopped(
                     f"stopped at step {state.step} of {train.total_steps}, which is saved; "

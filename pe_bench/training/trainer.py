@@ -16,7 +16,6 @@ from pe_bench.model.seeds import derive_seed
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
 from pe_bench.training.optimizer import learning_rate
-from pe_bench.training.sharding import whole
 
 
 class NonFiniteError(ArithmeticError):
@@ -39,8 +38,7 @@ class Trainer:
         self.config, self.model, self.optimizer = config, model, optimizer
         self.device, self.dtype, self.group = device, dtype, group or Group()
         # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
-        fused = device.type == "cuda" and not self.group.is_sharded  # shares are gathered between the layers
-        self.layers = torch.compile(model.layers) if fused else model.layers
+        self.layers = torch.compile(model.layers) if device.type == "cuda" else model.layers
         length = config.train.length
         self.windows = TrainingWindows(data.train, length, data.end_of_text)
         self.validation = TrainingWindows(data.validation, length, data.end_of_text, side="validation")
@@ -60,7 +58,7 @@ class Trainer:
         parts = zip(windows.chunk(train.micro_batches), ids_of_parts, strict=True)
         (loss,) = self.group.sum(sum(self._backward(part, part_ids) for part, part_ids in parts))
         self.group.sum_gradients(self.model)
-        norm = float(whole(nn.utils.clip_grad_norm_(self.model.parameters(), train.clip)))
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), train.clip))
         self._refuse_non_finite(float(loss), norm, number)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -70,7 +68,7 @@ class Trainer:
 
     def _backward(self, windows: Tensor, ids: Tensor) -> float:
         """Add the gradient of one part of the batch; its share of the batch's mean loss."""
-        nll = self.group.call(self._nll, windows, ids)
+        nll = self._nll(windows, ids)
         loss = nll.sum() / (self.config.train.batch * self.config.train.length)
         loss.backward()
         return loss.item()
@@ -88,7 +86,7 @@ class Trainer:
             if is_asked():
                 return None
             windows, ids = self._share(part, derive_seed(0, "ids"), train=False)
-            found = self.group.call(self._nll, windows, ids)
+            found = self._nll(windows, ids)
             nll.append(found if self.group.rank < len(part) else found[:0])
         return self.group.mean(torch.cat(nll))
 

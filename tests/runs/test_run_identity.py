@@ -5,16 +5,19 @@ import json
 import shutil
 
 import pytest
+import yaml
 from support.commands import only_run
 from support.results import add_run
 
 from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
 from pe_bench.encodings.identity import encoding_identity, encoding_label
 from pe_bench.errors import UserError
+from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, matching_runs, newest_run
 from pe_bench.runs.identity import identity, run_name, setting
+from pe_bench.runs.repeat import Repeater
 
 
 def config_of(*overrides: str) -> Config:
@@ -159,6 +162,21 @@ def test_a_name_selects_all_the_runs_that_it_describes(begin, folder):
     for name in ("x", "", "r*x"):
         with pytest.raises(UserError, match="no finished run"):
             matching_runs(name, results)
+
+
+# Configurations of older versions
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_key_that_older_runs_have_is_read_past_and_said_where_it_had_an_effect(tmp_path, capsys, shard):
+    config = config_of("encoding=rope")
+    values = to_plain(config)
+    values["train"]["shard"] = shard
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    assert read_config(tmp_path) == config
+    said = capsys.readouterr().err
+    assert ("train.shard=true, a key of older versions" in said) if shard else not said
+    assert Repeater().overrides(values, "float32") == Repeater().overrides(to_plain(config), "float32")
 
 
 def add_named(results, encoding, label, **result):

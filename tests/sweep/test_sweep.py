@@ -24,7 +24,7 @@ from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 from pe_bench.sweep.grid import Swept
 from pe_bench.sweep.job import END, Report, _end_with
-from pe_bench.sweep.launchers import cores_each, side_by_side
+from pe_bench.sweep.launchers import cores_each, require_one_start, side_by_side
 from pe_bench.sweep.run import _new_folder, _with_folder
 from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
 from pe_bench.sweep.summary import Summary, print_summary
@@ -97,6 +97,30 @@ def finished(folder: Path) -> list[Path]:
 
 def tensors(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "hydra.launcher.nodes=2",
+            "hydra.launcher.nodes=2: a run takes 1 machine; say hydra.launcher.nodes=1",
+        ),
+        ("hydra.launcher.tasks_per_node=4", "hydra.launcher.tasks_per_node=4: a run takes 1 task"),
+    ],
+)
+def test_a_launcher_that_would_start_a_job_several_times_is_refused_before_anything_starts(
+    train, folder, word, said
+):
+    outcome = train("-m", "encoding=rope", "hydra/launcher=submitit_slurm", word)
+    assert outcome.code == 2 and said in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_a_job_whose_launcher_s_file_asks_for_several_machines_says_so():
+    require_one_start(OmegaConf.create({"nodes": 1, "tasks_per_node": 1, "timeout_min": 60}))
+    with pytest.raises(UserError, match="hydra.launcher.nodes=2: a run takes 1 machine"):
+        require_one_start(OmegaConf.create({"nodes": 2}))
 
 
 @each_launcher

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,14 +18,9 @@ from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import load_data
 from pe_bench.errors import RunError, UserError
 from pe_bench.model.decoder import build_decoder
-from pe_bench.sweep.launchers import machines_asked
-from pe_bench.sweep.states import JobState
-from pe_bench.system.signals import Stopped
-from pe_bench.training import machines
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.group import Group
-from pe_bench.training.launch import Failure, Work, _raise_what_ended_it, check_processes, train_together
-from pe_bench.training.machines import ALONE, Machines, check_machines, machines_of_job
+from pe_bench.training.launch import Failure, Work, _raise_what_ended_it, check_processes
 from pe_bench.training.train import take_steps
 
 CPU = torch.device("cpu")
@@ -101,27 +95,14 @@ def test_several_processes_take_the_steps_of_one(run_of, processes, arguments):
     assert_equal_to_rounding(one, several)
 
 
-def test_sharded_parameters_take_the_same_steps_and_are_saved_whole(run_of):
-    arguments = ("encoding=shaw", "model.tie_embeddings=false")
-    one, sharded = (
-        run_of("one", *arguments),
-        run_of("two", *arguments, "train.processes=2", "train.shard=true"),
-    )
-    assert sharded.name == one.name
-    assert_equal_to_rounding(one, sharded)
-
-
-ONE, TWO, SHARDED = [], ["train.processes=2"], ["train.processes=2", "train.shard=true"]
+ONE, TWO = [], ["train.processes=2"]
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         (ONE, TWO),
-        *(
-            pytest.param(*arguments, marks=pytest.mark.full)
-            for arguments in ((TWO, ONE), (ONE, SHARDED), (SHARDED, ONE))
-        ),
+        pytest.param(TWO, ONE, marks=pytest.mark.full),
     ],
 )
 def test_a_run_goes_on_with_another_number_of_processes(run_of, folder, before, after):
@@ -159,9 +140,7 @@ def test_a_loss_that_is_not_finite_ends_all_processes_in_one_line(train):
             "train.processes=4 times train.micro_batches=2 does not divide the 4 windows",
         ),
         (["train.processes=0"], "train.processes must be positive, and"),
-        (["train.shard=true"], "train.shard=true would be ignored with train.processes=1"),
         (["train.processes=2", "device=cuda:1"], "device=cuda:1 is one GPU, and train.processes=2"),
-        (["train.processes=2", "train.shard=true", "encoding=fire"], "layers.0.c, which is a single number"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_with_both_values(train, folder, arguments, told):
@@ -170,155 +149,25 @@ def test_what_cannot_be_shared_is_refused_with_both_values(train, folder, argume
     assert not (folder / "results").exists()
 
 
-@pytest.fixture
-def submitted(monkeypatch):
-    """As submitit starts a job of Slurm's on two machines, with more tasks than that."""
-    found = {
-        "SUBMITIT_EXECUTOR": "slurm",
-        "SLURM_NTASKS": "4",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_NODEID": "1",
-    }
-    for name, value in {**found, "SLURM_JOB_NODELIST": "gpu[07-08]"}.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_the_machines_of_a_job_are_those_that_slurm_names(submitted, tmp_path, monkeypatch):
-    assert machines_of_job(tmp_path) == Machines(2, 1, "gpu07", tmp_path / "attempt-0")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
-    assert machines_of_job(tmp_path).folder == tmp_path / "attempt-3", "what was told before is over"
-    monkeypatch.delenv("SUBMITIT_EXECUTOR")
-    assert machines_of_job(tmp_path) is ALONE, "in a script of one's own each task is a job by itself"
-
-
-def test_several_tasks_on_a_machine_are_refused(submitted, tmp_path):
-    with pytest.raises(
-        UserError, match="this job is started 4 times for machines 0, 1: .* tasks_per_node at 1"
-    ):
-        check_machines(machines_of_job(tmp_path), 4)
-    with pytest.raises(
-        UserError, match="started 4 times for machine 0: .* -m … hydra/launcher=submitit_slurm"
-    ):
-        check_machines(ALONE, 4)
-
-
-def test_machines_that_cannot_have_equally_many_processes_are_refused_before_any_is_asked_for(train, folder):
-    arguments = ("-m", "encoding=rope", "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=2")
-    outcome = train(*arguments, "train.processes=1")
-    assert outcome.code == 2 and "train.processes=1" in outcome.line and "by 2 machines" in outcome.line
-    assert not (folder / "results").exists()
-
-
-def test_gpus_of_other_machines_are_not_counted_here(folder, monkeypatch):
-    config = parse_config(compose([*tiny_overrides(folder), "train.processes=4"]))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    asked = machines_asked(["encoding=rope", "hydra.launcher.nodes=2", "-m"])
-    assert asked == Machines(2) and machines_asked(["encoding=rope"]) == ALONE
-    check_processes(config, torch.device("cuda"), torch.nn.Module(), asked)
-    for here in (ALONE, Machines(2, folder=folder)):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        with pytest.raises(UserError, match="takes a GPU each, and 1 are here"):
-            check_processes(config, torch.device("cuda"), torch.nn.Module(), here)
-
-
-@pytest.fixture
-def two(tmp_path):
-    return [Machines(2, node, folder=tmp_path / "machines") for node in range(2)]
-
-
-def test_machines_meet_at_the_address_of_the_first(two):
-    found = []
-
-    def come():
-        with two[1].meeting() as address:
-            found.append(address)
-
-    thread = threading.Thread(target=come)
-    thread.start()
-    with two[0].meeting() as address:
-        thread.join(5)
-        assert address is not None and address.startswith("localhost:") and found == [address]
-
-
-def test_a_machine_does_not_wait_for_one_that_has_left(two):
-    first, second = two
-    second.leave("data.path=books is not there")
-    with (
-        pytest.raises(RunError, match=r"machine 1 \(.*\) of 2: data.path=books is not there"),
-        first.meeting(),
-    ):
-        pass
-    first.leave()
-    with second.meeting() as address:
-        assert address is None, "nothing was to be trained"
-
-
-def test_a_stop_on_one_machine_is_no_failure_on_another(two):
-    two[1].leave(was_stopped=True)
-    with pytest.raises(Stopped), two[0].meeting():
-        pass
-    two[0].look(have_begun=True)  # then the processes hear of it, and save
-
-
-def test_a_machine_that_leaves_while_others_begin_ends_them(two, folder):
-    config = parse_config(compose([*tiny_overrides(folder), "train.processes=2"]))
-    work = Work(config, (), None, folder, CPU, torch.float32, 2, two[0])
-
-    def come_and_leave():
-        with two[1].meeting():
-            two[1].leave("killed by SIGKILL")
-
-    thread = threading.Thread(target=come_and_leave)
-    thread.start()
-    with pytest.raises(RunError, match="killed by SIGKILL"):
-        train_together(work, lambda step: None)
-    thread.join()
-
-
-def test_what_failed_first_is_told_by_all_machines(two, monkeypatch):
-    monkeypatch.setattr(machines, "TELL_SECONDS", 0.3)
-    first, second = two
-    first.leave()  # makes the folder
-    second.note_failure("rank 3 of 4 processes failed: boom")
-    first.note_failure("rank 0 of 4 processes failed: Connection closed by peer")
-    assert first.failure() == second.failure() == "rank 3 of 4 processes failed: boom"
-    second.leave("rank 2 of 4 processes was lost")
-    assert first.failure() == "rank 2 of 4 processes was lost", "it could note nothing itself"
-
-
 class Blind(Group):
-    """A process that is told of a checkpoint and does not find it."""
+    """A process that gets the name of a checkpoint and does not find it."""
 
-    def told(self, text: str) -> str:
+    def broadcast(self, text: str) -> str:
         return "step-00000004"
 
 
-def test_a_machine_that_does_not_see_the_checkpoint_does_not_begin_anew(folder):
+def test_a_process_that_cannot_read_the_checkpoint_does_not_begin_anew(folder):
     config = parse_config(compose(tiny_overrides(folder)))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary)
-    with pytest.raises(RunError, match="step-00000004 cannot be read on .*: all machines have to see it"):
+    with pytest.raises(RunError, match="step-00000004 cannot be read: repeat the command"):
         take_steps(config, model, data, folder, CPU, torch.float32, lambda step: None, Blind(1, 2))
-
-
-def test_a_job_that_ends_by_an_exception_tells_the_other_machines(two, monkeypatch, tmp_path):
-    from pe_bench.sweep import job
-
-    def end(*arguments):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(job, "machines_of_job", lambda folder: two[0])
-    monkeypatch.setattr(job, "_in_child", end)
-    with pytest.raises(OSError, match="no space left"):
-        job.carry_out(JobState(0, "job 0", ""), job.surroundings(tmp_path), parse_config(compose([])), [])
-    with pytest.raises(RunError, match="machine 0 .* it ended without a word"):
-        two[1].look(have_begun=True)
 
 
 def test_more_processes_than_gpus_are_refused(folder):
     config = parse_config(compose([*tiny_overrides(folder), "train.processes=4"]))
     with pytest.raises(UserError, match=r"train.processes=4 takes a GPU each, and \d+ are here"):
-        check_processes(config, torch.device("cuda"), torch.nn.Module(), ALONE)
+        check_processes(config, torch.device("cuda"))
 
 
 # A group of its own
