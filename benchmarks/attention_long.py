@@ -1,9 +1,9 @@
-"""What a bias costs in the attention over a long text: `python benchmarks/attention_long.py [NAMES]`.
+"""Time attention with each bias over a long text: `python benchmarks/attention_long.py [NAMES]`.
 
-One layer's attention with each encoding, as scoring has it, takes turns with plain causal fused attention
-of the same shape. Ratios are of medians, and in brackets stands the middle half of the ratios of each round;
-errors are the largest of some rows against the reference in float64, from queries and keys of N(0, 1).
-NAMES are by default all encodings with a bias of the distance, and may have configuration among them.
+One layer's attention, as in scoring, alternates with plain causal fused attention of the same shape. A ratio
+is that of the medians; brackets hold the middle half of the ratios of single rounds. The error is the
+largest deviation of some rows from the reference in float64, for queries and keys from N(0, 1). NAMES are
+encodings, by default all with a bias by distance, and overrides.
 """
 
 import argparse
@@ -46,19 +46,23 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*", metavar="NAMES", help="encodings, and encoding.key=value")
-    parser.add_argument("--lengths", default="8192,32768", help="with commas between (default: 8192,32768)")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--width", type=int, default=32, help="of each head (default: 32)")
-    parser.add_argument("--whole", type=int, default=4096, help=f"up to this length, {WHOLE} (default: 4096)")
-    parser.add_argument("--denormals", action="store_true", help="do not flush them to zero")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="NAMES", help="encodings and overrides (encoding.key=value)"
+    )
+    parser.add_argument("--lengths", default="8192,32768", help="separated by commas (default: 8192,32768)")
+    parser.add_argument("--batch", type=int, default=1, help="texts in a batch (default: 1)")
+    parser.add_argument("--heads", type=int, default=8, help="default: 8")
+    parser.add_argument("--width", type=int, default=32, help="width of each head (default: 32)")
+    parser.add_argument(
+        "--whole", type=int, default=4096, help=f"also time {WHOLE}, up to this length (default: 4096)"
+    )
+    parser.add_argument("--denormals", action="store_true", help="do not flush denormals to zero")
     add_usual_options(parser, repeats=5)
     return parser.parse_args()
 
 
 def measured(given: argparse.Namespace, length: int, whole: bool) -> list[list[str]]:
-    """A row for each encoding: its name, its path, milliseconds, over plain attention, its error."""
+    """Return a row for each encoding: name, path, milliseconds, ratio to plain attention, error."""
     inputs, position = drawn(given, length), torch.arange(length)
     encodings = encodings_of(given)
     _, q, k, v = inputs
@@ -79,15 +83,15 @@ def measured(given: argparse.Namespace, length: int, whole: bool) -> list[list[s
 
 
 def drawn(given: argparse.Namespace, length: int) -> Inputs:
-    """The input of a layer, queries, keys and values, laid out as a model has them."""
+    """Return the input of a layer, queries, keys and values, laid out as in a model."""
     generator = torch.Generator().manual_seed(given.seed)
     x, *rest = torch.randn(4, given.batch, length, given.heads * given.width, generator=generator)
-    q, k, v = (one.unflatten(-1, (given.heads, given.width)).transpose(1, 2) for one in rest)
+    q, k, v = (projected.unflatten(-1, (given.heads, given.width)).transpose(1, 2) for projected in rest)
     return x, q, k, v
 
 
 def encodings_of(given: argparse.Namespace) -> dict[str, Composition]:
-    """By their labels, with their initial parameters."""
+    """Return the encodings by label, with their initial parameters."""
     names = [] if any("=" not in override for override in given.overrides) else NAMES
     found = subjects(
         [
@@ -102,7 +106,7 @@ def encodings_of(given: argparse.Namespace) -> dict[str, Composition]:
 
 
 def with_whole_bias(layer: LayerEncoding, inputs: Inputs) -> Tensor:
-    """Attention as it is commonly written: the bias of each pair is made, and handed to the fused kernel."""
+    """Compute the bias of every pair and pass it to the fused kernel, as attention is commonly written."""
     _, q, k, v = inputs
     index = torch.arange(q.shape[-2])
     distance = index.unsqueeze(-1) - index
@@ -113,8 +117,12 @@ def with_whole_bias(layer: LayerEncoding, inputs: Inputs) -> Tensor:
 
 
 def error(encoding: Composition, inputs: Inputs, output: Tensor) -> float:
-    """The largest of some rows, the first and the last among them."""
-    layer, exact, length = encoding.double().layer(0), [one.double() for one in inputs], output.shape[-2]
+    """Return the largest error in some rows, including the first and the last."""
+    layer, exact, length = (
+        encoding.double().layer(0),
+        [tensor.double() for tensor in inputs],
+        output.shape[-2],
+    )
     found = 0.0
     for row in torch.linspace(0, length - 1, ROWS).long().tolist():
         rows = range(row, row + 1)

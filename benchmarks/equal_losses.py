@@ -1,9 +1,9 @@
-"""Whether training is the same on every path of attention: `python benchmarks/equal_losses.py`.
+"""Compare training on every attention path with the reference: `python benchmarks/equal_losses.py`.
 
-A small model is trained three times from each seed, on the source of a module of Python: with the path that
+A small model is trained three times from each seed, on the source of a Python module: with the path that
 attention chooses, with the reference, and with the reference from weights that were changed by one part in
-ten million. Rounding grows from step to step in any training; the third says how far by itself. A path is
-as exact as the reference where it goes no farther. Exits with 1 where one does.
+ten million. Rounding errors grow from step to step in any training; the third run measures how far. A path
+is as exact as the reference if its losses move no farther. The exit code is 1 if one does.
 """
 
 import argparse
@@ -36,10 +36,10 @@ from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import Trainer
 
 ROUNDING = 1e-7  # of every weight, relative: about one unit in the last place of float32
-EARLY = 10  # steps that have a column of their own: there rounding has hardly grown
-# How many times farther than rounding a path may go: two trainings that differ by rounding differ so much.
+EARLY = 10  # these steps have a separate column: rounding errors have hardly grown there
+# How many times farther than the third training a path may move: rounding alone varies that much.
 FACTOR = 10
-FLOOR = 1e-6  # nats: below it, losses in float32 are equal
+FLOOR = 1e-6  # nats: smaller differences between losses in float32 are ignored
 CPU = torch.device("cpu")
 OVERRIDES = (
     *("model.d_model=64", "model.n_layers=2", "model.n_heads=2", "model.d_ff=176"),
@@ -49,7 +49,7 @@ OVERRIDES = (
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest of each step, in nats, over seeds: of the path and of the changed weights."""
+    """The largest difference of losses over seeds, at each step, in nats."""
 
     path: np.ndarray
     changed: np.ndarray
@@ -77,32 +77,33 @@ def main() -> None:
     early = f"first {EARLY}" if given.steps > EARLY else "all"
     columns = ["encoding", "family", "attention", f"path, {early} steps", f"rounding, {early}"]
     print_table([*columns, "path, all steps", "rounding, all"], rows, left=3)
-    print("\nlargest difference from the loss with the reference, in nats per token")
-    sys.exit(f"farther than rounding: {', '.join(wrong)}" if wrong else 0)
+    print("\npath: largest difference of losses from the reference, in nats per token")
+    print("rounding: the same for the reference from weights changed by one part in ten million")
+    sys.exit(f"moved farther than rounding: {', '.join(wrong)}" if wrong else 0)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--encodings", help="names with commas between (default: one of each family)")
+    parser.add_argument("--encodings", help="names separated by commas (default: one of each family)")
     for name, default in {"steps": 200, "seeds": 5, "threads": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
     given = parser.parse_args()
     if given.steps < 1 or given.seeds < 1:
-        parser.error("--steps and --seeds are whole numbers from 1 on")
+        parser.error("--steps and --seeds must be whole numbers of at least 1")
     return given
 
 
 def family_of_each() -> dict[str, str]:
-    """The family of every encoding, as `pe-bench list encodings` tells it."""
+    """Return the family of every encoding, from `pe-bench list encodings`."""
     with redirect_stdout(io.StringIO()) as listed:
         program.run(["list", "encodings", "--csv", "-"])
     return {row["encoding"]: row["family"] for row in csv.DictReader(io.StringIO(listed.getvalue()))}
 
 
 def one_of_each(families: dict[str, str]) -> list[str]:
-    """The first of each family that does not take the reference, or else the first."""
+    """Return from each family the first encoding that does not take the reference, or else the first."""
     chosen: dict[str, str] = {}
     for name, family in families.items():
         if family not in chosen or (path(chosen[family]) == "reference" != path(name)):
@@ -148,7 +149,7 @@ def reference_alone() -> Iterator[None]:
 
 @cache
 def path(name: str) -> str:
-    """What attention takes in training."""
+    """Return the path that attention takes in training."""
     config = configuration(name, seed=0)
     model = build_decoder(config, text().vocabulary)
     return path_of(model, config, config.train.batch, config.train.length, CPU, torch.float32, train=True)
@@ -160,7 +161,7 @@ def configuration(name: str, seed: int) -> Config:
 
 
 def text() -> Data:
-    """The source of argparse, as bytes."""
+    """Return the source of argparse, as bytes."""
     tokens = np.frombuffer(inspect.getsource(argparse).encode(), np.uint8).astype(np.uint16)
     split = Split(tokens, np.array([0, len(tokens)]), ["argparse"], len(tokens))
     tokenizer = ByteTokenizer()

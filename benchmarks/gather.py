@@ -1,8 +1,8 @@
-"""How long gathering and reporting take over many runs: `python benchmarks/gather.py [--runs 2000]`.
+"""Time gathering and reporting over many runs: `python benchmarks/gather.py [--runs 2000]`.
 
-Two sets of run directories are made in a temporary folder, 2 GB each at 2,000 runs: one of few large tables,
-one of many small ones. Commands are timed as a user waits for them, from the start of their process to its
-end; `gather`, with which training ends, in a process that has it imported. The commands take turns, and
+Two sets of run directories are written to a temporary folder, 2 GB each at 2,000 runs: one has a few large
+tables, the other many small ones. A command is timed as a user waits for it, from the start of its process to
+its end. `gather`, which ends every training, is timed inside this process. The commands alternate, and
 medians are over the repeats.
 """
 
@@ -38,31 +38,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=2000, help="run directories in each set (default: 2000)")
-    parser.add_argument("--repeats", type=int, default=3, help="of each command (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="timings of each command (default: 3)")
     given = parser.parse_args()
     if given.runs < 1 or given.repeats < 1:
-        parser.error("--runs and --repeats are whole numbers from 1 on")
+        parser.error("--runs and --repeats must be whole numbers of at least 1")
     print(_machine())
     for shape in shapes(given.runs):
         with tempfile.TemporaryDirectory() as folder:
-            print(f"\n{shape.words}: ", end="", flush=True)
+            print(f"\n{shape.description}: ", end="", flush=True)
             rows = write_runs(Path(folder) / "results", shape)
-            print(f"{rows:,} rows, as many score files\n{'':16}median    each, in seconds")
+            print(f"{rows:,} rows, as many score files\n{'':16}median    repeats, in seconds")
             for name, seconds in timed(Path(folder), given.repeats).items():
-                each = "  ".join(f"{one:.2f}" for one in seconds)
-                print(f"{name:16}{statistics.median(seconds):6.2f}    {each}", flush=True)
+                repeats = "  ".join(f"{taken:.2f}" for taken in seconds)
+                print(f"{name:16}{statistics.median(seconds):6.2f}    {repeats}", flush=True)
 
 
 def shapes(runs: int) -> tuple[Shape, Shape]:
-    """At 2,000 runs: 4 tables of 25 lines of 20 seeds, and 500 tables of one line of 4 seeds."""
+    """Return the two sets. 2,000 runs are 4 tables of 25 lines of 20 seeds, or 500 of one line of 4 seeds."""
     return Shape(4, max(1, runs // 80), min(20, -(-runs // 4))), Shape(max(1, runs // 4), 1, min(4, runs))
 
 
 def timed(folder: Path, repeats: int) -> dict[str, list[float]]:
-    """Seconds that each took at each repeat, in turns."""
+    """Return the seconds of each command at each repeat. The commands alternate."""
     calls: Mapping[str, Callable[[], object]] = {
         "gather": lambda: gather(folder / "results"),
-        **{name: _command(words, folder) for name, words in COMMANDS.items()},
+        **{name: _command(arguments, folder) for name, arguments in COMMANDS.items()},
     }
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
@@ -73,13 +73,13 @@ def timed(folder: Path, repeats: int) -> dict[str, list[float]]:
     return found
 
 
-def _command(words: list[str], folder: Path) -> Callable[[], object]:
-    command = [sys.executable, "-m", "pe_bench", *words, "--results-dir", "results"]
+def _command(arguments: list[str], folder: Path) -> Callable[[], object]:
+    command = [sys.executable, "-m", "pe_bench", *arguments, "--results-dir", "results"]
 
     def call() -> None:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
-            sys.exit(f"{' '.join(words)}: {done.stderr}")
+            sys.exit(f"{' '.join(arguments)}: {done.stderr}")
 
     return call
 
@@ -87,9 +87,9 @@ def _command(words: list[str], folder: Path) -> Callable[[], object]:
 def _machine() -> str:
     here = environment(torch.device("cpu"), torch.get_num_threads())
     names = ("pe_bench", "git", "python", "processor", "cores", "platform")
-    words = [f"{name} {here[name]}" for name in names if here[name]]
+    facts = [f"{name} {here[name]}" for name in names if here[name]]
     libraries = [f"{name} {version(name)}" for name in ("numpy", "safetensors", "pandas", "matplotlib")]
-    return ", ".join([*words, *libraries])
+    return ", ".join([*facts, *libraries])
 
 
 if __name__ == "__main__":

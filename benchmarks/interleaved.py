@@ -1,4 +1,4 @@
-"""Timing several things in turns, so that what else the machine does meets all of them alike."""
+"""Interleaved timing: calls alternate, so that other work on the machine slows all of them alike."""
 
 import argparse
 import statistics
@@ -19,9 +19,10 @@ Seconds = dict[str, list[float]]
 def interleaved(
     calls: Mapping[str, Callable[[], object]], repeats: int, warm_up: int, of_processor: bool = False
 ) -> Seconds:
-    """Seconds of each call in each round; every second goes backwards, and `warm_up` rounds are not kept.
+    """Return the seconds of each call in each round, without the first `warm_up` rounds.
 
-    `of_processor`: those that this process had of it, in all its threads, instead of the clock's.
+    Every second round runs backwards. `of_processor` measures this process's time on the processor, over all
+    its threads, in place of wall-clock time.
     """
     clock = time.process_time if of_processor else time.perf_counter
     found: Seconds = {name: [] for name in calls}
@@ -35,7 +36,7 @@ def interleaved(
 
 
 def ratio(seconds: Seconds, over: str, under: str) -> str:
-    """The ratio of the medians, and in brackets the middle half of the ratios of each round."""
+    """Return the ratio of the medians and, in brackets, the middle half of the ratios of single rounds."""
     if over not in seconds or under not in seconds:
         return ""
     above, below = seconds[over], seconds[under]
@@ -45,16 +46,16 @@ def ratio(seconds: Seconds, over: str, under: str) -> str:
 
 
 def machine(*libraries: str) -> str:
-    """Two lines: the machine, and what ran on it."""
+    """Return two lines: the machine, and the versions that ran on it."""
     here = environment(torch.device("cpu"), torch.get_num_threads())
     threads = "1 thread" if here["threads"] == 1 else f"{here['threads']} threads"
-    told = [f"{name} {here[name]}" for name in ("pe_bench", "git", "python", "torch") if here[name]]
-    told += [f"{name} {version(name)}" for name in libraries]
-    return f"{here['processor']}, {here['cores']} cores, {threads}, {here['platform']}\n{', '.join(told)}"
+    versions = [f"{name} {here[name]}" for name in ("pe_bench", "git", "python", "torch") if here[name]]
+    versions += [f"{name} {version(name)}" for name in libraries]
+    return f"{here['processor']}, {here['cores']} cores, {threads}, {here['platform']}\n{', '.join(versions)}"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
-    """The first `left` columns hold words, the others numbers; off a terminal nothing is cut."""
+    """Print the first `left` columns as text, the others as numbers. Without a terminal, nothing is cut."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place < left else "right", overflow="fold")
@@ -65,9 +66,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
 
 
 def add_usual_options(parser: argparse.ArgumentParser, repeats: int) -> None:
-    """What every comparison of times has."""
+    """Add the options that every comparison of times has."""
     parser.add_argument("--threads", type=int, default=1, help="default: 1")
     parser.add_argument("--repeats", type=int, default=repeats, help=f"default: {repeats}")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and text (default: 0)")
-    words = "seconds of the processor, not of the clock: where others use it too; one thread"
-    parser.add_argument("--cpu-time", action="store_true", help=words)
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and text (default: 0)")
+    description = "measure processor time, for a busy machine; use it with --threads 1"
+    parser.add_argument("--cpu-time", action="store_true", help=description)

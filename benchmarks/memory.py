@@ -1,8 +1,8 @@
-"""Seconds and memory of scoring one long text with each encoding: `python benchmarks/memory.py [NAMES]`.
+"""Measure seconds and memory of scoring one long text: `python benchmarks/memory.py [NAMES]`.
 
-Each encoding and length has a process of its own. Its memory is the peak above what it held once the model
-was built; the model has its initial weights, the text is drawn from all bytes, and every token is scored.
-NAMES may have configuration among them, as in `rope alibi model=base`; without names it is all encodings.
+Each encoding and length has its own process. Its memory is the peak above what the process held once the
+model was built. The model has its initial weights, the text is random bytes, and every token is scored. NAMES
+are encodings, by default all, and overrides, as in `rope alibi model=base`.
 """
 
 import argparse
@@ -29,10 +29,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "arguments", nargs="*", metavar="NAMES", help="encodings, and key=value (model=small)"
+        "arguments", nargs="*", metavar="NAMES", help="encodings and overrides (default model: small)"
     )
-    parser.add_argument("--lengths", default="32768", help="with commas between (default: 32768)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--lengths", default="32768", help="separated by commas (default: 32768)")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="default: as many as PyTorch takes"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_intermixed_args()
     if given.child:
@@ -53,7 +55,7 @@ def every_encoding() -> list[str]:
 
 
 def in_a_process(name: str, length: str, options: list[str], threads: int) -> dict[str, Any]:
-    """What `measured` found, or why there is nothing."""
+    """Return the result of `measured`, or the error that prevented it."""
     command = [sys.executable, str(Path(__file__)), name, *options, "--lengths", length, "--child"]
     done = subprocess.run([*command, "--threads", str(threads)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -68,7 +70,7 @@ def line(name: str, length: str, found: dict[str, Any]) -> str:
 
 
 def reaching(arguments: list[str], length: int) -> list[str]:
-    """With as many positions as there are tokens; tables take their last row for all that lies beyond."""
+    """Return the overrides with a position for every token. Tables use their last row past their end."""
     (subject,) = subjects(arguments)
     encoding = subject.config.encoding
     modifiers = [name for name, part in encoding.get("modifiers", {}).items() if "max_position" in part]
@@ -78,7 +80,7 @@ def reaching(arguments: list[str], length: int) -> list[str]:
 
 @torch.no_grad()
 def measured(arguments: list[str], length: int, threads: int) -> dict[str, float]:
-    """Seconds of scoring every token of a text, and megabytes at the peak above what was there before."""
+    """Return the seconds of scoring every token of a text, and the peak in megabytes above the start."""
     torch.set_num_threads(threads)
     (subject,) = subjects(reaching(arguments, length))
     vocabulary = [chr(byte) for byte in range(256)]
@@ -93,7 +95,7 @@ def measured(arguments: list[str], length: int, threads: int) -> dict[str, float
     if not nll.isfinite().all():
         sys.exit("the scores are not finite")
     if before.mb is None or after.mb is None:
-        sys.exit("this system does not tell a process how much memory it holds")
+        sys.exit("this system does not report how much memory a process holds")
     return {"seconds": time.perf_counter() - start, "megabytes": after.mb - before.mb}
 
 

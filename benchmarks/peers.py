@@ -1,4 +1,4 @@
-"""Models of other libraries with the widths, heads and layers of ours, on the same text, in their own words.
+"""Models of other libraries, with pe-bench's widths, heads and layers, configured in each library's terms.
 
 Letters: B batch, T tokens.
 """
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 TEXT = 2**18  # random tokens from which windows are drawn
 LIBRARIES = tuple(name for name in ("x-transformers", "transformers") if find_spec(name.replace("-", "_")))
-# What x-transformers calls the encodings that it has under one of our names.
+# The settings of x-transformers for the encodings that it shares with pe-bench.
 X_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "nope": {"attn_flash": True},
     "rope": {"attn_flash": True, "rotary_pos_emb": True},
     "alibi": {"attn_flash": True, "alibi_pos_bias": True},
-    "t5": {"rel_pos_bias": True},  # it refuses flash attention for a bias that is learned
+    "t5": {"rel_pos_bias": True},  # x-transformers refuses flash attention for a learned bias
     "fox": {"attn_flash": True, "attn_data_dependent_alibi": True},
 }
 
@@ -41,7 +41,7 @@ class Size:
 
     @property
     def d_ff(self) -> int:
-        """8/3 of the width in whole eights: as in the models that pe-bench ships."""
+        """8/3 of the width, rounded up to a multiple of 8, as in the models that pe-bench ships."""
         return 8 * math.ceil(self.d_model / 3)
 
     @property
@@ -50,7 +50,7 @@ class Size:
 
     @property
     def overrides(self) -> list[str]:
-        """For pe-bench."""
+        """These sizes as overrides for pe-bench."""
         model = {"d_model": self.d_model, "n_layers": self.layers, "n_heads": self.heads, "d_ff": self.d_ff}
         train = {"length": self.length, "batch_tokens": self.batch_tokens}
         return [
@@ -65,14 +65,14 @@ class Size:
         return np.random.default_rng(self.seed).integers(self.vocabulary, size=TEXT).astype(dtype)
 
     def windows(self) -> Tensor:
-        """A batch of random crops [B, T], each one token longer than `length`."""
+        """Return a batch of random crops [B, T], each one token longer than `length`."""
         starts = torch.randint(len(self.text) - self.length, (self.batch,)).tolist()
         crops = [self.text[start : start + self.length + 1].astype(np.int64) for start in starts]
         return torch.from_numpy(np.stack(crops))
 
 
 def x_transformers(encoding: str, size: Size) -> nn.Module:
-    """Its decoder with RMSNorm, SwiGLU, no biases and tied embeddings: gives the loss of windows [B, T]."""
+    """Return a decoder with RMSNorm, SwiGLU, no biases and tied embeddings: windows [B, T] to a loss."""
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
     torch.manual_seed(size.seed)
@@ -101,7 +101,7 @@ def x_transformers(encoding: str, size: Size) -> nn.Module:
 
 
 def nanogpt(checkout: Path, size: Size) -> nn.Module:
-    """The GPT of its model.py, with dropout and biases as in its train.py."""
+    """Return the GPT of nanoGPT's model.py, with dropout and biases as in its train.py."""
     source = _module(checkout / "model.py")
     torch.manual_seed(size.seed)
     with redirect_stdout(StringIO()):
@@ -119,7 +119,7 @@ def nanogpt(checkout: Path, size: Size) -> nn.Module:
 
 
 def bloom(size: Size) -> nn.Module:
-    """ALiBi in transformers."""
+    """Return a model of transformers with ALiBi."""
     from transformers import BloomConfig, BloomForCausalLM
 
     torch.manual_seed(size.seed)
@@ -134,7 +134,7 @@ def bloom(size: Size) -> nn.Module:
 
 
 def llama(size: Size) -> nn.Module:
-    """RoPE in transformers, on PyTorch's fused attention as it is by default."""
+    """Return a model of transformers with RoPE, on PyTorch's fused attention, which is the default."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(size.seed)
@@ -152,9 +152,9 @@ def llama(size: Size) -> nn.Module:
 
 
 def how_to_get(*libraries: str) -> list[str]:
-    """A line for each library that is not here."""
+    """Return a line for each library that is not installed."""
     return [
-        f"left out, {name}: pip install {name}, in an environment of its own with pe-bench and the same torch"
+        f"{name} was left out: pip install {name}, in a separate environment with pe-bench and the same torch"
         for name in libraries
         if name not in LIBRARIES
     ]

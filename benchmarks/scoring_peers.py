@@ -1,8 +1,8 @@
-"""What scoring one text costs, ours and that of others: `python benchmarks/scoring_peers.py`.
+"""Compare the cost of scoring one text with other libraries: `python benchmarks/scoring_peers.py`.
 
-One text of each length is scored by models of the same widths, heads and layers: ours as `pe-bench eval`
-scores one window, those of x-transformers and transformers by the loss that they give. They take turns in
-one process. Memory is that of a first pass above what was held before it, in a process for each.
+Models of the same widths, heads and layers score one text of each length: pe-bench as `pe-bench eval` scores
+one window, x-transformers and transformers through the loss that they return. They alternate in one process.
+Memory is the peak of a first pass above what was held before it, in a separate process for each model.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def of_transformers(build: Callable[[Size], torch.nn.Module], size: Size) -> Sco
 
 
 OURS = "pe-bench"
-# By the library, and our encoding that its model has.
+# The models by library and by the name that pe-bench has for their encoding.
 MODELS: Mapping[tuple[str, str], Callable[[Size], Scoring]] = {
     **{(OURS, name): partial(ours, name) for name in ("nope", "rope", "alibi", "t5")},
     **{("x-transformers", name): partial(of_x_transformers, name) for name in ("rope", "alibi", "t5")},
@@ -61,9 +61,11 @@ def main() -> None:
         library, encoding, length = given.memory_of
         print(peak_mb(MODELS[library, encoding](size_of(given, int(length)))))
         return
-    told = f"model={given.model}, vocabulary {VOCABULARY}, float32, {given.repeats} rounds, seed {given.seed}"
-    told += ", time of the processor" if given.cpu_time else ""
-    print(f"{machine(*LIBRARIES)}\nscoring one text: {told}\n")
+    settings = (
+        f"model={given.model}, vocabulary {VOCABULARY}, float32, {given.repeats} rounds, seed {given.seed}"
+    )
+    settings += ", processor time" if given.cpu_time else ""
+    print(f"{machine(*LIBRARIES)}\nscoring one text: {settings}\n")
     rows = [row for length in map(int, given.lengths.split(",")) for row in rows_of(given, length)]
     print_table(["model", "tokens", "ms", "MB", "it / ours"], rows, left=1)
     print("".join(f"\n{line}" for line in how_to_get("x-transformers", "transformers")))
@@ -74,13 +76,15 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lengths", default="2048,8192", help="default: 2048,8192")
-    parser.add_argument("--model", default="small", help="of pe-bench, whose sizes all have (default: small)")
+    parser.add_argument(
+        "--model", default="small", help="pe-bench's model whose sizes all models get (default: small)"
+    )
     add_usual_options(parser, repeats=5)
-    # What the process of one measurement of memory is told.
+    # The model that a child process measures the memory of.
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.repeats < 2:
-        parser.error("--repeats is at least 2")
+        parser.error("--repeats must be at least 2")
     return given
 
 
@@ -93,36 +97,36 @@ def size_of(given: argparse.Namespace, length: int) -> Size:
 
 
 def rows_of(given: argparse.Namespace, length: int) -> list[list[str]]:
-    """What its first pass could not do is not timed."""
-    models = [one for one in MODELS if one[0] in (OURS, *LIBRARIES)]
-    memory = {one: memory_of(*one, length, given) for one in models}
+    """Return a row for each model. A model whose first pass failed is not timed."""
+    models = [model for model in MODELS if model[0] in (OURS, *LIBRARIES)]
+    memory = {model: memory_of(*model, length, given) for model in models}
     size = size_of(given, length)
-    calls = {" ".join(one): MODELS[one](size) for one in models if memory[one] is not None}
+    calls = {" ".join(model): MODELS[model](size) for model in models if memory[model] is not None}
     seconds = interleaved(calls, given.repeats, WARM_UP, given.cpu_time)
-    return [[" ".join(one), f"{length:,}", *cells(one, memory[one], seconds)] for one in models]
+    return [[" ".join(model), f"{length:,}", *cells(model, memory[model], seconds)] for model in models]
 
 
-def cells(one: tuple[str, str], mb: float | None, seconds: Seconds) -> list[str]:
+def cells(model: tuple[str, str], mb: float | None, seconds: Seconds) -> list[str]:
     if mb is None:
         return ["failed"]
-    name, own = " ".join(one), f"{OURS} {one[1]}"
-    return [f"{median(seconds[name]) * 1e3:,.0f}", f"{mb:,.0f}", ratio(seconds, name, own)]
+    name, ours = " ".join(model), f"{OURS} {model[1]}"
+    return [f"{median(seconds[name]) * 1e3:,.0f}", f"{mb:,.0f}", ratio(seconds, name, ours)]
 
 
 def memory_of(library: str, encoding: str, length: int, given: argparse.Namespace) -> float | None:
-    """Megabytes; None where the process did not come to its end."""
+    """Return the megabytes of one model, or None if its process failed."""
     overrides = ["--model", given.model, "--threads", str(given.threads), "--seed", str(given.seed)]
     command = [sys.executable, __file__, *overrides, "--memory-of", library, encoding, str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        told = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        print(f"{library} {encoding} at {length:,} tokens: {told[0]}", file=sys.stderr)
+        error = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        print(f"{library} {encoding} at {length:,} tokens: {error[0]}", file=sys.stderr)
         return None
     return float(done.stdout)
 
 
 def peak_mb(scoring: Scoring) -> float:
-    """The highest while it runs, above what was held."""
+    """Return the peak while it runs, above what was held before."""
     with PeakMemory(CPU) as before:
         pass
     with PeakMemory(CPU) as peak:

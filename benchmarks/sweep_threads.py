@@ -1,9 +1,9 @@
-"""Time lost by jobs side by side with too many threads: `sweep_threads.py [--repeats 3] [OVERRIDES]`.
+"""Measure what too many threads cost parallel jobs: `sweep_threads.py [--repeats 3] [OVERRIDES]`.
 
-As many runs as there are cores are trained at the same time by `hydra/launcher=joblib`, once with
-threads=auto, which gives each job its share of the cores, and once with all cores for each job. The two
-take turns, in temporary folders. What is compared are the seconds that the jobs spent in training steps,
-summed; all are seeds of one run, so the work is the same.
+`hydra/launcher=joblib` trains as many runs in parallel as there are cores, once with threads=auto, which
+gives each job its share of the cores, and once with all cores for each job. The two alternate, in temporary
+folders. They are compared by the seconds that all jobs spent in training steps. The jobs are seeds of one
+run, so the work is the same.
 """
 
 import argparse
@@ -21,7 +21,7 @@ OVERRIDES = ["model=tiny", "train.steps=60", "eval.lengths=[128]", "eval.max_len
 
 
 def trained(threads: str, overrides: list[str]) -> float:
-    """Seconds of training of as many runs side by side as there are cores."""
+    """Train as many runs in parallel as there are cores. Return their seconds of training, summed."""
     seeds = ",".join(map(str, range(available_cores())))
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pe_bench", "train", "-m", f"seed={seeds}", f"threads={threads}"]
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="default: 3")
     parser.add_argument("overrides", nargs="*", help="overrides of `pe-bench train`, such as encoding=alibi")
     options = parser.parse_args()
     arms = {"auto": "auto", "all cores each": str(available_cores())}
@@ -51,7 +51,7 @@ def main() -> None:
             seconds[name].append(trained(arms[name], options.overrides))
     print(machine())
     print(
-        f"{available_cores()} jobs side by side, pe-bench train {' '.join([*OVERRIDES, *options.overrides])}"
+        f"{available_cores()} jobs in parallel, pe-bench train {' '.join([*OVERRIDES, *options.overrides])}"
     )
     rows = [
         [name, f"{sorted(found)[len(found) // 2]:.1f}", ratio(seconds, name, "auto")]

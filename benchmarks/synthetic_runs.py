@@ -1,4 +1,4 @@
-"""Run directories of realistic size and shape, never trained, by the functions that write real ones."""
+"""Run directories of realistic size and shape, untrained, written by the functions that write real ones."""
 
 import dataclasses
 import json
@@ -29,47 +29,47 @@ CONTROLLED = (2, 16)  # times the training length
 
 @dataclass(frozen=True)
 class Shape:
-    """How many runs there are of what: each learning rate a table, each base of RoPE a line, and seeds."""
+    """The number of runs: each learning rate is a table, each base of RoPE a line with several seeds."""
 
     learning_rates: int
     bases: int
     seeds: int
 
     @property
-    def overrides(self) -> str:
+    def description(self) -> str:
         return f"{self.learning_rates} learning rates x {self.bases} bases x {self.seeds} seeds"
 
 
 def write_runs(results_dir: Path, shape: Shape) -> int:
-    """Write them, and return how many rows they have."""
-    usual = parse_config(compose(["encoding=rope"]))
-    targets = usual.eval.targets
+    """Write the runs and return how many rows they have."""
+    default = parse_config(compose(["encoding=rope"]))
+    targets = default.eval.targets
     documents = np.repeat(
-        np.sort(np.arange(targets) % DOCUMENTS), usual.eval.resolved_target_tokens(usual.train.length)
+        np.sort(np.arange(targets) % DOCUMENTS), default.eval.resolved_target_tokens(default.train.length)
     )
     sizes = np.random.default_rng(0).integers(1, 4, len(documents))
-    return sum(_write_run(results_dir, config, documents, sizes) for config in _configs(usual, shape))
+    return sum(_write_run(results_dir, config, documents, sizes) for config in _configs(default, shape))
 
 
-def _configs(usual: Config, shape: Shape) -> Iterator[Config]:
+def _configs(default: Config, shape: Shape) -> Iterator[Config]:
     for rate in range(shape.learning_rates):
-        train = replace(usual.train, lr=round(1e-4 * 100 ** (rate / shape.learning_rates), 9))
+        train = replace(default.train, lr=round(1e-4 * 100 ** (rate / shape.learning_rates), 9))
         for base in range(shape.bases):
-            encoding = {**usual.encoding, "base": 10_000.0 + 100 * base}
+            encoding = {**default.encoding, "base": 10_000.0 + 100 * base}
             for seed in range(shape.seeds):
-                yield replace(usual, train=train, encoding=encoding, seed=seed)
+                yield replace(default, train=train, encoding=encoding, seed=seed)
 
 
 def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: np.ndarray) -> int:
     options = {"class": config.encoding["class"], "base": config.encoding["base"]}
-    made_of = identity(config, DATA_HASH, "float32", [options])
-    run = runs_folder(results_dir) / run_name(config, made_of)
+    content = identity(config, DATA_HASH, "float32", [options])
+    run = runs_folder(results_dir) / run_name(config, content)
     run.mkdir(parents=True)
     write_config(run, config)
     _write_json(run / "environment.json", environment(torch.device("cpu"), 2))
     overrides = [f"encoding.base={options['base']}", f"train.lr={config.train.lr}", f"seed={config.seed}"]
     _write_json(run / "commands.json", [shlex.join(["pe-bench", "train", *overrides])])
-    empty = _empty_row(run, config, setting(made_of), len(documents))
+    empty = _empty_row(run, config, setting(content), len(documents))
     rows = [_scored(run, row, documents, sizes) for row in _plans(empty, config)]
     write_rows(run / "eval.csv", rows)
     _write_json(run / "result.json", {"format": 1, "steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH})
@@ -77,7 +77,7 @@ def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: 
 
 
 def _plans(empty: Row, config: Config) -> Iterator[Row]:
-    """A row for each length and control."""
+    """Yield a row for each length and control."""
     for length in config.eval.resolved_lengths(config.train.length):
         yield replace(empty, length=length)
         if length in [times * config.train.length for times in CONTROLLED]:
@@ -85,8 +85,8 @@ def _plans(empty: Row, config: Config) -> Iterator[Row]:
 
 
 def _scored(run: Path, row: Row, documents: np.ndarray, sizes: np.ndarray) -> Row:
-    """The row and the file behind it: lengths and controls differ, and documents and targets at random."""
-    # The name's hash stands for what the run is.
+    """Write random scores that depend on length and control. Return the row with their mean."""
+    # The hash in the run's name makes the scores of each run different.
     random = np.random.default_rng([int(row.run[-8:], 16), row.length, len(row.control)])
     level = 2.0 + 8 / row.length + 0.001 * row.length**0.5 + (0.05 if row.control != "none" else 0.0)
     easier = np.random.default_rng(0).normal(0.0, 0.3, DOCUMENTS)[documents]

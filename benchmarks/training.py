@@ -1,9 +1,9 @@
-"""What a training step costs, ours and that of others: `python benchmarks/training.py [--nanogpt CHECKOUT]`.
+"""Compare the cost of a training step with other libraries: `python benchmarks/training.py`.
 
-Steps of the same tokens, widths, heads and layers take turns in one process: ours with each encoding as
-`pe-bench train` takes it, nanoGPT's model with the loop of its train.py as its README says for a processor,
-and x-transformers with the encodings that it has. Ratios are of medians; in brackets stands the middle half
-of the ratios of each round.
+Steps with the same tokens, widths, heads and layers alternate in one process: pe-bench with each encoding as
+in `pe-bench train`, nanoGPT's model with the loop of its train.py and its README's settings for a CPU, and
+x-transformers with the encodings that it has. A ratio is that of the medians; brackets hold the middle half
+of the ratios of single rounds.
 """
 
 import argparse
@@ -37,16 +37,16 @@ REFERENCE = "nope"
 WARM_UP = 3
 CPU = torch.device("cpu")
 NANOGPT, TUNED, OTHER = "nanoGPT", "nanoGPT tuned", "x-transformers"
-HOW_NANOGPT = "git clone https://github.com/karpathy/nanoGPT, and say --nanogpt nanoGPT"
+HOW_NANOGPT = "git clone https://github.com/karpathy/nanoGPT and add --nanogpt nanoGPT"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One training step, drawing its windows among it."""
+    """One training step, including drawing its windows."""
 
     run: Callable[[], object]
     parameters: int
-    path: str = ""  # what attention takes, of ours
+    path: str = ""  # the path of attention, for pe-bench
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     print_table(*table(steps, seconds, size), left=2)
     missing = how_to_get(OTHER)
     if given.nanogpt is None:
-        missing.append(f"left out, nanoGPT: {HOW_NANOGPT}")
+        missing.append(f"nanoGPT was left out: {HOW_NANOGPT}")
     print("".join(f"\n{line}" for line in missing))
 
 
@@ -79,28 +79,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--encodings", default=ENCODINGS, help=f"default: {ENCODINGS}")
     for name, default in {"d-model": 128, "layers": 4, "heads": 4, "length": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
-    parser.add_argument("--batch-tokens", type=int, default=4096, help="in a step (default: 4096)")
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a step (default: 4096)")
     parser.add_argument("--vocabulary", type=int, default=257, help="default: 257, for bytes")
     parser.add_argument("--nanogpt", type=Path, metavar="CHECKOUT", help="a checkout of nanoGPT")
-    parser.add_argument("--tuned", action="store_true", help="also nanoGPT compiled, with fused AdamW")
+    parser.add_argument("--tuned", action="store_true", help="also time nanoGPT compiled, with fused AdamW")
     parser.add_argument(
-        "--bf16", action="store_true", help="matrices are multiplied in bfloat16, but for stock nanoGPT"
+        "--bf16", action="store_true", help="multiply matrices in bfloat16, except in stock nanoGPT"
     )
-    parser.add_argument("--kernel", choices=("auto", "off"), default="auto", help="off: without our own")
     parser.add_argument(
-        "--keep-memory", action="store_true", help="what is freed is kept for the next step, of all of them"
+        "--kernel", choices=("auto", "off"), default="auto", help="off: without pe-bench's kernel"
+    )
+    parser.add_argument(
+        "--keep-memory", action="store_true", help="keep freed memory for the next step, in all models"
     )
     add_usual_options(parser, repeats=11)
     given = parser.parse_args()
     if given.repeats < 5:
-        parser.error("--repeats is at least 5")
+        parser.error("--repeats must be at least 5")
     if given.nanogpt is not None and not (given.nanogpt / "model.py").exists():
-        parser.error(f"--nanogpt {given.nanogpt}: there is no model.py: {HOW_NANOGPT}")
+        parser.error(f"--nanogpt {given.nanogpt} has no model.py: {HOW_NANOGPT}")
     return given
 
 
 def our_step(encoding: str, size: Size, bf16: bool) -> Step:
-    """`Trainer.step`. Raises `UserError` for an encoding that there is not."""
+    """Return a step of `Trainer`. Raises `UserError` for an unknown encoding."""
     config = parse_config(compose([f"encoding={encoding}", *size.overrides]))
     config = replace(config, train=replace(config.train, steps=NEVER, validate_every=NEVER))
     dtype = torch.bfloat16 if bf16 else torch.float32
@@ -116,7 +118,7 @@ def our_step(encoding: str, size: Size, bf16: bool) -> Step:
 
 
 def steps_of_others(given: argparse.Namespace, names: Sequence[str], size: Size) -> dict[str, Step]:
-    """Of those that are here."""
+    """Return a step of each library that is installed."""
     steps: dict[str, Step] = {}
     if given.nanogpt is not None:
         steps[NANOGPT] = nanogpt_step(given.nanogpt, size)
@@ -129,14 +131,14 @@ def steps_of_others(given: argparse.Namespace, names: Sequence[str], size: Size)
 
 
 def nanogpt_step(checkout: Path, size: Size) -> Step:
-    """In float32, not compiled, with the AdamW of its `configure_optimizers`."""
+    """Return a step of nanoGPT in float32, not compiled, with the AdamW of its `configure_optimizers`."""
     model = nanogpt(checkout, size)
     loop = nanogpt_loop(model, model, size, fused=False, bf16=False)
     return Step(loop, parameters(model))
 
 
 def tuned_nanogpt_step(checkout: Path, size: Size, bf16: bool) -> Step:
-    """Compiled, and AdamW fused."""
+    """Return a step of nanoGPT, compiled and with fused AdamW."""
     model = nanogpt(checkout, size)
     loop = nanogpt_loop(torch.compile(model), model, size, fused=True, bf16=bf16)
     return Step(loop, parameters(model))
@@ -145,9 +147,9 @@ def tuned_nanogpt_step(checkout: Path, size: Size, bf16: bool) -> Step:
 def nanogpt_loop(
     called: Callable, model: nn.Module, size: Size, fused: bool, bf16: bool
 ) -> Callable[[], None]:
-    """One turn of the loop of its train.py, with the numbers that stand there."""
+    """Return one iteration of the loop in nanoGPT's train.py, with the numbers given there."""
     with redirect_stdout(StringIO()):
-        # It takes the fused AdamW where it is told of a GPU, and that runs on a processor too.
+        # nanoGPT takes the fused AdamW for the device "cuda"; it runs on a CPU too.
         optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda" if fused else "cpu")
 
     def step() -> None:
@@ -160,7 +162,7 @@ def nanogpt_loop(
 
 
 def x_transformers_step(encoding: str, size: Size, bf16: bool) -> Step:
-    """With the fused AdamW and the clipping of ours, so that the difference is the model."""
+    """Return a step with pe-bench's fused AdamW and clipping, so that only the model differs."""
     model = x_transformers(encoding, size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
 
@@ -188,16 +190,16 @@ def headline(given: argparse.Namespace, size: Size) -> str:
         f"d={size.d_model}, {size.layers} layers, {size.heads} heads",
         f"{size.batch} windows of {size.length} tokens",
         f"vocabulary {size.vocabulary:,}",
-        "bfloat16 but for stock nanoGPT" if given.bf16 else "float32",
+        "bfloat16, except in stock nanoGPT" if given.bf16 else "float32",
         *(["large allocations kept"] if given.keep_memory else []),
-        *(["time of the processor"] if given.cpu_time else []),
+        *(["processor time"] if given.cpu_time else []),
         f"{given.repeats} rounds, seed {size.seed}",
     ]
     return f"{machine(*LIBRARIES)}\na training step: {', '.join(overrides)}\n"
 
 
 def table(steps: Mapping[str, Step], seconds: Seconds, size: Size) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows; those of others end where they would be compared with themselves."""
+    """Return columns and rows. Rows of other libraries are not compared with themselves."""
     columns = ["encoding", "attention", "parameters", "ms", "tokens/s", f"it / {REFERENCE}"]
     columns += [f"{other} / it" for other in (NANOGPT, TUNED, OTHER)]
     rows = []
