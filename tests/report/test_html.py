@@ -10,17 +10,15 @@ import pytest
 from support.pages import HOSTILE, some_records, some_tables
 from support.results import add_run
 
-from pe_bench.report.html.element import Html, element
-from pe_bench.report.html.page import to_html
-from pe_bench.report.html.scale import scale_of_lengths, scale_of_levels, spread_apart, ticks
-from pe_bench.report.html.style import COLOURS, STROKES, looks_of
-from pe_bench.report.html.table import break_order
+from pe_bench.plot.style import COLOURS, MARKERS, STROKES
+from pe_bench.report.charts.curves import charts_of
+from pe_bench.report.html.page import describe_result, to_html
+from pe_bench.report.html.style import MARKER_PATHS, line_styles
 from pe_bench.report.legend import legend
-from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.build import build_tables
 from pe_bench.runs.provenance import Environment, RunRecord
 
-VOID = ("meta", "link", "br")
+VOID = ("meta", "link", "br", "input")
 
 
 class Page(HTMLParser):
@@ -32,6 +30,7 @@ class Page(HTMLParser):
         self.names: list[str] = []
         self.attributes: list[dict[str, str | None]] = []
         self.texts: list[str] = []
+        self.depths: list[int] = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -40,10 +39,13 @@ class Page(HTMLParser):
         self.names.append(tag)
         self.attributes.append(dict(attrs))
         self.texts.append("")
+        self.depths.append(len(self.open))
         if tag not in VOID:
             self.open.append(len(self.names) - 1)
 
     def handle_endtag(self, tag):
+        if tag in ("th", "td", "dt"):
+            self.handle_data(" ")
         assert self.names[self.open.pop()] == tag
 
     def handle_data(self, data):
@@ -60,6 +62,23 @@ class Page(HTMLParser):
             if name == tag and set(class_.split()) <= set((attributes.get("class") or "").split())
         ]
 
+    def cells_in(self, body: int) -> list[str]:
+        """The cells of the first two rows of a body of a table."""
+        depth_of = {place: self.depths[place] for place in (*self.places("th"), *self.places("td"))}
+        end = next(
+            (
+                place
+                for place in self.places("tbody")
+                if place > body and self.depths[place] == self.depths[body]
+            ),
+            len(self.names),
+        )
+        return [
+            self.texts[place]
+            for place, depth in sorted(depth_of.items())
+            if body < place < end and depth == self.depths[body] + 2
+        ]
+
     def attributes_of(self, tag: str, class_: str = "") -> list[dict[str, str | None]]:
         return [self.attributes[place] for place in self.places(tag, class_)]
 
@@ -74,15 +93,45 @@ def page(tables):
     return Page(to_html(tables, some_records()))
 
 
-def test_a_cell_says_level_change_interval_verdict_difference_and_use(tables, page):
+def lines_of(page: Page) -> dict[str, list[str]]:
+    """The cells of each line of the page's tables by its name, those of its details after the others."""
+    found = {}
+    for place in page.places("tbody"):
+        if "data-line" in page.attributes[place]:
+            cells = [" ".join(text.split()) for text in page.cells_in(place)]
+            found.setdefault(cells[0], cells)
+    return found
+
+
+def test_a_line_says_how_far_it_works_its_level_and_its_differences(tables, page):
     table = tables[0]
     line = next(line for line in table.lines if line.encoding == "sinusoidal")
-    row = next(text for text in page.find("tr") if text.startswith("sinusoidal"))
-    cell = line.cells[1024]
-    assert f"{cell.bits_per_byte:.3f}" in row and f"{cell.change:+.3f} fails" in row
-    assert f"{cell.interval.low:+.3f} to {cell.interval.high:+.3f}" in row
-    assert "vs rope −0.300\N{NO-BREAK SPACE}better" in row
-    assert "uses context: yes" in row and "beats window: no" in row
+    shown = lines_of(page)["sinusoidal"]
+    assert shown[:5] == ["sinusoidal", "not at all", "3.100", "−0.300v better", "−0.300v better"]
+    assert lines_of(page)["alibi"][1] == "1,024"
+    assert lines_of(page)["learned"][4] == "undefined"
+    assert lines_of(page)["rope"][3:5] == ["+0.500! fails", "+2.000! fails"], "the baseline itself"
+    assert line.cells[1024].use is not None and shown[5] == "yes"
+
+
+def test_a_line_opens_for_levels_intervals_verdicts_and_speed(tables, page):
+    line = next(line for line in tables[0].lines if line.encoding == "sinusoidal")
+    cell, details = line.cells[1024], lines_of(page)["sinusoidal"][6]
+    for said in (
+        f"{cell.bits_per_byte:.3f}",
+        f"{cell.change:+.3f}",
+        f"{cell.interval.low:+.3f} to {cell.interval.high:+.3f}",
+        "fails",
+        "−0.300 better",
+        "uses context yes",
+        "beats window no",
+        "break point ≤ 256",
+        f"parameters {line.parameters:,}",
+        "trained tokens/s 800",
+        "MB at most 130",
+    ):
+        assert said in details, said
+    assert "no number at 1024: position 1023 is past the table of 128" in lines_of(page)["learned"][6]
 
 
 def test_no_verdict_is_given_below_the_training_length(tables, page):
@@ -92,9 +141,28 @@ def test_no_verdict_is_given_below_the_training_length(tables, page):
     assert len(page.places("span", "verdict")) == len(beyond)
 
 
+def test_each_mark_of_a_table_is_explained_below_it(tables, page):
+    first, second = page.find("p", "notes")
+    assert "difference from rope on the same text: v better." in first
+    assert "change against 128 on the same text: ! fails." in second
+
+
+def test_the_page_says_at_its_top_how_many_hold_and_when_they_were_trained(tables, page):
+    (header,) = page.find("header")
+    assert "1 of 4 holds to 1,024 tokens, 8 times the training length: alibi." in header
+    assert "5 runs" in header and "trained until 2026-01-02" in header
+    short = replace(tables[0], lengths=(64, 128))
+    assert describe_result(short) == "Nothing was scored beyond the training length."
+
+
+def test_the_heading_names_columns_as_the_terminal_does(page):
+    headings = [text.strip() for text in page.find("th")][:6]
+    assert headings == ["encoding", "works to", "at 128trained", "256vs rope", "1024vs rope", "uses context"]
+
+
 def test_tables_that_may_not_be_compared_are_sections_with_their_reason_notes_and_legend(tables, page):
     assert len(tables) == 2
-    sections = [text for text in page.find("section") if "How this was made" not in text]
+    sections = [text for text in page.find("section") if "Reproduce" not in text]
     for table, section in zip(tables, sections, strict=True):
         assert table.why and table.why in section and table.title in section
         assert all(note in section for note in table.notes)
@@ -112,13 +180,13 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
     assert f"{cell.bits_per_byte:.3f} bits/byte, perplexity " in text
     assert f"change {cell.change:+.3f} (95 %: {cell.interval.low:+.3f} to " in text
     assert "\nfails\n" in text
-    finite = sum(len(line.cells) for table in tables for line in table.lines) - 1  # learned at 1024
-    positions = sum(len(line.positions) for table in tables for line in table.lines)
-    assert len(labels) == finite + positions
+    charts = [chart for charts in charts_of(tables) for chart in charts]
+    charts += [charts[0] for charts in charts_of(tables, "change")]
+    assert len(labels) == sum(len(chart.points) for chart in charts)
 
 
 def test_the_training_length_is_marked(page):
-    assert page.find("text").count("training length 128") == 3  # two tables, and the positions of one
+    assert page.find("text").count("training length 128") == 5  # two views of each table, and positions
 
 
 def test_a_line_breaks_where_the_targets_change(tmp_path):
@@ -127,20 +195,49 @@ def test_a_line_breaks_where_the_targets_change(tmp_path):
     (table,) = build_tables(tmp_path)
     curves = page_of([table]).attributes_of("path", "curve")
     drawn = [curve["d"] for curve in curves if curve["d"] != "M0 6H26"]
-    assert [d.count("L") for d in drawn] == [1, 0]
+    assert [d.count("L") for d in drawn[:2]] == [1, 0], "in the view of levels"
 
 
 def page_of(tables, records=()) -> Page:
     return Page(to_html(tables, records))
 
 
-def test_positions_are_drawn_where_there_are_any_and_carry_no_verdict(tables, page):
+def test_positions_are_drawn_where_there_are_any_and_once(tables, page):
     captions = page.find("figcaption")
-    assert len(captions) == 3 and "carries no verdict" in captions[1]
+    assert [caption.split(" by ")[1] for caption in captions] == [
+        *("context length (tokens)", "context length (tokens)", "position of the token (tokens before it)"),
+        *("context length (tokens)", "context length (tokens)"),
+    ]
+    sliding = replace(tables[0], group=replace(tables[0].group, protocol="sliding"))
+    assert len(page_of([tables[0], sliding]).find("figcaption")) == 5
     without = [
         replace(table, lines=tuple(replace(line, positions=()) for line in table.lines)) for table in tables
     ]
-    assert len(page_of(without).find("figcaption")) == 2
+    assert len(page_of(without).find("figcaption")) == 4
+
+
+def test_each_table_has_one_picture_of_levels_or_changes(page):
+    choices = page.attributes_of("input")
+    assert [choice["value"] for choice in choices] == ["levels", "change"] * 2
+    assert [choice["name"] for choice in choices] == ["view-1", "view-1", "view-2", "view-2"]
+    assert ["checked" in choice for choice in choices] == [True, False] * 2
+    for kind in ("of-levels", "of-change"):
+        assert len(page.find("figure", kind)) == 2
+
+
+def test_changes_within_the_margin_look_flat_as_in_the_png(tmp_path):
+    add_run(tmp_path, "nope", {128: 4.486, 256: 4.49})
+    tables = build_tables(tmp_path)
+    drawn = [curve["d"] for curve in page_of(tables).attributes_of("path", "curve")]
+    (start, end) = re.findall(r"(\d+\.\d)(?=L|$)", drawn[0])
+    assert abs(float(start) - float(end)) < 12, "of 320 units"
+    ticks = page_of(tables).find("g", "grid")[0].split()
+    assert len(ticks) >= 4 and len({len(tick) for tick in ticks}) == 1
+
+
+def test_the_names_of_lines_are_in_a_list_for_narrow_windows(tables, page):
+    names = page.find("ul", "names")[0].split()
+    assert names == [line.label for line in tables[0].lines]
 
 
 def test_text_of_rows_is_escaped_wherever_it_stands(tables):
@@ -190,8 +287,9 @@ def test_the_page_asks_for_nothing_else(page):
     assert policy and policy.startswith("default-src 'none'")
 
 
-def test_style_and_script_are_in_the_package():
-    for name in ("style.css", "script.js"):
+def test_style_script_and_templates_are_in_the_package():
+    names = ("style.css", "script.js", "templates/page.html.jinja", "templates/picture.svg.jinja")
+    for name in names:
         assert files("pe_bench.report.html").joinpath(name).is_file()
 
 
@@ -199,18 +297,13 @@ def test_the_page_is_the_same_when_written_twice(tables):
     assert to_html(tables, some_records()) == to_html(tables, some_records())
 
 
-def test_colours_are_those_of_the_pictures_and_every_line_looks_like_no_other(tables):
-    from pe_bench.plot.style import COLOURS as PICTURE_COLOURS
-
+def test_lines_are_drawn_as_in_the_pictures():
     style = files("pe_bench.report.html").joinpath("style.css").read_text(encoding="utf-8")
     light = style.split("@media")[0]
-    assert re.findall(r"--colour\d: (#\w+);", light) == [colour.lower() for colour in PICTURE_COLOURS]
-    assert len(PICTURE_COLOURS) == COLOURS and f"stroke{STROKES - 1}" in style
-    line = tables[0].lines[0]
-    many = replace(
-        tables[0], lines=tuple(replace(line, encoding=str(i), scored_with=str(i)) for i in range(60))
-    )
-    assert len(set(looks_of([many]).values())) == 60
+    assert re.findall(r"--colour\d: (#\w+);", light) == [colour.lower() for colour in COLOURS]
+    assert f"stroke{len(STROKES) - 1}" in style and f"stroke{len(STROKES)}" not in style
+    assert tuple(MARKER_PATHS) == MARKERS
+    assert len(set(line_styles(str(number) for number in range(60)).values())) == 60
 
 
 def relative_luminance(colour: str) -> float:
@@ -234,17 +327,16 @@ def test_words_have_the_contrast_that_is_asked_for_text(theme):
             assert (high + 0.05) / (low + 0.05) >= 4.5, (theme, name, ground)
 
 
-def test_how_it_was_made_says_commands_data_and_versions_once(page):
-    made = next(text for text in page.find("section") if "How this was made" in text)
-    for said in (
-        "pe-bench train -m encoding=rope,alibi seed=0,1 precision=float32",
-        "AMD EPYC",
-        "4f1d2c9ab012",
-    ):
-        assert made.count(said) == 1, said
-    assert "da7a0123456789" in made and "no command for rope-s1-x: lost" in made
-    assert made.count("pe-bench train -m encoding=rope,alibi,t5") == 1 and "4 runs" in made
-    assert "needed beside pe-bench: mine.py" in made
+def test_what_repeats_the_report_comes_before_what_was_typed_and_each_is_said_once(page):
+    section = next(text for text in page.find("section") if "Reproduce this report" in text)
+    repeating = "pe-bench train -m encoding=rope,alibi seed=0,1 precision=float32"
+    for said in (repeating, "AMD EPYC", "4f1d2c9ab012"):
+        assert section.count(said) == 1, said
+    assert "da7a0123456789" in section and "no command for rope-s1-x: lost" in section
+    typed = "pe-bench train -m encoding=rope,alibi,t5"
+    assert section.count(typed) == 1 and "4 runs" in section
+    assert section.index(repeating) < section.index(typed)
+    assert "needed beside pe-bench: mine.py" in section
 
 
 def test_two_thousand_runs_make_a_page_of_less_than_two_megabytes(tables):
@@ -267,55 +359,6 @@ def test_a_table_without_a_finite_number_has_no_picture(tmp_path):
     assert page.find("figure") == [] and "undefined" in page.find("tbody")[0]
 
 
-def test_what_is_no_markup_is_text():
-    assert (
-        element("b", "<i>", Html("<u></u>"), title='"', data_x=None)
-        == '<b title="&quot;">&lt;i&gt;<u></u></b>'
-    )
-
-
-@pytest.mark.parametrize(
-    ("earlier", "later"),
-    [
-        (BreakPoint("at", 192), BreakPoint("at", 512)),
-        (BreakPoint("by", 192), BreakPoint("at", 256)),
-        (BreakPoint("at", 2048), BreakPoint("unclear", 256)),
-        (BreakPoint("unclear", 256), BreakPoint("none", 256)),
-        (BreakPoint("none", 256), BreakPoint("none", 2048)),
-    ],
-)
-def test_break_points_sort_from_the_earliest_to_none(earlier, later):
-    one, other = break_order(earlier), break_order(later)
-    assert one is not None and other is not None and one < other
-    assert break_order(BreakPoint()) is None
-
-
-def test_levels_far_apart_get_a_logarithmic_axis_and_round_ticks():
-    near, far = scale_of_levels([2.0, 5.9], 400, 0), scale_of_levels([2.0, 6.1], 400, 0)
-    assert (near.log, far.log) == (False, True)
-    assert scale_of_levels([], 1, 0).low == 0 - 0.05
-    assert ticks(scale_of_levels([2.61, 3.42], 400, 0)) == pytest.approx([2.6, 2.8, 3.0, 3.2, 3.4])
-    assert ticks(far) == [2, 3, 4, 5, 6]
-    for levels in ([2.0, 2.0], [1e-4, 30.0], [0.0, 1e6], [2.0, 2.0001]):
-        found = ticks(scale_of_levels(levels, 400, 0))
-        assert 2 <= len(found) <= 7, levels
-
-
-def test_lengths_are_logarithmic_and_stay_inside():
-    scale = scale_of_lengths([32, 128, 512], 0, 100)
-    assert scale(128) == pytest.approx(50) and 0 < scale(32) < scale(512) < 100
-
-
-@pytest.mark.parametrize("wanted", [[5.0, 5.0, 5.0], [99.0, 98.0, 0.0], [0.0, 1.0, 2.0, 3.0], [50.0]])
-def test_labels_are_spread_apart_in_their_order_and_inside(wanted):
-    places = spread_apart(wanted, 10, 0, 100)
-    assert sorted(range(len(wanted)), key=lambda i: wanted[i]) == sorted(
-        range(len(wanted)), key=lambda i: places[i]
-    )
-    assert all(b - a >= 10 for a, b in zip(sorted(places), sorted(places)[1:], strict=False))
-    assert min(places) >= 0 and max(places) <= 100
-
-
-def test_runs_without_a_command_are_told_together():
+def test_runs_without_a_command_are_listed_together():
     lost = [replace(some_records()[-1], run=f"rope-s{seed}-x") for seed in range(3)]
     assert "no command for rope-s0-x and 2 more: lost" in to_html([], lost)

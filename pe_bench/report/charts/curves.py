@@ -23,6 +23,7 @@ from pe_bench.report.tables.lines import Line
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
 VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
 MAX_TITLE = 100  # characters
+LENGTH_LABEL = "context length (tokens)"
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
 
 View = Literal["levels", "change"]
@@ -76,6 +77,10 @@ class Chart:
     margin: float
 
     @property
+    def is_over_length(self) -> bool:
+        return self.x_label == LENGTH_LABEL
+
+    @property
     def points(self) -> list[Point]:
         return [point for curve in self.curves for point in curve.points]
 
@@ -120,11 +125,16 @@ class Chart:
         """
         if not self.curves:
             return []
-        ends = [self.last_place(curve) for curve in self.curves]
-        heights = spread_apart(np.array([height * y for _, y in ends]), gap, height)
+        ends = np.array([self.last_place(curve) for curve in self.curves])
+        # Names in the left half do not reach those beside the panel: the two do not push each other away.
+        is_left = ends[:, 0] < 0.5
+        heights = height * ends[:, 1]
+        for column in (is_left, ~is_left):
+            if column.any():
+                heights[column] = spread_apart(heights[column], gap, height)
         return [
-            (x if self._ends_early(curve) else 1.0, float(place))
-            for curve, (x, _), place in zip(self.curves, ends, heights, strict=True)
+            (float(x) if self._ends_early(curve) else 1.0, float(place))
+            for curve, x, place in zip(self.curves, ends[:, 0], heights, strict=True)
         ]
 
     def last_place(self, curve: Curve) -> tuple[float, float]:
@@ -178,7 +188,7 @@ def _chart_over_length(table: Table, title: str, values: View) -> Chart:
         ),
         end=table.lengths[-1],
         train_length=table.group.train_length,
-        x_label="context length (tokens)",
+        x_label=LENGTH_LABEL,
         order=_describe_order(table),
         margin=table.margin,
     )

@@ -1,96 +1,139 @@
-"""The whole page, from tables and from records of the runs behind them."""
+"""The whole page, from tables and from records of their runs."""
 
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
-from pe_bench.report.html.curves import level_picture, position_picture
-from pe_bench.report.html.element import Html, element
-from pe_bench.report.html.provenance import made_section
-from pe_bench.report.html.style import Look, looks_of
-from pe_bench.report.html.table import render_table
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from pe_bench.report.charts.curves import Chart, charts_of
+from pe_bench.report.html.picture import Picture, make_picture
+from pe_bench.report.html.provenance import summarize
+from pe_bench.report.html.style import LineStyle, line_styles
+from pe_bench.report.html.table import (
+    Heading,
+    ShortLine,
+    describe_marks,
+    headings,
+    short_lines,
+)
 from pe_bench.report.legend import legend
 from pe_bench.report.tables.build import Table
 from pe_bench.runs.provenance import RunRecord
 
+PACKAGE = "pe_bench.report.html"
 TITLE = "pe-bench report"
-CELLS = (
-    "cells: bits per byte (with the number of seeds where it is not all), the change against the training "
-    "length with its verdict and 95 % interval; MB: at the peak over all lengths"
-)
+MAX_NAMES = 4  # of encodings in the sentence with the result
+TALL = 12  # lines; a longer table scrolls under its headings
 
 
-def to_html(tables: Sequence[Table], provenance: Sequence[RunRecord], title: str = TITLE) -> str:
-    """The page as text. Style and script are in it, and it may ask for nothing else, by its own policy."""
-    looks = looks_of(tables)
+@dataclass(frozen=True)
+class Section:
+    """A table of the page with its pictures. views: levels and changes by length, of which one is shown."""
+
+    table: Table
+    result: str
+    views: Sequence[Picture]
+    positions: Picture | None
+    headings: Sequence[Heading]
+    lines: Sequence[ShortLine]
+    reading: str
+    legend: Sequence[str]
+
+    @property
+    def is_tall(self) -> bool:
+        return len(self.lines) > TALL
+
+
+def to_html(tables: Sequence[Table], records: Sequence[RunRecord], title: str = TITLE) -> str:
+    """Return the page as text.
+
+    Style and script are in it, and by its own policy it may ask for nothing else. Whatever comes from a run
+    is escaped by the templates.
+    """
+    environment = Environment(
+        loader=PackageLoader(PACKAGE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     style, script = _resource("style.css"), _resource("script.js")
-    head = element(
-        "head",
-        Html('<meta charset="utf-8">'),
-        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, script)}">'),
-        Html('<meta name="color-scheme" content="light dark">'),
-        Html('<link rel="icon" href="data:,">'),
-        element("title", title),
-        element("style", style),
-    )
-    body = element(
-        "body",
-        element(
-            "header", element("h1", title), element("p", _summary(tables, provenance)), _contents(tables)
-        ),
-        element(
-            "main",
-            *(_table_section(table, place, looks) for place, table in enumerate(tables)),
-            made_section(provenance),
-        ),
-        element("div", id="tip", hidden="", aria_hidden="true"),
-        element("script", script),
-    )
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
-
-
-def _table_section(table: Table, place: int, looks: Mapping[str, Look]) -> Html:
-    name = str(place)
-    notes = [CELLS, *legend(table), *table.notes]
-    return element(
-        "section",
-        element("h2", table.title),
-        element("p", table.why, class_="why") if table.why else Html(),
-        level_picture(table, name, looks),
-        render_table(table, name, looks),
-        element("ul", *(element("li", note) for note in notes), class_="notes"),
-        position_picture(table, name, looks),
-        id=f"table-{place + 1}",
+    return environment.get_template("page.html.jinja").render(
+        title=title,
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+        sections=_sections(tables),
+        summary=_summary(tables, records),
+        provenance=summarize(records) if records else None,
     )
 
 
-def _summary(tables: Sequence[Table], provenance: Sequence[RunRecord]) -> str:
-    encodings = {line.label for table in tables for line in table.lines}
-    counts = {"line": len(encodings), "run": len(provenance), "table": len(tables)}
-    return ", ".join(
-        f"{count:,} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count
+def describe_result(table: Table) -> str:
+    """Return how many lines hold to the longest length, and which."""
+    longest = max(table.lengths, default=0)
+    if longest <= table.group.train_length:
+        return "Nothing was scored beyond the training length."
+    held = [line.label for line in table.lines if line.break_point.holds_to == longest]
+    unclear = sum(line.break_point.works_to == longest for line in table.lines) - len(held)
+    verb = "holds" if len(held) == 1 else "hold"
+    names = f": {', '.join(held)}" if 0 < len(held) <= MAX_NAMES else ""
+    doubtful = f" {unclear} {'is' if unclear == 1 else 'are'} unclear." if unclear else ""
+    times = longest / table.group.train_length
+    return (
+        f"{len(held) or 'None'} of {len(table.lines)} {verb} to {longest:,} tokens, "
+        f"{times:g} times the training length{names}.{doubtful}"
     )
 
 
-def _contents(tables: Sequence[Table]) -> Html:
-    """Links to the tables, where there are several."""
-    if len(tables) < 2:
-        return Html()
-    links = [
-        element("li", element("a", table.title, href=f"#table-{place}"))
-        for place, table in enumerate(tables, start=1)
+def _sections(tables: Sequence[Table]) -> list[Section]:
+    styles = line_styles(line.label for table in tables for line in table.lines)
+    charts = zip(charts_of(tables), charts_of(tables, "change"), strict=True)
+    return [
+        _section(table, f"{place}", [levels[0], changes[0]], levels[1:], styles)
+        for place, (table, (levels, changes)) in enumerate(zip(tables, charts, strict=True))
     ]
-    return element("nav", element("ol", *links), aria_label="Tables")
 
 
-def _resource(name: str) -> Html:
-    return Html(files("pe_bench.report.html").joinpath(name).read_text(encoding="utf-8"))
+def _section(
+    table: Table,
+    prefix: str,
+    views: Sequence[Chart],
+    positions: Sequence[Chart],
+    styles: Mapping[str, LineStyle],
+) -> Section:
+    drawn = [make_picture(chart, table, prefix, styles) for chart in (*views, *positions)]
+    return Section(
+        table=table,
+        result=describe_result(table),
+        views=[picture for picture in drawn[: len(views)] if picture],
+        positions=next(iter(drawn[len(views) :]), None),
+        headings=headings(table),
+        lines=short_lines(table, prefix, styles),
+        reading=describe_marks(table),
+        legend=legend(table),
+    )
+
+
+def _summary(tables: Sequence[Table], records: Sequence[RunRecord]) -> str:
+    """Return how much there is, and when the last of it was trained."""
+    labels = {line.label for table in tables for line in table.lines}
+    counts = {"encoding": len(labels), "run": len(records), "table": len(tables)}
+    parts = [f"{count:,} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
+    dates = [record.date[:10] for record in records if record.date]
+    return ", ".join([*parts, *([f"trained until {max(dates)}"] if dates else [])])
+
+
+def _resource(name: str) -> Markup:
+    return Markup(files(PACKAGE).joinpath(name).read_text(encoding="utf-8"))
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing is fetched, and no other style or script than the page's own is used."""
+    """Return a policy by which nothing is fetched, and no other style or script than the page's is used."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     return (
         f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'"

@@ -1,86 +1,81 @@
-"""How the numbers were made: commands, data, versions and machines, each said once."""
+"""How the numbers were made: commands, data, versions and machines, each listed once."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
-from pe_bench.report.html.element import Html, element, join
 from pe_bench.runs.provenance import Dataset, Environment, RunRecord
 from pe_bench.runs.repeat import sweep_commands
 
 
-def made_section(records: Sequence[RunRecord]) -> Html:
-    if not records:
-        return Html()
+@dataclass(frozen=True)
+class Grid:
+    """A plain table."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What repeats a report. typed: commands and how many runs each made."""
+
+    repeating: Sequence[str]
+    notes: Sequence[str]
+    typed: Sequence[tuple[str, int]]
+    data: Grid
+    environments: Grid
+    runs: Grid
+
+
+def summarize(records: Sequence[RunRecord]) -> Provenance:
+    """Return the records of runs as commands and tables."""
     environments = list(
         dict.fromkeys(
-            one for record in records for one in (record.trained, *record.scored) if one != Environment()
+            environment
+            for record in records
+            for environment in (record.trained, *record.scored)
+            if environment != Environment()
         )
     )
-    return element(
-        "section",
-        element("h2", "How this was made"),
-        _typed(records),
-        _repeating(records),
-        _data(records),
-        _environments(environments),
-        _runs(records, environments),
-        id="made",
+    return Provenance(
+        repeating=sweep_commands(record.repeat for record in records if record.repeat),
+        notes=_notes(records),
+        typed=list(Counter(command for record in records for command in record.commands).items()),
+        data=_data(records),
+        environments=_environments(environments),
+        runs=_runs(records, environments),
     )
 
 
-def _typed(records: Sequence[RunRecord]) -> Html:
-    counts: dict[str, int] = {}
-    for record in records:
-        for command in record.commands:
-            counts[command] = counts.get(command, 0) + 1
-    if not counts:
-        return Html()
-    items = [
-        element("li", element("code", command), " ", element("small", _runs_text(count)))
-        for command, count in counts.items()
-    ]
-    return join(element("h3", "Commands, as they were typed"), element("ul", *items, class_="commands"))
-
-
-def _repeating(records: Sequence[RunRecord]) -> Html:
-    """Commands that make these runs again, runs that differ in encoding and seed alone in one sweep."""
-    commands = sweep_commands(record.repeat for record in records if record.repeat)
-    items = [element("li", element("code", command)) for command in commands]
-    needs = dict.fromkeys(need for record in records for need in record.needs)
+def _notes(records: Sequence[RunRecord]) -> list[str]:
     missing: dict[str, list[str]] = {}
     for record in records:
         if record.missing:
             missing.setdefault(record.missing, []).append(record.run)
-    notes = [
+    needs = dict.fromkeys(need for record in records for need in record.needs)
+    return [
         *(f"needed beside pe-bench: {need}" for need in needs),
         *(f"no command for {_first_of(runs)}: {reason}" for reason, runs in missing.items()),
     ]
-    return join(
-        element("h3", "Commands that make these runs again"),
-        element("ul", *items, class_="commands"),
-        element("ul", *(element("li", note) for note in notes), class_="notes") if notes else Html(),
-    )
 
 
-def _data(records: Sequence[RunRecord]) -> Html:
-    found: dict[Dataset, int] = {}
-    for record in records:
-        for one in record.data:
-            found[one] = found.get(one, 0) + 1
-    rows = [(one.name, one.hash, one.tokenizer, count) for one, count in found.items()]
-    return join(element("h3", "Data"), _grid(("data", "hash", "tokenizer", "runs"), rows))
+def _data(records: Sequence[RunRecord]) -> Grid:
+    found: Counter[Dataset] = Counter(dataset for record in records for dataset in record.data)
+    rows = [(dataset.name, dataset.hash, dataset.tokenizer, count) for dataset, count in found.items()]
+    return Grid(("data", "hash", "tokenizer", "runs"), rows)
 
 
-def _environments(environments: Sequence[Environment]) -> Html:
+def _environments(environments: Sequence[Environment]) -> Grid:
     names = [field.name for field in fields(Environment)]
     rows = [
-        (number, *(getattr(one, name) for name in names)) for number, one in enumerate(environments, start=1)
+        (number, *(getattr(environment, name) for name in names))
+        for number, environment in enumerate(environments, start=1)
     ]
-    headings = ("no.", *(name.replace("_", "-") for name in names))
-    return join(element("h3", "Versions and machines"), _grid(headings, rows))
+    return Grid(("no.", *(name.replace("_", "-") for name in names)), rows)
 
 
-def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> Html:
+def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> Grid:
     def numbers(found: Iterable[Environment]) -> str:
         return ", ".join(str(environments.index(one) + 1) for one in found if one != Environment())
 
@@ -88,25 +83,13 @@ def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> 
         (
             record.run,
             record.date,
-            ", ".join(one.hash for one in record.data),
+            ", ".join(dataset.hash for dataset in record.data),
             numbers([record.trained]),
             numbers(record.scored),
         )
         for record in records
     ]
-    grid = _grid(("run", "date", "data", "trained on", "scored on as well"), rows)
-    return element("details", element("summary", f"Each run ({len(records):,})"), grid)
-
-
-def _grid(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
-    head = element("tr", *(element("th", heading, scope="col") for heading in headings))
-    body = [element("tr", *(element("td", str(value)) for value in row)) for row in rows]
-    table = element("table", element("thead", head), element("tbody", *body))
-    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=", ".join(headings))
-
-
-def _runs_text(count: int) -> str:
-    return "1 run" if count == 1 else f"{count:,} runs"
+    return Grid(("run", "date", "data", "trained on", "scored on as well"), rows)
 
 
 def _first_of(runs: Sequence[str]) -> str:

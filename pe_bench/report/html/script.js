@@ -17,58 +17,58 @@ function compare(one, other, direction) {
 
 function sortTable(table, heading, direction) {
   const column = heading.cellIndex;
-  const key = heading.classList.contains("length") ? choiceOf(table).value : "value";
-  const body = table.tBodies[0];
-  const rows = [...body.rows].map((row) => ({ row, value: row.cells[column].dataset[key] }));
-  rows.sort((a, b) => compare(a.value, b.value, direction));
-  body.append(...rows.map(({ row }) => row));
+  const lines = [...table.tBodies].map((line) => ({ line, value: line.rows[0].cells[column].dataset.value }));
+  lines.sort((a, b) => compare(a.value, b.value, direction));
+  table.append(...lines.map(({ line }) => line));
   for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
   heading.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
 }
 
-const isAscending = (heading) => heading.getAttribute("aria-sort") === "ascending";
-const choiceOf = (table) => table.closest("section").querySelector(".sort-by");
-
 for (const table of document.querySelectorAll("table.lines")) {
   table.tHead.addEventListener("click", (event) => {
     const heading = event.target.closest("button")?.parentElement;
-    if (heading) sortTable(table, heading, isAscending(heading) ? -1 : 1);
-  });
-  choiceOf(table).addEventListener("change", () => {
-    const sorted = table.tHead.querySelector("th.length[aria-sort]");
-    if (sorted) sortTable(table, sorted, isAscending(sorted) ? 1 : -1);
+    if (!heading) return;
+    const sorted = heading.getAttribute("aria-sort");
+    const ascending = sorted ? sorted === "descending" : heading.dataset.first === "ascending";
+    sortTable(table, heading, ascending ? 1 : -1);
   });
 }
 
-// --- One line of a table and of its pictures at a time ---
+// --- Lines of a table: one stands out in the pictures, and opens for its details ---
 
-let pinned = null;
-
+// The line that is pointed at, or else those that are open.
 function pick(line) {
   for (const part of document.querySelectorAll(".on")) part.classList.remove("on");
   for (const picture of document.querySelectorAll(".picking")) picture.classList.remove("picking");
-  const shown = line ?? pinned;
-  if (!shown) return;
-  for (const part of document.querySelectorAll(`[data-line="${shown}"]`)) {
-    part.classList.add("on");
-    part.closest(".picture")?.classList.add("picking");
+  const open = [...document.querySelectorAll(".name[aria-expanded=true]")].map((name) => name.closest("tbody").dataset.line);
+  for (const key of line ? [line] : open) {
+    for (const part of document.querySelectorAll(`[data-line="${key}"]`)) {
+      part.classList.add("on");
+      part.closest("figure")?.querySelector(".frame").classList.add("picking");
+    }
   }
 }
 
-function pin(line) {
-  pinned = pinned === line ? null : line;
-  for (const name of document.querySelectorAll(".name")) {
-    name.setAttribute("aria-pressed", name.closest("tr").dataset.line === pinned);
-  }
-  pick(null);
+for (const line of document.querySelectorAll("tbody[data-line]")) {
+  const name = line.querySelector(".name"), details = line.querySelector(".details");
+  details.hidden = true;
+  name.setAttribute("aria-expanded", false);
+  name.addEventListener("click", () => {
+    details.hidden = !details.hidden;
+    name.setAttribute("aria-expanded", !details.hidden);
+    pick(null);
+  });
+  line.addEventListener("pointerenter", () => pick(line.dataset.line));
+  line.addEventListener("pointerleave", () => pick(null));
+  line.addEventListener("focusin", () => pick(line.dataset.line));
+  line.addEventListener("focusout", () => pick(null));
 }
 
-for (const row of document.querySelectorAll("tr[data-line]")) {
-  row.addEventListener("pointerenter", () => pick(row.dataset.line));
-  row.addEventListener("pointerleave", () => pick(null));
-  row.addEventListener("focusin", () => pick(row.dataset.line));
-  row.addEventListener("focusout", () => pick(null));
-  row.querySelector(".name").addEventListener("click", () => pin(row.dataset.line));
+for (const command of document.querySelectorAll(".commands li")) {
+  const button = document.createElement("button");
+  button.textContent = "copy";
+  button.addEventListener("click", () => navigator.clipboard.writeText(command.querySelector("code").textContent));
+  command.prepend(button);
 }
 
 // --- Values at the points of curves ---
@@ -138,7 +138,7 @@ for (const picture of document.querySelectorAll(".picture")) {
   picture.addEventListener("pointermove", find);
   picture.addEventListener("pointerdown", find);
   picture.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") leave(); });
-  picture.addEventListener("focusin", (event) => show(event.target));
+  picture.addEventListener("focusin", (event) => { if (event.target.matches(".marker")) show(event.target); });
   picture.addEventListener("focusout", leave);
   picture.addEventListener("keydown", (event) => {
     if (event.key === "Escape") leave();

@@ -1,4 +1,4 @@
-"""What a cell says, in words and numbers, for a table and for the point of a curve."""
+"""The text of the page's cells, and of the points of curves."""
 
 import math
 from collections.abc import Iterator
@@ -9,20 +9,18 @@ from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell, ContextUse, Difference
 from pe_bench.report.tables.lines import Line
 
-NO_BREAK = "\N{NO-BREAK SPACE}"
-
 
 def number(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else str(value)
 
 
 def signed(value: float) -> str:
-    """With a sign, and a minus of its full width."""
+    """Return the value with a sign, and with a minus of its full width."""
     return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else str(value)
 
 
 def perplexity_text(value: float | None) -> str:
-    """Four digits, or a power of ten where it is large."""
+    """Return four digits, or a power of ten where it is large."""
     if value is None:
         return ""
     return f"{value:.4g}" if value < 10_000 else f"{value:.1e}"
@@ -36,22 +34,19 @@ def status_of(cell: Cell) -> str:
     return cell.status.replace("_", " ")
 
 
-def difference_text(difference: Difference, baseline: str) -> str:
-    """`vs rope −0.120 better`, number and word on one line; empty without a number."""
-    if difference.mean is None:
-        return ""
-    said = f"{signed(difference.mean)} {difference.verdict}".rstrip()
-    return f"vs {baseline} {said.replace(' ', NO_BREAK)}"
+def difference_text(difference: Difference) -> str:
+    """Return `−0.120 better`; empty without a number."""
+    return "" if difference.mean is None else f"{signed(difference.mean)} {difference.verdict}".rstrip()
 
 
 def use_texts(use: ContextUse) -> list[str]:
-    """What the controls found, without what cannot be judged."""
-    said = {"uses context": use.uses_context, "beats window": use.beats_window}
-    return [f"{question}: {answer}" for question, answer in said.items() if answer]
+    """Return what the controls found, without what cannot be judged."""
+    answers = {"uses context": use.uses_context, "beats window": use.beats_window}
+    return [f"{question}: {answer}" for question, answer in answers.items() if answer]
 
 
 def point_text(line: Line, cell: Cell, table: Table) -> str:
-    """All that is known at a point of a curve, a line each; the first names it."""
+    """Return all that is known at a point of a curve, a line each; the first names it."""
     return "\n".join([f"{line.label} at {cell.length} tokens", *_facts(cell, table)])
 
 
@@ -64,8 +59,9 @@ def _facts(cell: Cell, table: Table) -> Iterator[str]:
         yield f"change {signed(cell.change)}{_in_brackets(cell.interval)}"
     if verdict_of(cell, table):
         yield verdict_of(cell, table)
-    if cell.baseline is not None and difference_text(cell.baseline, table.baseline):
-        yield difference_text(cell.baseline, table.baseline) + _in_brackets(cell.baseline.interval)
+    if cell.baseline is not None and cell.baseline.mean is not None:
+        difference = difference_text(cell.baseline)
+        yield f"vs {table.baseline} {difference}{_in_brackets(cell.baseline.interval)}"
     if cell.use is not None:
         yield from use_texts(cell.use)
 
