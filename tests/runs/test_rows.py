@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import math
 import multiprocessing
+import re
 import shutil
 import subprocess
 import threading
@@ -298,6 +299,12 @@ def test_a_thousand_runs_are_read_in_seconds(tmp_path: Path) -> None:
     start = time.process_time()
     assert len(read_all(tmp_path).rows) == 8000
     assert time.process_time() - start < 5
+
+
+def test_the_page_on_results_explains_every_column_once() -> None:
+    page = (Path(__file__).parents[2] / "results" / "README.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| ([\w, ]+?) \| ", page.split("| --- | --- |")[1], flags=re.MULTILINE)
+    assert sorted(", ".join(cells).split(", ")) == sorted(COLUMNS)
 
 
 def test_every_column_is_of_a_type_that_can_be_read_back() -> None:
