@@ -22,7 +22,7 @@ from pe_bench.encodings.compose import Composition
 from pe_bench.inspection.resolve import subjects
 from pe_bench.model.attention import attention, choose, reference_attention
 from pe_bench.model.attention.fused import fused
-from pe_bench.scoring.denormals import flushed_denormals
+from pe_bench.scoring.denormals import flush_denormals
 
 NAMES = ("alibi", "t5", "kerple_log", "kerple_power", "sandwich", "bam")
 PLAIN, WHOLE = "plain causal", "alibi, L x L bias"
@@ -35,7 +35,7 @@ def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     print(machine())
-    with torch.no_grad(), nullcontext() if given.denormals else flushed_denormals():
+    with torch.no_grad(), nullcontext() if given.denormals else flush_denormals():
         for length in map(int, given.lengths.split(",")):
             rows = measured(given, length, whole=length <= given.whole)
             print(f"\n{length:,} tokens, batch {given.batch}, {given.heads} heads of width {given.width}")

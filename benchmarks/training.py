@@ -28,7 +28,7 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError
 from pe_bench.inspection.speed.passes import NEVER, path_of
 from pe_bench.model.decoder import build_decoder
-from pe_bench.system.memory import large_allocations_kept
+from pe_bench.system.memory import retain_freed_memory
 from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import Trainer
 
@@ -61,7 +61,7 @@ def main() -> None:
     except UserError as error:
         sys.exit(str(error))
     steps |= steps_of_others(given, names, size)
-    with large_allocations_kept() if given.keep_memory else nullcontext():
+    with retain_freed_memory() if given.keep_memory else nullcontext():
         calls = {name: step.run for name, step in steps.items()}
         seconds = interleaved(calls, given.repeats, WARM_UP, given.cpu_time)
     print(headline(given, size))

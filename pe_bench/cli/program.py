@@ -9,7 +9,7 @@ import typer
 
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.system.signals import EXIT_CODE, Stopped, signals_heard
+from pe_bench.system.signals import EXIT_CODE, Stopped, stop_on_signal
 from pe_bench.system.terminal import say
 
 
@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
 
     remember_command(arguments)
     try:
-        with signals_heard():
+        with stop_on_signal():
             command = typer.main.get_command(app)
             code = command.main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0
         sys.stdout.flush()

@@ -35,13 +35,13 @@ def _train_one(arguments: Sequence[str], config: Config, search: Sequence[Path])
 
 def _train_many(arguments: Sequence[str]) -> None:
     from pe_bench.cli.report import print_asked
-    from pe_bench.runs.gather import gather_told
+    from pe_bench.runs.gather import gather_and_warn
     from pe_bench.sweep.run import run_sweep
     from pe_bench.sweep.summary import print_summary
 
     swept = check_sweep(arguments, _check)
     if results_file(swept.results_dir).exists():
-        gather_told(swept.results_dir)  # what a job says of it stands in its log alone
+        gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
     summary = run_sweep(arguments, swept)
     print_asked(summary.asked)
     print_summary(summary)

@@ -21,7 +21,7 @@ from pe_bench.runs.identity import encoding_in, identity, run_name, setting
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.system.machine import resolve_device, resolve_precision, set_threads
-from pe_bench.system.memory import memory_told
+from pe_bench.system.memory import explain_out_of_memory
 from pe_bench.training.checkpoint import (
     Checkpoint,
     final_checkpoint,
@@ -51,7 +51,7 @@ class Job:
     source: Checkpoint | None = None  # whose weights it starts from
 
 
-@memory_told()
+@explain_out_of_memory()
 def check(config: Config, search: Sequence[Path] = ()) -> Job:
     """A job that is ready to run: all that can be found wrong is, and nothing is written.
 

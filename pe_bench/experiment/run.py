@@ -15,13 +15,13 @@ from pe_bench.experiment.trackers import Tracking, tracking
 from pe_bench.model.attention import describe, is_kernel_here
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.config_file import with_absolute_paths, write_config
-from pe_bench.runs.gather import gather_told, read_result
-from pe_bench.runs.lock import error_kept, locked
+from pe_bench.runs.gather import gather_and_warn, read_result
+from pe_bench.runs.lock import locked, record_error
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores
 from pe_bench.scoring.evaluate import kept_rows
 from pe_bench.system.files import remove_leftovers, write_text
-from pe_bench.system.memory import memory_told
+from pe_bench.system.memory import explain_out_of_memory
 from pe_bench.system.progress import Bars, progress_bar
 from pe_bench.system.terminal import say
 from pe_bench.system.versions import environment, today
@@ -55,16 +55,16 @@ def run_checked(
     of one and the same run: each `waits` for the other, told of it first.
     """
     job.run.mkdir(parents=True, exist_ok=True)
-    with locked(job.run, waits=waits), error_kept(job.run), memory_told():
+    with locked(job.run, waits=waits), record_error(job.run), explain_out_of_memory():
         remove_leftovers(job.run)
         with tracking(job.run, job.config) as tracked:
             rows = _work(job, bars, tracked)
-    gather_told(Path(job.config.results_dir))
+    gather_and_warn(Path(job.config.results_dir))
     return rows
 
 
 def _work(job: Job, bars: Bars, tracked: Tracking) -> list[Row]:
-    rows = _of_finished(job, bars)
+    rows = _rows_if_finished(job, bars)
     if rows is None:
         trained = _train(job, bars, tracked)
         rows = score_encodings(job, trained, bars=bars)
@@ -73,7 +73,7 @@ def _work(job: Job, bars: Bars, tracked: Tracking) -> list[Row]:
     return rows
 
 
-def _of_finished(job: Job, bars: Bars) -> list[Row] | None:
+def _rows_if_finished(job: Job, bars: Bars) -> list[Row] | None:
     """The rows of a finished run, with those that were missing; None for one to train, perhaps again."""
     if read_result(job.run) is None:
         return None

@@ -13,7 +13,7 @@ from pe_bench.experiment.progress import scoring_progress
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.dry_run import dry_run_training
 from pe_bench.runs.commands import record_command
-from pe_bench.runs.gather import gather_told, read_result, runs_folder
+from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import Row
 from pe_bench.scoring.evaluate import Subject, evaluate
@@ -59,7 +59,7 @@ def score_run(
         remove_leftovers(run)
         rows = score_encodings(job, trained, others, search)
     if run.resolve().parent == runs_folder(results_dir).resolve():
-        gather_told(results_dir)
+        gather_and_warn(results_dir)
     return rows
 
 

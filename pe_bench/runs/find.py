@@ -59,7 +59,7 @@ def matching_runs(word: str, results_dir: Path) -> list[Path]:
             return selected
     path = _run_at(word)
     if path is not None:
-        return [_of_folder(path, word, results_dir)]
+        return [_run_in_folder(path, word, results_dir)]
     raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: see `pe-bench list runs`")
 
 
@@ -86,7 +86,7 @@ def _run_at(word: str) -> Path | None:
     return Path(word).resolve() if word and os.path.isfile(os.path.join(word, "config.yaml")) else None
 
 
-def _of_folder(run: Path, word: str, results_dir: Path) -> Path:
+def _run_in_folder(run: Path, word: str, results_dir: Path) -> Path:
     """The finished run of the results folder that lies at this path. Raises `UserError` for another."""
     folder = runs_folder(results_dir)
     if run.parent == folder.resolve():

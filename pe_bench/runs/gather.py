@@ -12,7 +12,7 @@ from filelock import FileLock
 from pe_bench.errors import RunError, UserError
 from pe_bench.runs.rows import Row, read_rows, read_text, to_csv
 from pe_bench.runs.untrusted import check_files, read_json
-from pe_bench.system.files import TEMPORARY, failures_named, write_text
+from pe_bench.system.files import TEMPORARY, name_write_errors, write_text
 from pe_bench.system.terminal import printable, say
 
 
@@ -93,7 +93,7 @@ def _keep_edited(path: Path) -> list[str]:
         return []
     names = (path.with_name(f"{path.name}.edited-{number}") for number in itertools.count(1))
     kept = next(name for name in names if not name.is_symlink() and not name.exists())
-    with failures_named(kept):
+    with name_write_errors(kept):
         os.replace(path, kept)
     line = f"{path} was edited, and is kept as {kept}: {path.name} is made anew from the runs each time"
     return [printable(line)]
@@ -151,7 +151,7 @@ def _original_of(run: Path, rows: Iterable[Row]) -> str | None:
     return name if is_beside and (run.parent / name / "result.json").is_file() else None
 
 
-def gather_told(results_dir: Path) -> None:
+def gather_and_warn(results_dir: Path) -> None:
     """Gather the rows of all runs, and say what was not as expected."""
     for problem in gather(results_dir).problems:
         say(f"warning: {problem}")

@@ -36,7 +36,7 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
 
 
 @contextmanager
-def error_kept(run: Path) -> Iterator[None]:
+def record_error(run: Path) -> Iterator[None]:
     """What fails in here stands in the run's `error.txt`, until it succeeds; the holder of the lock's."""
     try:
         yield

@@ -18,15 +18,15 @@ from pe_bench.runs.old_rows import FORCED
 from pe_bench.runs.rows import Row
 from pe_bench.system.files import write_atomically
 
-ENOUGH_DOCUMENTS = 20  # for an interval over documents
-LONG_STRETCH = 64  # targets
+MIN_DOCUMENTS = 20  # for an interval over documents
+MIN_SEGMENT = 64  # targets
 CHECKSUM = "sha256"  # of the three tensors, in the file's header
 TENSORS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
 
 
 @dataclass(frozen=True)
-class Units:
-    """How the targets of a set divide into documents, and into the units of an interval.
+class Clusters:
+    """The division of a set's targets into documents, and into the clusters that an interval resamples.
 
     document, bytes: as in `Scores`.
     """
@@ -42,16 +42,16 @@ class Units:
         some = self.sizes > 0
         return self.documents[some], self.nats(nll)[some] / math.log(2) / self.sizes[some]
 
-    def by_unit(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The units in a fixed order, and the bits per byte of each, float64 [units].
+    def by_cluster(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The clusters in a fixed order, and the bits per byte of each, float64 [clusters].
 
-        A unit is a document; where there are fewer than 20, one of equally many stretches of each document,
-        of 64 targets or more. The mean over a document's stretches is the document's own number.
+        A cluster is a document; where there are fewer than 20, one of equally many segments of each document,
+        of 64 targets or more. The mean over a document's segments is that of the document.
         """
-        if self.stretches == 1:
+        if self.segments == 1:
             return self.by_document(nll)
-        sizes = np.repeat(self.sizes, self.stretches) / self.stretches
-        bits = np.bincount(self.unit, weights=nll.astype(np.float64)) / math.log(2)
+        sizes = np.repeat(self.sizes, self.segments) / self.segments
+        bits = np.bincount(self.cluster, weights=nll.astype(np.float64)) / math.log(2)
         some = sizes > 0
         return self.names[some], bits[some] / sizes[some]
 
@@ -84,22 +84,22 @@ class Units:
         return np.bincount(self.group, weights=self.bytes)
 
     @cached_property
-    def stretches(self) -> int:
-        return stretches_of(self.counts)
+    def segments(self) -> int:
+        return segments_of(self.counts)
 
     @cached_property
-    def unit(self) -> np.ndarray:
-        """The place of each target's stretch among `names`, int64 [targets]."""
+    def cluster(self) -> np.ndarray:
+        """Return the place of each target's segment among `names`, int64 [targets]."""
         place = np.empty(len(self.group), np.int64)  # of a target among those of its document
         order = np.argsort(self.group, kind="stable")
         place[order] = np.concatenate([np.arange(count) for count in self.counts])
-        return self.group * self.stretches + place * self.stretches // self.counts[self.group]
+        return self.group * self.segments + place * self.segments // self.counts[self.group]
 
     @cached_property
     def names(self) -> np.ndarray:
-        """Of the stretches: numbers that tell them apart, int64 [units]."""
-        stretch = np.tile(np.arange(self.stretches), len(self.documents))
-        return np.repeat(self.documents, self.stretches) * self.stretches + stretch
+        """Return a number for each segment, int64 [clusters]."""
+        segment = np.tile(np.arange(self.segments), len(self.documents))
+        return np.repeat(self.documents, self.segments) * self.segments + segment
 
 
 @dataclass(frozen=True)
@@ -115,30 +115,31 @@ class Scores:
     bytes: np.ndarray
 
     @cached_property
-    def units(self) -> Units:
-        return Units(self.document, self.bytes)
+    def clusters(self) -> Clusters:
+        return Clusters(self.document, self.bytes)
 
-    def sharing(self, units: Units | None) -> "Scores":
-        """The same, with the units of other scores where they are of the same targets: a saving alone."""
-        same = units is not None and all(
-            np.array_equal(*pair) for pair in ((units.document, self.document), (units.bytes, self.bytes))
+    def sharing(self, clusters: Clusters | None) -> "Scores":
+        """Take the clusters of other scores where they are of the same targets, only to save time."""
+        same = clusters is not None and all(
+            np.array_equal(*pair)
+            for pair in ((clusters.document, self.document), (clusters.bytes, self.bytes))
         )
         if same:
-            self.__dict__["units"] = units
+            self.__dict__["clusters"] = clusters
         return self
 
-    def by_unit(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.units.by_unit(self.nll)
+    def by_cluster(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.clusters.by_cluster(self.nll)
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.units.by_document(self.nll)
+        return self.clusters.by_document(self.nll)
 
 
-def stretches_of(counts: np.ndarray) -> int:
-    """Into how many stretches each document is cut, from its number of targets int64 [documents]."""
-    if len(counts) >= ENOUGH_DOCUMENTS:
+def segments_of(counts: np.ndarray) -> int:
+    """Return into how many segments each document is cut, from its number of targets int64 [documents]."""
+    if len(counts) >= MIN_DOCUMENTS:
         return 1
-    return int(max(1, min(-(-ENOUGH_DOCUMENTS // len(counts)), counts.min() // LONG_STRETCH)))
+    return int(max(1, min(-(-MIN_DOCUMENTS // len(counts)), counts.min() // MIN_SEGMENT)))
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Level:
 
 def mean_over_documents(scores: Scores) -> Level:
     """Every document counts the same, however many targets it gave: the `paired` protocol."""
-    nll = float(np.mean(scores.units.nats(scores.nll) / scores.units.counts))
+    nll = float(np.mean(scores.clusters.nats(scores.nll) / scores.clusters.counts))
     _, bits_per_byte = scores.by_document()
     return Level(nll, perplexity_of(nll), float(np.mean(bits_per_byte)) if bits_per_byte.size else math.nan)
 

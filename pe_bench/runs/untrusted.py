@@ -17,8 +17,8 @@ from pe_bench.errors import RunError
 from pe_bench.system.terminal import CONTROL
 
 # Bytes of what is read as a whole. Ours are hundreds of times smaller.
-MOST_BYTES = {".yaml": 2**16, ".json": 2**20, ".csv": 2**27}
-DEEPEST = 20  # lists and mappings inside one another
+MAX_BYTES = {".yaml": 2**16, ".json": 2**20, ".csv": 2**27}
+MAX_DEPTH = 20  # lists and mappings inside one another
 
 
 def check_files(run: Path) -> None:
@@ -34,7 +34,7 @@ def check_files(run: Path) -> None:
 def check_values(values: Any) -> None:
     """Raises `ValueError` for what is no plain value, nested too deeply, or text that steers a terminal."""
     level = [values]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [inner for value in level for inner in _inner(value)]
     if level:
         raise ValueError("it is nested too deeply")
@@ -72,7 +72,7 @@ def _check_file(path: Path, found: os.stat_result) -> None:
         raise RunError(f"{path} is no plain file: {_WAY_OUT}")
     if CONTROL.search(path.name):
         raise RunError(f"{path} has control characters in its name: {_WAY_OUT}")
-    most = MOST_BYTES.get(path.suffix)
+    most = MAX_BYTES.get(path.suffix)
     if most is not None and stat.S_ISREG(found.st_mode) and found.st_size > most:
         raise RunError(f"{path} has {found.st_size:,} bytes, and no such file has over {most:,}: {_WAY_OUT}")
 
@@ -93,7 +93,7 @@ def _inner(value: Any) -> Iterable[Any]:
 _WAY_OUT = "delete it, or ask for a whole copy of the run"
 
 
-class DamagedYamlError(ValueError):
+class InvalidYamlError(ValueError):
     """A file that holds no mapping of plain values; the text says why."""
 
 
@@ -108,44 +108,44 @@ class Loader(SAFE):
 
     def descend_resolver(self, current_node: Any, current_index: Any) -> None:
         self.depth += 1
-        if self.depth > DEEPEST:
-            raise DamagedYamlError("it is nested too deeply")
+        if self.depth > MAX_DEPTH:
+            raise InvalidYamlError("it is nested too deeply")
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The file's values. Raises `DamagedYamlError`, and `OSError` where there is no file.
+    """The file's values. Raises `InvalidYamlError`, and `OSError` where there is no file.
 
     Aliases are refused: a few lines of them can stand for more than any memory holds, and no file of ours
     has one.
     """
     try:
         return _mapping_in(_text_of(path))
-    except DamagedYamlError:
+    except InvalidYamlError:
         raise
     except (yaml.YAMLError, ValueError) as error:
-        raise DamagedYamlError(" ".join(str(error).split())) from error
+        raise InvalidYamlError(" ".join(str(error).split())) from error
 
 
 def _text_of(path: Path) -> str:
     """Text, for YAML would take bytes in UTF-16 too, where an alias looks different."""
-    most = MOST_BYTES[".yaml"]
+    most = MAX_BYTES[".yaml"]
     with path.open("rb") as file:
         found = file.read(most + 1)
     if len(found) > most:
-        raise DamagedYamlError(f"it has over {most:,} bytes")
+        raise InvalidYamlError(f"it has over {most:,} bytes")
     return found.decode("utf-8")
 
 
 def _mapping_in(text: str) -> dict[str, Any]:
     if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader)):
-        raise DamagedYamlError("it has aliases, such as *name")
+        raise InvalidYamlError("it has aliases, such as *name")
     if "${" in text:  # which Hydra would fill in, with a secret of the environment for one
-        raise DamagedYamlError("it has interpolations, such as ${name}, and a run's values are resolved")
+        raise InvalidYamlError("it has interpolations, such as ${name}, and a run's values are resolved")
     values = yaml.load(text, Loader)
     if not isinstance(values, dict):
-        raise DamagedYamlError("it holds no keys")
+        raise InvalidYamlError("it holds no keys")
     check_values(values)
     return values

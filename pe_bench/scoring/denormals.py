@@ -12,7 +12,7 @@ PAUSE = 1  # omp_pause_soft
 
 
 @contextmanager
-def flushed_denormals() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Inside, denormal numbers count as zeros on a CPU, in all threads that compute; then as before.
 
     Each thread has a switch of its own, which a new thread has as the one that started it. PyTorch turns that

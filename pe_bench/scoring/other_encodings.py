@@ -187,9 +187,9 @@ def _over(
 ) -> dict[str, Any]:
     """What was composed in the place of what was trained, with the trained values of shared options."""
     kept = trained.get("modifiers") or {}
-    base = _carried(composed, trained, "encoding", given, search) if spec.base else trained
+    base = _with_trained_values(composed, trained, "encoding", given, search) if spec.base else trained
     added = {
-        name: _carried(part, kept[name], f"encoding.modifiers.{name}", given, search)
+        name: _with_trained_values(part, kept[name], f"encoding.modifiers.{name}", given, search)
         if name in kept
         else part
         for name, part in (composed.get("modifiers") or {}).items()
@@ -197,7 +197,7 @@ def _over(
     return {**base, "modifiers": {**kept, **added}}
 
 
-def _carried(
+def _with_trained_values(
     part: dict[str, Any], trained: dict[str, Any], place: str, given: set[str], search: Sequence[Path]
 ) -> dict[str, Any]:
     before = {**trained, **find_class(trained["class"], search).implied(options_of(trained, search))}

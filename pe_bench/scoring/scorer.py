@@ -21,7 +21,7 @@ from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
 from pe_bench.runs.rows import POSITIONS
 from pe_bench.scoring.controls import why_not
-from pe_bench.scoring.denormals import flushed_denormals
+from pe_bench.scoring.denormals import flush_denormals
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.memory import PeakMemory, is_out_of_memory
 
@@ -133,7 +133,7 @@ class Scorer:
     def _run(self, plan: Plan, show: Callable[[float], None]) -> np.ndarray:
         dtype = getattr(torch, self.evaluation.precision)
         found, done = [], 0
-        with flushed_denormals(), torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+        with flush_denormals(), torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 show(done / len(plan.windows))
                 found.append(self._nll(batch, plan))

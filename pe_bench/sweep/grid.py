@@ -26,7 +26,7 @@ from pe_bench.errors import UserError
 from pe_bench.sweep.launchers import require_one_start
 
 LAUNCHER = "hydra.launcher."
-MOST_CHECKED = 20  # jobs, before the first of them runs
+MAX_CHECKED = 20  # jobs, before the first of them runs
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def check_sweep(arguments: Sequence[str], check: Job) -> Swept:
     plain = [argument for argument, override in zip(overrides, parsed, strict=True) if override not in swept]
     configs = []
     composed = [
-        each[:MOST_CHECKED] if override.is_range_sweep() else each
+        each[:MAX_CHECKED] if override.is_range_sweep() else each
         for override, each in zip(discrete, values, strict=True)
     ]
 
@@ -69,7 +69,7 @@ def check_sweep(arguments: Sequence[str], check: Job) -> Swept:
     for place, chosen in enumerate(combinations):
         with of_job([argument for argument in chosen if argument not in combinations[0]] or chosen):
             configs.append(_parse_job(parse, chosen, values, plain))
-            if place < MOST_CHECKED:
+            if place < MAX_CHECKED:
                 check(configs[-1], search)
     refuse_unused(configs, overrides)
     keys = tuple(override.get_key_element() for override in swept)

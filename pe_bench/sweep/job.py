@@ -1,4 +1,4 @@
-"""One job of a sweep, in a process of its own: what it raises, and what kills it, ends nothing else."""
+"""One job of a sweep, in a child process: what it raises, and what kills it, ends nothing else."""
 
 import os
 import signal
@@ -19,28 +19,28 @@ from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.sweep.states import DONE, FAILED, SKIPPED, STOPPED, JobState, SweepFolder
 from pe_bench.system.processes import child_context
 from pe_bench.system.signals import (
-    ASKING,
     EXIT_CODE,
     FROM_OTHERS,
     FROM_TERMINAL,
+    STOP_SIGNALS,
     Stopped,
     ask_to_end,
-    handled,
-    signals_heard,
+    signal_handlers,
+    stop_on_signal,
 )
 
 WRITE_SECONDS = 0.25  # between two changes of a job's file
-LOOK_SECONDS = 0.2  # between two looks for the word to stop
-ALIVE_SECONDS = 1.0  # between two looks for the process that launched a worker
-END = "end"  # what a worker tells its child
+POLL_SECONDS = 0.2  # between two checks for the file that asks to stop
+ALIVE_SECONDS = 1.0  # between two checks that the process that launched a worker is alive
+END = "end"  # what a worker sends to its child
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
 # Of PyTorch what the first step of an optimizer imports, which takes longer than a tiny run.
 PRELOADED = ["pe_bench.experiment.run", "torch._dynamo"]
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a job finds in every process, wherever it runs, as it was where the sweep was started."""
+class LaunchContext:
+    """The place and the variables of the command that started a sweep, which each of its jobs gets."""
 
     sweep: Path
     work: Path
@@ -48,32 +48,32 @@ class Surroundings:
     process: int  # that launched the sweep
 
 
-def surroundings(sweep: Path) -> Surroundings:
+def launch_context(sweep: Path) -> LaunchContext:
     own = {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
-    return Surroundings(sweep.absolute(), Path.cwd(), own, os.getpid())
+    return LaunchContext(sweep.absolute(), Path.cwd(), own, os.getpid())
 
 
-def carry_out(state: JobState, around: Surroundings, config: Config, search: Sequence[Path]) -> None:
-    """Run a job in a child process, and write how it ended; nothing where the sweep was stopped before.
+def run_in_child(state: JobState, context: LaunchContext, config: Config, search: Sequence[Path]) -> None:
+    """Run a job in a child process, and write how it ended; do nothing where the sweep was stopped before.
 
-    Called by a launcher, in a process that has no other work and that the child outlives by nothing.
+    A launcher calls this in a process that has no other work and that the child does not outlive.
     """
-    folder = SweepFolder(around.sweep)
+    folder = SweepFolder(context.sweep)
     if folder.is_stopped:
         return
     state = replace(state, started=time.time())
     folder.write(state)
-    told, code = _in_child((state, around, config, list(search)), around)
-    _write_surely(folder, told or _killed(folder, state, code, around.work))
+    ended, code = _wait_for_child((state, context, config, list(search)), context)
+    _write_surely(folder, ended or _after_crash(folder, state, code, context.work))
 
 
-def _in_child(arguments: tuple[Any, ...], around: Surroundings) -> tuple[JobState | None, int | None]:
-    """How the work in a child process ended, as far as it told, and the process's exit code."""
-    context = child_context(PRELOADED)
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_work, args=(*arguments, theirs))
-    is_worker = os.getpid() != around.process
-    with _child_first(child, ours) if is_worker else nullcontext():
+def _wait_for_child(arguments: tuple[Any, ...], context: LaunchContext) -> tuple[JobState | None, int | None]:
+    """Do the work in a child process; return how it ended, where the child said so, and its exit code."""
+    children = child_context(PRELOADED)
+    ours, theirs = children.Pipe()
+    child = children.Process(target=_work, args=(*arguments, theirs))
+    is_worker = os.getpid() != context.process
+    with _let_child_save(child, ours) if is_worker else nullcontext():
         child.start()
         theirs.close()
         try:
@@ -88,7 +88,7 @@ def _in_child(arguments: tuple[Any, ...], around: Surroundings) -> tuple[JobStat
 
 
 def _write_surely(folder: SweepFolder, state: JobState) -> None:
-    """A disk that fails for a moment, or a full one, must not make a finished job a lost one."""
+    """Try twice: a disk that fails for a moment must not make a finished job a lost one."""
     try:
         folder.write(state)
     except OSError:
@@ -98,7 +98,7 @@ def _write_surely(folder: SweepFolder, state: JobState) -> None:
 
 
 def fail(folder: SweepFolder, state: JobState, error: Exception) -> None:
-    """Write of a job that it never began."""
+    """Write down that a job failed before it began, and why."""
     folder.log(state.number).parent.mkdir(parents=True, exist_ok=True)
     folder.log(state.number).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     folder.write(replace(state, state=FAILED, reason=_reason(error), started=time.time()))
@@ -136,18 +136,18 @@ class ReportBar:
 
 def _work(
     state: JobState,
-    around: Surroundings,
+    context: LaunchContext,
     config: Config,
     search: Sequence[Path],
     pipe: Connection,
 ) -> None:
-    """The child process: do the job, and tell how it ended."""
-    folder = SweepFolder(around.sweep)
-    os.chdir(around.work)
-    os.environ.update(around.variables)
+    """Do the job in the child process, and send how it ended."""
+    folder = SweepFolder(context.sweep)
+    os.chdir(context.work)
+    os.environ.update(context.variables)
     _write_output_to(folder.log(state.number))
     report = Report(folder, state)
-    with handled(FROM_TERMINAL, signal.SIG_IGN), signals_heard(FROM_OTHERS):
+    with signal_handlers(FROM_TERMINAL, signal.SIG_IGN), stop_on_signal(FROM_OTHERS):
         try:
             _end_with(folder, pipe)
             ended = _run(report, config, search)
@@ -174,7 +174,7 @@ def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, An
 
 
 def _end_with(folder: SweepFolder, pipe: Connection) -> None:
-    """End when the sweep is stopped, and when the process that waits for this one says so or is gone.
+    """End this process when the sweep is stopped, and when the process that waits for it says so or is gone.
 
     A signal would be lost where it came before this process hears any.
     """
@@ -182,7 +182,7 @@ def _end_with(folder: SweepFolder, pipe: Connection) -> None:
     def watch() -> None:
         while not folder.is_stopped:
             try:
-                if pipe.poll(LOOK_SECONDS):  # it says END, or its end is closed
+                if pipe.poll(POLL_SECONDS):  # it says END, or its end is closed
                     break
             except OSError:
                 break
@@ -192,8 +192,8 @@ def _end_with(folder: SweepFolder, pipe: Connection) -> None:
 
 
 @contextmanager
-def _child_first(child: Any, pipe: Connection) -> Iterator[None]:
-    """In a launcher's worker: have the child save before a signal does what it would do with this process.
+def _let_child_save(child: Any, pipe: Connection) -> Iterator[None]:
+    """Have the child of a launcher's worker save before a signal does what it would do with the worker.
 
     Submitit puts a job back into the queue when it gets the scheduler's signal. What a terminal sends came to
     the command too, which stops the sweep.
@@ -201,7 +201,7 @@ def _child_first(child: Any, pipe: Connection) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in ASKING}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if number in FROM_OTHERS and child.is_alive():
@@ -213,12 +213,12 @@ def _child_first(child: Any, pipe: Connection) -> Iterator[None]:
         if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)
 
-    with handled(ASKING, pass_on):
+    with signal_handlers(STOP_SIGNALS, pass_on):
         yield
 
 
 def _receive(pipe: Connection, parent: int | None) -> JobState | None:
-    """What the child tells at its end.
+    """Return how the child says that it ended; None where it was killed.
 
     A launcher's worker whose `parent` is gone ends too; its child saves, and the run is free for the command
     that goes on.
@@ -233,12 +233,12 @@ def _receive(pipe: Connection, parent: int | None) -> JobState | None:
         return None
 
 
-def _killed(folder: SweepFolder, state: JobState, code: int | None, work: Path) -> JobState:
-    """What is known of a job whose process ended without a word."""
-    last = next((one for one in folder.states() if one.number == state.number), state)
+def _after_crash(folder: SweepFolder, state: JobState, code: int | None, work: Path) -> JobState:
+    """Return the state of a job whose process was killed or crashed."""
+    last = next((found for found in folder.states() if found.number == state.number), state)
     if folder.is_stopped:
         return replace(last, state=STOPPED)
-    reason = _how(code) + (f", at {last.text}" if last.text else "")
+    reason = _describe_exit(code) + (f", at {last.text}" if last.text else "")
     if last.run is not None and (work / last.run).is_dir():
         from pe_bench.runs.lock import write_error
 
@@ -246,7 +246,7 @@ def _killed(folder: SweepFolder, state: JobState, code: int | None, work: Path) 
     return replace(last, state=FAILED, reason=reason, seconds=time.time() - state.started)
 
 
-def _how(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     number = -(code or 0)
     if number not in list(signal.Signals):
         return f"its process ended with exit code {code}"
@@ -260,7 +260,7 @@ def _reason(error: Exception) -> str:
 
 
 def _write_output_to(path: Path) -> None:
-    """All that this process writes, from C++ too: the sweep shows one line a job."""
+    """Send all that this process writes to a file, from C++ too: the sweep shows one line a job."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -8,12 +8,15 @@ from pe_bench.system.machine import available_cores
 
 
 def cores_each(hydra: Any, jobs: int) -> int:
-    """The cores of one job: all, shared by those that run at the same time."""
+    """Return the cores of one job: all, shared by those that run at the same time."""
     return max(1, available_cores() // side_by_side(hydra, jobs))
 
 
 def side_by_side(hydra: Any, jobs: int) -> int:
-    """`hydra` is Hydra's own part of the configuration of one of the sweep's `jobs`."""
+    """Return how many of a sweep's `jobs` run at a time.
+
+    `hydra` is Hydra's own part of the configuration of one of them.
+    """
     launcher = hydra.launcher
     name = str(launcher["_target_"]).rpartition(".")[2]
     batch = min(jobs, hydra.sweeper.get("max_batch_size") or jobs)
@@ -26,13 +29,13 @@ def _one_by_one(launcher: Any) -> int:
 
 
 def _joblib(launcher: Any) -> int:
-    """-1 is as many as there are cores, -2 one less."""
-    asked = int(launcher.get("n_jobs") or 1)
-    return asked if asked > 0 else max(1, available_cores() + 1 + asked)
+    """Return joblib's count of processes: -1 means as many as there are cores, -2 one less."""
+    count = int(launcher.get("n_jobs") or 1)
+    return count if count > 0 else max(1, available_cores() + 1 + count)
 
 
 def _all_at_once(launcher: Any) -> int:
-    """Submitit's local executor starts every job of a batch."""
+    """Return 0, which stands for every job of a batch: submitit's local executor starts them all."""
     return 0
 
 

@@ -1,6 +1,6 @@
-"""A sweep: many runs from one command, each in a process of its own, under any of Hydra's launchers.
+"""A sweep: many runs from one command, each in its own process, under any of Hydra's launchers.
 
-Nothing is kept of a sweep but its runs: repeating the command does what is missing.
+Only a sweep's runs are kept: repeating the command does what is missing.
 """
 
 import os
@@ -20,20 +20,20 @@ from pe_bench.config.hydra_main import call_hydra
 from pe_bench.config.overrides import CONFIG_DIR, CONFIG_NAME, overrides_in, values_of
 from pe_bench.errors import UserError, first_line
 from pe_bench.sweep.grid import Swept, with_swept_options
-from pe_bench.sweep.job import Surroundings, carry_out, fail, surroundings
+from pe_bench.sweep.job import LaunchContext, fail, launch_context, run_in_child
 from pe_bench.sweep.launchers import cores_each, require_one_start
 from pe_bench.sweep.states import JobState, SweepFolder
 from pe_bench.sweep.summary import Summary, summarize
 from pe_bench.sweep.view import View
 from pe_bench.system.processes import end_workers
 from pe_bench.system.signals import (
-    ASKING,
+    DEBOUNCE_SECONDS,
     EXIT_CODE,
-    TWICE_SECONDS,
+    STOP_SIGNALS,
     Stopped,
-    handled,
-    heed_lost_terminal,
-    tell,
+    detach_lost_terminal,
+    signal_handlers,
+    write_line,
 )
 
 SWEEP_DIR = "hydra.sweep.dir"
@@ -46,7 +46,7 @@ def run_sweep(arguments: Sequence[str], swept: Swept) -> Summary:
     A signal stops all jobs, which save; a second one leaves at once.
     """
     folder = SweepFolder(_new_folder(arguments, swept))
-    task = _Task(surroundings(folder.path), swept, _flags(arguments)).function()
+    task = _Task(launch_context(folder.path), swept, _flags(arguments)).function()
     launched = with_swept_options(_with_folder(arguments, folder.path))
     problem = ""
     try:
@@ -65,9 +65,9 @@ def run_sweep(arguments: Sequence[str], swept: Swept) -> Summary:
 
 @dataclass(frozen=True)
 class _Task:
-    """What a launcher calls for each job, in this process or in another one, maybe elsewhere."""
+    """A function that a launcher calls for each job, in this process or in another one, maybe elsewhere."""
 
-    around: Surroundings
+    context: LaunchContext
     swept: Swept
     flags: tuple[str, ...]
 
@@ -88,13 +88,13 @@ class _Task:
             require_one_start(hydra.launcher)
             config, search = parse_composed(composed)
         except Exception as error:
-            fail(SweepFolder(self.around.sweep), state, error)
+            fail(SweepFolder(self.context.sweep), state, error)
             return
         # A sweep may hold keys that only others of its jobs obey; this one's own command may not.
         state = replace(state, command=self._command(obeyed(arguments, config.data, config.eval)))
         if config.threads == "auto":
             config = replace(config, threads=cores_each(hydra, self.swept.jobs))
-        carry_out(state, self.around, config, search)
+        run_in_child(state, self.context, config, search)
 
     def _state(self, number: int, arguments: list[str]) -> JobState:
         own = [argument for argument in arguments if argument.partition("=")[0] in self.swept.keys]
@@ -110,21 +110,21 @@ def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal first
-        heed_lost_terminal(number)
+        detach_lost_terminal(number)
         if first and view.has_seen_all_end:
             raise Stopped
-        if first and time.monotonic() - first >= TWICE_SECONDS:
+        if first and time.monotonic() - first >= DEBOUNCE_SECONDS:
             # A launcher would wait for its workers. The jobs find that this process is gone, and end.
             end_workers()
             view.give_back_terminal()
-            tell("left; each job finishes its step, saves and ends")
+            write_line("quitting; jobs will finish their step, save and exit")
             os._exit(EXIT_CODE)
         if not first:
             first = time.monotonic()
             folder.ask_to_stop()
-            tell("stopping: each job finishes its step and saves; a second time leaves at once")
+            write_line("stopping: each job finishes its step and saves (Ctrl-C again to quit now)")
 
-    with handled(ASKING, stop):
+    with signal_handlers(STOP_SIGNALS, stop):
         yield
 
 

@@ -1,4 +1,4 @@
-"""A sweep's folder: one small file a job that says how it stands, its output, and the word to stop."""
+"""A sweep's folder: for each job a small file with its state and its output; and a file that asks to stop."""
 
 import json
 import os
@@ -13,7 +13,7 @@ RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed"
 
 @dataclass(frozen=True)
 class JobState:
-    """How a job of a sweep stands."""
+    """The state of one job of a sweep."""
 
     number: int
     label: str  # the overrides that make it another than the rest of its sweep
@@ -30,7 +30,7 @@ class JobState:
 
 
 class SweepFolder:
-    """Where the jobs of a sweep and the command that launched them tell each other how they stand.
+    """The folder through which the jobs of a sweep and the command that launched them communicate.
 
     Files, because a launcher may run the jobs in processes of its own, or on other machines.
     """
@@ -39,7 +39,7 @@ class SweepFolder:
         self.path = path
 
     def write(self, state: JobState) -> None:
-        """Not flushed to the disk: nothing is lost with it but what a person sees."""
+        """Write a job's state, not flushed to the disk: nothing is lost with it but what a person sees."""
         target = self._file(state.number, "json")
         temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
         self._jobs.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class SweepFolder:
         os.replace(temporary, target)
 
     def states(self) -> list[JobState]:
-        """Of the jobs that began, in their order."""
+        """Return the states of the jobs that began, in their order."""
         return sorted(self._read(), key=lambda state: state.number)
 
     def log(self, number: int) -> Path:

@@ -1,4 +1,4 @@
-"""How a sweep ended: what is done, what failed and why, and the command that repeats only that."""
+"""The summary of a sweep: what is done, what failed and why, and the command that retries only that."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say
 
 REPEAT = "repeat.sh"
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 
 # How a job scores its run: on which sets of targets, and the margin of its verdicts.
 Way = tuple[frozenset[str], float]
@@ -19,7 +19,7 @@ Way = tuple[frozenset[str], float]
 
 @dataclass(frozen=True)
 class Asked:
-    """What jobs of a sweep asked to be shown together: no run in two ways that exclude each other."""
+    """Jobs whose runs fit in one table."""
 
     runs: Sequence[Path]
     targets: Sequence[str]  # hashes of sets; empty: all that the runs were scored on
@@ -29,7 +29,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Summary:
-    """The jobs that began, in their order, of `jobs` in all; and what stopped the launcher, if anything."""
+    """The jobs that began, in their order, of `jobs` in all, and what ended the launcher, if anything did."""
 
     folder: Path
     states: Sequence[JobState]
@@ -39,7 +39,7 @@ class Summary:
 
     @property
     def asked(self) -> list[Asked]:
-        """One for all finished jobs, or one for each way in which some run was scored.
+        """Return one table for all finished jobs, or one for each way in which some run was scored.
 
         A table has room for one set of targets at a length, and for one margin.
         """
@@ -54,7 +54,7 @@ class Summary:
 
     @property
     def failed(self) -> list[JobState]:
-        """With those whose worker died with them, if it was not told to stop."""
+        """Return the failed jobs, with those whose worker died with them where the sweep was not stopped."""
         return self._in(FAILED, *(() if self.stopped else (RUNNING, STOPPED)))
 
     def count(self, state: str) -> int:
@@ -69,7 +69,7 @@ def _way(state: JobState) -> Way:
 
 
 def _ways_apart(states: Sequence[JobState]) -> list[list[Way]]:
-    """The ways of these jobs in as few groups as keep apart any two that one run was scored in.
+    """Group the ways of these jobs into as few groups as keep apart any two that one run was scored in.
 
     Two that differ only in what one has in addition, such as longer lengths, exclude nothing.
     """
@@ -98,7 +98,7 @@ def _asked(states: Sequence[JobState], others: Sequence[JobState]) -> Asked:
 
 
 def _words_of(states: Sequence[JobState], others: Sequence[JobState]) -> str:
-    """What all labels of the states say, or else what no label of the others says."""
+    """Return what all labels of the states have, or else what no label of the others has."""
     labels = [state.label.split() for state in states]
     common = [word for word in labels[0] if all(word in label for label in labels)]
     elsewhere = {word for state in others for word in state.label.split()}
@@ -107,13 +107,13 @@ def _words_of(states: Sequence[JobState], others: Sequence[JobState]) -> str:
 
 
 def summarize(folder: SweepFolder, jobs: int, problem: str) -> Summary:
-    """`jobs` are those that the command's words make; a configuration may sweep over more."""
+    """Summarize a sweep of `jobs`, as the command line counts them; a configuration may sweep over more."""
     states = folder.states()
     return Summary(folder.path, states, max(jobs, len(states)), problem, folder.is_stopped)
 
 
 def print_summary(summary: Summary) -> None:
-    """Counts, a line for each failure, and the way to repeat those.
+    """Print counts, a line for each failure, and the way to retry those.
 
     A sweep that had nothing to do was counted by its view, before the table.
     """
@@ -121,26 +121,26 @@ def print_summary(summary: Summary) -> None:
         say(_counts(summary))
     if summary.problem:
         say(f"the launcher ended: {summary.problem}")
-    for state in summary.failed[:MOST_SHOWN]:
+    for state in summary.failed[:MAX_SHOWN]:
         say(f"  failed: {state.label}: {_reason(state)}{_place(summary, state)}")
-    more = len(summary.failed) - MOST_SHOWN
+    more = len(summary.failed) - MAX_SHOWN
     if more > 0:
         say(f"  and {more} more: see {summary.folder / 'jobs'}")
-    _tell_repeat(summary)
+    _say_retry(summary)
 
 
 def all_done_before(states: Sequence[JobState], jobs: int) -> str:
-    """The one line of a sweep that had nothing to do; empty for any other."""
+    """Return the one line of a sweep that had nothing to do; empty for any other."""
     skipped = sum(state.state == SKIPPED for state in states)
     is_all = skipped and skipped == max(jobs, len(states))
-    return f"{_jobs(skipped)}: {_before(skipped)}" if is_all else ""
+    return f"{_jobs(skipped)}, {'all ' if skipped > 1 else ''}done already" if is_all else ""
 
 
 def _counts(summary: Summary) -> str:
     done, skipped = summary.count(DONE), summary.count(SKIPPED)
     parts = [f"{done} done"] if done or not skipped else []
     if skipped:
-        parts.append(_before(skipped))
+        parts.append(f"{skipped} done already")
     if summary.failed:
         parts.append(f"{len(summary.failed)} failed")
     rest = summary.jobs - done - skipped - len(summary.failed)
@@ -153,36 +153,32 @@ def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count} jobs"
 
 
-def _before(count: int) -> str:
-    return f"{count} {'was' if count == 1 else 'were'} done before"
-
-
 def _reason(state: JobState) -> str:
-    return state.reason or "its process ended without a word" + (f", at {state.text}" if state.text else "")
+    return state.reason or "its process was lost" + (f", at {state.text}" if state.text else "")
 
 
 def _place(summary: Summary, state: JobState) -> str:
-    """The file that says more."""
+    """Return the file that says more, in brackets."""
     error = Path(state.run) / "error.txt" if state.run else None
     log = summary.folder / "jobs" / f"{state.number:04}.log"
     found = next((path for path in (error, log) if path is not None and path.is_file()), None)
     return f" ({found})" if found else ""
 
 
-def _tell_repeat(summary: Summary) -> None:
+def _say_retry(summary: Summary) -> None:
     failed = summary.failed
     if len(failed) == 1:
-        say(f"repeat only that: {failed[0].command}", unbroken=True)
+        say(f"to retry it: {failed[0].command}", unbroken=True)
     elif failed:
         script = summary.folder / REPEAT
         write_text(script, _script(state.command for state in failed))
         say(
-            f"repeat only those: the same command; or one by one, sh {shlex.quote(str(script))}",
+            f"to retry them: the same command, or one by one: sh {shlex.quote(str(script))}",
             unbroken=True,
         )
 
 
 def _script(commands: Iterable[str]) -> str:
-    """From any folder; its exit code is that of the last command that failed."""
+    """Return a script that works from any folder; its exit code is that of the last command that failed."""
     lines = [f"{command} || code=$?" for command in commands]
     return "\n".join([f"cd {shlex.quote(str(Path.cwd()))} || exit", "code=0", *lines, "exit $code", ""])

@@ -1,4 +1,4 @@
-"""How the jobs of a sweep stand, while they run: a line a job on a terminal, lines now and then elsewhere."""
+"""The progress of a sweep's jobs: one line for each on a terminal, a few plain lines elsewhere."""
 
 import _thread
 import threading
@@ -15,22 +15,22 @@ from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobSt
 from pe_bench.sweep.summary import all_done_before
 from pe_bench.system.progress import LINES_PER_RUN, duration
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 BAR_CELLS = 10
 STARTS = "starts"
-STOPPING = "  stopping: each saves; a second Ctrl-C leaves at once"
+STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
 WIDTH_WITH_BAR = 70  # columns beside a job's label: below, the numbers need them more than a bar
 EARLY_SHARE = 0.1
-LOOKING_SECONDS = 10  # that a job may take to find that all of it was done before
+MAX_CHECK_SECONDS = 10  # that a job may take to find that all of it was done before
 
 
 class View:
-    """While it is entered, a thread shows what the jobs write of themselves."""
+    """A thread that shows the states of the jobs while this context is entered."""
 
     def __init__(self, folder: SweepFolder, jobs: int, console: Console | None = None):
         self.folder, self.jobs = folder, jobs
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-        self._told: dict[int, tuple[str, int]] = {}
+        self._printed: dict[int, tuple[str, int]] = {}
         self.has_seen_all_end = False  # after a signal
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -50,16 +50,16 @@ class View:
     def _watch(self) -> None:
         if self.console.is_terminal:
             with Live(console=self.console, auto_refresh=False, transient=True) as live:
-                self._look_until_over(live)
+                self._show_until_over(live)
         else:
-            self._look_until_over(None)
+            self._show_until_over(None)
 
-    def _look_until_over(self, live: Live | None) -> None:
+    def _show_until_over(self, live: Live | None) -> None:
         while True:
-            over = self._over.wait(LOOK_SECONDS)
+            over = self._over.wait(POLL_SECONDS)
             states = self.folder.states()
             for state in states:
-                self._tell(state, changes_are_seen=live is not None)
+                self._print_changes(state, changes_are_seen=live is not None)
             if live is not None:
                 live.update(self._lines(states), refresh=True)
             if over:
@@ -70,16 +70,16 @@ class View:
                 self.has_seen_all_end = True
                 _thread.interrupt_main()
 
-    def _tell(self, state: JobState, *, changes_are_seen: bool) -> None:
-        """A line that stays, for a job that ended; and for its progress, where nothing can be redrawn.
+    def _print_changes(self, state: JobState, *, changes_are_seen: bool) -> None:
+        """Print a line that stays for a job that ended, and for its progress where nothing can be redrawn.
 
-        None for a job that was done before: the line at the end counts those.
+        A job that was done before has none: the line at the end counts those.
         """
-        if state.state == SKIPPED or _only_looks(state):
+        if state.state == SKIPPED or _may_be_done(state):
             return
         fifth = int(state.share * LINES_PER_RUN)
-        known = self._told.get(state.number)
-        self._told[state.number] = (state.state, fifth)
+        known = self._printed.get(state.number)
+        self._printed[state.number] = (state.state, fifth)
         if state.state != RUNNING:
             if known is None or known[0] == RUNNING:
                 self.console.print(_ended(state), markup=False)
@@ -90,7 +90,7 @@ class View:
             self.console.print(f"{state.label}: {state.text}", markup=False)
 
     def give_back_terminal(self) -> None:
-        """Where this process ends without leaving the view."""
+        """Show the cursor again, where this process ends without leaving the view."""
         if self.console.is_terminal:
             self.console.show_cursor(True)
 
@@ -111,23 +111,23 @@ class View:
         return Group(Text(total, no_wrap=True, overflow="ellipsis"), *lines)
 
     def total(self, states: Sequence[JobState]) -> str:
-        """All jobs in one line, with the time left as the finished ones tell it."""
+        """Return one line on all jobs, with the time left as estimated from the finished ones."""
         counts = {
             name: sum(state.state == name for state in states) for name in (DONE, SKIPPED, FAILED, RUNNING)
         }
         ended = counts[DONE] + counts[SKIPPED] + counts[FAILED]
         jobs = max(self.jobs, len(states))
-        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        text = f"{ended} of {jobs} jobs" + (f" ({told})" if told else "")
+        parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        text = f"{ended} of {jobs} jobs" + (f" ({parts})" if parts else "")
         left = self._seconds_left(states) if ended < jobs else None
         return text + (f"  about {duration(left)} left" if left is not None else "")
 
     def _seconds_left(self, states: Sequence[JobState]) -> float | None:
         running = [state for state in states if state.state == RUNNING]
         took = [state.seconds for state in states if state.state == DONE]
-        # Before one is done, what those at work have done of their training tells.
-        told = [state for state in running if state.share >= EARLY_SHARE]
-        took = took or [(time.time() - state.started) / state.share for state in told]
+        # Before one is done, the estimate is from the share that the running ones have done.
+        advanced = [state for state in running if state.share >= EARLY_SHARE]
+        took = took or [(time.time() - state.started) / state.share for state in advanced]
         if not took:
             return None
         each = sum(took) / len(took)
@@ -136,19 +136,19 @@ class View:
         return max(0.0, each * (waiting + len(running)) - sum(began)) / max(1, len(running))
 
 
-def _only_looks(state: JobState) -> bool:
-    """Whether all of a job that runs may turn out to be done."""
+def _may_be_done(state: JobState) -> bool:
+    """Return whether a job that has just begun may turn out to be done already."""
     since = time.time() - state.started
-    return state.state == RUNNING and not state.text and since < LOOKING_SECONDS
+    return state.state == RUNNING and not state.text and since < MAX_CHECK_SECONDS
 
 
 def _ended(state: JobState) -> str:
-    told = {
+    texts = {
         DONE: f"done in {duration(state.seconds)}",
         FAILED: f"failed: {state.reason}",
         STOPPED: state.text or "stopped",
     }
-    return f"{state.label}: {told[state.state]}"
+    return f"{state.label}: {texts[state.state]}"
 
 
 def _bar(share: float) -> str:

@@ -18,7 +18,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Have `write` fill a file beside `path`, flush it to the disk, and rename it into place."""
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
     try:
-        with failures_named(path):
+        with name_write_errors(path):
             write(temporary)
             flush_to_disk(temporary)
             os.replace(temporary, path)
@@ -28,7 +28,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def failures_named(path: Path) -> Iterator[None]:
+def name_write_errors(path: Path) -> Iterator[None]:
     """Turn a full disk, and whatever else stops a write, into a `RunError` that names the file."""
     try:
         yield

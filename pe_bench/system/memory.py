@@ -29,7 +29,7 @@ AFTERWARDS = ((MMAP_MAX, 65_536), (MMAP_THRESHOLD, 32 * 2**20), (TRIM_THRESHOLD,
 
 
 @contextmanager
-def large_allocations_kept() -> Iterator[bool]:
+def retain_freed_memory() -> Iterator[bool]:
     """Whether they are: not everywhere is there a glibc."""
     library = _glibc()
     if library is None:
@@ -82,7 +82,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def memory_told() -> Iterator[None]:
+def explain_out_of_memory() -> Iterator[None]:
     """Where training runs out of memory, one line says so, with the way out."""
     try:
         yield

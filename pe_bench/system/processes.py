@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pe_bench.system.signals import ASKING, handled
+from pe_bench.system.signals import STOP_SIGNALS, signal_handlers
 
 
 def start_method() -> str:
@@ -24,7 +24,7 @@ def child_context(preloaded: Sequence[str]) -> Any:
 
         multiprocessing.set_forkserver_preload(list(preloaded))
         # What they are copied from leaves a signal that is sent to all processes to the children.
-        with handled(ASKING, signal.SIG_IGN):
+        with signal_handlers(STOP_SIGNALS, signal.SIG_IGN):
             forkserver.ensure_running()
     return multiprocessing.get_context(start_method())
 

@@ -1,7 +1,7 @@
-"""Being asked to end: by Ctrl-C, by SIGTERM, by a connection that is lost, or by what a scheduler sends.
+"""Requests to end: Ctrl-C, SIGTERM, a lost connection, and the signals of schedulers.
 
-Everything that pe-bench writes survives an end at any moment, so a signal ends a command at once, but
-for a training step: that is finished and saved, unless the signal comes twice.
+Everything that pe-bench writes survives an end at any moment, so a signal ends a command at once. Only a
+training step is finished and saved first, unless the signal comes twice.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def _here(*names: str) -> tuple[signal.Signals, ...]:
-    """Windows has the first of each alone."""
+    """Return the signals that this system has: Windows has only the first of each group."""
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
@@ -24,75 +24,75 @@ def _here(*names: str) -> tuple[signal.Signals, ...]:
 FROM_TERMINAL = _here("SIGINT", "SIGHUP")
 # Slurm sends what `sbatch --signal` names, and submitit asks for SIGUSR2.
 FROM_OTHERS = _here("SIGTERM", "SIGUSR1", "SIGUSR2")
-ASKING = (*FROM_TERMINAL, *FROM_OTHERS)
+STOP_SIGNALS = (*FROM_TERMINAL, *FROM_OTHERS)
 EXIT_CODE = 130
 # One request may come several ways at once: from the terminal, a scheduler, and the process that waits.
-TWICE_SECONDS = 0.5
+DEBOUNCE_SECONDS = 0.5
 
 
 class Stopped(BaseException):
-    """The command ends because it was asked to; its text says what was kept.
+    """The end of a command that was asked to end; its text says what was kept.
 
     Not a `KeyboardInterrupt`, whose text Typer drops.
     """
 
 
-class _Asked:
-    """Whether this process was asked to end, and whether it may finish a step first."""
+class StopRequest:
+    """A handler of signals that knows whether this process was asked to end, and may finish a step first."""
 
     def __init__(self) -> None:
         self.finishing = False
         self.forget()
 
     def forget(self) -> None:
-        self.once, self._heard = False, 0.0
+        self.once, self._first = False, 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        heed_lost_terminal(number)
+        detach_lost_terminal(number)
         now = time.monotonic()
-        if self.once and now - self._heard < TWICE_SECONDS:
+        if self.once and now - self._first < DEBOUNCE_SECONDS:
             return
         again, self.once = self.once, True
-        self._heard = self._heard or now
+        self._first = self._first or now
         if again or not self.finishing:
             raise Stopped
-        tell("stopping after this step; a second time leaves at once")
+        write_line("stopping after this step (Ctrl-C again to quit now)")
 
 
-_asked = _Asked()
+_request = StopRequest()
 
 
 @contextmanager
-def signals_heard(numbers: tuple[int, ...] = ASKING) -> Iterator[None]:
-    """In here the signals that ask for an end raise `Stopped` in the main thread."""
-    _asked.forget()
-    with handled(numbers, _asked):
+def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
+    """Raise `Stopped` in the main thread at signals that ask for an end."""
+    _request.forget()
+    with signal_handlers(numbers, _request):
         yield
 
 
 @contextmanager
-def steps_finished() -> Iterator[Callable[[], bool]]:
-    """In here the first signal only makes what is yielded return True; the second raises `Stopped`.
+def finish_step_on_signal() -> Iterator[Callable[[], bool]]:
+    """Have the first signal only make what is yielded return True; the second raises `Stopped`.
 
-    Raises it at the end too, where nobody looked after the first.
+    Raise it at the end too, where nobody asked after the first.
     """
-    _asked.finishing = True
+    _request.finishing = True
     try:
-        yield lambda: _asked.once
+        yield lambda: _request.once
     finally:
-        _asked.finishing = False
-    if _asked.once:
+        _request.finishing = False
+    if _request.once:
         raise Stopped
 
 
-def tell(message: str) -> None:
-    """A line from a signal's handler: not printed, which may be what the signal interrupted."""
+def write_line(message: str) -> None:
+    """Write a line from a signal's handler: printing may be what the signal interrupted."""
     with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
         os.write(2, f"\n{message}\n".encode())
 
 
-def heed_lost_terminal(number: int) -> None:
-    """What is written to a terminal that is gone would be an error, before anything is saved."""
+def detach_lost_terminal(number: int) -> None:
+    """Drop output where the terminal is gone: writing there would be an error before anything is saved."""
     if number == getattr(signal, "SIGHUP", None):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
@@ -102,18 +102,18 @@ def heed_lost_terminal(number: int) -> None:
 
 
 def ask_to_end() -> None:
-    """As SIGTERM would, from any thread; nothing where a signal came already."""
-    if not _asked.once:
+    """Ask this process to end as SIGTERM does, from any thread; do nothing where a signal came already."""
+    if not _request.once:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
-def handled(
+def signal_handlers(
     numbers: tuple[int, ...], handler: Callable[[int, FrameType | None], Any] | signal.Handlers
 ) -> Iterator[None]:
-    """Let `handler` have these signals; Python lets only the main thread choose.
+    """Let `handler` have these signals inside; Python lets only the main thread choose.
 
-    But for the terminal's end, where `nohup` has this process ignore that.
+    The end of the terminal stays ignored where `nohup` has this process ignore it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pe_bench.errors import UserError
 from pe_bench.runs.untrusted import read_json
-from pe_bench.system.files import TEMPORARY, failures_named, flush_to_disk, write_text
+from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_text
 from pe_bench.values import check_type, shown
 
 FORMAT = 1
@@ -64,7 +64,7 @@ def save_checkpoint(
     temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
     tensors = {WEIGHTS: model.state_dict(), OPTIMIZER: _optimizer_tensors(model, optimizer)}
     try:
-        with failures_named(target):
+        with name_write_errors(target):
             temporary.mkdir()
             for name, named in tensors.items():
                 save_file(_copies(named), temporary / name)

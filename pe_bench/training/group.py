@@ -11,7 +11,7 @@ import torch
 import torch.distributed as together
 from torch import Tensor, nn
 
-from pe_bench.system.signals import steps_finished
+from pe_bench.system.signals import finish_step_on_signal
 
 
 class Group:
@@ -82,10 +82,10 @@ class Group:
             one.grad = part.view_as(one)
 
     @contextmanager
-    def steps_finished(self) -> Iterator[Callable[[], bool]]:
+    def finish_step_on_signal(self) -> Iterator[Callable[[], bool]]:
         """As that of `signals`; all processes hear of it after the same step."""
         if self.was_asked is None:
-            with steps_finished() as is_asked:
+            with finish_step_on_signal() as is_asked:
                 yield is_asked
         else:
             was_asked = self.was_asked

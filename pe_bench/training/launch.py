@@ -1,4 +1,4 @@
-"""Starts the processes that train one run, and hears from them; the one that starts them does no step itself.
+"""Start the processes that train one run, and read their messages; the starting process takes no step itself.
 
 They are the workers of an elastic launch of PyTorch's, which gives them their ranks and a port to meet at.
 The configuration reaches them as an object.
@@ -27,23 +27,23 @@ from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder
 from pe_bench.system.machine import set_threads
 from pe_bench.system.processes import child_context, start_method
-from pe_bench.system.signals import ASKING, Stopped, steps_finished
+from pe_bench.system.signals import STOP_SIGNALS, Stopped, finish_step_on_signal
 from pe_bench.training.checkpoint import Checkpoint, load_weights
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
 from pe_bench.training.train import Watcher, take_steps
 
-LOOK_SECONDS = 0.1
-BEGUN = "begun"  # what a process tells when it has met all others
-END_SECONDS = "1"  # that the others have to end when one is lost
-MOST_SECONDS = 5  # that PyTorch has to see that all were ended
+POLL_SECONDS = 0.1
+STARTED = "started"  # what a process sends when it has met all others
+END_SECONDS = "1"  # that the others have for ending when one is lost
+MAX_KILL_SECONDS = 5  # that PyTorch may take to see that all were killed
 PRELOADED = ["pe_bench.training.train", "torch.distributed", "torch._dynamo"]  # the last for the first step
-TOLD = (Stopped, RunError, UserError)  # what a person is told in the words that were raised
+FOR_PEOPLE = (Stopped, RunError, UserError)  # shown as they were raised
 
 
 @dataclass(frozen=True)
 class Work:
-    """What each process needs to know."""
+    """Everything that each process needs to know."""
 
     config: Config
     search: tuple[Path, ...]
@@ -60,26 +60,26 @@ class Work:
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a process, where it was none of those that are told as they are."""
+    """An error that ended a process and was not raised with a person in mind."""
 
     reason: str
     trace: str
 
 
 class WorkerError(Exception):
-    """What went wrong in another process, with the lines that it came through."""
+    """An error in another process; its text is the traceback from there."""
 
 
-# How each process ended, in the order in which they told; only some end by errors.
-Ends = dict[int, BaseException | Failure | None]
+# How each process ended, by its rank, in the order in which they said so; None for one that did all.
+Exits = dict[int, BaseException | Failure | None]
 
 
 @dataclass
-class Heard:
-    """What the processes told."""
+class WorkerMessages:
+    """The messages of all processes so far."""
 
-    ends: Ends = field(default_factory=dict)
-    has_begun: bool = False  # one of them has met all others
+    exits: Exits = field(default_factory=dict)
+    has_started: bool = False  # one of them has met all others
 
 
 def check_processes(config: Config, device: torch.device) -> None:
@@ -95,19 +95,19 @@ def train_together(work: Work, watch: Watcher) -> None:
     pipes = [multiprocessing.Pipe() for _ in range(work.processes)]
     ours = [pipe for pipe, _ in pipes]
     agent = _Agent(work, [pipe for _, pipe in pipes])
-    heard = Heard()
-    with steps_finished() as is_asked:
+    messages = WorkerMessages()
+    with finish_step_on_signal() as is_asked:
         with agent.running():
             was_asked = False
             while agent.is_alive() or any(pipe.poll() for pipe in ours):
-                _hear(ours, heard, watch)
-                if is_asked() and not heard.has_begun:
+                _poll(ours, messages, watch)
+                if is_asked() and not messages.has_started:
                     raise Stopped  # there is nothing to save
                 if is_asked() and not was_asked:
                     was_asked = True
                     for pipe in ours:
                         pipe.send("stop")
-        _raise_what_ended_it(heard.ends, agent.error, work)
+        _raise_first_failure(messages.exits, agent.error, work)
 
 
 class _Agent(threading.Thread):
@@ -121,17 +121,17 @@ class _Agent(threading.Thread):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """No worker is left behind."""
+        """Run the agent; where this is left by an exception, kill the workers that are left."""
         _prepare()
         self.start()
         try:
             yield
         except BaseException:
-            ended = time.monotonic() + MOST_SECONDS
+            ended = time.monotonic() + MAX_KILL_SECONDS
             while self.is_alive() and time.monotonic() < ended:
                 for child in set(multiprocessing.active_children()) - self._others:
                     child.kill()
-                self.join(LOOK_SECONDS)
+                self.join(POLL_SECONDS)
             raise
 
     def run(self) -> None:
@@ -161,7 +161,7 @@ class _Agent(threading.Thread):
 
 
 def _prepare() -> None:
-    """Say nothing of what is told otherwise, and have PyTorch imported once for all workers."""
+    """Silence PyTorch's own report of failures, and import PyTorch once for all workers."""
     from torch.distributed.elastic.agent.server import api as agent
     from torch.distributed.elastic.multiprocessing import api as workers
 
@@ -171,27 +171,27 @@ def _prepare() -> None:
     child_context(PRELOADED)
 
 
-def _hear(pipes: Sequence[Connection], heard: Heard, watch: Watcher) -> None:
-    for pipe in wait(pipes, LOOK_SECONDS):
+def _poll(pipes: Sequence[Connection], messages: WorkerMessages, watch: Watcher) -> None:
+    for pipe in wait(pipes, POLL_SECONDS):
         assert isinstance(pipe, Connection)
         message = pipe.recv()
         if isinstance(message, Step):
             watch(message)
-        elif message == BEGUN:
-            heard.has_begun = True
+        elif message == STARTED:
+            messages.has_started = True
         else:
-            heard.ends[pipes.index(pipe)] = message
+            messages.exits[pipes.index(pipe)] = message
 
 
-def _raise_what_ended_it(ends: Ends, error: Exception | None, work: Work) -> None:
-    """What a process said for people, else which was lost, else what failed first: the rest follow."""
-    for end in ends.values():
-        if isinstance(end, TOLD):
+def _raise_first_failure(exits: Exits, error: Exception | None, work: Work) -> None:
+    """Raise what a process raised for people, else which one was lost, else what failed first."""
+    for end in exits.values():
+        if isinstance(end, FOR_PEOPLE):
             raise end
-    lost = [rank for rank in range(work.processes) if rank not in ends]
+    lost = [rank for rank in range(work.processes) if rank not in exits]
     if lost:
         raise RunError(_loss(lost, error, work)) from error
-    failure = next((end for end in ends.values() if isinstance(end, Failure)), None)
+    failure = next((end for end in exits.values() if isinstance(end, Failure)), None)
     if failure is not None:
         raise RunError(failure.reason) from WorkerError(failure.trace)
     if error is not None:
@@ -216,7 +216,7 @@ def _work(work: Work, pipes: Sequence[Connection]) -> None:
     rank = int(os.environ["RANK"])
     pipe = pipes[rank]
     _end_with_parent()
-    for number in ASKING:  # the process that started this one hears them, and tells
+    for number in STOP_SIGNALS:  # the process that started this one gets them, and passes them on
         signal(number, SIG_IGN)
     try:
         _train(work, rank, pipe)
@@ -249,19 +249,19 @@ def _train(work: Work, rank: int, pipe: Connection) -> None:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     together.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    pipe.send(BEGUN)
+    pipe.send(STARTED)
     group = Group(rank, work.processes, device, pipe.poll)
-    watch = pipe.send if group.is_first else _say_nothing
+    watch = pipe.send if group.is_first else _ignore
     take_steps(config, model, data, work.run, device, work.dtype, watch, group)
     together.destroy_process_group()
 
 
-def _say_nothing(step: Step) -> None:
+def _ignore(step: Step) -> None:
     pass
 
 
 def _end_with_parent() -> None:
-    """So that no process goes on with a run that another may have taken up."""
+    """End with the parent, so that no process goes on with a run that another may have taken up."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

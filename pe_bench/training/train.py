@@ -11,7 +11,7 @@ from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
-from pe_bench.system.memory import large_allocations_kept
+from pe_bench.system.memory import retain_freed_memory
 from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import (
     Checkpoint,
@@ -71,7 +71,7 @@ def take_steps(
         load_optimizer(found, model, optimizer)
     log = read_log(run / "train.csv", found.meta.step if found and group.is_first else 0)
     trainer = Trainer(config, model, optimizer, data, device, dtype, group)
-    with large_allocations_kept():
+    with retain_freed_memory():
         _take_steps(trainer, found, run, log, watch)
 
 
@@ -110,7 +110,7 @@ def _take_steps(
     if group.any(bool(has_missed) and _validation_due(first, train)):  # it was stopped before that
         loss = trainer.validation_loss()
         log[-1:] = [replace(last, validation_loss=loss) for last in log[-1:]]
-    with group.steps_finished() as is_asked:
+    with group.finish_step_on_signal() as is_asked:
         for step in range(first, train.total_steps):
             try:
                 state = trainer.step(step, seconds)

@@ -19,7 +19,7 @@ from pe_bench.encodings.t5 import T5
 from pe_bench.model.attention import distance, fused, reference_attention
 from pe_bench.model.attention.distance import FUSED_QUERIES, FUSED_QUERIES_LONG, fused_distance_attention
 from pe_bench.model.attention.negligible import BLOCK, NegligibleKeys, log_epsilon
-from pe_bench.scoring.denormals import flushed_denormals
+from pe_bench.scoring.denormals import flush_denormals
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
@@ -307,13 +307,13 @@ def test_denormals_are_zeros_in_all_threads_while_they_are_flushed() -> None:
     torch.set_num_threads(2)
     try:
         assert flushed(tiny) == {False}
-        with flushed_denormals():
+        with flush_denormals():
             assert flushed(tiny) == {True}
-            with flushed_denormals():
+            with flush_denormals():
                 assert flushed(tiny) == {True}
             assert flushed(tiny) == {True}
         assert flushed(tiny) == {False}
-        with pytest.raises(RuntimeError), flushed_denormals():
+        with pytest.raises(RuntimeError), flush_denormals():
             raise RuntimeError
         assert flushed(tiny) == {False}
     finally:

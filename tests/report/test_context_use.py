@@ -15,7 +15,7 @@ from pe_bench.report.tables.build import Table, build_tables, run_table
 from pe_bench.report.tables.cells import ContextUse
 from pe_bench.report.text import show
 from pe_bench.runs.rows import read_rows, write_rows
-from pe_bench.runs.scores import Scores, load_scores, save_scores, stretches_of
+from pe_bench.runs.scores import Scores, load_scores, save_scores, segments_of
 
 SENSITIVE = {32: 3.2, 64: 3.1, 128: 3.0}
 
@@ -175,24 +175,24 @@ def blocks(documents: int, each: int) -> Scores:
 
 
 @pytest.mark.parametrize(
-    ("documents", "each", "stretches"),
+    ("documents", "each", "segments"),
     [(20, 640, 1), (30, 640, 1), (10, 640, 2), (3, 640, 7), (3, 200, 3), (1, 6400, 20), (5, 63, 1)],
 )
 def test_few_documents_are_cut_into_long_stretches_so_that_there_are_twenty(
-    documents: int, each: int, stretches: int
+    documents: int, each: int, segments: int
 ) -> None:
-    assert stretches_of(np.full(documents, each)) == stretches
-    units, bits = blocks(documents, each).by_unit()
-    assert len(units) == len(set(units.tolist())) == len(bits) == documents * stretches
+    assert segments_of(np.full(documents, each)) == segments
+    clusters, bits = blocks(documents, each).by_cluster()
+    assert len(clusters) == len(set(clusters.tolist())) == len(bits) == documents * segments
 
 
 def test_the_mean_over_a_documents_stretches_is_the_documents_own_number() -> None:
     scores = blocks(3, 200)
     scores = replace(scores, bytes=np.random.default_rng(0).integers(1, 5, 600))
     _, by_document = scores.by_document()
-    units, by_stretch = scores.by_unit()
+    clusters, by_stretch = scores.by_cluster()
     assert np.allclose(by_stretch.reshape(3, 3).mean(1), by_document)
-    assert units.tolist() == list(range(9))
+    assert clusters.tolist() == list(range(9))
     # Neighbours are together: the numbers rise along a document.
     assert (np.diff(by_stretch.reshape(3, 3), axis=1) > 0).all()
 
@@ -206,7 +206,7 @@ def test_intervals_over_few_documents_are_over_stretches_and_the_table_says_so(t
     [line] = only(tmp_path).lines
     interval = line.cells[256].interval
     assert interval is not None and interval.documents == 4 * 3
-    assert "4 documents only: intervals are over 3 stretches of each" in printed(tmp_path)
+    assert "4 documents only: intervals are over 3 segments of each" in printed(tmp_path)
 
 
 # Positions

@@ -30,7 +30,7 @@ from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobSt
 from pe_bench.sweep.summary import Summary, print_summary
 from pe_bench.sweep.view import View
 from pe_bench.system.machine import available_cores
-from pe_bench.system.signals import FROM_OTHERS, Stopped, signals_heard
+from pe_bench.system.signals import FROM_OTHERS, Stopped, stop_on_signal
 from pe_bench.training.checkpoint import latest_checkpoint
 
 # An encoding that ends its process in the way that is asked for, where it is a job's own.
@@ -144,7 +144,7 @@ def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_
     threads = {json.loads((run / "environment.json").read_text())["threads"] for run in finished(tmp_path)}
     assert threads == {cores.get(launcher, max(1, available_cores() // 2) if launcher == "joblib" else 1)}
     # What repeats only the failures.
-    script = re.search(r"repeat only those: the same command; or one by one, sh (\S+)", done.stderr)
+    script = re.search(r"to retry them: the same command, or one by one: sh (\S+)", done.stderr)
     assert script is not None
     lines = (tmp_path / script.group(1)).read_text().splitlines()
     commands = [line for line in lines if line.startswith("pe-bench")]
@@ -157,7 +157,7 @@ def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_
         assert "1 job: 1 done" in pe_bench(tmp_path, *arguments).stderr, "a length was missing"
     again = pe_bench(tmp_path, *arguments)
     assert again.returncode == 0, again.stderr
-    assert "1 job: 1 was done before" in again.stderr
+    assert "1 job, done already" in again.stderr
     assert before.items() <= tensors(tmp_path).items(), "nothing is trained or scored twice"
 
 
@@ -248,7 +248,7 @@ def test_jobs_that_a_command_left_save_their_step_and_nothing_lives_on(tmp_path,
         time.sleep(0.8)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=20) == 130
-        assert "left; each job finishes its step, saves and ends" in (tmp_path / "told").read_text()
+        assert "quitting; jobs will finish their step, save and exit" in (tmp_path / "told").read_text()
     else:
         process.kill()
         process.wait()
@@ -268,7 +268,7 @@ def test_a_job_is_told_to_end_before_it_hears_any_signal(tmp_path):
         _end_with(SweepFolder(tmp_path), theirs)
         time.sleep(20)
 
-    with ours, signals_heard(FROM_OTHERS):
+    with ours, stop_on_signal(FROM_OTHERS):
         ours.send(END)
         with pytest.raises(Stopped):
             wait()
@@ -315,7 +315,7 @@ def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_
     assert both.out.count("paired protocol") == 2 and "not shown" not in both.out
     first, second = (table.split("ranked by")[0] for table in both.out.split("\n\ntiny model"))
     again = train("-m", "encoding=nope", "eval.targets=6")
-    assert "1 job: 1 was done before" in again.err
+    assert "1 job, done already" in again.err
     level = re.compile(r"nope +bits/byte.*")
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
 
@@ -457,7 +457,7 @@ def test_a_sweep_with_nothing_to_do_is_one_line_that_comes_before_its_table(tmp_
         for state in states(SKIPPED, SKIPPED):
             folder.write(state)
     told = shown.getvalue()
-    assert told.endswith("2 jobs: 2 were done before\n") and told.count("done before") == 1
+    assert told.endswith("2 jobs, all done already\n") and told.count("done already") == 1
     assert "begins" not in told and "seed=0:" not in told
     assert is_terminal or told.count("\n") == 1
     print_summary(summary_of(tmp_path, [SKIPPED, SKIPPED], 2))
@@ -489,14 +489,14 @@ def test_the_summary_counts_what_no_worker_told_of_as_failed(tmp_path, capsys):
     told = capsys.readouterr().err
     assert "3 jobs: 1 done, 1 failed, 1 stopped or not begun" in told
     assert "the launcher ended: TerminatedWorkerError: a worker" in told
-    assert "repeat only that: pe-bench train seed=1" in told
+    assert "to retry it: pe-bench train seed=1" in told
 
 
 @pytest.mark.parametrize(
     ("kinds", "line"),
     [
-        ([DONE, SKIPPED, SKIPPED], "3 jobs: 1 done, 2 were done before\n"),
-        ([SKIPPED, STOPPED], "2 jobs: 1 was done before, 1 stopped or not begun\n"),
+        ([DONE, SKIPPED, SKIPPED], "3 jobs: 1 done, 2 done already\n"),
+        ([SKIPPED, STOPPED], "2 jobs: 1 done already, 1 stopped or not begun\n"),
         ([STOPPED], "1 job: 0 done, 1 stopped or not begun\n"),
     ],
 )

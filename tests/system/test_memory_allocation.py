@@ -13,14 +13,14 @@ from support.commands import Command, tiny_overrides
 
 from pe_bench.experiment import score
 from pe_bench.system import memory
-from pe_bench.system.memory import large_allocations_kept
+from pe_bench.system.memory import retain_freed_memory
 from pe_bench.training import train, trainer
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
 
 FAULTS = """
 import ctypes, resource, torch
-from pe_bench.system.memory import MMAP_THRESHOLD, large_allocations_kept
+from pe_bench.system.memory import MMAP_THRESHOLD, retain_freed_memory
 # Where glibc begins, before it adjusts itself: each of these tensors has a mapping of its own.
 ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, 128 * 2**10)
 def faults():
@@ -29,7 +29,7 @@ def faults():
         torch.zeros(2**22).add_(1)  # 16 MB, freed at once
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 outside = faults()
-with large_allocations_kept():
+with retain_freed_memory():
     faults()
     kept = faults()
 print(outside, kept)
@@ -48,7 +48,7 @@ def test_pages_are_handed_out_once_while_allocations_are_kept() -> None:
 
 def test_without_glibc_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    with large_allocations_kept() as kept:
+    with retain_freed_memory() as kept:
         assert not kept
 
 
@@ -67,7 +67,7 @@ def test_what_is_kept_is_given_back_when_training_fails(monkeypatch: pytest.Monk
     monkeypatch.setattr(memory, "_glibc", Library)
 
     def fail() -> None:
-        with large_allocations_kept():
+        with retain_freed_memory():
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -89,7 +89,7 @@ def test_they_are_kept_while_a_run_trains_and_not_while_it_is_scored(
     def telling(function: Callable[..., Any], word: str) -> Callable[..., Any]:
         return lambda *arguments, **named: (story.append(word), function(*arguments, **named))[1]
 
-    monkeypatch.setattr(train, "large_allocations_kept", told)
+    monkeypatch.setattr(train, "retain_freed_memory", told)
     monkeypatch.setattr(trainer.Trainer, "step", telling(trainer.Trainer.step, "step"))
     monkeypatch.setattr(score, "evaluate", telling(score.evaluate, "scored"))
     assert command("train", *tiny_overrides(folder)).code == 0

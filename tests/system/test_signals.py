@@ -13,7 +13,14 @@ import pytest
 from safetensors.torch import load_file
 from support.commands import only_run, tiny_overrides, write_corpus
 
-from pe_bench.system.signals import ASKING, FROM_OTHERS, Stopped, ask_to_end, signals_heard, steps_finished
+from pe_bench.system.signals import (
+    FROM_OTHERS,
+    STOP_SIGNALS,
+    Stopped,
+    ask_to_end,
+    finish_step_on_signal,
+    stop_on_signal,
+)
 from pe_bench.training.checkpoint import final_checkpoint, latest_checkpoint
 from pe_bench.training.trainer import Trainer
 
@@ -22,25 +29,25 @@ ASKED_AT = 3  # steps that were done before the signal came
 
 def test_a_signal_outside_of_a_step_ends_at_once():
     for number in (signal.SIGINT, *FROM_OTHERS):
-        with signals_heard(), pytest.raises(Stopped):
+        with stop_on_signal(), pytest.raises(Stopped):
             os.kill(os.getpid(), number)
 
 
 def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd, monkeypatch):
-    with signals_heard(), suppress(Stopped), steps_finished() as is_asked:
+    with stop_on_signal(), suppress(Stopped), finish_step_on_signal() as is_asked:
         assert not is_asked()
         os.kill(os.getpid(), signal.SIGTERM)
         assert is_asked()
-        assert "a second time leaves at once" in capfd.readouterr().err
+        assert "Ctrl-C again to quit now" in capfd.readouterr().err
         os.kill(os.getpid(), signal.SIGINT)  # one request may come twice
-        monkeypatch.setattr("pe_bench.system.signals.TWICE_SECONDS", 0.0)
+        monkeypatch.setattr("pe_bench.system.signals.DEBOUNCE_SECONDS", 0.0)
         with pytest.raises(Stopped):
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_thread_asks_once_and_never_instead_of_a_second_signal(monkeypatch):
-    monkeypatch.setattr("pe_bench.system.signals.TWICE_SECONDS", 0.0)
-    with signals_heard(), suppress(Stopped), steps_finished() as is_asked:
+    monkeypatch.setattr("pe_bench.system.signals.DEBOUNCE_SECONDS", 0.0)
+    with stop_on_signal(), suppress(Stopped), finish_step_on_signal() as is_asked:
         ask_to_end()
         ask_to_end()
         assert is_asked()
@@ -48,8 +55,8 @@ def test_a_thread_asks_once_and_never_instead_of_a_second_signal(monkeypatch):
 
 def test_a_signal_that_nobody_looked_for_ends_after_the_steps():
     went_on = False
-    with signals_heard(), suppress(Stopped):
-        with steps_finished():
+    with stop_on_signal(), suppress(Stopped):
+        with finish_step_on_signal():
             os.kill(os.getpid(), signal.SIGTERM)
         went_on = True
     assert not went_on
@@ -58,12 +65,12 @@ def test_a_signal_that_nobody_looked_for_ends_after_the_steps():
 def test_a_signal_whose_answer_nobody_can_read_is_obeyed_all_the_same():
     program = (
         "import os, signal\n"
-        "from pe_bench.system.signals import Stopped, signals_heard, steps_finished\n"
+        "from pe_bench.system.signals import Stopped, stop_on_signal, finish_step_on_signal\n"
         "read, write = os.pipe()\n"
         "os.dup2(write, 2); os.close(read)\n"
-        "with signals_heard():\n"
+        "with stop_on_signal():\n"
         "    try:\n"
-        "        with steps_finished() as is_asked:\n"
+        "        with finish_step_on_signal() as is_asked:\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "            assert is_asked()\n"
         "    except Stopped:\n"
@@ -73,10 +80,10 @@ def test_a_signal_whose_answer_nobody_can_read_is_obeyed_all_the_same():
 
 
 def test_handlers_are_given_back():
-    before = [signal.getsignal(number) for number in ASKING]
-    with signals_heard():
-        assert [signal.getsignal(number) for number in ASKING] != before
-    assert [signal.getsignal(number) for number in ASKING] == before
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with stop_on_signal():
+        assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def asked_in_step(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
@@ -106,7 +113,7 @@ def without_seconds(log: Path) -> list[list[str]]:
     return [line.split(",")[:-1] for line in log.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("number", ASKING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_run_that_was_asked_to_end_saves_its_step_and_goes_on_to_the_same_weights(
     train, folder, monkeypatch, number
 ):
@@ -196,9 +203,9 @@ def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
 def test_a_terminal_that_is_lost_ends_nothing_that_was_told_not_to_hear_of_it():
     program = (
         "import os, signal\n"
-        "from pe_bench.system.signals import signals_heard\n"
+        "from pe_bench.system.signals import stop_on_signal\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "with signals_heard():\n"
+        "with stop_on_signal():\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
         "print('went on')\n"
     )

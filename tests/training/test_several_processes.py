@@ -20,7 +20,7 @@ from pe_bench.errors import RunError, UserError
 from pe_bench.model.decoder import build_decoder
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.group import Group
-from pe_bench.training.launch import Failure, Work, _raise_what_ended_it, check_processes
+from pe_bench.training.launch import Failure, Work, _raise_first_failure, check_processes
 from pe_bench.training.train import take_steps
 
 CPU = torch.device("cpu")
@@ -195,11 +195,11 @@ def test_what_was_lost_is_told_before_what_followed_from_it(folder):
     work = Work(config, (), None, folder, CPU, torch.float32, 2)
     followed = Failure("rank 0 of 2 processes failed: RuntimeError: Connection closed by peer", "trace")
     with pytest.raises(RunError, match="rank 1 of 2 processes was lost"):
-        _raise_what_ended_it({0: followed}, None, work)
+        _raise_first_failure({0: followed}, None, work)
     with pytest.raises(RunError, match="rank 0 of 2 processes failed: RuntimeError: Connection closed"):
-        _raise_what_ended_it({0: followed, 1: None}, None, work)
+        _raise_first_failure({0: followed, 1: None}, None, work)
     with pytest.raises(RunError, match="no space"):
-        _raise_what_ended_it({1: followed, 0: RunError("no space")}, None, work)
+        _raise_first_failure({1: followed, 0: RunError("no space")}, None, work)
 
 
 # Signals and losses

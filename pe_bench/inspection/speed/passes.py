@@ -22,7 +22,7 @@ from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.targets import TargetBlocks
 from pe_bench.system.machine import resolve_precision
-from pe_bench.system.memory import large_allocations_kept
+from pe_bench.system.memory import retain_freed_memory
 from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import Trainer
 
@@ -106,7 +106,7 @@ class TrainingPass(Pass):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        with large_allocations_kept():
+        with retain_freed_memory():
             self()
             yield
 

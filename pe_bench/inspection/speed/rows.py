@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from pe_bench.errors import UserError, require
-from pe_bench.system.files import failures_named, write_text
+from pe_bench.system.files import name_write_errors, write_text
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """
     ours = [dict(zip(COLUMNS, map(_spelled, dataclasses.astuple(row)), strict=True)) for row in rows]
     measured = {_key(row) for row in ours}
-    with failures_named(path), FileLock(path.with_name(path.name + ".lock")):
+    with name_write_errors(path), FileLock(path.with_name(path.name + ".lock")):
         kept = [row for row in read_rows(path) if _key(row) not in measured]
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")

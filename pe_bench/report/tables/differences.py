@@ -10,7 +10,7 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.report.statistics import Interval, paired_interval
 from pe_bench.runs.rows import Row
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Units, load_scores, score_file
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Clusters, load_scores, score_file
 
 
 class Paired(NamedTuple):
@@ -22,7 +22,7 @@ class Paired(NamedTuple):
 
 
 class ScoreFiles:
-    """The bits per byte of single documents, or stretches of them, read from each score file once.
+    """The bits per byte of single documents, or segments of them, read from each score file once.
 
     `folder_of` says where the run of a row lies.
     """
@@ -30,10 +30,10 @@ class ScoreFiles:
     def __init__(self, folder_of: Callable[[Row], Path]) -> None:
         self._folder_of = folder_of
         self._known: dict[Row, tuple[np.ndarray, np.ndarray]] = {}
-        self._units: dict[str, Units] = {}
+        self._clusters: dict[str, Clusters] = {}
 
-    def by_unit(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
-        """Units int64 [U] and bits per byte float64 [U]. Raises `RunError`."""
+    def by_cluster(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
+        """Clusters int64 [U] and bits per byte float64 [U]. Raises `RunError`."""
         found = self._known.get(row)
         if found is None:
             found = self._known[row] = self._read(row)
@@ -41,12 +41,12 @@ class ScoreFiles:
 
     def _read(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
         path = score_file(self._folder_of(row), row)
-        scores = load_scores(path).sharing(self._units.get(row.target_hash))
-        self._units[row.target_hash] = scores.units
+        scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
+        self._clusters[row.target_hash] = scores.clusters
         found, claimed = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte, level_of(row)
         if not _agree(found, claimed):
             raise RunError(f"{path} does not give its row's {claimed:.6f} bits per byte, but {found:.6f}")
-        return scores.by_unit()
+        return scores.by_cluster()
 
 
 def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
@@ -78,14 +78,14 @@ def has_number(row: Row) -> bool:
 
 
 def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
-    """The difference of each unit in bits per byte, float64 [U]."""
-    units, bits = files.by_unit(row)
-    same_units, other_bits = files.by_unit(other)
-    if not np.array_equal(units, same_units):
+    """The difference of each cluster in bits per byte, float64 [U]."""
+    clusters, bits = files.by_cluster(row)
+    same_clusters, other_bits = files.by_cluster(other)
+    if not np.array_equal(clusters, same_clusters):
         raise RunError(
             f"{row.run} at {row.length} and {other.run} at {other.length} have scores of other documents"
         )
-    if not units.size:
+    if not clusters.size:
         raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
     with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
         return bits - other_bits

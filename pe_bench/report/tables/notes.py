@@ -8,7 +8,7 @@ from pe_bench.report.tables.differences import has_number
 from pe_bench.report.tables.lines import Line, on_other_targets
 from pe_bench.report.tables.target_sets import lengths_on_other_sets
 from pe_bench.runs.rows import Row
-from pe_bench.runs.scores import ENOUGH_DOCUMENTS
+from pe_bench.runs.scores import MIN_DOCUMENTS
 
 MOST_NAMES = 4  # of lines in one note
 
@@ -124,7 +124,7 @@ def _seeds_agree(cell: Cell, margin: float) -> bool:
 
 def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
     scored = [cell for line in lines for cell in line.cells.values() if cell.levels]
-    few = [cell for cell in scored if cell.documents < ENOUGH_DOCUMENTS]
+    few = [cell for cell in scored if cell.documents < MIN_DOCUMENTS]
     if not few:
         return
     fewest = min(cell.documents for cell in few)
@@ -132,7 +132,7 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
     units = [cell.interval.documents // cell.documents for cell in few if cell.interval is not None]
     if max(units, default=1) > 1:
         yield (
-            f"{documents} only: intervals are over {max(units)} stretches of each, which are more alike than "
+            f"{documents} only: intervals are over {max(units)} segments of each, which are more alike than "
             "documents are, so they say little of other texts"
         )
     else:

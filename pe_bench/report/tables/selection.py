@@ -228,11 +228,11 @@ def _one_a_run(rows: Sequence[Row]) -> list[Row]:
 
 def _read_flat(run: Path) -> dict[str, Any]:
     """A run's configuration with keys such as train.lr; nothing where it cannot be read."""
-    from pe_bench.runs.untrusted import DamagedYamlError, read_mapping
+    from pe_bench.runs.untrusted import InvalidYamlError, read_mapping
 
     try:
         return _flat(read_mapping(run / "config.yaml"), "")
-    except (OSError, DamagedYamlError):
+    except (OSError, InvalidYamlError):
         return {}
 
 
