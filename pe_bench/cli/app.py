@@ -185,14 +185,18 @@ def report(
         Path | None, typer.Option(help="Write one page with tables, curves and commands.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves to a PNG, SVG or PDF file.")] = None,
+    plot_of: Annotated[
+        str | None,
+        typer.Option(metavar="VALUES", help="What --plot and --html draw: levels, or change."),
+    ] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """A table over all runs: levels, changes, verdicts, use of context, break points."""
     from pe_bench.cli.outputs import Outputs
-    from pe_bench.cli.report import print_report, read_selection
+    from pe_bench.cli.report import print_report, read_selection, read_view
 
     selection = read_selection(where or [], by, sort, baseline, margin)
-    outputs = Outputs(csv, markdown, latex, html, plot)
+    outputs = Outputs(csv, markdown, latex, html, plot, read_view(plot_of, plot or html))
     print_report(results_dir, runs or [], protocol, selection, outputs)
 
 

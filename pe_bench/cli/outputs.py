@@ -4,16 +4,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pe_bench.errors import UserError
+from pe_bench.report.charts.curves import View
 from pe_bench.report.export import to_frame
 from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.tables.build import Table
-
-if TYPE_CHECKING:
-    pass
-
 
 STANDARD_OUTPUT = Path("-")
 
@@ -27,6 +23,7 @@ class Outputs:
     latex: Path | None = None
     html: Path | None = None
     plot: Path | None = None
+    view: View = "levels"  # of the pictures
 
     @property
     def files(self) -> dict[str, Path]:
@@ -40,8 +37,7 @@ class Outputs:
 
     @property
     def _given(self) -> dict[str, Path]:
-        given = {f"--{name}": path for name, path in vars(self).items()}
-        return {option: path for option, path in given.items() if path is not None}
+        return {f"--{name}": path for name, path in vars(self).items() if isinstance(path, Path)}
 
 
 def check_outputs(outputs: Outputs) -> None:

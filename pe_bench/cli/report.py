@@ -11,6 +11,7 @@ from pe_bench.cli.outputs import TEXTS, Outputs, check_outputs
 from pe_bench.config.checks import check_margin
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import require
+from pe_bench.report.charts.curves import View
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.build import Table, build_tables, run_table
 from pe_bench.report.tables.ranking import check_sort
@@ -86,6 +87,14 @@ def read_selection(
     )
 
 
+def read_view(view: str | None, picture: Path | None) -> View:
+    """Return what pictures draw. Raises `UserError` for an unknown view, and where there is no picture."""
+    if view is None:
+        return "levels"
+    require(picture is not None, f"--plot-of {view} draws nothing: name a file with --plot or --html")
+    return check_type(view, View, "--plot-of")
+
+
 def print_report(
     results_dir: Path, words: Sequence[str], protocol: str | None, selection: Selection, outputs: Outputs
 ) -> None:
@@ -110,17 +119,17 @@ def write_files(tables: Sequence[Table], outputs: Outputs, results_dir: Path) ->
         if option == "--plot":
             from pe_bench.report.charts.figure import plot_tables
 
-            plot_tables(tables, path)
+            plot_tables(tables, path, outputs.view)
         elif option == "--html":
-            write_text(path, _html(tables, results_dir))
+            write_text(path, _html(tables, results_dir, outputs.view))
         else:
             write_text(path, TEXTS[option](tables))
         say(f"wrote {path}")
 
 
-def _html(tables: Sequence[Table], results_dir: Path) -> str:
+def _html(tables: Sequence[Table], results_dir: Path, view: View) -> str:
     from pe_bench.report.html.page import to_html
     from pe_bench.runs.provenance import provenance
 
     runs = sorted({run for table in tables for line in table.lines for run in line.runs})
-    return to_html(tables, provenance(results_dir, runs))
+    return to_html(tables, provenance(results_dir, runs), view=view)

@@ -82,6 +82,31 @@ def test_an_unknown_kind_of_picture_is_told_before_anything_is_printed(command, 
     assert outcome.code == 2 and ".png, .svg or .pdf" in outcome.line and outcome.out == ""
 
 
+def test_a_picture_of_changes_is_asked_for_by_an_option(command, results, tmp_path):
+    page, picture = tmp_path / "page.html", tmp_path / "a.svg"
+    files = ["--plot", str(picture), "--html", str(page), "--results-dir", str(results)]
+    assert command("report", *files, "--plot-of", "change").code == 0
+    assert "change against 128" in picture.read_text()
+    assert 'value="change" checked' in page.read_text()
+    assert command("report", *files).code == 0
+    assert "change against 128" not in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plot-of", "change"], "--plot-of change draws nothing: name a file with --plot or --html"),
+        (
+            ["--plot-of", "changes", "--plot", "a.png"],
+            "--plot-of must be one of levels, change, not 'changes'",
+        ),
+    ],
+)
+def test_what_pictures_cannot_show_is_one_line(command, results, arguments, message):
+    outcome = command("report", *arguments, "--results-dir", str(results))
+    assert outcome.code == 2 and message in outcome.line and outcome.out == ""
+
+
 @pytest.mark.parametrize("arguments", [["report"], ["list", "runs"]])
 def test_results_in_a_file_are_one_line(command, tmp_path, arguments):
     (tmp_path / "file").write_text("")

@@ -216,11 +216,13 @@ def test_positions_are_drawn_where_there_are_any_and_once(tables, page):
     assert len(page_of(without).find("figcaption")) == 4
 
 
-def test_each_table_has_one_picture_of_levels_or_changes(page):
+def test_each_table_has_one_picture_of_levels_or_changes(tables, page):
     choices = page.attributes_of("input")
     assert [choice["value"] for choice in choices] == ["levels", "change"] * 2
     assert [choice["name"] for choice in choices] == ["view-1", "view-1", "view-2", "view-2"]
     assert ["checked" in choice for choice in choices] == [True, False] * 2
+    changes = Page(to_html(tables, [], view="change")).attributes_of("input")
+    assert ["checked" in choice for choice in changes] == [False, True] * 2
     for kind in ("of-levels", "of-change"):
         assert len(page.find("figure", kind)) == 2
 

@@ -9,7 +9,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pe_bench.report.charts.curves import Chart, charts_of
+from pe_bench.report.charts.curves import Chart, View, charts_of
 from pe_bench.report.html.picture import Picture, make_picture
 from pe_bench.report.html.provenance import summarize
 from pe_bench.report.html.style import LineStyle, line_styles
@@ -48,8 +48,10 @@ class Section:
         return len(self.lines) > TALL
 
 
-def to_html(tables: Sequence[Table], records: Sequence[RunRecord], title: str = TITLE) -> str:
-    """Return the page as text.
+def to_html(
+    tables: Sequence[Table], records: Sequence[RunRecord], title: str = TITLE, view: View = "levels"
+) -> str:
+    """Return the page as text; `view` is what its pictures show at first.
 
     Style and script are in it, and by its own policy it may ask for nothing else. Whatever comes from a run
     is escaped by the templates.
@@ -64,6 +66,7 @@ def to_html(tables: Sequence[Table], records: Sequence[RunRecord], title: str = 
     style, script = _resource("style.css"), _resource("script.js")
     return environment.get_template("page.html.jinja").render(
         title=title,
+        view=view,
         style=style,
         script=script,
         policy=_policy(style, script),
