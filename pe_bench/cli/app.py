@@ -20,6 +20,7 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
+LISTS = ("encodings", "modifiers", "models", "data", "tokenizers", "experiments", "keys", "runs")
 Count = {"parser": _whole_number, "metavar": "NUMBER"}
 
 
@@ -45,6 +46,10 @@ def _complete_encodings(incomplete: str) -> list[str]:
     from pe_bench.config.groups import names_in
 
     return [name for name in names_in("encoding") if name.startswith(incomplete)]
+
+
+def _complete_lists(incomplete: str) -> list[str]:
+    return [name for name in LISTS if name.startswith(incomplete)]
 
 
 def _complete_speed(incomplete: str) -> list[str]:
@@ -236,22 +241,25 @@ def check(
     "pe-bench list runs",
 )
 def list_(
-    what: Annotated[
+    name: Annotated[
         str | None,
         typer.Argument(
-            metavar="WHAT",
-            help="encodings, models, data or runs.",
-            autocompletion=lambda: ["encodings", "models", "data", "runs"],
+            metavar="LIST", help=f"{', '.join(LISTS[:-1])} or {LISTS[-1]}.", autocompletion=_complete_lists
         ),
     ] = None,
-    family: Annotated[str | None, typer.Option(help="Only encodings of this family.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the list to a file; - prints it as CSV.")] = None,
+    family: Annotated[str | None, typer.Option(help="Only encodings of this family.", metavar="NAME")] = None,
+    papers: Annotated[
+        bool, typer.Option("--papers", help="Where encodings are from, and what becomes of long texts.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the list to a file; - prints it as CSV.", metavar="FILE")
+    ] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
-    """What there is to choose from, and what was run."""
+    """List what there is to choose from, and what was run."""
     from pe_bench.cli.list import print_list
 
-    print_list(what, results_dir, family, csv)
+    print_list(name, results_dir, family, csv, papers)
 
 
 @app.command(

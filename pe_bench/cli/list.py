@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import aliases, config_dir, names_in
+from pe_bench.config.groups import aliases, description, names_in
+from pe_bench.config.keys import keys
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
-from pe_bench.errors import RunError, UserError
+from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.gather import read_result, require_results_folder, runs_folder
 from pe_bench.runs.lock import ERROR
@@ -26,6 +27,7 @@ from pe_bench.values import unknown
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
 GPT2 = 50_257
 STANDARD_OUTPUT = Path("-")
+PAPERS = ("encoding", "past training", "paper", "is")  # the columns that --papers shows
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,26 @@ class Listing:
 
     columns: tuple[str, ...]
     rows: list[tuple[str | int, ...]] = field(default_factory=list)
+    shown: tuple[str, ...] = ()  # on a terminal, if not all; a file has all columns
 
     def table(self) -> Table:
+        """Return it for people: the first column holds names, which are never broken."""
+        places = [self.columns.index(column) for column in self.shown or self.columns]
         table = Table(box=None, pad_edge=False)
-        for place, column in enumerate(self.columns):
+        for place in places:
+            column = self.columns[place]
             numeric = any(isinstance(row[place], int) for row in self.rows)
-            table.add_column(column, overflow="fold", justify="right" if numeric else "left")
+            justify = "right" if numeric else "left"
+            width = len("https://kexue.fm/archives/8823") if column == "paper" else None
+            table.add_column(column, justify=justify, overflow="fold", no_wrap=place == 0, min_width=width)
         for row in self.rows:
-            # As text, for a run's name is its folder's: brackets in it are no marks.
-            table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else cell) for cell in row))
+            # As text, since a run's name is its folder's: brackets in it are no marks.
+            cells = (row[place] for place in places)
+            table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else cell) for cell in cells))
         return table
 
     def csv(self) -> str:
+        """Return it for programs."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(column.replace(" ", "_") for column in self.columns)
@@ -54,13 +64,18 @@ class Listing:
 
 
 def print_list(
-    what: str | None, results_dir: Path, family: str | None = None, csv: Path | None = None
+    name: str | None,
+    results_dir: Path,
+    family: str | None = None,
+    csv: Path | None = None,
+    papers: bool = False,
 ) -> None:
     """Print one of the lists, or write it to the file `csv`; `-` prints CSV.
 
-    `family` leaves only the encodings of that family. Raises `UserError` for a name that is none.
+    `family` leaves only the encodings of that family, `papers` shows where each is from. Raises `UserError`
+    for a name that is none.
     """
-    listing = _listing(what, results_dir, family, csv)
+    listing = _listing(name, results_dir, family, csv, papers)
     if csv is None:
         write_out(render(listing.table()))
     elif csv == STANDARD_OUTPUT:
@@ -72,40 +87,47 @@ def print_list(
         say(f"wrote {csv}")
 
 
-def _listing(what: str | None, results_dir: Path, family: str | None, csv: Path | None) -> Listing:
-    if what is None:
+def _listing(
+    name: str | None, results_dir: Path, family: str | None, csv: Path | None, papers: bool
+) -> Listing:
+    if name is None:
         raise UserError(f"name what to list: {', '.join(LISTS)}")
-    if what not in LISTS:
-        raise UserError(unknown(what, "list", LISTS))
+    if name not in LISTS:
+        raise UserError(unknown(name, "list", LISTS))
     if csv is not None and csv != STANDARD_OUTPUT:
         from pe_bench.cli.outputs import Outputs, check_outputs
 
         check_outputs(Outputs(csv=csv))
-    if family is None:
-        return LISTS[what](results_dir)
-    if LISTS[what] is not _encodings:
-        raise UserError(f"--family narrows the list of encodings, and this is the list of {what}")
-    return _of_family(_encodings(results_dir), family)
+    for option in [*(["--family"] if family else []), *(["--papers"] if papers else [])]:
+        require(name == "encodings", f"{option} is for the list of encodings, and this is the list of {name}")
+    listing = LISTS[name](results_dir)
+    if family is not None:
+        listing = _with_family(listing, family)
+    return replace(listing, shown=PAPERS) if papers else listing
 
 
 def _encodings(_: Path) -> Listing:
-    """Built, for what an encoding does past the training length may follow from its options."""
+    """Build every encoding, since parameters and what it does with long texts follow from its options."""
     names, modifiers = names_in("encoding"), set(names_in("modifier"))
-    # One configuration with all of them, for Hydra takes 50 ms for each.
+    # One configuration with all of them, because Hydra takes 50 ms for each.
     composed = compose([f"+encoding@catalogue.{name}={name}" for name in names])
     model = parse_config({key: value for key, value in composed.items() if key != "catalogue"}).model
-    listing = Listing(("encoding", "family", "parameters", "past training", "paper", "is"))
+    columns = ("encoding", "family", "parameters", "what it is", "past training", "paper", "is")
+    listing = Listing(columns, shown=columns[:4])
     first_names = aliases()
     for name in names:
         config = composed["catalogue"][name]
         also = sorted(alias for alias, first in first_names.items() if first == name)
-        is_what = _what_it_is(name, config, name in modifiers, also)
-        listing.rows.append((name, *_facts(config, model.n_layers), is_what))
+        family, parameters, past_training, paper = _facts(config, model.n_layers)
+        parts = _parts_and_names(name, config, name in modifiers, also)
+        listing.rows.append(
+            (name, family, parameters, description("encoding", name), past_training, paper, parts)
+        )
     return listing
 
 
 def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
-    """Family, parameters, what happens past the training length, and the paper."""
+    """Return family, parameters, what happens past the training length, and the paper."""
     import torch
 
     from pe_bench.data.tokenizer import ByteTokenizer
@@ -118,47 +140,55 @@ def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
     return part.family, parameter_count(built), built.past_training, part.paper
 
 
-def _what_it_is(name: str, config: dict[str, Any], is_modifier: bool, also: list[str]) -> str:
-    """Of what an encoding consists where it has parts, its use as a modifier, and its other names."""
+def _parts_and_names(name: str, config: dict[str, Any], is_modifier: bool, also: list[str]) -> str:
+    """Name the parts of an encoding that has some, its use as a modifier, and its other names."""
     label = "+".join([config["name"], *config.get("modifiers", {})])
-    words = [
+    parts = [
         label if label != name else "",
         "also as modifier" if is_modifier else "",
         f"also called {', '.join(also)}" if also else "",
     ]
-    return "; ".join(word for word in words if word)
+    return "; ".join(part for part in parts if part)
 
 
-def _of_family(listing: Listing, family: str) -> Listing:
+def _with_family(listing: Listing, family: str) -> Listing:
+    """Leave only the encodings of a family. Raises `UserError` for one that none has."""
     families = {str(row[1]) for row in listing.rows}
     if family not in families:
         raise UserError(unknown(family, "family", families))
-    return Listing(listing.columns, [row for row in listing.rows if row[1] == family])
+    return replace(listing, rows=[row for row in listing.rows if row[1] == family])
 
 
 def _models(_: Path) -> Listing:
-    listing = Listing(
-        (
-            "model",
-            "parameters (bytes vocabulary)",
-            f"with GPT-2's {GPT2:,} tokens",
-            "layers",
-            "width",
-            "heads",
-        )
-    )
+    listing = Listing(("model", "parameters", f"with {GPT2:,} tokens", "layers", "width", "heads"))
     for name in names_in("model"):
         model = parse_config(compose([f"model={name}", "encoding=nope"])).model
-        counts = [f"{_parameters(model, vocabulary) / 1e6:.1f}M" for vocabulary in (BYTES, GPT2)]
+        counts = [f"{decoder_parameters(model, vocabulary) / 1e6:.1f}M" for vocabulary in (BYTES, GPT2)]
         listing.rows.append((name, *counts, str(model.n_layers), str(model.d_model), str(model.n_heads)))
     return listing
 
 
-def _data(_: Path) -> Listing:
-    listing = Listing(("data", "what it is"))
-    for name in names_in("data"):
-        listing.rows.append((name, _first_comment(config_dir() / "data" / f"{name}.yaml")))
+def decoder_parameters(model: ModelConfig, vocabulary: int) -> int:
+    """Count the decoder's parameters without an encoding by arithmetic: PyTorch takes a second to load."""
+    width = model.d_model
+    attention = 2 * width * model.d_head * (model.n_heads + model.n_kv_heads)
+    norms = 2 * width
+    layer = attention + 3 * width * model.d_ff + norms
+    embeddings = vocabulary * width * (1 if model.tie_embeddings else 2)
+    return embeddings + model.n_layers * layer + width
+
+
+def _group(group: str) -> Callable[[Path], Listing]:
+    """Return the list of a group of the configuration: names, and what each is."""
+
+    def listing(_: Path) -> Listing:
+        return Listing((group, "what it is"), [(name, description(group, name)) for name in names_in(group)])
+
     return listing
+
+
+def _keys(_: Path) -> Listing:
+    return Listing(("key", "default", "meaning"), [tuple(key) for key in keys()])
 
 
 def _runs(results_dir: Path) -> Listing:
@@ -174,7 +204,7 @@ def _runs(results_dir: Path) -> Listing:
 
 
 def _state(run: Path) -> tuple[str, str, str, str, str, str]:
-    """The encoding as tables call it, the state, steps done and asked for, loss and lengths with a number.
+    """Return the encoding's label, the state, steps done and asked for, loss and lengths with a number.
 
     A damaged run hides no other.
     """
@@ -203,25 +233,13 @@ def _of_newest_checkpoint(run: Path) -> tuple[int, str]:
     return meta["step"], f"{meta['loss']:.3f}"
 
 
-def _parameters(model: ModelConfig, vocabulary: int) -> int:
-    import torch
-
-    from pe_bench.encodings.load import build_encoding
-    from pe_bench.model.decoder import Decoder
-
-    nope = compose(["encoding=nope"])["encoding"]
-    with torch.device("meta"):
-        return Decoder(model, vocabulary, build_encoding(nope, model.n_layers)).parameter_count
-
-
-def _first_comment(path: Path) -> str:
-    line = path.read_text(encoding="utf-8").splitlines()[0]
-    return line.lstrip("# ") if line.startswith("#") else ""
-
-
 LISTS: dict[str, Callable[[Path], Listing]] = {
     "encodings": _encodings,
+    "modifiers": _group("modifier"),
     "models": _models,
-    "data": _data,
+    "data": _group("data"),
+    "tokenizers": _group("tokenizer"),
+    "experiments": _group("experiment"),
+    "keys": _keys,
     "runs": _runs,
 }

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
+DIRECTIVES = ("# also: ", "# @package ")  # comments that are read by programs
 CHOICE = re.compile(r"(\+?encoding=)([\w,]+)", re.ASCII)
 
 
@@ -39,6 +41,14 @@ def config_dir() -> Path:
     installed = Path(__file__).parent / "yaml"
     checkout = Path(__file__).parents[2] / "configs"
     return installed if installed.is_dir() else checkout
+
+
+def description(group: str, name: str) -> str:
+    """Return the first sentence of the comment at the head of a shipped YAML file."""
+    lines = (config_dir() / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    head = takewhile(lambda line: line.startswith("#"), lines)
+    comment = " ".join(line.lstrip("# ") for line in head if not line.startswith(DIRECTIVES))
+    return re.split(r"(?<=\w)\. |\.$", comment, maxsplit=1)[0]
 
 
 def names_in(group: str, directories: Iterable[str | Path] = ()) -> list[str]:

@@ -3,10 +3,17 @@
 import csv
 import io
 import re
+import subprocess
+import sys
 
 import pytest
 
 from pe_bench.cli.completion import complete_word
+from pe_bench.cli.list import decoder_parameters
+from pe_bench.config.compose import compose
+from pe_bench.config.groups import names_in
+from pe_bench.config.parse import parse_config
+from pe_bench.model.decoder import build_decoder
 
 
 def rows_of(outcome):
@@ -23,7 +30,7 @@ def test_every_encoding_has_a_row_with_its_facts(catalogue):
     names = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
     assert list(catalogue) == names
     for name, row in catalogue.items():
-        assert row["family"] and row["paper"], name
+        assert row["family"] and row["paper"] and row["what_it_is"], name
         assert row["past_training"] in ("defined", "clamps", "undefined"), name
         assert row["parameters"].isdecimal() or row["parameters"] == "", name
 
@@ -58,27 +65,89 @@ def test_a_family_narrows_the_list(command, catalogue):
     assert 1 < len(rows) < len(catalogue)
 
 
+@pytest.fixture
+def shown(command, monkeypatch):
+    """Return the lines of a list as a terminal of some columns shows it."""
+
+    def lines(columns: int, *arguments: str) -> list[str]:
+        monkeypatch.setattr("pe_bench.system.terminal.PIPED_WIDTH", columns)
+        outcome = command("list", *arguments)
+        assert outcome.code == 0, outcome.err
+        return outcome.out.splitlines()
+
+    return lines
+
+
+def test_at_80_columns_each_encoding_is_one_line_with_what_it_is(shown, catalogue):
+    header, *rows = shown(80, "encodings")
+    assert re.split(" {2,}", header) == ["encoding", "family", "parameters", "what it is"]
+    assert [row.split()[0] for row in rows] == list(catalogue)
+    assert all(row.endswith(catalogue[row.split()[0]]["what_it_is"]) for row in rows)
+
+
+def test_papers_are_whole_at_80_columns(shown, catalogue):
+    text = "\n".join(shown(80, "encodings", "--papers"))
+    assert all(row["paper"] in text for row in catalogue.values() if len(row["paper"]) <= 30)
+    assert "undefined" in text and "also called" in " ".join(text.split())
+
+
+def test_what_an_encoding_is_fits_a_line_and_no_two_are_the_same(catalogue):
+    phrases = [row["what_it_is"] for row in catalogue.values()]
+    assert all(len(phrase) <= 39 and not phrase.endswith(".") for phrase in phrases)
+    assert len(phrases) == len(set(phrases))
+
+
 def test_the_terminal_shows_what_the_file_has(command, catalogue, tmp_path):
     shown = command("list", "encodings").out
-    assert re.search(r"^learned +input +16,384 +undefined +arXiv:1705.03122 ", shown, re.MULTILINE)
+    assert re.search(r"^learned +input +16,384  a trained vector for each position$", shown, re.MULTILINE)
     outcome = command("list", "encodings", "--csv", str(tmp_path / "list.csv"))
     assert outcome.code == 0 and outcome.out == "" and "wrote" in outcome.err
     with (tmp_path / "list.csv").open(encoding="utf-8") as file:
         assert {row["encoding"]: row for row in csv.DictReader(file)} == catalogue
 
 
-@pytest.mark.parametrize("what", ["models", "data"])
-def test_other_lists_are_tables_too(command, what):
-    rows = rows_of(command("list", what, "--csv", "-"))
-    assert {"models": "tiny", "data": "stdlib"}[what] in [next(iter(row.values())) for row in rows]
+FIRST = {
+    "modifiers": "bipe",
+    "models": "base",
+    "data": "files",
+    "tokenizers": "bpe",
+    "experiments": "catalogue",
+    "keys": "encoding",
+}
+
+
+@pytest.mark.parametrize(("name", "first"), FIRST.items())
+def test_other_lists_are_tables_too(command, name, first):
+    rows = rows_of(command("list", name, "--csv", "-"))
+    assert next(iter(rows[0].values())) == first
+    assert all(row[column] for row in rows for column in ("what_it_is", "meaning") if column in row)
+
+
+@pytest.mark.parametrize("name", names_in("model"))
+@pytest.mark.parametrize("options", [[], ["model.tie_embeddings=false", "model.n_kv_heads=1"]])
+def test_parameters_of_a_model_are_those_that_it_is_built_with(name, options):
+    overrides = [f"model={name}", "model.n_layers=2", "encoding=nope", *options]
+    config = parse_config(compose(overrides))
+    vocabulary = ["a"] * 300
+    assert decoder_parameters(config.model, 300) == build_decoder(config, vocabulary).parameter_count
+
+
+def test_models_are_listed_without_loading_torch():
+    program = (
+        "import sys; from pe_bench.cli.program import run; "
+        "print([run(['list', name]) for name in ('models', 'data', 'keys')], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0] False"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name what to list: encodings, models, data, runs"),
+        ([], "name what to list: encodings, modifiers, models, data, tokenizers, experiments, keys, runs"),
         (["encodings", "--family", "rotery"], "unknown family 'rotery': did you mean 'rotary'?"),
         (["models", "--family", "bias"], "this is the list of models"),
+        (["data", "--papers"], "--papers is for the list of encodings, and this is the list of data"),
         (["encodings", "--csv", "missing/list.csv"], "there is no folder missing"),
     ],
 )
