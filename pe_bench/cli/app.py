@@ -194,6 +194,10 @@ def report(
         str | None,
         typer.Option(metavar="VALUES", help="What --plot and --html draw: levels, or change."),
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="With intervals, controls, speed and all notes.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Not only the newest run's table.")] = False,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """A table over all runs: levels, changes, verdicts, use of context, break points."""
@@ -202,7 +206,9 @@ def report(
 
     selection = read_selection(where or [], by, sort, baseline, margin)
     outputs = Outputs(csv, markdown, latex, html, plot, read_view(plot_of, plot or html))
-    print_report(results_dir, runs or [], protocol, selection, outputs)
+    print_report(
+        results_dir, runs or [], protocol, selection, outputs, details=details, everything=everything
+    )
 
 
 @app.command(

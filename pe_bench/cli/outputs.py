@@ -1,7 +1,7 @@
 """The files that `report` writes, checked before any work is done."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.tables.build import Table
 
 STANDARD_OUTPUT = Path("-")
+TEXTS = ("--csv", "--markdown", "--latex")
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,13 @@ def check_outputs(outputs: Outputs) -> None:
         picture_format(outputs.plot)
 
 
-def _csv(tables: Sequence[Table]) -> str:
+def text_of(option: str, tables: Sequence[Table], details: bool) -> str:
+    """Return what an option of `TEXTS` writes; the numbers of CSV are the same with and without details."""
+    if option == "--markdown":
+        return to_markdown(tables, details=details)
+    if option == "--latex":
+        return to_latex(tables, details=details)
     return to_frame(tables).to_csv(index=False, lineterminator="\n")
-
-
-TEXTS: dict[str, Callable[[Sequence[Table]], str]] = {
-    "--csv": _csv,
-    "--markdown": to_markdown,
-    "--latex": to_latex,
-}
 
 
 def _require_writable(option: str, path: Path) -> None:

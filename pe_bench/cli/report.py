@@ -1,4 +1,4 @@
-"""The `report` command, and the table that follows a run: to the terminal, and to files."""
+"""The `report` command, and the table after a run: to the terminal, and to files."""
 
 import os
 import shlex
@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pe_bench.cli.outputs import TEXTS, Outputs, check_outputs
+from pe_bench.cli.outputs import Outputs, check_outputs, text_of
 from pe_bench.config.checks import check_margin
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import require
 from pe_bench.report.charts.curves import View
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.tables.build import Table, build_tables, run_table
+from pe_bench.report.tables.build import Table, build_report, build_tables, run_table
 from pe_bench.report.tables.ranking import check_sort
 from pe_bench.report.tables.selection import CONDITION, Condition, Selection, parse_by, parse_condition
 from pe_bench.report.text import show
@@ -28,22 +28,30 @@ if TYPE_CHECKING:
     from pe_bench.sweep.summary import Asked
 
 USUAL_FOLDER = Path("results")
+HINT = "95 % intervals, controls, speed: --details    picture: --plot curve.png"
 
 
 def print_run(rows: list[Row], run: Path, margin: float = MARGIN) -> None:
-    """The table of one run, and where its parts are; `run` is its directory, wherever that is."""
+    """Print the table of one run, and where its parts are; `run` is its directory, wherever that is."""
     table = run_table(rows, run, margin)
-    show([table])
-    if any(line.positions for line in table.lines):
-        say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
     place = run if run.parent.name == "runs" else Path(os.path.abspath(run))
     results_dir = place.parent.parent
-    if place.parent.name != "runs":
-        say(f"the run: {run}")
-    else:
+    in_results = place.parent.name == "runs"
+    show([table], hint=_hint(results_dir, [run]) if in_results else "")
+    if any(line.positions for line in table.lines):
+        say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
+    if in_results:
         command = f"pe-bench report{_option(results_dir)}"
-        rows_file = results_file(results_dir)
-        say(f"the run: {run}   all rows: {rows_file}   all runs: {command}")
+        say(f"the run: {run}   all rows: {results_file(results_dir)}   all runs: {command}")
+    else:
+        say(f"the run: {run}")
+
+
+def _hint(results_dir: Path, runs: Sequence[Path]) -> str:
+    """Return how to see more of what a command printed of these runs."""
+    names = shlex.join(run.name for run in runs[:1]) if len(runs) == 1 else ""
+    command = f"pe-bench report{_option(results_dir)} {names}".rstrip()
+    return f"95 % intervals, controls, speed: {command} --details"
 
 
 def _option(results_dir: Path) -> str:
@@ -54,7 +62,8 @@ def print_asked(asked: Sequence["Asked"]) -> None:
     """The tables that a sweep asked for, and where its runs are."""
     folders = {run.parent.parent: None for each in asked for run in each.runs}
     for results_dir in folders:
-        show([table for each in asked for table in _tables_of(each, results_dir)])
+        tables = [table for each in asked for table in _tables_of(each, results_dir)]
+        show(tables, hint=_hint(results_dir, [run for each in asked for run in each.runs]))
         rows, command = results_file(results_dir), f"pe-bench report{_option(results_dir)}"
         say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   all runs: {command}")
 
@@ -96,25 +105,39 @@ def read_view(view: str | None, picture: Path | None) -> View:
 
 
 def print_report(
-    results_dir: Path, words: Sequence[str], protocol: str | None, selection: Selection, outputs: Outputs
+    results_dir: Path,
+    names: Sequence[str],
+    protocol: str | None,
+    selection: Selection,
+    outputs: Outputs,
+    *,
+    details: bool = False,
+    everything: bool = False,
 ) -> None:
-    """All runs, or the named ones. Raises `UserError` when there is none, before anything is printed."""
+    """Print the newest run's tables, or those of the named runs, of a selection, or of everything.
+
+    Raises `UserError` when there is none, before anything is printed.
+    """
     if protocol is not None:
         protocol = check_type(protocol, Protocol, "--protocol")
     require_results_folder(results_dir)
     check_outputs(outputs)
-    for word in words:
-        require(CONDITION.fullmatch(word) is None, f"'{word}' is no run: say --where {shlex.quote(word)}")
-    runs = [run.name for word in words for run in matching_runs(word, results_dir)] or None
-    tables = build_tables(results_dir, runs, protocol, selection)
+    for name in names:
+        require(CONDITION.fullmatch(name) is None, f"'{name}' is no run: say --where {shlex.quote(name)}")
+    runs = [run.name for name in names for run in matching_runs(name, results_dir)] or None
+    newest_only = not (everything or runs or selection.where)
+    report = build_report(results_dir, runs, protocol, selection, newest_only=newest_only)
     if outputs.printed:
-        write_out(TEXTS[outputs.printed[0]](tables))
+        write_out(text_of(outputs.printed[0], report.tables, details))
     else:
-        show(tables)
-    write_files(tables, outputs, results_dir)
+        show(report.tables, hint=HINT, details=details)
+        if report.others:
+            tables = "1 other table" if report.others == 1 else f"{report.others} other tables"
+            write_out(f"{tables}: --all\n")
+    write_files(report.tables, outputs, results_dir, details)
 
 
-def write_files(tables: Sequence[Table], outputs: Outputs, results_dir: Path) -> None:
+def write_files(tables: Sequence[Table], outputs: Outputs, results_dir: Path, details: bool) -> None:
     for option, path in outputs.files.items():
         if option == "--plot":
             from pe_bench.report.charts.figure import plot_tables
@@ -123,7 +146,7 @@ def write_files(tables: Sequence[Table], outputs: Outputs, results_dir: Path) ->
         elif option == "--html":
             write_text(path, _html(tables, results_dir, outputs.view))
         else:
-            write_text(path, TEXTS[option](tables))
+            write_text(path, text_of(option, tables, details))
         say(f"wrote {path}")
 
 

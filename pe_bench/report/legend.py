@@ -29,10 +29,10 @@ def _of_changes(table: Table) -> Iterator[str]:
         return
     count = ""
     if table.verdicts > 1:
-        count = f", by intervals as much wider as all {table.verdicts} of the table together need (Holm)"
+        count = f" (95 % intervals, Holm-corrected for the table's {table.verdicts})"
     meanings = {
         "improves": f"improves (by more than {table.margin:g})",
-        "holds": f"holds (within {table.margin:g})",
+        "holds": f"holds (within ±{table.margin:g})",
         "degrades": f"degrades (by more than {table.margin:g})",
         "fails": f"fails (by more than {FAILURE:g})",
         "unclear": f"unclear (at the margin of {table.margin:g})",
@@ -57,11 +57,11 @@ def _of_context(table: Table) -> Iterator[str]:
     if not uses:
         return
     yield (
-        "uses context: yes where it is better than at the training length and than with another document's "
-        f"far context, no where that costs less than {table.margin:g}"
-        + ("; - cannot be judged" if any(not use.uses_context for use in uses) else "")
+        "uses context: yes = better than at the training length, and hurt when far context comes from "
+        f"another document; no = hurt by less than {table.margin:g}"
+        + ("; - = cannot be judged" if any(not use.uses_context for use in uses) else "")
     )
     yield (
         "beats window: better than when every layer sees the training length only"
-        + ("; n/a: it has a window of its own" if any(use.beats_window == "n/a" for use in uses) else "")
+        + ("; n/a = windowed itself" if any(use.beats_window == "n/a" for use in uses) else "")
     )

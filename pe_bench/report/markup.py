@@ -28,12 +28,12 @@ LATEX_SIGNS = {
 }
 
 
-def to_markdown(tables: Sequence[Table]) -> str:
+def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
     """The tables one below the other, each with its title and notes."""
     return "\n\n".join(_markdown(table) for table in tables) + "\n"
 
 
-def to_latex(tables: Sequence[Table]) -> str:
+def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
     r"""The tables one below the other, each a `table` with `\usepackage{booktabs}`; notes are comments."""
     return "\n\n".join(_latex(table) for table in tables) + "\n"
 

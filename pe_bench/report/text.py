@@ -1,173 +1,44 @@
-"""A table for a terminal or a pipe.
+"""Tables on a terminal or in a pipe: in the short form, or with all details."""
 
-Each encoding has a row for its level, its change with the interval, and the verdict in words; colour only
-repeats the word. Where a terminal is too narrow for all lengths the table is cut into blocks of columns,
-one below the other.
-"""
+from collections.abc import Sequence
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from rich import box
-from rich.console import Console, Group
-from rich.measure import Measurement
-from rich.table import Table as Grid
+from rich.console import Console
 from rich.text import Text
 
-from pe_bench.report.cell_text import (
-    break_text,
-    change_text,
-    context_text,
-    level_text,
-    memory_text,
-    pairs_text,
-    verdict_of,
-)
-from pe_bench.report.legend import legend
-from pe_bench.report.statistics import Interval
+from pe_bench.report.details_text import render_details
+from pe_bench.report.short_text import WIDTH, render_short
 from pe_bench.report.tables.build import Table
-from pe_bench.report.tables.cells import Cell
-from pe_bench.report.tables.lines import Line
 from pe_bench.system.terminal import write_out
 
-STYLES = {
-    "improves": "cyan",
-    "better": "cyan",
-    "holds": "green",
-    "same": "green",
-    "yes": "green",
-    "degrades": "yellow",
-    "no": "yellow",
-    "worse": "bold red",
-    "fails": "bold red",
-    "unclear": "magenta",
-}
-UNLIMITED = 100_000  # columns: a pipe has no width, and nothing may be cut
-NARROWEST_LABEL = 14
+ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column beside the labels: its heading, and what stands in it for an encoding."""
+def show(
+    tables: Sequence[Table], console: Console | None = None, *, hint: str = "", details: bool = False
+) -> None:
+    """Print tables on the console, standard output by default, each in the short form or with its details.
 
-    heading: str
-    value: Callable[[Line], Text]
-
-
-def show(tables: Sequence[Table], console: Console | None = None) -> None:
-    """Print tables on the console, standard output by default; whole lines where it is no terminal."""
+    A pipe gets as many columns as the short form has at most, and no blanks at the ends of lines.
+    """
     console = console or Console(highlight=False)
     if not console.is_terminal:
-        console.width = UNLIMITED
+        console.width = WIDTH
     with console.capture() as captured:
         for index, table in enumerate(tables):
             if index:
                 console.print()
-            console.print(render(table, console.width), highlight=False)
-    write_out(captured.get(), console.file)
+            if details:
+                console.print(render_details(table, console.width), highlight=False)
+            else:
+                lines = render_short(table, console.width, hint)
+                console.print(Text("\n").join(lines), highlight=False, soft_wrap=True)
+    write_out(_written(captured.get(), console), console.file)
 
 
-def render(table: Table, width: int = UNLIMITED) -> Group:
-    """The table with its title, legend and notes, in blocks of at most `width` columns."""
-    parts: list[Text | Grid] = [Text(table.title, style="bold")]
-    if table.why:
-        parts.append(Text(table.why, style="italic"))
-    for block in _blocks(table, width):
-        parts += [block, Text()]
-    parts += [Text(line, style="dim") for line in [*legend(table), *table.notes]]
-    return Group(*parts)
-
-
-def _blocks(table: Table, width: int) -> list[Grid]:
-    """As few tables as fit: columns go to a block as long as it stays within the width."""
-    label_width = max(NARROWEST_LABEL, width // 5)
-    blocks: list[list[Column]] = []
-    for column in _columns(table):
-        longer = [*blocks[-1], column] if blocks else []
-        if longer and _measure(_grid(table, longer, label_width)) <= width:
-            blocks[-1] = longer
-        else:
-            blocks.append([column])
-    return [_grid(table, block, label_width) for block in blocks]
-
-
-def _columns(table: Table) -> list[Column]:
-    lengths = [Column(_heading(table, length), _cell_of(table, length)) for length in table.lengths]
-    controlled = any(cell.use for line in table.lines for cell in line.cells.values())
-    return [
-        *lengths,
-        *(_context_columns() if controlled else []),
-        Column("break\npoint", lambda line: Text(break_text(line.break_point))),
-        Column("seeds", lambda line: Text(str(line.seeds))),
-        Column("param-\neters", lambda line: Text(f"{line.parameters:,}")),
-        Column("trained\ntokens/s", lambda line: Text(f"{line.tokens_per_second:,.0f}")),
-        *(Column(f"MB at\n{length}", _memory_of(length)) for length in table.lengths[-1:]),
-    ]
-
-
-def _context_columns() -> list[Column]:
-    return [
-        Column("uses\ncontext", lambda line: _answers(context_text(line, "uses_context"))),
-        Column("beats\nwindow", lambda line: _answers(context_text(line, "beats_window"))),
-    ]
-
-
-def _answers(text: str) -> Text:
-    lines = [Text(line, style=STYLES.get(line.split(" ")[1], "")) for line in text.splitlines()]
-    return Text("\n").join(lines)
-
-
-def _memory_of(length: int) -> Callable[[Line], Text]:
-    return lambda line: Text(memory_text(line, length))
-
-
-def _heading(table: Table, length: int) -> str:
-    return f"{length}\ntrained" if length == table.group.train_length else str(length)
-
-
-def _cell_of(table: Table, length: int) -> Callable[[Line], Text]:
-    return lambda line: _cell_text(line, line.cells.get(length), table)
-
-
-def _cell_text(line: Line, cell: Cell | None, table: Table) -> Text:
-    if cell is None:
-        return Text("")
-    if not cell.levels:
-        return Text(cell.status.replace("_", "\n"), style="red", justify="right")
-    rows = [
-        Text(level_text(line, cell)),
-        *_difference_rows(cell.change, cell.interval, verdict_of(cell, table)),
-    ]
-    if cell.baseline is not None:
-        first, *others = _difference_rows(cell.baseline.mean, cell.baseline.interval, cell.baseline.verdict)
-        rows += [first.append(pairs_text(line, cell)), *others]
-    return Text("\n", justify="right").join(rows)
-
-
-def _difference_rows(mean: float | None, interval: Interval | None, verdict: str) -> list[Text]:
-    low, high = (interval.low, interval.high) if interval is not None else (None, None)
-    bounds = [Text(change_text(low), style="dim"), Text(change_text(high), style="dim")]
-    return [Text(change_text(mean)), *bounds, Text(verdict, style=STYLES.get(verdict, ""))]
-
-
-def _row_names(line: Line, table: Table) -> list[str]:
-    names = ["bits/byte", "change", "  95 % from", "  to", "verdict"]
-    compared = table.baseline and line.label != table.baseline
-    return [*names, f"vs {table.baseline}", *names[2:]] if compared else names
-
-
-def _grid(table: Table, columns: Sequence[Column], label_width: int) -> Grid:
-    grid = Grid(box=box.SIMPLE, pad_edge=False, show_edge=False, show_lines=True, padding=(0, 1, 0, 0))
-    grid.add_column("encoding", max_width=label_width, overflow="fold")
-    grid.add_column("", no_wrap=True, style="dim")
-    for column in columns:
-        grid.add_column(column.heading, justify="right", no_wrap=True)
-    for line in table.lines:
-        names = Text("\n".join(_row_names(line, table)))
-        grid.add_row(Text(line.label, style="bold"), names, *(column.value(line) for column in columns))
-    return grid
-
-
-def _measure(grid: Grid) -> int:
-    console = Console(width=UNLIMITED, height=UNLIMITED)  # with both it does not ask the terminal
-    return Measurement.get(console, console.options, grid).maximum
+def _written(text: str, console: Console) -> str:
+    text = text if console.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        text = text.translate(str.maketrans(ASCII))
+    return text

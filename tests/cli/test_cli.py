@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from pe_bench.runs.rows import read_rows
 def test_training_prints_the_table_and_says_where_things_are(train, folder):
     outcome = train("encoding=alibi")
     assert outcome.code == 0, outcome.err
-    assert "alibi" in outcome.out and "bits/byte" in outcome.out
+    assert "alibi" in outcome.out and "bits per byte" in outcome.out
     assert str(only_run(folder)) in outcome.err
     assert "step 8 of 8" in outcome.err and "tokens/s" in outcome.err
 
@@ -72,8 +73,8 @@ def test_a_sweep_makes_every_run_and_prints_each_table(train, folder):
     assert outcome.code == 0, outcome.err
     names = sorted(path.name.rsplit("-", 1)[0] for path in (folder / "results" / "runs").iterdir())
     assert names == ["nope-s0", "nope-s1", "rope-s0", "rope-s1"]
-    assert outcome.out.count("paired protocol") == 1, "one table of all"
-    assert outcome.out.count("bits/byte    ") == 2
+    assert outcome.out.count("works to") == 1, "one table of all"
+    assert sorted(re.findall("^(?:rope|nope)(?= )", outcome.out, re.MULTILINE)) == ["nope", "rope"]
     assert len(read_rows(folder / "results" / "results.csv")) == 8
 
 

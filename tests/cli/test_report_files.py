@@ -256,9 +256,9 @@ def test_scores_of_another_precision_are_shown_in_a_table_of_their_own(train, co
     outcome = command("eval", "--lengths", "32", "--precision", "bf16", *arguments)
     assert outcome.code == 0, outcome.err
     assert "scores in bfloat16" in outcome.out
-    assert outcome.out.count("paired protocol") == 1
+    assert outcome.out.count("works to") == 1
     outcome = command("report", *arguments)
-    assert outcome.out.count("paired protocol") == 2
+    assert outcome.out.count("works to") == 2
     assert outcome.out.count("scores in bfloat16") == 1
     outcome = command("report", "--where", "score_dtype=float32", *arguments)
     assert "bfloat16" not in outcome.out

@@ -67,7 +67,7 @@ def test_each_encoding_has_a_panel_in_the_order_of_the_table(drawn: tuple[Table,
         assert line.label.endswith(end)
     places = [(-axes.get_position().y0, axes.get_position().x0) for axes in figure.axes]
     assert places == sorted(places)
-    assert "Row by row as the table is; all others in grey" in notes(figure)
+    assert "by bits per byte at context length 512; all others in grey" in notes(figure)
 
 
 def test_fifty_one_panels_stand_on_one_page_with_words_that_do_not_overlap(

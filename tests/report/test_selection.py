@@ -323,7 +323,7 @@ def test_the_margin_decides_what_holds(tmp_path: Path) -> None:
     assert only(tmp_path).lines[0].cells[256].verdict == "degrades"
     table = only(tmp_path, margin=0.1)
     assert table.lines[0].cells[256].verdict == "holds"
-    assert "holds (within 0.1)" in to_markdown([table])
+    assert "holds (within ±0.1)" in to_markdown([table], details=True)
 
 
 def test_verdicts_are_those_of_the_whole_table(results: Path) -> None:
@@ -429,8 +429,8 @@ def test_runs_are_not_chosen_by_their_results(word: str) -> None:
 
 
 def test_the_legend_counts_all_verdicts_that_were_corrected_together(results: Path) -> None:
-    text = to_markdown([only(results, where=where("length=512"), baseline="rope")])
-    assert "all 4 of the table" in text
+    text = to_markdown([only(results, where=where("length=512"), baseline="rope")], details=True)
+    assert "for the table's 4" in text
     assert "all 4 judged together" in text
 
 
@@ -486,7 +486,7 @@ def test_a_comparison_of_fewer_seeds_says_of_how_many(tmp_path: Path) -> None:
         add_run(tmp_path, "rope", ROPE if seed == 0 else {128: 2.7, 256: 2.8}, seed=seed)
     table = only(tmp_path, baseline="rope")
     assert any(note.startswith("(n=...)") for note in table.notes)
-    [row] = [line for line in to_markdown([table]).splitlines() if line.startswith("| alibi")]
+    [row] = [line for line in to_markdown([table], details=True).splitlines() if line.startswith("| alibi")]
     assert "(vs rope -1.000 better (n=1))" in row and "worse)" in row
     frame = to_frame([table])
     assert frame[frame.encoding == "alibi"].set_index("length").compared_seeds.to_dict() == {

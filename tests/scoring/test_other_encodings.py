@@ -49,8 +49,9 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def encoded(outcome: Outcome) -> list[str]:
-    """What stands in the table, line by line."""
-    return [match[1] for match in re.finditer(r"^(\S.*?)  +bits/byte", outcome.out, re.MULTILINE)]
+    """The names in the table, line by line."""
+    grid = outcome.out.split("\n---", 1)[1].split("\n", 1)[1].split("\n\n")[0]
+    return [line.split("  ")[0] for line in grid.splitlines()]
 
 
 # Curves

@@ -312,11 +312,11 @@ def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_
     both = train("-m", "encoding=nope", "eval.targets=6,12")
     titles = re.findall("^eval.targets=([0-9]+): other values", both.out, re.MULTILINE)
     assert titles == ["6", "12"], both.out
-    assert both.out.count("paired protocol") == 2 and "not shown" not in both.out
-    first, second = (table.split("ranked by")[0] for table in both.out.split("\n\ntiny model"))
+    assert both.out.count("works to") == 2
+    first, second = both.out.split("\n\ntiny model")
     again = train("-m", "encoding=nope", "eval.targets=6")
     assert "1 job, done already" in again.err
-    level = re.compile(r"nope +bits/byte.*")
+    level = re.compile(r"^nope +.*", re.MULTILINE)
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
 
 

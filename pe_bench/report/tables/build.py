@@ -18,10 +18,12 @@ from pe_bench.report.tables.ranking import ordered
 from pe_bench.report.tables.selection import EVERYTHING, Condition, RunKeys, Selection
 from pe_bench.report.tables.target_sets import rank_sets
 from pe_bench.report.tables.verdicts import count_comparisons, count_verdicts, judge, with_baseline
+from pe_bench.runs.find import finished_runs
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
 from pe_bench.runs.rows import HALF, POSITIONS, Row, read_rows
 from pe_bench.values import unknown
 
+QUICK_TOKENS = 20_480  # train.tokens of experiment=quick
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
 
 
@@ -57,7 +59,8 @@ class Table:
     """Encodings that may be compared, the best first.
 
     ranked_at: the length whose levels rank the lines, None where they are in another order. why: why this
-    is not the only table, empty where it is. notes: whole lines to read below it.
+    is not the only table, empty where it is. notes: whole lines to read below it; caveats: those of them that
+    the short form has too.
     """
 
     group: Group
@@ -66,6 +69,7 @@ class Table:
     ranked_at: int | None
     why: str
     notes: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
     baseline: str = ""  # the label of the line that the others are compared with
     margin: float = MARGIN  # bits per byte, of the verdicts
     verdicts: int = 0  # that were corrected together, shown or not
@@ -85,16 +89,36 @@ class Table:
         )
 
 
+@dataclass(frozen=True)
+class Report:
+    """Tables to show; others: how many more there are."""
+
+    tables: list[Table]
+    others: int
+
+
 def build_tables(
     results_dir: Path,
     runs: Sequence[str] | None = None,
     protocol: str | None = None,
     selection: Selection = EVERYTHING,
 ) -> list[Table]:
-    """The tables of all finished runs, or of those named, under all protocols or one.
+    """Return the tables of all finished runs, or of those named, under all protocols or one.
 
     Raises `UserError` when there is nothing to show, `RunError` when all of it is damaged.
     """
+    return build_report(results_dir, runs, protocol, selection).tables
+
+
+def build_report(
+    results_dir: Path,
+    runs: Sequence[str] | None = None,
+    protocol: str | None = None,
+    selection: Selection = EVERYTHING,
+    *,
+    newest_only: bool = False,
+) -> Report:
+    """Return the same tables, or only those that the newest run is in; a quick one counts as the oldest."""
     found = read_all(results_dir)
     if found.problems and not found.rows:
         raise RunError("\n".join(found.problems))
@@ -119,10 +143,15 @@ def build_tables(
             problems.append(
                 f"the runs' own report.margin, which differ: {MARGIN:g} is taken, or say --margin"
             )
-    tables = _tables(rows, ScoreFiles(folder_of), keys, selection)
-    _require_shown(tables, selection)
+    groups = _groups_of(rows, keys, selection.by)
+    shown = _with_newest(groups, results_dir) if newest_only else groups
+    tables = _tables(shown, rows, ScoreFiles(folder_of), keys, selection)
+    others = len(groups) - len(shown)
+    _require_shown(tables, selection, others)
     left_out = tuple(f"left out: {problem}" for problem in problems)
-    return [*tables[:-1], replace(tables[-1], notes=(*tables[-1].notes, *left_out))]
+    last = tables[-1]
+    last = replace(last, notes=(*last.notes, *left_out), caveats=(*last.caveats, *left_out))
+    return Report([*tables[:-1], last], others)
 
 
 def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
@@ -134,7 +163,9 @@ def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
     shown = tuple(str(length) for length in sorted({row.length for row in rows}))
     selection = Selection(where=(Condition("length", "=", shown),), margin=margin)
     rows += _quarters(run, rows)
-    tables = _tables(rows, ScoreFiles(lambda row: run), RunKeys(lambda row: run), selection)
+    keys = RunKeys(lambda row: run)
+    groups = _groups_of(rows, keys, selection.by)
+    tables = _tables(groups, rows, ScoreFiles(lambda row: run), keys, selection)
     assert len(tables) == 1, "rows of one run, one protocol and one stride"
     return tables[0]
 
@@ -194,43 +225,74 @@ def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
     return chosen
 
 
-def _require_shown(tables: Sequence[Table], selection: Selection) -> None:
+def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -> None:
     """Raises `UserError` where the options leave nothing, or name what is nowhere."""
+    elsewhere = f" ({others} other tables: --all)" if others else ""
     if not any(table.lengths for table in tables):
-        words = ", ".join(f"{one.key}{one.sign}{','.join(one.values)}" for one in selection.where)
-        raise UserError(f"no score is left by --where {words}: `pe-bench list runs` shows what there is")
+        conditions = ", ".join(
+            f"{condition.key}{condition.sign}{','.join(condition.values)}" for condition in selection.where
+        )
+        raise UserError(f"no score is left by --where {conditions}: `pe-bench list runs` shows what there is")
     if selection.baseline is not None and not any(table.baseline for table in tables):
         known = {line.label for table in tables for line in table.lines}
-        raise UserError(unknown(selection.baseline, "--baseline", known))
+        raise UserError(unknown(selection.baseline, "--baseline", known) + elsewhere)
     lengths = sorted({length for table in tables for length in table.lengths})
     if selection.sort is not None and selection.sort.isdecimal() and int(selection.sort) not in lengths:
         there = ", ".join(map(str, lengths))
-        raise UserError(f"--sort {selection.sort}: nothing was scored at that length; there are {there}")
-
-
-def _tables(rows: Sequence[Row], files: ScoreFiles, keys: RunKeys, selection: Selection) -> list[Table]:
-    alike: dict[Group, list[Row]] = {}
-    for row in rows:
-        alike.setdefault(_group_of(row, keys, selection.by), []).append(row)
-    if any(key in ("train.steps", "train.tokens") for key in selection.by):
-        alike = _without_steps(alike)
-    positions = {group: some for group, some in alike.items() if group.protocol == POSITIONS}
-    groups: dict[Group, list[Row]] = {}
-    for group, some in alike.items():
-        if group not in positions:
-            sizes = keys.model_sizes(some, selection.by)
-            groups.setdefault(replace(group, model_sizes=sizes), []).extend(some)
-    ordered_groups = sorted(groups, key=lambda group: group.order)
-    return [
-        _table(
-            group,
-            groups[group],
-            positions.get(replace(group, protocol=POSITIONS, stride_rule="", model_sizes=""), []),
-            _why(index, ordered_groups),
-            (files, keys, selection),
+        raise UserError(
+            f"--sort {selection.sort}: nothing was scored at that length; there are {there}{elsewhere}"
         )
-        for index, group in enumerate(ordered_groups)
-    ]
+
+
+def _groups_of(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[Group, list[Row]]:
+    """Return the rows of each table, without those of positions; the tables of quick runs are last."""
+    groups: dict[Group, list[Row]] = {}
+    for row in rows:
+        if row.protocol != POSITIONS:
+            groups.setdefault(_group_of(row, keys, by), []).append(row)
+    groups = _without_steps(groups, by)
+    sized = {
+        replace(group, model_sizes=keys.model_sizes(found, by)): found for group, found in groups.items()
+    }
+    return dict(sorted(sized.items(), key=lambda item: (all(map(is_quick, item[1])), item[0].order)))
+
+
+def is_quick(row: Row) -> bool:
+    """Return whether a run was trained no longer than experiment=quick, whose scores mean nothing."""
+    return row.train_tokens <= QUICK_TOKENS
+
+
+def _with_newest(groups: Mapping[Group, list[Row]], results_dir: Path) -> dict[Group, list[Row]]:
+    """Return the groups of the run that was finished last, quick ones counting as the oldest."""
+    finished = {run.name: place for place, run in enumerate(finished_runs(results_dir))}
+    rows = [row for found in groups.values() for row in found]
+    newest = max(rows, key=lambda row: (not is_quick(row), finished.get(row.run, -1)), default=None)
+    return {
+        group: found
+        for group, found in groups.items()
+        if newest is not None and any(row.run == newest.run for row in found)
+    }
+
+
+def _tables(
+    groups: Mapping[Group, list[Row]],
+    rows: Sequence[Row],
+    files: ScoreFiles,
+    keys: RunKeys,
+    selection: Selection,
+) -> list[Table]:
+    """Return a table for each group; `rows` are those of all groups, and those of positions."""
+    positions: dict[Group, list[Row]] = {}
+    for row in rows:
+        if row.protocol == POSITIONS:
+            positions.setdefault(_group_of(row, keys, selection.by), []).append(row)
+    positions = _without_steps(positions, selection.by)
+    tables = []
+    for group, found in groups.items():
+        own_positions = positions.get(replace(group, protocol=POSITIONS, stride_rule="", model_sizes=""), [])
+        tables.append(_table(group, found, own_positions, files, keys, selection))
+    shown = list(groups)
+    return [replace(table, why=_why(place, shown)) for place, table in enumerate(tables)]
 
 
 def _why(index: int, groups: Sequence[Group]) -> str:
@@ -250,10 +312,12 @@ def _why(index: int, groups: Sequence[Group]) -> str:
     )
 
 
-def _without_steps(alike: Mapping[Group, list[Row]]) -> dict[Group, list[Row]]:
-    """Groups that differ in their number of steps alone, together: it is what sets their lines apart."""
+def _without_steps(groups: Mapping[Group, list[Row]], by: Sequence[str]) -> dict[Group, list[Row]]:
+    """Return groups that differ in their number of steps alone as one, where that sets lines apart."""
+    if not {"train.steps", "train.tokens"}.intersection(by):
+        return dict(groups)
     together: dict[Group, list[Row]] = {}
-    for group, rows in alike.items():
+    for group, rows in groups.items():
         together.setdefault(replace(group, steps=0), []).extend(rows)
     return together
 
@@ -262,46 +326,43 @@ def _table(
     group: Group,
     rows: Sequence[Row],
     positions: Sequence[Row],
-    why: str,
-    context: tuple[ScoreFiles, RunKeys, Selection],
+    files: ScoreFiles,
+    keys: RunKeys,
+    selection: Selection,
 ) -> Table:
-    files, keys, selection = context
+    """Return the table of a group of rows; `why` is empty, because it depends on the other tables."""
+    margin = selection.resolved_margin
     plain = [row for row in rows if row.control == "none"]
     controls = [row for row in rows if row.control != "none"]
+    unmodified: dict[str, list[Row]] = {}
+    for row in plain:
+        if row.scored_with == row.encoding:
+            unmodified.setdefault(row.run, []).append(row)
+    members = members_of(plain, controls, positions, lambda row: keys.label(row, selection.by))
     ranks = rank_sets(plain)
-    unmodified = [row for row in plain if row.scored_with == row.encoding]
-    of_run: dict[str, list[Row]] = {}
-    for row in unmodified:
-        of_run.setdefault(row.run, []).append(row)
-    members = members_of(plain, controls, positions, lambda row: keys.words(row, selection.by))
-    lines = [
-        make_line(
-            member,
-            [row for run in member.runs for row in of_run.get(run, [])],
-            ranks,
-            selection.resolved_margin,
-            files,
-        )
-        for member in members
-    ]
+    lines = []
+    for member in members:
+        as_trained = [row for run in member.runs for row in unmodified.get(run, [])]
+        lines.append(make_line(member, as_trained, ranks, margin, files))
     baseline = _baseline_in(lines, selection.baseline)
     if baseline:
-        lines = with_baseline(lines, members, baseline, selection.resolved_margin, files)
-    judged = judge(lines, group.train_length, selection.resolved_margin)
+        lines = with_baseline(lines, members, baseline, margin, files)
+    judged = judge(lines, group.train_length, margin)
     lines = [_shown(line, selection) for line in judged if selection.takes(line.scored_with)]
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
     shown = [row for row in rows if row.length in lengths]
-    notes = make_notes(order.lines, shown, order.words, selection.resolved_margin, keys.conditions(rows))
+    notes = make_notes(order.lines, shown, order.note, margin, keys.conditions(rows))
     return Table(
         group=group,
         lengths=lengths,
         lines=tuple(order.lines),
         ranked_at=order.ranked_at,
-        why=why,
-        notes=notes,
+        why="",
+        notes=tuple(note.text for note in notes),
+        caveats=tuple(note.text for note in notes if note.is_caveat),
         baseline=baseline,
-        margin=selection.resolved_margin,
+        margin=margin,
         verdicts=count_verdicts(judged, group.train_length),
         comparisons=count_comparisons(judged),
     )

@@ -80,8 +80,11 @@ def _unjudged(row: Row, sensitive: Paired, margin: float) -> str:
         return f"no score at {quarter}, a quarter of the training length{way_out}"
     if is_sensitive(sensitive.interval):
         return ""
-    gains = "gains nothing" if sensitive.interval.high < margin else "has no sure gain"
-    return f"it {gains} from {quarter} to {row.train_length} tokens, so it may not be able to use more"
+    improves = "does not improve" if sensitive.interval.high < margin else "does not surely improve"
+    return (
+        f"the model {improves} from {quarter} to {row.train_length} tokens, so no gain beyond "
+        f"{row.train_length} proves nothing"
+    )
 
 
 def _unscored(gain: Paired, swap: Paired, controls: Sequence[Row]) -> str:

@@ -1,6 +1,7 @@
 """The lines under a table: what its numbers do not say, and why some are missing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from pe_bench.report.tables.cells import Cell, label_of
 from pe_bench.report.tables.conditions import Conditions
@@ -13,43 +14,52 @@ from pe_bench.runs.scores import MIN_DOCUMENTS
 MOST_NAMES = 4  # of lines in one note
 
 
+class Note(NamedTuple):
+    """A sentence below a table. is_caveat: it changes how the short form is read, and stands there too."""
+
+    text: str
+    is_caveat: bool
+
+
 def make_notes(
     lines: Sequence[Line],
     rows: Sequence[Row],
-    order: str,
+    order: Note,
     margin: float,
     conditions: Mapping[str, Conditions],
-) -> tuple[str, ...]:
-    """Whole sentences, each once, the most important first.
+) -> list[Note]:
+    """Return the notes, each once, the most important first.
 
-    rows: all that the table shows, and their controls. order: that of the lines, in words. conditions: of
-    each run's training.
+    rows: all that the table shows, and their controls. order: what it says of the lines'. conditions: those
+    under which each run was trained.
     """
     if not lines:
-        return ()
+        return []
+    train_length = rows[0].train_length
     plain = [row for row in rows if row.control == "none"]
+    unequal_lengths = [*_unequal_targets(lines), *_other_sets(lines, train_length)]
     notes = [
         *([order] if len(lines) > 1 else []),
-        *_of_protocol(rows[0].protocol),
-        *_runs_apart(lines),
-        *_few_seeds(lines),
-        *_other_seeds(lines),
-        *_more_seeds(lines, rows[0].train_length, margin),
-        *_few_documents(lines),
-        *_unequal_targets(lines),
-        *_other_sets(lines, rows[0].train_length),
+        *_caveats(_of_protocol(rows[0].protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)),
+        *_details(_more_seeds(lines, train_length, margin)),
+        *_caveats(_few_documents(lines), unequal_lengths),
         *_statuses(plain),
-        *_missing(lines),
-        *_missing_baseline(lines),
-        *_unjudged(lines),
-        *_windows(lines, rows),
-        *_knows_length(lines),
-        *_forced(lines),
-        *_speeds(lines, conditions),
-        *_not_shown(lines, plain),
+        *_missing(lines, train_length),
+        *_missing_baseline(lines, train_length),
+        *_details(_unjudged(lines), _windows(lines, rows)),
+        *_caveats(_knows_length(lines), _forced(lines)),
+        *_details(_speeds(lines, conditions), _not_shown(lines, plain)),
     ]
     # A reason comes from a file, which may be a stranger's: no more than a line of it.
-    return tuple(dict.fromkeys(" ".join(note.split()) for note in notes))
+    return list(dict.fromkeys(Note(" ".join(note.text.split()), note.is_caveat) for note in notes))
+
+
+def _caveats(*groups: Iterable[str]) -> list[Note]:
+    return [Note(text, is_caveat=True) for texts in groups for text in texts]
+
+
+def _details(*groups: Iterable[str]) -> list[Note]:
+    return [Note(text, is_caveat=False) for texts in groups for text in texts]
 
 
 def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
@@ -71,7 +81,7 @@ def _of_protocol(protocol: str) -> Iterator[str]:
 def _few_seeds(lines: Sequence[Line]) -> Iterator[str]:
     alone = [line.label for line in lines if line.seeds == 1]
     if alone:
-        yield f"one seed{_which(alone, lines)}: this says something of these models only"
+        yield f"one seed{_which(alone, lines)}: results describe these models, not the encodings"
     two = [line.label for line in lines if line.seeds == 2]
     if two:
         yield f"two seeds{_which(two, lines)}: how seeds differ is hardly known, so intervals are very wide"
@@ -168,19 +178,23 @@ def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
         )
 
 
-def _statuses(rows: Sequence[Row]) -> Iterator[str]:
-    """Once for an encoding and a status: all lengths, and the reason at the shortest of them."""
+def _statuses(rows: Sequence[Row]) -> Iterator[Note]:
+    """Yield one for an encoding and a status: all lengths, and the reason at the shortest of them.
+
+    A length out of an encoding's reach is what the table shows; other statuses are not the encoding's.
+    """
     missing: dict[tuple[str, str], dict[int, str]] = {}
     for row in rows:
         if not has_number(row):
             status = "undefined" if row.status == "ok" else row.status.replace("_", " ")
             missing.setdefault((label_of(row), status), {})[row.length] = row.reason
     for (label, status), reasons in missing.items():
-        yield f"{status}: {label} at {_numbers(reasons)}: {reasons[min(reasons)] or 'no reason is given'}"
+        reason = reasons[min(reasons)] or "no reason is given"
+        yield Note(f"{status}: {label} at {_numbers(reasons)}: {reason}", is_caveat=status != "undefined")
 
 
-def _missing(lines: Sequence[Line]) -> Iterator[str]:
-    """Changes, or intervals of changes, that are missing; the lengths and the lines together."""
+def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
+    """Yield the changes, or intervals of changes, that are missing; the lengths and the lines together."""
     places: dict[tuple[str, str], dict[int, list[str]]] = {}
     for line in lines:
         for length, cell in line.cells.items():
@@ -188,20 +202,21 @@ def _missing(lines: Sequence[Line]) -> Iterator[str]:
                 kind = "no change" if cell.change is None else "a change without an interval"
                 places.setdefault((kind, cell.missing), {}).setdefault(length, []).append(line.label)
     for (kind, reason), found in places.items():
-        labels = list(dict.fromkeys(label for some in found.values() for label in some))
+        labels = list(dict.fromkeys(label for labels in found.values() for label in labels))
         which = "all" if len(labels) == len(lines) > 1 else ", ".join(labels)
-        yield f"{kind}: {which} at {_numbers(found)}: {reason}"
+        yield Note(f"{kind}: {which} at {_numbers(found)}: {reason}", max(found) >= train_length)
 
 
-def _missing_baseline(lines: Sequence[Line]) -> Iterator[str]:
+def _missing_baseline(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
     places: dict[str, dict[int, list[str]]] = {}
     for line in lines:
         for length, cell in line.cells.items():
             if cell.baseline is not None and cell.baseline.missing:
                 places.setdefault(cell.baseline.missing, {}).setdefault(length, []).append(line.label)
     for reason, found in places.items():
-        labels = dict.fromkeys(label for some in found.values() for label in some)
-        yield f"no comparison: {', '.join(labels)} at {_numbers(found)}: {reason}"
+        labels = dict.fromkeys(label for labels in found.values() for label in labels)
+        text = f"no comparison: {', '.join(labels)} at {_numbers(found)}: {reason}"
+        yield Note(text, max(found) >= train_length)
 
 
 def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
@@ -212,7 +227,7 @@ def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
             if cell.use is not None and cell.use.missing:
                 reasons.setdefault(cell.use.missing, []).append(line.label)
     for reason, labels in reasons.items():
-        yield f"the use of context cannot be judged{_which(labels, lines)}: {reason}"
+        yield f"cannot judge context use{_which(labels, lines)}: {reason}"
 
 
 def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from pe_bench.errors import UserError
 from pe_bench.report.tables.lines import Line, on_other_targets
+from pe_bench.report.tables.notes import Note
 from pe_bench.values import unknown
 
 # Rising, but for what is better the larger it is.
@@ -17,14 +18,14 @@ KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
 
 
 class Order(NamedTuple):
-    """Lines in order; the length whose levels ranked them, if one did; and the order in words.
+    """Lines in order; the length whose levels ranked them, if one did; and the note that says so.
 
     Levels on different targets put lines in order where that was asked for, and rank nothing.
     """
 
     lines: list[Line]
     ranked_at: int | None
-    words: str
+    note: Note
 
 
 def check_sort(word: str) -> None:
@@ -34,22 +35,31 @@ def check_sort(word: str) -> None:
 
 
 def ordered(lines: Sequence[Line], sort: str | None) -> Order:
-    """By the level at the length `sort`, or by a key; by default at the longest length that all have."""
+    """Return the lines by their level at the length `sort`, or by a key.
+
+    By default it is the longest length that most reach. A line without a level there stands below the others
+    and moves none of them.
+    """
     if sort in KEYS:
         key = KEYS[sort]
         by_key = sorted(lines, key=lambda line: (*key(line), line.label))
-        return Order(by_key, None, f"in order of {sort}")
+        return Order(by_key, None, Note(f"in order of {sort}", is_caveat=True))
     wanted = int(sort) if sort is not None else None
     is_scored = any(line.cells[wanted].levels for line in lines if wanted in line.cells)
-    length = wanted if is_scored else _longest_common(lines)
+    length = wanted if is_scored else _longest_of_most(lines)
     if length is None:
         by_name = sorted(lines, key=lambda line: line.label)
-        return Order(by_name, None, "no length has a number for all: the order is that of the names")
+        return Order(
+            by_name, None, Note("in order of names: no length has a number for most", is_caveat=True)
+        )
     if on_other_targets(lines, length):
         return _unranked(lines, length, is_asked=is_scored)
+    chosen = "" if is_scored else ", the longest length that most have a number at"
     ranked = _by_level(lines, length)
-    chosen = "" if is_scored else ", the longest length that all have a number at"
-    return Order(ranked, length, f"ranked by bits/byte at {length}{chosen}")
+    below = [line.label for line in ranked if not _has_level(line, length)]
+    short = f"; below: {', '.join(below)}" if below else ""
+    note = Note(f"ranked by bits/byte at {length}{chosen}{short}", is_caveat=is_scored)
+    return Order(ranked, length, note)
 
 
 def memory_at(line: Line, length: int) -> float | None:
@@ -65,28 +75,46 @@ def largest_memory(line: Line) -> float | None:
 
 
 def _by_level(lines: Sequence[Line], length: int) -> list[Line]:
-    return sorted(lines, key=lambda line: (_level(line, length), line.label))
+    """Return the lines with a level at the length, then the others, the furthest reaching first."""
+    return sorted(lines, key=lambda line: (*_rank(line, length), line.label))
+
+
+def _rank(line: Line, length: int) -> tuple[bool, int, float]:
+    if _has_level(line, length):
+        return False, 0, _level(line, length)
+    reached = max((reached for reached in line.cells if _has_level(line, reached)), default=0)
+    return True, -reached, _level(line, reached)
 
 
 def _unranked(lines: Sequence[Line], length: int, *, is_asked: bool) -> Order:
-    """By the names, but where it `is_asked` for by the levels."""
+    """Return the lines by their names, or by their levels where those were asked for."""
     in_order = _by_level(lines, length) if is_asked else sorted(lines, key=lambda line: line.label)
-    words = (
-        f"not ranked, for the levels at {length} are of different targets: the order is that of "
-        f"{'the levels all the same' if is_asked else 'the names'}. To rank them, repeat their commands with "
-        "the same eval.* words (nothing is trained again), or pe-bench eval RUN... with the same --lengths, "
+    text = (
+        f"not ranked, because the levels at {length} are of different targets: the order is that of the "
+        f"{'levels all the same' if is_asked else 'names'}. To rank them, repeat their commands with "
+        "the same eval.* values (nothing is trained again), or pe-bench eval RUN... with the same --lengths, "
         "--max-length and --targets"
     )
-    return Order(in_order, None, words)
+    return Order(in_order, None, Note(text, is_caveat=True))
 
 
-def _longest_common(lines: Sequence[Line]) -> int | None:
-    lengths = [{length for length, cell in line.cells.items() if cell.levels} for line in lines]
-    return max(set.intersection(*lengths), default=None) if lengths else None
+def _longest_of_most(lines: Sequence[Line]) -> int | None:
+    """Return the longest length that has a level for more than half of the lines that can be scored there."""
+    lengths = sorted({length for line in lines for length in line.cells}, reverse=True)
+    return next((length for length in lengths if _most_reach(lines, length)), None)
+
+
+def _most_reach(lines: Sequence[Line], length: int) -> bool:
+    able = [line for line in lines if length not in line.cells or line.cells[length].status != "undefined"]
+    return 2 * sum(_has_level(line, length) for line in able) > len(able)
+
+
+def _has_level(line: Line, length: int) -> bool:
+    return length in line.cells and bool(line.cells[length].levels)
 
 
 def _level(line: Line, length: int) -> float:
-    """Bits per byte at a length; a level that is no number, or is not there, ranks last."""
+    """Return the bits per byte at a length; a level that is no number, or is not there, ranks last."""
     cell = line.cells.get(length)
     level = cell.bits_per_byte if cell is not None else None
     return level if level is not None and level == level else float("inf")

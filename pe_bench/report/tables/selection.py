@@ -202,8 +202,8 @@ class RunKeys:
                 return sizes
         return ""
 
-    def words(self, row: Row, by: Sequence[str]) -> str:
-        """What the label of a line says of these keys."""
+    def label(self, row: Row, by: Sequence[str]) -> str:
+        """Return what the label of a line says of these keys."""
         return " ".join(f"{key}={self.value(row, key)}" for key in by)
 
     def setting_without(self, row: Row, by: Sequence[str]) -> str:

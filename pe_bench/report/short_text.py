@@ -1,0 +1,142 @@
+"""The short form of a table for a terminal or a pipe: at most 100 columns, each encoding on one line."""
+
+import textwrap
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from pe_bench.report.short import (
+    MARKS,
+    MISSING,
+    Value,
+    has_controls,
+    has_trained_level,
+    level_at_training,
+    short_legend,
+    short_lengths,
+    short_title,
+    uses_context,
+    value_at,
+    without_middle,
+    works_to,
+)
+from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.lines import Line
+from pe_bench.report.verdict_styles import STYLES
+
+WIDTH = 100  # columns at most, and in a pipe
+GAP = "  "
+MIN_LENGTHS = 3  # that stay before a long name is cut
+MIN_NAME = 16
+
+Cells = list[Text]
+
+
+def render_short(table: Table, width: int, hint: str) -> list[Text]:
+    """Return the lines of the table in at most `width` columns; hint: where more of it is shown."""
+    width = min(width, WIDTH)
+    grid, dropped = _fitted(table, width)
+    rule = Text("-" * max(row.cell_len for row in grid))
+    legend = [*short_legend(table, dropped), *table.caveats, hint]
+    title = [Text(line, style="bold") for line in _joined(short_title(table), width)]
+    why = _wrapped(table.why, width, "italic")
+    below = [line for text in legend for line in _wrapped(text, width, "dim")]
+    return [*title, *why, Text(), grid[0], rule, *grid[1:], Text(), *below]
+
+
+def _fitted(table: Table, width: int) -> tuple[list[Text], list[int]]:
+    """Return the grid's lines with as many lengths as fit, and the lengths that do not.
+
+    Names are cut only where three lengths have no room beside them, and never so that two are alike.
+    """
+    lengths = short_lengths(table)
+    for count in range(len(lengths), -1, -1):
+        shown = without_middle(lengths, count)
+        columns = _columns(table, shown)
+        room = width - sum(map(_width, columns)) - len(GAP) * len(columns)
+        names = [_cut(line.label, room) for line in table.lines]
+        whole = all(cell_len(line.label) <= room for line in table.lines)
+        legible = count <= MIN_LENGTHS and room >= MIN_NAME and len(set(names)) == len(names)
+        if whole or legible or count == 0:
+            dropped = [length for length in lengths if length not in shown]
+            return _aligned([Text("encoding"), *map(Text, names)], columns), dropped
+    raise AssertionError("the last of them returns")
+
+
+def _columns(table: Table, lengths: Sequence[int]) -> list[Cells]:
+    """Return the columns beside the names, each with its heading."""
+    lines = table.lines
+    columns = []
+    if has_trained_level(table):
+        levels = [level_at_training(line, table) for line in lines]
+        columns.append([Text(f"at {table.group.train_length}"), *map(_value_text, levels)])
+    for length in lengths:
+        columns.append([Text(str(length)), *(_value_text(value_at(line, length, table)) for line in lines)])
+    columns.append([Text("works to"), *(Text(works_to(line, table)) for line in lines)])
+    if has_controls(table):
+        columns.append([Text("uses context"), *map(_answer, lines)])
+    return columns
+
+
+def _value_text(value: Value | None) -> Text:
+    """Return a number with its mark, or with a blank, which keeps digits below each other."""
+    if value is None:
+        return Text(MISSING)
+    number = f"{value.number:.3f}" if value.is_level else f"{value.number:+.3f}"
+    return Text(f"{number}{value.mark or ' '}", style=STYLES.get(value.verdict, ""))
+
+
+def _answer(line: Line) -> Text:
+    answer = uses_context(line)
+    return Text(answer, style=STYLES.get(answer, ""))
+
+
+def _width(column: Cells) -> int:
+    return max(cell.cell_len for cell in column)
+
+
+def _aligned(names: Cells, columns: Sequence[Cells]) -> list[Text]:
+    """Return the rows of the grid: names to the left, everything else to the right."""
+    columns = [_without_marks(column) for column in columns]
+    widths = [_width(names), *map(_width, columns)]
+    rows = []
+    for cells in zip(names, *columns, strict=True):
+        row = Text()
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+            blanks = " " * (width - cell.cell_len)
+            row += Text.assemble(cell, blanks) if place == 0 else Text.assemble(GAP, blanks, cell)
+        row.rstrip()
+        rows.append(row)
+    return rows
+
+
+def _without_marks(column: Cells) -> Cells:
+    """Return a column without the blanks in the marks' place where it has no mark."""
+    if any(cell.plain[-1] in MARKS.values() for cell in column):
+        return column
+    return [cell[:-1] if cell.plain.endswith(" ") else cell for cell in column]
+
+
+def _cut(name: str, room: int) -> str:
+    """Return the name in so many columns, its middle left out."""
+    if cell_len(name) <= room:
+        return name
+    kept = max(2, room - 1)
+    return f"{name[: (kept + 1) // 2]}…{name[len(name) - kept // 2 :]}"
+
+
+def _joined(parts: Sequence[str], width: int) -> list[str]:
+    """Return the parts on as few lines as hold them, none cut that has a line's room."""
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]} · {part}" if lines else ""
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines += textwrap.wrap(part, width)
+    return lines
+
+
+def _wrapped(text: str, width: int, style: str) -> list[Text]:
+    return [Text(line, style=style) for line in textwrap.wrap(text, width, break_on_hyphens=False)]

@@ -1,0 +1,262 @@
+"""The short form of a table: one line an encoding, whose marks and two answers can be relied on."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+from support.results import add_run, edit_rows
+
+from pe_bench.config.groups import config_dir
+from pe_bench.report.short import without_middle
+from pe_bench.report.tables.build import QUICK_TOKENS, Table, build_report, build_tables
+from pe_bench.report.tables.selection import Selection
+from pe_bench.report.text import show
+
+LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
+CHANGES: dict[str, tuple[float, list[float | None]]] = {
+    "kerple_log": (1.755, [-0.013, -0.021, -0.039, -0.062, -0.062]),
+    "alibi": (1.762, [0.002, 0.002, 0.003, 0.03, 0.04]),
+    "rope": (1.719, [0.709, 1.09, 1.895, 2.62, 3.3]),
+    "learned": (1.9, [None, None, None, None, None]),
+}
+
+
+def add(folder: Path, name: str, level: float, changes: list[float | None], **others: object) -> Path:
+    levels = [level + 0.1, level, *(None if change is None else level + change for change in changes)]
+    return add_run(folder, name, dict(zip(LENGTHS, levels, strict=True)), spread=0.002, **others)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for name, (level, changes) in CHANGES.items():
+        add(tmp_path, name, level, changes)
+    return tmp_path
+
+
+def printed(tables: list[Table], width: int | None = None, colours: str | None = None, hint: str = "") -> str:
+    """What a pipe gets, or a terminal of this width."""
+    file = io.StringIO()
+    console = Console(
+        file=file,
+        width=width or 80,
+        force_terminal=width is not None,
+        color_system=colours,  # pyright: ignore[reportArgumentType]
+        no_color=False,
+    )
+    show(tables, console, hint=hint)
+    return file.getvalue()
+
+
+def cells_of(text: str, name: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+    return line.removeprefix(name).replace("not at all", "never").split()
+
+
+def test_each_encoding_is_one_line_of_its_level_its_changes_and_where_it_works_to(results: Path) -> None:
+    text = printed(build_tables(results), 100)
+    assert cells_of(text, "kerple_log") == [
+        *("1.755", "-0.013v", "-0.021v", "-0.039v", "-0.062v", "-0.062v", "2,048"),
+    ]
+    assert cells_of(text, "alibi") == [
+        *("1.762", "+0.002", "+0.002", "+0.003", "+0.030>", "+0.040>", "512"),
+    ]
+    assert cells_of(text, "rope") == ["1.719", "+0.709!", "+1.090!", "+1.895!", "+2.620!", "+3.300!", "never"]
+    assert cells_of(text, "learned") == ["1.900", "-", "-", "-", "-", "-", "never"]
+    assert "no mark holds, > degrades, ! fails, v improves, ? unclear" in text
+
+
+def test_the_head_says_what_was_trained_and_that_lower_is_better(results: Path) -> None:
+    first, second, blank, headings, rule, *_ = printed(build_tables(results), 100).splitlines()
+    assert first == "tiny model · stdlib · bytes · trained at 128 tokens, 250 steps · 1 seed"
+    assert (second, blank) == ("bits per byte (lower is better)", "")
+    assert headings.split() == ["encoding", "at", "128", *map(str, LENGTHS[2:]), "works", "to"]
+    assert set(rule) == {"-"}
+
+
+def test_the_best_is_first_and_what_reaches_less_far_is_last(results: Path) -> None:
+    text = printed(build_tables(results), 100)
+    names = [line.split()[0] for line in text.splitlines() if line.startswith(tuple(CHANGES))]
+    assert names == ["kerple_log", "alibi", "rope", "learned"]
+
+
+def test_digits_are_below_each_other_whether_marked_or_not(results: Path) -> None:
+    lines = printed(build_tables(results), 100).splitlines()
+    [holds] = [line for line in lines if line.startswith("alibi")]
+    [improves] = [line for line in lines if line.startswith("kerple_log")]
+    assert holds.index("+0.002") == improves.index("-0.013")
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 200])
+def test_a_narrow_terminal_loses_lengths_from_the_middle_and_never_the_answers(
+    results: Path, width: int
+) -> None:
+    add_run(results, "alibi", {2048: 1.9}, control="swap")
+    text = printed(build_tables(results), width)
+    assert max(map(len, text.splitlines())) <= min(width, 100)
+    [headings] = [line for line in text.splitlines() if line.startswith("encoding ")]
+    assert headings.endswith("works to  uses context")
+    shown = [int(word) for word in headings.split("at 128")[1].split() if word.isdecimal()]
+    dropped = [length for length in LENGTHS[2:] if length not in shown]
+    assert bool(dropped) == (width < 90)
+    assert not dropped or f"no room for {', '.join(map(str, dropped))}" in text
+    assert shown == without_middle(LENGTHS[2:], len(shown))
+
+
+def test_what_is_dropped_is_the_middle() -> None:
+    found = [without_middle([1, 2, 3, 4, 5], count) for count in range(6)]
+    assert found == [[], [1], [1, 5], [1, 2, 5], [1, 2, 4, 5], [1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("width", [50, 80, None])
+def test_a_long_name_is_cut_in_its_middle_only_where_it_must_and_no_two_are_alike(
+    results: Path, width: int | None
+) -> None:
+    ends = ("one", "two")
+    for end in ends:
+        name = f"longrope factors=[{'1.0, ' * 12}2.0] {end}"
+        add(results, name, 2.0, CHANGES["rope"][1], code=end)
+    lines = printed(build_tables(results), width).splitlines()
+    named = [line.split("  ")[0] for line in lines if line.startswith("longro")]
+    assert len(set(named)) == 2
+    assert {name[-3:] for name in named} == set(ends)
+    assert all(name.count("…") == 1 for name in named)
+    assert max(map(len, lines)) <= (width or 100)
+
+
+def test_a_name_that_has_room_is_whole(results: Path) -> None:
+    add(results, "yarn factor=16.0", 2.0, CHANGES["rope"][1])
+    assert "yarn factor=16.0 " in printed(build_tables(results), 80)
+
+
+def test_a_pipe_gets_at_most_a_hundred_columns_and_no_blanks_at_the_end(results: Path) -> None:
+    add_run(results, "alibi", {64: 3.0}, seed=1)
+    lines = printed(build_tables(results), hint="more: --details").splitlines()
+    assert max(map(len, lines)) <= 100
+    assert all(line == line.rstrip() for line in lines)
+    assert lines[-1] == "more: --details"
+
+
+def test_a_stream_of_ascii_gets_ascii(results: Path) -> None:
+    add(results, "longrope " + "x" * 90, 2.0, CHANGES["rope"][1])
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii")
+    for details in (False, True):
+        show(build_tables(results), Console(file=file, width=80), details=details)
+    assert b"longrope" in raw.getvalue()
+
+
+def test_colour_repeats_the_mark(results: Path) -> None:
+    text = printed(build_tables(results), 100, "standard")
+    assert "\x1b[1;31m+0.709!" in text
+    assert "\x1b[36m-0.013v" in text
+
+
+def test_a_baseline_has_its_levels_and_the_others_their_differences_from_it(results: Path) -> None:
+    text = printed(build_tables(results, selection=Selection(baseline="rope")), 100)
+    assert cells_of(text, "rope")[:3] == ["1.719", "2.428", "2.809"]
+    assert cells_of(text, "alibi")[:3] == ["1.762>", "-0.664v", "-1.045v"]
+    assert cells_of(text, "learned")[:2] == ["1.900>", "-"]
+    assert "difference from rope at the same length" in text and "v better" in text
+    assert "change against" not in text
+
+
+def test_without_a_level_at_the_training_length_levels_are_shown(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {64: 3.0, 256: 3.5})
+    text = printed(build_tables(tmp_path))
+    assert cells_of(text, "rope") == ["3.000", "3.500", "-"]
+    assert "without a score at 128, the training length, there are no changes" in text
+
+
+def test_the_training_length_alone_is_a_table_of_levels(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0})
+    text = printed(build_tables(tmp_path))
+    assert cells_of(text, "rope") == ["3.000", "-"]
+    assert "change against" not in text
+
+
+def test_a_change_without_an_interval_has_no_mark_and_its_reason_is_said(results: Path) -> None:
+    next((results / "runs").glob("alibi-*/scores/paired-256-*")).unlink()
+    text = printed(build_tables(results), 100)
+    assert cells_of(text, "alibi")[2] == "+0.002"
+    assert cells_of(text, "alibi")[-1] == "192", "nothing is known of 256"
+    assert "a change without an interval: alibi at 256" in text
+
+
+@pytest.mark.parametrize(
+    ("swaps", "answer"),
+    [
+        ({256: 1.9, 2048: 1.9}, "yes"),
+        ({256: 1.76, 2048: 1.9}, "yes"),
+        ({256: 1.72, 2048: 1.67}, "no"),
+        ({}, None),
+    ],
+)
+def test_one_answer_says_whether_the_context_is_used_at_any_length(
+    tmp_path: Path, swaps: dict[int, float], answer: str | None
+) -> None:
+    for seed in range(3):
+        add(tmp_path, "kerple_log", *CHANGES["kerple_log"], seed=seed)
+        add(tmp_path, "alibi", *CHANGES["alibi"], seed=seed)
+        add_run(tmp_path, "kerple_log", {32: 2.0}, seed=seed, spread=0.002)
+        for length, level in swaps.items():
+            add_run(tmp_path, "kerple_log", {length: level}, seed=seed, spread=0.002, control="swap")
+    text = printed(build_tables(tmp_path))
+    assert ("uses context" in text) == (answer is not None)
+    if answer is not None:
+        assert cells_of(text, "kerple_log")[-1] == answer
+        assert cells_of(text, "alibi")[-1] == "-"
+
+
+def test_notes_that_change_how_it_is_read_stay_and_others_do_not(results: Path) -> None:
+    table = build_tables(results)[0]
+    text = printed([table])
+    assert "one seed: results describe these models" in text
+    assert "ranked by" not in text and any(note.startswith("ranked by") for note in table.notes)
+    assert "past the table of 128" not in text
+    assert set(table.caveats) < set(table.notes)
+
+
+def test_a_length_out_of_memory_is_not_a_fault_of_the_encoding(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 256: None})
+    edit_rows(run, lambda row: replace(row, status="out_of_memory") if row.length == 256 else row)
+    text = printed(build_tables(tmp_path))
+    assert cells_of(text, "rope") == ["3.000", "-", "-"]
+    assert "out of memory: rope at 256" in text
+
+
+# Which tables
+
+
+def test_the_newest_runs_table_is_shown_and_the_others_are_counted(results: Path) -> None:
+    add_run(results, "rope", {128: 3.0, 256: 3.0}, data="wikitext103", data_hash="beef0123456789")
+    add_run(results, "rope", {128: 3.0, 256: 3.0}, data="books", data_hash="b00c0123456789")
+    report = build_report(results, newest_only=True)
+    assert [table.group.data for table in report.tables] == ["books"]
+    assert (report.others, report.tables[0].why) == (2, "")
+    assert build_report(results).others == 0 and len(build_tables(results)) == 3
+
+
+def test_a_quick_run_is_the_newest_only_where_all_are_quick(results: Path) -> None:
+    quick = {"steps": 10, "train_tokens": 20_480, "setting": "0000quick"}
+    add_run(results, "nope", {128: 3.0, 256: 3.0}, **quick)
+    report = build_report(results, newest_only=True)
+    assert ([table.group.steps for table in report.tables], report.others) == ([250], 1)
+    assert [table.group.steps for table in build_tables(results)] == [250, 10]
+    add_run(results / "alone", "nope", {128: 3.0, 256: 3.0}, **quick)
+    assert len(build_report(results / "alone", newest_only=True).tables) == 1
+
+
+def test_what_counts_as_quick_is_what_the_experiment_trains() -> None:
+    found = yaml.safe_load((config_dir() / "experiment" / "quick.yaml").read_text(encoding="utf-8"))
+    assert found["train"]["tokens"] == QUICK_TOKENS
+
+
+def test_runs_that_are_left_out_are_said_below_the_tables_that_are_shown(results: Path) -> None:
+    add_run(results, "rope", {128: 3.0, 256: 3.0}, data="books", data_hash="b00c0123456789")
+    damaged = add_run(results, "nope", {128: 3.0}, data="other", data_hash="0ther123456789")
+    (damaged / "eval.csv").write_text("nothing\n")
+    [table] = build_report(results, newest_only=True).tables
+    assert any(note.startswith("left out:") for note in table.caveats)
