@@ -17,6 +17,7 @@ from pe_bench.inspection.resolve import Subject, subjects
 from pe_bench.inspection.show import curves
 from pe_bench.inspection.show.page import _options, page
 from pe_bench.inspection.show.picture import draw, rows_of
+from pe_bench.plot.style import styles_of
 
 NAMES = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
 SMALL = ("model.d_model=16", "model.n_heads=2", "model.d_head=8", "model.d_ff=8", "train.length=16")
@@ -324,7 +325,7 @@ def test_every_encoding_has_something_to_draw(name):
     except UserError as refusal:
         pytest.skip(str(refusal))
     rows = rows_of([subject])
-    assert rows and any(row.mask is not None for row in rows)
+    assert rows
     for row in rows:
         assert (row.scores is None) != (row.products is None)
         if row.scores is not None:
@@ -365,6 +366,36 @@ def test_several_encodings_have_a_row_each_and_one_panel_of_all():
         "alibi: half within 19",
         "rope: half within 216",
     ]
+
+
+def test_only_a_mask_that_hides_keys_before_the_query_is_drawn():
+    """All others would be the same triangle."""
+    causal, window = rows_of([one("rope")]), rows_of([one("sliding_window", "window=20")])
+    assert [row.mask is None for row in (*causal, *window)] == [True, False]
+    assert "A query sees all keys before it" in note_of(draw(causal))
+    assert "A query sees all keys before it" not in note_of(draw(window))
+
+
+def note_of(figure) -> str:
+    return " ".join(figure.subfigs[-1].get_supxlabel().split())
+
+
+def test_an_encoding_without_scores_by_distance_is_named_beside_the_panel_of_all():
+    figure = draw(rows_of(subjects(["rope", "alibi", "sinusoidal"])))
+    (legend,) = [found for axes in figure.axes if (found := axes.get_legend()) is not None]
+    assert [text.get_text() for text in legend.get_texts()][-1] == "sinusoidal: changes inputs, not scores"
+
+
+def test_pairs_that_turn_fully_are_counted_and_said_to_be_so():
+    figure = draw(rows_of(subjects(["rope"])))
+    titles = [" ".join(axes.get_title().split()) for axes in figure.axes]
+    assert "feature pairs that turn fully within the training length" in titles
+    assert "6 of 16" in texts(figure)
+
+
+def test_an_encoding_has_the_colour_of_its_curve_in_a_report():
+    found = {row.subject.label: row.colour for row in rows_of(subjects(["rope", "alibi"]))}
+    assert found == {name: style.colour for name, style in styles_of(["rope", "alibi"]).items()}
 
 
 def test_labels_of_a_panel_lie_apart():

@@ -21,15 +21,17 @@ from pe_bench.inspection.resolve import Subject
 from pe_bench.inspection.show import curves
 from pe_bench.inspection.show.curves import MASK_REACH, REACH, Kind, Scores
 from pe_bench.plot.file import save_picture
+from pe_bench.plot.labels import wrapped
 from pe_bench.plot.placing import spread_apart
-from pe_bench.plot.style import COLOURS, STROKES
+from pe_bench.plot.style import STROKES, styles_of
 
 FONT = 9  # points
 LABEL_GAP = 1.2 * FONT  # points between the middles of two labels
 ROW = 2.7  # inches
 WIDTH = 10.0  # inches
+MAX_NOTE = 150  # characters of a line
 WIDTHS = {"curve": 4.4, "wavelengths": 2.4, "mask": 2.0}  # of the panels, against each other
-SMALLEST_RANGE = 1.0  # of scores in a panel, so that what changes little looks so
+MIN_RANGE = 1.0  # of scores in a panel, so that what changes little looks so
 SHOWN_BELOW = 20.0  # what lies further below the largest score weighs less than e^-20
 GREY = "0.4"
 DASHES = (0, (4, 3))
@@ -38,11 +40,12 @@ NOTE = (
     "at the initial values of parameters."
 )
 WAVELENGTH_NOTE = "Wavelengths: in a window of the largest distance."
+MASK_NOTE = "A query sees all keys before it where no picture shows others."
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is drawn of the layers of one kind, or of the inputs."""
+    """What is drawn of the layers of one kind, or of the inputs; mask: of visible keys, if not all before."""
 
     title: str
     subject: Subject
@@ -65,23 +68,27 @@ def draw_subjects(subjects: Sequence[Subject], path: Path) -> None:
 
 
 def rows_of(subjects: Sequence[Subject]) -> list[Row]:
-    return [
-        row for place, subject in enumerate(subjects) for row in _rows(subject, COLOURS[place % len(COLOURS)])
-    ]
+    styles = styles_of(subject.label for subject in subjects)
+    return [row for subject in subjects for row in _rows(subject, styles[subject.label].colour)]
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """A figure with a row of panels for each of `rows`, below what can be laid over each other."""
+    """Return a figure with a row of panels for each of `rows`, below what can be laid over each other."""
     compared = [row for row in rows if row.scores is not None]
     with_all = len(compared) > 1
     heights = [ROW + 0.3, ROW * len(rows)] if with_all else [ROW * len(rows)]
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
     FigureCanvasAgg(figure)
     *above, below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    labelled = _draw_all(above[0], compared) if above else []
-    with_wavelengths = not with_all and any(row.wavelengths for row in rows)
-    labelled += _draw_rows(below, rows, ["curve", *(["wavelengths"] if with_wavelengths else []), "mask"])
-    note = f"{NOTE} {WAVELENGTH_NOTE}" if any(row.wavelengths for row in rows) else NOTE
+    labelled = _draw_all(above[0], rows) if above else []
+    has_wavelengths, has_masks = (
+        any(row.wavelengths for row in rows),
+        any(row.mask is not None for row in rows),
+    )
+    columns = {"curve": True, "wavelengths": has_wavelengths and not with_all, "mask": has_masks}
+    labelled += _draw_rows(below, rows, [name for name, is_drawn in columns.items() if is_drawn])
+    notes = {NOTE: True, WAVELENGTH_NOTE: has_wavelengths, MASK_NOTE: any(row.mask is None for row in rows)}
+    note = wrapped([note for note, is_needed in notes.items() if is_needed], MAX_NOTE)
     below.supxlabel(note, fontsize=FONT - 1.5, color=GREY, x=0.01, ha="left")
     # Labels are spaced in points, which are known once the panels have their places.
     figure.draw_without_rendering()
@@ -99,7 +106,7 @@ def _rows(subject: Subject, colour: str) -> list[Row]:
     rows = [_row_of_kind(subject, kind, len(kinds), colour, reach, mask_reach) for kind in drawn]
     if products is not None:
         values = (products[0].numpy(), products[1])
-        mask = None if drawn else curves.mask(subject, kinds[0].layer, mask_reach).numpy()
+        mask = None if drawn else _mask(subject, kinds[0], mask_reach)
         title = f"{subject.label}: the input"
         rows.append(Row(title, subject, colour, reach, products=values, mask=mask, mask_reach=mask_reach))
     return rows
@@ -113,9 +120,15 @@ def _row_of_kind(subject: Subject, kind: Kind, n_kinds: int, colour: str, reach:
         reach=reach,
         scores=curves.scores_by_distance(subject, kind.layer, reach),
         wavelengths=[found.numpy() for found in curves.wavelengths(kind.layer, reach)],
-        mask=curves.mask(subject, kind.layer, mask_reach).numpy(),
+        mask=_mask(subject, kind, mask_reach),
         mask_reach=mask_reach,
     )
+
+
+def _mask(subject: Subject, kind: Kind, reach: int) -> np.ndarray | None:
+    """Return which keys each query sees; None where it sees all before it, which needs no picture."""
+    mask = curves.mask(subject, kind.layer, reach).numpy()
+    return None if np.array_equal(mask, np.tril(np.ones_like(mask))) else mask
 
 
 Labels = list[tuple[Any, float]]  # texts right of a panel, and the values that they belong to
@@ -125,7 +138,7 @@ Labelled = tuple[Axes, Labels]
 
 
 def _draw_all(figure: SubFigure, rows: Sequence[Row]) -> list[Labelled]:
-    """What the rows have in common, over each other."""
+    """Draw what the rows have in common, over each other."""
     turning = [row for row in rows if row.wavelengths]
     widths = [WIDTHS["curve"], *([WIDTHS["wavelengths"]] if turning else [])]
     panels = figure.subplots(1, len(widths), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
@@ -161,15 +174,15 @@ def _draw_scores(axes: Axes, row: Row) -> Labelled:
     top = float(np.nanmax(scores))
     low = float(np.nanmin(scores))
     bottom = max(low, top - SHOWN_BELOW)
-    margin = max(0.05 * (top - bottom), (SMALLEST_RANGE - (top - bottom)) / 2)
+    margin = max(0.05 * (top - bottom), (MIN_RANGE - (top - bottom)) / 2)
     axes.set_ylim(bottom - margin, top + margin)
     labels = []
     for place, heads in enumerate(groups):
         values = scores[heads[0]]
         colour = _shade(row.colour, place, len(groups))
         axes.plot(values, color=colour, linestyle=STROKES[place % len(STROKES)], linewidth=1.3)
-        everyone = len(heads) == len(scores)
-        name = "all heads" if everyone else _numbers("head", heads)
+        all_heads = len(heads) == len(scores)
+        name = "all heads" if all_heads else _numbers("head", heads)
         labels.append(_label(axes, f"{name}{_end(values, bottom)}", values, colour))
     axes.set_ylabel("log of expected weight" if row.scores.is_weight else "expected score")
     _by_distance(axes, row.train_length, row.reach)
@@ -189,7 +202,10 @@ def _draw_products(axes: Axes, row: Row) -> Labelled:
 
 
 def _draw_shares(axes: Axes, rows: Sequence[Row]) -> Labelled:
-    """How much of its attention a query gives to the keys within a distance, where all contents are one."""
+    """Draw the share of attention that a query gives to keys within a distance, all contents being one."""
+    subjects = dict.fromkeys(row.subject.label for row in rows)
+    rows = [row for row in rows if row.scores is not None]
+    left_out = [label for label in subjects if label not in {row.subject.label for row in rows}]
     shares = [row.scores.weights.numpy().mean(0).cumsum() for row in rows if row.scores is not None]
     halves = [int(np.searchsorted(share, 0.5)) + 1 for share in shares]
     # In the order in which the curves cross one half, and there they are read best.
@@ -198,6 +214,8 @@ def _draw_shares(axes: Axes, rows: Sequence[Row]) -> Labelled:
         row, label = rows[place], f"{rows[place].title}: {within}"
         width = 0.4 + _width(order, len(rows))
         axes.plot(shares[place], color=row.colour, linestyle=_stroke(row, rows), linewidth=width, label=label)
+    for label in left_out:
+        axes.plot([], [], linestyle="none", color=GREY, label=f"{label}: changes inputs, not scores")
     axes.set_ylim(0, 1.03)
     axes.set_ylabel("share of attention within")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelcolor="linecolor")
@@ -259,7 +277,7 @@ def _label(axes: Axes, text: str, values: np.ndarray, colour: Any) -> tuple[Any,
 
 
 def _end(values: np.ndarray, bottom: float) -> str:
-    """What the panel does not show of a curve's end."""
+    """Return what the panel does not show of a curve's end."""
     finite = np.flatnonzero(np.isfinite(values))
     end = values[finite[-1]]
     words = []
@@ -271,7 +289,7 @@ def _end(values: np.ndarray, bottom: float) -> str:
 
 
 def _space(axes: Axes, labels: Labels) -> None:
-    """Labels right of the panel, each as near as can be to where its curve ends."""
+    """Move labels right of the panel apart, each as near as can be to where its curve ends."""
     if not labels:
         return
     height = axes.get_window_extent().height * 72 / axes.figure.dpi
@@ -287,7 +305,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _equal_heads(scores: np.ndarray) -> list[list[int]]:
-    """Heads with the same curve."""
+    """Return groups of heads with the same curve."""
     groups: list[list[int]] = []
     for head, values in enumerate(scores):
         same = [group for group in groups if np.allclose(scores[group[0]], values, atol=1e-3, equal_nan=True)]
@@ -302,7 +320,7 @@ def _equal_heads(scores: np.ndarray) -> list[list[int]]:
 
 
 def _draw_wavelengths(axes: Axes, rows: Sequence[Row]) -> Labelled:
-    """2 pi / theta of each feature pair, and how many are within the training length."""
+    """Draw 2 pi / theta of each feature pair, with how many turn fully within the training length."""
     labels = []
     for place, row in enumerate(rows):
         width, stroke = _width(place, len(rows)), _stroke(row, rows)
@@ -332,8 +350,9 @@ def _draw_wavelengths(axes: Axes, rows: Sequence[Row]) -> Labelled:
         color=GREY,
         fontsize=FONT - 1.5,
     )
-    axes.set_title("pairs within the training length", fontsize=FONT - 0.5, color="0.3")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    title = "feature pairs that turn fully\nwithin the training length"
+    axes.set_title(title, fontsize=FONT - 0.5, color="0.3")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("feature pair", labelpad=1)
     axes.set_ylabel("wavelength (tokens)")
     axes.spines[["top", "right"]].set_visible(False)
@@ -370,18 +389,18 @@ def _numbers(word: str, numbers: Sequence[int]) -> str:
 
 
 def _stroke(row: Row, rows: Sequence[Row]) -> Any:
-    """Another one for each row that shares its colour with one before."""
-    before = rows[: [one is row for one in rows].index(True)]
+    """Return another stroke for each row that shares its colour with one before."""
+    before = rows[: [other is row for other in rows].index(True)]
     return STROKES[sum(other.colour == row.colour for other in before) % len(STROKES)]
 
 
 def _width(place: int, count: int) -> float:
-    """Of a line in points: the first ones are wider, to be seen where another lies on them."""
+    """Return the width of a line in points: the first are wider, to be seen where another lies on them."""
     return 1.0 + min(3.0, 1.2 * (count - 1 - place))
 
 
 def _shade(colour: str, place: int, count: int) -> tuple[float, float, float]:
-    """From dark to light around `colour`, for heads of one encoding."""
+    """Return a shade from dark to light around `colour`, for heads of one encoding."""
     if count == 1:
         return to_rgb(colour)
     share = place / (count - 1)
@@ -389,6 +408,6 @@ def _shade(colour: str, place: int, count: int) -> tuple[float, float, float]:
 
 
 def _blend(colour: str, target: float, weight: float) -> tuple[float, float, float]:
-    """`colour` with some black (target 0) or white (target 1)."""
+    """Return `colour` with some black (target 0) or white (target 1)."""
     red, green, blue = (channel + weight * (target - channel) for channel in to_rgb(colour))
     return red, green, blue
