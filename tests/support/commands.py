@@ -1,4 +1,4 @@
-"""Tiny runs of whole commands, and what they leave behind."""
+"""Tiny runs of whole commands, and the files that they leave."""
 
 import csv
 import random
@@ -12,7 +12,7 @@ WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "awa
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command gave: its exit code and what it wrote."""
+    """The result of a command: its exit code and its output."""
 
     code: int
     out: str
@@ -20,14 +20,14 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """The one line on standard error that begins with the program's name."""
+        """Return the one line on standard error that begins with the program's name."""
         lines = [line for line in self.err.splitlines() if line.startswith("pe-bench:")]
         assert len(lines) == 1, self.err
         return lines[0]
 
 
 def write_corpus(folder: Path, documents: int = 12, words: int = 120) -> Path:
-    """Documents of some 450 bytes, drawn anew but the same at every call."""
+    """Write random documents of some 450 bytes, the same at every call."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = random.Random(0)
     for number in range(documents):
@@ -49,7 +49,7 @@ def losses(run: Path) -> list[float]:
 
 
 def tiny_overrides(folder: Path) -> list[str]:
-    """The words of a run of eight steps on the corpus in `folder`/corpus, in about 0.2 s."""
+    """Return the overrides of a run of eight steps on the corpus in `folder`/corpus, in about 0.2 s."""
     return [
         "data=files",
         f"data.path={folder / 'corpus'}",
@@ -74,5 +74,5 @@ def only_run(folder: Path) -> Path:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Every file below a folder, by its path from there."""
+    """Return every file below a folder, by its relative path."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""Runs a command many times in children that die, and prints what each series came to, as JSON.
+"""Run a command many times in children that die, and print the result of each series as JSON.
 
 Usage: crashing.py FOLDER KIND,... COUNT,... -- ARGUMENTS. A child is a fork of a process that has run the
 command once, so that it starts in milliseconds; with one thread there is no pool to break.
@@ -32,7 +32,7 @@ Act = Callable[[], object]
 
 
 def begin_child(act: Act) -> int:
-    """A process that does this alone, and its number."""
+    """Start a process that does only this. Return its number."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -45,12 +45,12 @@ def begin_child(act: Act) -> int:
 
 
 def end_of(child: int) -> int:
-    """The exit status; minus the number of the signal that killed it."""
+    """Return the exit status, or minus the number of the signal that killed the child."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def die_at_rename(number: int, act: Act) -> None:
-    """Odd: before the rename; even: after it."""
+    """Die before a rename for an odd number, after it for an even one."""
     rename, seen = os.replace, 0
 
     def dying(source, target):
@@ -71,7 +71,7 @@ def at(config: Config, folder: Path) -> Config:
 
 
 def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]:
-    """Series n dies at point n and then runs to its end; stops where no point n is left."""
+    """Let series n die at point n and then run to its end, until no point n is left."""
     ends = []
     for number in range(1, count + 1):
         series = at(config, folder / f"{number:03}")
@@ -82,7 +82,7 @@ def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]
 
 
 def kill_until_done(act: Act, drawn: random.Random, patience: float) -> int:
-    """Repeats what is killed at random moments, each time later, until it has come to its end."""
+    """Repeat an act, killed at random moments, each time later, until it finishes."""
     while True:
         child = begin_child(act)
         time.sleep(drawn.uniform(0, patience))
@@ -94,14 +94,14 @@ def kill_until_done(act: Act, drawn: random.Random, patience: float) -> int:
 
 
 def kill_in_training(folder: Path, config: Config, count: int) -> list[int]:
-    """At any moment from the first to the last."""
+    """Kill runs at any moment from first to last."""
     drawn = random.Random(0)
     series = [at(config, folder / f"{number:03}") for number in range(count)]
     return [kill_until_done(lambda: run_experiment(one), drawn, 0.2) for one in series]  # noqa: B023
 
 
 def kill_in_scoring(folder: Path, config: Config, count: int) -> list[int]:
-    """Runs that are trained and not scored."""
+    """Kill the scoring of runs that are trained."""
     drawn, ends = random.Random(1), []
     whole = at(config, folder.with_name("whole"))
     run_experiment(whole)
@@ -116,7 +116,7 @@ def kill_in_scoring(folder: Path, config: Config, count: int) -> list[int]:
 
 
 def kill_in_gathering(folder: Path, config: Config, count: int) -> list[int]:
-    """A folder with several finished runs."""
+    """Kill gathering in a folder with several finished runs."""
     drawn, ends = random.Random(2), []
     whole = at(config, folder.with_name("whole"))
     run_experiment(whole)
@@ -128,7 +128,7 @@ def kill_in_gathering(folder: Path, config: Config, count: int) -> list[int]:
 
 
 def gather_together(folder: Path, config: Config, count: int) -> list[int]:
-    """Processes that each finish a run, and gather all, at the same time."""
+    """Run processes that each finish a run and gather all runs at the same time."""
     ends = []
     whole = at(config, folder.with_name("whole"))
     run_experiment(whole)
@@ -147,7 +147,7 @@ def finish(run: Path, results: Path) -> None:
 
 
 def several(whole: Path, results: Path) -> None:
-    """Copies of a run under names of their own."""
+    """Copy runs under other names."""
     for run in (whole / "runs").iterdir():
         for number in range(RUNS):
             shutil.copytree(run, results / "runs" / f"{run.name}-{number}")

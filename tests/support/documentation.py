@@ -1,4 +1,4 @@
-"""The commands and the files that a page of documentation shows, to be run as they stand."""
+"""The commands and files that a page of documentation shows, to be run unchanged."""
 
 import re
 import subprocess
@@ -16,14 +16,14 @@ SHORT = (
 
 
 def commands(page: str) -> list[tuple[str, int]]:
-    """The lines of a page's shell blocks, without comments, each with the exit code that it should have."""
+    """Return the lines of a page's shell blocks, without comments, each with its expected exit code."""
     blocks = re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
     return [(line.split("  #")[0].strip(), int("# exit code 1" in line)) for line in lines]
 
 
 def words_of(command: str) -> list[str]:
-    """The words as a shell would hand them on."""
+    """Return the arguments as a shell would pass them."""
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
     return done.stdout.decode().split("\0")[:-1]
 
@@ -31,7 +31,7 @@ def words_of(command: str) -> list[str]:
 def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
     """Write the files that the page shows into `folder` and run its pe-bench commands there, in order.
 
-    Returns what they printed.
+    Return what they printed.
     """
     monkeypatch.chdir(folder)
     monkeypatch.setenv(OVERRIDES_VARIABLE, SHORT)

@@ -1,4 +1,4 @@
-"""Encodings that stand for all others in the short form of the tests."""
+"""Encodings that represent all others in the short form of the tests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,5 +10,5 @@ ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "iro
 
 
 def one_of_a_kind(names: Iterable[str]) -> list[Any]:
-    """The names, of which all but those are for `scripts/test --full`."""
+    """Return the names as parameters; all except those are for `scripts/test --full`."""
     return [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.full) for name in names]

@@ -1,4 +1,4 @@
-"""A model whose weights are set by hand, and documents of which every score is known beforehand.
+"""A model whose weights are set by hand, and documents whose scores are known in advance.
 
 A document alternates between two alphabets of eight letters, so that a letter says which alphabet comes
 next. Each has a period: in a document that repeats, a letter is the one a period back. Head h of the model
@@ -64,7 +64,7 @@ YAML = "name: periods\nclass: periods.py:Periods\nperiods: [16, 80]\n"
 
 
 def write_encoding(folder: Path) -> Path:
-    """A configuration folder with the encoding; its code is encoding/periods.py."""
+    """Write a configuration folder with the encoding, whose code is encoding/periods.py."""
     (folder / "encoding").mkdir(parents=True)
     (folder / "encoding" / "periods.yaml").write_text(YAML)
     (folder / "encoding" / "periods.py").write_text(CODE)
@@ -72,7 +72,7 @@ def write_encoding(folder: Path) -> Path:
 
 
 def document(drawn: random.Random, periods: Sequence[int], repeats: Sequence[bool], size: int) -> str:
-    """Letters of the two alphabets in turn; one that does not repeat is never the one a period back.
+    """Return letters of the two alphabets in turn. Without repetition, none equals the one a period back.
 
     The first period of each is random.
     """
@@ -93,7 +93,7 @@ def write_documents(
     folder: Path, periods: Sequence[int], repeats: Sequence[bool], documents: int = 48, size: int = 3_000
 ) -> Path:
     assert all(period % len(ALPHABETS) == 0 for period in periods), (
-        "else a head would read the other alphabet"
+        "otherwise, a head would read the other alphabet"
     )
     folder.mkdir()
     drawn = random.Random(0)
@@ -103,7 +103,7 @@ def write_documents(
 
 
 def set_weights(run: Path, code: Path, strength: float = STRENGTH) -> None:
-    """Put the weights set by hand in the place of those of the run's last step, with nothing scored yet."""
+    """Replace the weights of the run's last step by those set by hand, and delete its scores."""
     model = build_decoder(trusted(read_config(run), [code]), ByteTokenizer().vocabulary)
     set_by_hand(model, strength)
     checkpoint = latest_checkpoint(run / "checkpoints")
@@ -117,10 +117,11 @@ def set_weights(run: Path, code: Path, strength: float = STRENGTH) -> None:
 
 @torch.no_grad()
 def set_by_hand(model: Decoder, strength: float) -> None:
-    """The last head reads the last alphabet; where there is a second one, it reads the first.
+    """Let the last head read the last alphabet and another head, if there is one, the first.
 
-    Of the model's width the first half says which letter a token is, the second which letter was read.
-    The norms see vectors of root mean square 1, and change nothing up to what was read, which is counted in.
+    The first half of the model's width encodes the letter of a token, the second half the letter that was
+    read. The norms see vectors of root mean square 1 and change nothing except for the letter read, which is
+    accounted for.
     """
     [block] = model.blocks
     assert isinstance(block, Block) and model.head is not None

@@ -1,4 +1,4 @@
-"""Documents whose tokens say where they are: token i of document d is 1000 d + i."""
+"""Documents whose tokens encode their place: token i of document d is 1000 d + i."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def bytes_of(document: int, place: int) -> int:
 
 
 def split_of(*lengths: int) -> Split:
-    """Token i of document d is 1000 d + i, so that a token says where it stands."""
+    """Return a split in which token i of document d is 1000 d + i, so that a token encodes its place."""
     tokens = [np.arange(length, dtype=np.uint16) + 1_000 * d for d, length in enumerate(lengths)]
     ends = [np.cumsum([bytes_of(d, place) for place in range(n)]) for d, n in enumerate(lengths)]
     starts = np.cumsum([0, *lengths], dtype=np.int64)
@@ -47,7 +47,7 @@ def blocks_of(max_length: int = 32, target_tokens: int = 4, count: int = 9) -> T
 
 
 def contexts(plan: Plan, batch_tokens: int = 64) -> list[tuple[int, int]]:
-    """(target, how many tokens it sees) of everything that is fed and scored, in order."""
+    """Return (target, how many tokens it sees) for everything that is fed and scored, in order."""
     found = []
     for batch in batches(plan.windows, batch_tokens):
         fed, scored = inputs(SPLIT, batch), targets(SPLIT, batch)

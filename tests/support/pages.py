@@ -1,4 +1,4 @@
-"""Tables and records for pages, with everything in them that a page can show."""
+"""Tables and records for pages, with everything that a page can show."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ BREAK_POINTS = {
 
 
 def some_tables(results: Path) -> list[Table]:
-    """A table with a baseline, controls and positions, and one on other data."""
+    """Return a table with a baseline, controls and positions, and one on other data."""
     for place, (encoding, levels) in enumerate(LEVELS.items()):
         for seed in (0, 1):
             add_run(
@@ -74,7 +74,7 @@ def _with_all(table: Table) -> Table:
 
 
 def _judged(line: Line) -> Line:
-    """The line with verdicts and a break point that do not hang on how a table corrects them."""
+    """Return the line with verdicts and a break point that do not depend on the table's correction."""
     cells = {
         length: replace(cell, verdict=verdict(cell.interval)) if cell.interval else cell
         for length, cell in line.cells.items()

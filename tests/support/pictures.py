@@ -1,4 +1,4 @@
-"""Tables to draw, and what a drawn picture shows."""
+"""Tables to draw, and the contents of a drawn picture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ LENGTHS = (64, 128, 192, 256, 512)
 
 
 def tables_of(folder: Path, encodings: int = 3, seeds: int = 1) -> list[Table]:
-    """Encodings whose curves end almost at one point, where names would overlap."""
+    """Return encodings whose curves end almost at one point, where names would overlap."""
     for index in range(encodings):
         for seed in range(seeds):
             levels: dict[int, float | None] = dict.fromkeys(LENGTHS, 2.5 + 0.001 * index + 0.1 * seed)
@@ -30,7 +30,7 @@ def tables_of(folder: Path, encodings: int = 3, seeds: int = 1) -> list[Table]:
 
 
 def with_positions(tables: Sequence[Table], seeds: int = 1) -> list[Table]:
-    """The same tables, with levels at positions from 1.5 to 768."""
+    """Return the same tables, with levels at positions from 1.5 to 768."""
 
     def add(line: Line) -> Line:
         positions = [
@@ -42,7 +42,7 @@ def with_positions(tables: Sequence[Table], seeds: int = 1) -> list[Table]:
 
 
 def with_use(tables: Sequence[Table], judged: Mapping[int, str]) -> list[Table]:
-    """The same tables, with what the controls say at some lengths."""
+    """Return the same tables, with the answers of the controls at some lengths."""
 
     def add(line: Line) -> Line:
         uses = {length: ContextUse(found, "", None, None, "") for length, found in judged.items()}
@@ -53,7 +53,7 @@ def with_use(tables: Sequence[Table], judged: Mapping[int, str]) -> list[Table]:
 
 
 def with_verdicts(tables: Sequence[Table], verdicts: Mapping[str, Mapping[int, str]]) -> list[Table]:
-    """The same tables with the verdicts of some encodings at some lengths, and `holds` everywhere else."""
+    """Return the same tables with verdicts of some encodings at some lengths, and `holds` everywhere else."""
 
     def add(line: Line) -> Line:
         own = verdicts.get(line.label, {})
@@ -66,12 +66,12 @@ def with_verdicts(tables: Sequence[Table], verdicts: Mapping[str, Mapping[int, s
 
 
 def names_beside(axes: Axes) -> list[str]:
-    """The names of curves, right of where these end."""
+    """Return the names to the right of the curves' ends."""
     return [text.get_text() for text in axes.texts if text.get_gid() == "name"]
 
 
 def curve_lines(axes: Axes) -> list[Line2D]:
-    """The strokes of curves, without marks and the training length."""
+    """Return the lines of curves, without marks and the training length."""
     return [line for line in axes.lines if line.get_marker() != "None" and line.get_linestyle() != "None"]
 
 
@@ -86,7 +86,7 @@ def notes(figure: Figure) -> str:
 
 
 def rendered(figure: Figure) -> tuple[Bbox, list[Bbox]]:
-    """Where the picture's edges and all its words are, in pixels; names' strokes are not in it."""
+    """Return the boxes of the picture and of all its text, in pixels, without the strokes of names."""
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     figure.draw_without_rendering()
@@ -113,7 +113,7 @@ def _overlap(one: Bbox, other: Bbox) -> bool:
 
 
 def _is_hidden_tick(text: Text, figure: Figure) -> bool:
-    """Whether it is the number of a tick outside the axis, or of one that has none."""
+    """Return whether it labels a tick that is outside the axis or has no number."""
     for axes in figure.axes:
         for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             for tick in axis.get_major_ticks():

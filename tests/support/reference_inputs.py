@@ -1,4 +1,4 @@
-"""The inputs of the catalogue's reference numbers, and what encodings make of them.
+"""The inputs of the catalogue's reference numbers, and the outputs of encodings for them.
 
 [1, 2, 4, 4] (batch, heads, tokens, head width), t = 1..32 in row-major order, q = sin(0.1 t),
 k = cos(0.2 t), v = sin(0.3 t), float64. Reference numbers are rounded to six digits.
@@ -42,7 +42,7 @@ def row_of_scores(encoding: LayerEncoding, head: int = 0, row: int = 3) -> Tenso
 
 
 def row_of_weights(encoding: LayerEncoding, head: int = 0, row: int = 3) -> Tensor:
-    """The weights of one query: what it mixes when the values are the identity."""
+    """Return the weights of one query: its output when the values are the identity."""
     identity = torch.eye(T, dtype=torch.float64).expand(B, H, T, T)
     return reference_attention(encoding.double(), X4, Q4, K4, identity, torch.arange(T))[0, head, row]
 
@@ -58,6 +58,6 @@ def fill(parameter: Tensor, values: Tensor) -> None:
 
 
 def residual_of_the_best_shift(table: Tensor) -> float:
-    """How far the best linear map of each row to the one 7 places on is from being right."""
+    """Return the error of the best linear map from each row to the one 7 places later."""
     shift = torch.linalg.lstsq(table[:-7], table[7:]).solution
     return float((table[:-7] @ shift - table[7:]).abs().max())

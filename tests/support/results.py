@@ -57,7 +57,7 @@ ROW = Row(
 
 
 def scores_of(level: float, documents: int, seed: int, spread: float = 0.01) -> Scores:
-    """Four one-byte targets a document; documents differ, and by the same whatever the level."""
+    """Return four one-byte targets for each document; documents differ by the same amounts at every level."""
     common = np.random.default_rng(99).normal(size=documents) * 0.2
     own = np.random.default_rng(seed).normal(size=documents) * spread
     own -= own.mean() + common.mean()
@@ -68,10 +68,10 @@ def scores_of(level: float, documents: int, seed: int, spread: float = 0.01) -> 
 
 
 def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None], **changes: object) -> Path:
-    """A finished run with these bits per byte at these lengths; None is a length out of reach.
+    """Write a finished run with these bits per byte at these lengths; None is a length out of reach.
 
-    `changes` are other values for columns of its rows; `spread` is that of documents, `code` stands
-    for the hash of an encoding's code, and `sliding` is a number of tokens, or "half" the length.
+    `changes` are other values for columns of its rows; `spread` is that of documents, `code` gives
+    the hash of an encoding's code, and `sliding` is a number of tokens, or "half" the length.
     """
     spread, code = float(str(changes.pop("spread", 0.01))), changes.pop("code", "")
     sliding = changes.pop("sliding", None)
@@ -100,7 +100,7 @@ def file_of(run: Path, row: Row) -> Path:
 
 
 def _at(row: Row, length: int, stride: int | None, context_is_given: bool) -> Row:
-    """The row at a length, of blocks of 16 targets."""
+    """Return the row at a length, with blocks of 16 targets."""
     context = row.context_mean if context_is_given else length - 8.5
     return replace(row, length=length, stride=stride, context_mean=context)
 

@@ -1,4 +1,4 @@
-"""What a results folder holds, without what the clock wrote."""
+"""The contents of a results folder, without times and dates."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ CLOCK = {"seconds", "tokens_per_second", "peak_memory_mb", "date", "git"}
 
 
 def contents(results: Path) -> dict[str, object]:
-    """What a finished results folder holds, without what the clock wrote."""
+    """Return the contents of a finished results folder, without times and dates."""
     found: dict[str, object] = {}
     for name in files_in(results):
         path = results / name

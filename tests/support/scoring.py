@@ -45,7 +45,7 @@ def bytes_of(token: int) -> int:
 
 
 def data_of(*lengths: int) -> Data:
-    """Random tokens, of one to three bytes each."""
+    """Return random tokens of one to three bytes each."""
     generator = np.random.default_rng(0)
     documents = [generator.integers(0, VOCABULARY, length).astype(np.uint16) for length in lengths]
     ends = [np.cumsum([bytes_of(int(token)) for token in document]) for document in documents]
@@ -61,7 +61,7 @@ DATA = data_of(60, 20, 45, 31)
 def subject_of(
     run: Path, encoding: PositionalEncoding | LayerEncoding | None = None, data: Data = DATA
 ) -> Subject:
-    """A model that was never trained, with weights large enough to make its scores differ."""
+    """Return an untrained model with weights large enough to make its scores differ."""
     if encoding is None or isinstance(encoding, LayerEncoding):
         encoding = Layers([encoding or RoPE(SIZE.d_head)])
     generator = torch.Generator().manual_seed(0)
@@ -90,14 +90,14 @@ def scored(
 
 
 def fed(subject: Subject) -> list[tuple[int, ...]]:
-    """The shapes of all batches of tokens that the model is given from now on."""
+    """Record the shapes of all batches that the model gets from this call on."""
     shapes: list[tuple[int, ...]] = []
     subject.model.embedding.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
     return shapes
 
 
 class Hungry(NoPE):
-    """Needs more memory than there is from 12 tokens on, until it is fed."""
+    """An encoding that runs out of memory from 12 tokens on, until it is fed."""
 
     error: Exception | None = None
 

@@ -26,7 +26,7 @@ def sinusoids_with_exclusive_or(position: Tensor, width: int, base: int = 10_000
 
 
 def sinusoids_with_exponents_not_divided(position: Tensor, width: int, base: float = 10_000.0) -> Tensor:
-    """In float32, where base^10 is infinite."""
+    """The angles are in float32, where base^10 is infinite."""
     angle = position.float().unsqueeze(-1) / base ** torch.arange(0, width, 2).float()
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
 
@@ -35,7 +35,7 @@ def sinusoids_with_exponents_not_divided(position: Tensor, width: int, base: flo
 
 
 class Turned(LayerEncoding):
-    """Right, in the layout of halves: what the rotary ones share."""
+    """Correct, in the layout of halves; shared by the rotary mistakes."""
 
     family = "rotary"
     claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
@@ -79,14 +79,14 @@ class KeysTurnBackwards(Turned):
 
 
 class BothTurnBackwards(Turned):
-    """A rotation still, and not the paper's."""
+    """Still a rotation, but not the paper's."""
 
     def turn(self, x: Tensor, position: Tensor, sense: int = 1) -> Tensor:
         return super().turn(x, position, -1)
 
 
 class TurnedAndForgotten(Turned):
-    """What was turned is not what is returned."""
+    """The rotated queries and keys are dropped."""
 
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
@@ -96,7 +96,7 @@ class TurnedAndForgotten(Turned):
 
 
 class FrequenciesInAPlainTensor(Turned):
-    """They stay where they were made when the model moves."""
+    """The frequencies stay on their device when the model moves."""
 
     def __init__(self, d_head: int):
         nn.Module.__init__(self)
@@ -110,7 +110,7 @@ class FrequenciesAreSaved(Turned):
 
 
 class AlwaysFromZero(Turned):
-    """Positions are counted, whatever they are said to be."""
+    """Positions are counted and the given ones ignored."""
 
     def turn(self, x: Tensor, position: Tensor, sense: int = 1) -> Tensor:
         return super().turn(x, torch.arange(x.shape[-2]), sense)
@@ -167,7 +167,7 @@ class SinusoidsInAPlainTensor(PositionalEncoding):
 
 
 class RelativeKeys(LayerEncoding):
-    """What the relative ones share: tables of `max_distance` + 1 rows."""
+    """Shared by the relative mistakes: tables of `max_distance` + 1 rows."""
 
     family = "relative"
     past_training = "clamps"
@@ -191,7 +191,7 @@ class RelativeKeys(LayerEncoding):
 
 
 class RelativeWithPairs(RelativeKeys):
-    """Right, and a tensor of every pair's features: T x T x K."""
+    """Correct, but with a tensor of every pair's features: T x T x K."""
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         return scale * (queries.x @ keys.x.mT + self.relative(queries, keys))
@@ -220,7 +220,7 @@ class RelativeValuesUnused(RelativeWithPairs):
 
 
 class RelativeTheOtherWay(RelativeWithPairs):
-    """clip(i - j): a decoder's keys all lie on the side that has row 0 for the nearest."""
+    """clip(i - j): all keys of a decoder are on the side where row 0 is the nearest."""
 
     def rows(self, queries: Side, keys: Side) -> Tensor:
         offset = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
@@ -241,7 +241,7 @@ class NoMask(LayerEncoding):
 
 
 class FiniteMask(LayerEncoding):
-    """Masked, unless all that is seen is lower still."""
+    """Masked, unless all visible scores are even lower."""
 
     low = -1e9
 

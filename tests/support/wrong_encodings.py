@@ -17,7 +17,7 @@ def distances(queries, keys):
 
 
 class Right(LayerEncoding):
-    """Nothing is wrong here."""
+    """A correct encoding."""
 
     claims = BOTH | {"decaying"}
 
@@ -31,7 +31,7 @@ class SeesTheNextToken(LayerEncoding):
 
 
 class OtherInTraining(LayerEncoding):
-    """As in training, which is in float32 and with gradients, and nowhere else."""
+    """An encoding that behaves differently in training, in float32 with gradients."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class OtherInTraining(LayerEncoding):
 
 
 class RangesTooNarrow(SlidingWindow):
-    """The farthest key of the window is seen, and left out of the ranges."""
+    """The farthest visible key of the window is missing from the ranges."""
 
     def __init__(self):
         super().__init__(window=6)
@@ -71,7 +71,7 @@ class BiasOverTheNumberOfKeys(LayerEncoding):
 
 
 class Rotary(LayerEncoding):
-    """What the rotary ones share; `turn` is rope's."""
+    """Shared by the rotary mistakes; `turn` is rope's."""
 
     claims = BOTH | {"norm_preserving"}
 
@@ -126,7 +126,7 @@ class IdsInTheTypeOfEmbeddings(PositionalEncoding):
 
 
 class AnglesInSinglePrecision(Rotary):
-    """In float32 where the features are, or are less."""
+    """Angles are in float32, or in float64 for features in float64."""
 
     def turn(self, x, position):
         precise = torch.promote_types(x.dtype, torch.float32)
@@ -281,7 +281,7 @@ class ShiftClaimed(SilentPastItsEnd):
 
 
 class ShiftNotClaimedUndefined(LayerEncoding):
-    """Refuses positions that are too far, and is invariant within them."""
+    """An encoding that refuses large positions and is invariant within the others."""
 
     past_training = "undefined"
     claims = frozenset({"prefix_consistent"})
@@ -304,7 +304,7 @@ class BatchMean(LayerEncoding):
 
 
 class LongestSeen(Rotary):
-    """Keeps the longest length as if texts could only grow."""
+    """An encoding that remembers the longest length, as if texts could only grow."""
 
     def __init__(self, d_head: int):
         super().__init__(d_head)
@@ -331,7 +331,7 @@ class HookOfTheOtherClass(Right):
 
 
 class BiasOfTheQueryAlone(LayerEncoding):
-    """The softmax does not see what a whole row shares."""
+    """The softmax ignores a constant added to a whole row."""
 
     def bias(self, queries, keys):
         return -0.1 * queries.raw.sum(-1, keepdim=True).expand(-1, -1, -1, keys.index.numel())
