@@ -11,11 +11,12 @@ from support.pages import HOSTILE, some_records, some_tables
 from support.results import add_run
 
 from pe_bench.plot.style import COLOURS, MARKERS, STROKES
-from pe_bench.report.charts.curves import charts_of
+from pe_bench.report.charts.curves import NO_VERDICT, charts_of
 from pe_bench.report.html.page import describe_result, to_html
 from pe_bench.report.html.style import MARKER_PATHS, line_styles
 from pe_bench.report.legend import legend
-from pe_bench.report.tables.build import build_tables
+from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.lines import Line
 from pe_bench.runs.provenance import Environment, RunRecord
 
 VOID = ("meta", "link", "br", "input")
@@ -103,14 +104,25 @@ def lines_of(page: Page) -> dict[str, list[str]]:
     return found
 
 
+def without_baseline(table: Table) -> Table:
+    def without(line: Line) -> Line:
+        return replace(
+            line, cells={length: replace(cell, baseline=None) for length, cell in line.cells.items()}
+        )
+
+    return replace(table, baseline="", lines=tuple(map(without, table.lines)))
+
+
 def test_a_line_says_how_far_it_works_its_level_and_its_differences(tables, page):
     table = tables[0]
     line = next(line for line in table.lines if line.encoding == "sinusoidal")
     shown = lines_of(page)["sinusoidal"]
-    assert shown[:5] == ["sinusoidal", "not at all", "3.100", "−0.300v better", "−0.300v better"]
+    assert shown[:5] == ["sinusoidal", "not at all", "3.100v better", "−0.300v better", "−0.300v better"]
     assert lines_of(page)["alibi"][1] == "1,024"
     assert lines_of(page)["learned"][4] == "undefined"
-    assert lines_of(page)["rope"][3:5] == ["+0.500! fails", "+2.000! fails"], "the baseline itself"
+    assert lines_of(page)["rope"][2:5] == ["2.600", "3.100", "4.600"], "the baseline itself"
+    changes = lines_of(page_of([without_baseline(table)]))
+    assert changes["sinusoidal"][2:5] == ["3.100", "+1.100! fails", "+1.200! fails"]
     assert line.cells[1024].use is not None and shown[5] == "yes"
 
 
@@ -138,13 +150,14 @@ def test_no_verdict_is_given_below_the_training_length(tables, page):
     cells = [cell for table in tables for line in table.lines for cell in line.cells.values()]
     assert all(cell.verdict in ("degrades", "fails") for cell in cells if cell.length == 64)
     beyond = [cell for cell in cells if cell.length > 128 and cell.levels]
-    assert len(page.places("span", "verdict")) == len(beyond)
+    changes = page_of([without_baseline(table) for table in tables])
+    assert len(changes.places("span", "verdict")) == len(beyond)
 
 
 def test_each_mark_of_a_table_is_explained_below_it(tables, page):
-    first, second = page.find("p", "notes")
-    assert "difference from rope on the same text: v better." in first
-    assert "change against 128 on the same text: ! fails." in second
+    first, second = page.find("section")[:2]
+    assert "difference from rope at the same length, on the same text: no mark the same, > worse" in first
+    assert "change against 128 on the same text: no mark holds, > degrades, ! fails" in second
 
 
 def test_the_page_says_at_its_top_how_many_hold_and_when_they_were_trained(tables, page):
@@ -157,7 +170,7 @@ def test_the_page_says_at_its_top_how_many_hold_and_when_they_were_trained(table
 
 def test_the_heading_names_columns_as_the_terminal_does(page):
     headings = [text.strip() for text in page.find("th")][:6]
-    assert headings == ["encoding", "works to", "at 128trained", "256vs rope", "1024vs rope", "uses context"]
+    assert headings == ["encoding", "works to", "at 128", "256vs rope", "1024vs rope", "uses context"]
 
 
 def test_tables_that_may_not_be_compared_are_sections_with_their_reason_notes_and_legend(tables, page):
@@ -204,8 +217,9 @@ def page_of(tables, records=()) -> Page:
 
 def test_positions_are_drawn_where_there_are_any_and_once(tables, page):
     captions = page.find("figcaption")
+    by_position = f"position of the token (tokens before it). {NO_VERDICT}"
     assert [caption.split(" by ")[1] for caption in captions] == [
-        *("context length (tokens)", "context length (tokens)", "position of the token (tokens before it)"),
+        *("context length (tokens)", "context length (tokens)", by_position),
         *("context length (tokens)", "context length (tokens)"),
     ]
     sliding = replace(tables[0], group=replace(tables[0].group, protocol="sliding"))

@@ -16,23 +16,28 @@ from pe_bench.report.html.style import LineStyle, line_styles
 from pe_bench.report.html.table import (
     Heading,
     ShortLine,
-    describe_marks,
     headings,
     short_lines,
 )
 from pe_bench.report.legend import legend
+from pe_bench.report.short import short_legend, short_title
 from pe_bench.report.tables.build import Table
 from pe_bench.runs.provenance import RunRecord
 
 PACKAGE = "pe_bench.report.html"
 TITLE = "pe-bench report"
+HINT = "a line opens for its 95 % intervals, controls and speed"
 MAX_NAMES = 4  # of encodings in the sentence with the result
 TALL = 12  # lines; a longer table scrolls under its headings
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the page with its pictures. views: levels and changes by length, of which one is shown."""
+    """A table of the page with its pictures.
+
+    views: levels and changes by length, of which one is shown. reading: what changes how the table is read;
+    notes: everything else that there is to say of it.
+    """
 
     table: Table
     result: str
@@ -40,8 +45,9 @@ class Section:
     positions: Picture | None
     headings: Sequence[Heading]
     lines: Sequence[ShortLine]
-    reading: str
-    legend: Sequence[str]
+    title: str
+    reading: Sequence[str]
+    notes: Sequence[str]
 
     @property
     def is_tall(self) -> bool:
@@ -109,6 +115,7 @@ def _section(
     positions: Sequence[Chart],
     styles: Mapping[str, LineStyle],
 ) -> Section:
+    *title, _ = short_title(table)  # without the unit, which the pictures have
     drawn = [make_picture(chart, table, prefix, styles) for chart in (*views, *positions)]
     return Section(
         table=table,
@@ -117,8 +124,9 @@ def _section(
         positions=next(iter(drawn[len(views) :]), None),
         headings=headings(table),
         lines=short_lines(table, prefix, styles),
-        reading=describe_marks(table),
-        legend=legend(table),
+        title=" · ".join(title),
+        reading=[*short_legend(table, []), HINT, *table.caveats],
+        notes=[table.title, *legend(table), *(note for note in table.notes if note not in table.caveats)],
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pe_bench.plot.labels import fitting
 from pe_bench.plot.scale import tick_labels
-from pe_bench.report.charts.curves import Chart, Curve, Point
+from pe_bench.report.charts.curves import NO_VERDICT, Chart, Curve, Point
 from pe_bench.report.html.style import LineStyle
 from pe_bench.report.html.text import number, point_text
 from pe_bench.report.tables.build import Table
@@ -146,7 +146,7 @@ def make_picture(chart: Chart, table: Table, prefix: str, styles: Mapping[str, L
 
 def _caption(chart: Chart) -> str:
     title = chart.y_label[0].upper() + chart.y_label[1:]
-    return f"{title} by {chart.x_label}"
+    return f"{title} by {chart.x_label}" + ("" if chart.is_over_length else f". {NO_VERDICT}")
 
 
 def _text(point: Point, curve: Curve, chart: Chart, table: Table) -> str:

@@ -2,19 +2,36 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pe_bench.report.cell_text import break_text, level_text, verdict_of
 from pe_bench.report.html.style import LineStyle
-from pe_bench.report.html.text import difference_text, interval_text, perplexity_text, signed, status_of
+from pe_bench.report.html.text import (
+    difference_text,
+    interval_text,
+    number,
+    perplexity_text,
+    signed,
+    status_of,
+)
+from pe_bench.report.short import (
+    MARKS,
+    MISSING,
+    Value,
+    has_controls,
+    has_trained_level,
+    level_at_training,
+    short_lengths,
+    uses_context,
+    value_at,
+    works_to,
+)
 from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.ranking import largest_memory
 
-MARKS = {"improves": "v", "degrades": ">", "fails": "!", "unclear": "?", "better": "v", "worse": "!"}
-# How the answers on the use of context are sorted, the best first.
-ANSWERS = ("yes", "unclear", "no")
+ANSWERS = ("yes", "unclear", "no")  # on the use of context, the best first
 
 
 @dataclass(frozen=True)
@@ -65,14 +82,13 @@ class ShortLine:
 
 def headings(table: Table) -> list[Heading]:
     """Return the headings of a table's columns."""
-    train_length = table.group.train_length
-    change = f"vs {table.baseline}" if table.baseline else ""
+    difference = f"vs {table.baseline}" if table.baseline else ""
     return [
         Heading("encoding"),
         Heading("works to", first="descending"),
-        *([Heading(f"at {train_length}", "trained")] if train_length in table.lengths else []),
-        *(Heading(f"{length}", change) for length in _beyond(table)),
-        *([Heading("uses context")] if _is_controlled(table) else []),
+        *([Heading(f"at {table.group.train_length}")] if has_trained_level(table) else []),
+        *(Heading(f"{length}", difference) for length in short_lengths(table)),
+        *([Heading("uses context")] if has_controls(table) else []),
     ]
 
 
@@ -90,80 +106,29 @@ def short_lines(table: Table, prefix: str, styles: Mapping[str, LineStyle]) -> l
     ]
 
 
-def describe_marks(table: Table) -> str:
-    """Return in a sentence what the numbers and their marks are; empty where nothing was judged."""
-    cells = [cell for line in table.lines for cell in line.cells.values()]
-    verdicts = {verdict_of(cell, table) for cell in cells if cell.interval}
-    if table.baseline:
-        verdicts = {cell.baseline.verdict for cell in cells if cell.baseline and cell.baseline.interval}
-    verdicts -= {""}
-    if not verdicts:
-        return ""
-    against = (
-        f"difference from {table.baseline}"
-        if table.baseline
-        else f"change against {table.group.train_length}"
-    )
-    marks = [f"{MARKS[verdict]} {verdict}" for verdict in MARKS if verdict in verdicts]
-    unmarked = [f"no mark {verdict}" for verdict in ("holds", "same") if verdict in verdicts]
-    return (
-        f"bits per byte, lower is better; {against} on the same text: {', '.join([*unmarked, *marks])}. "
-        "A line opens for intervals, controls and speed."
-    )
-
-
-def works_text(line: Line, table: Table) -> str:
-    """Return the last length before the break point in words."""
-    works_to = line.break_point.works_to
-    if works_to is None:
-        return "-"
-    return "not at all" if works_to <= table.group.train_length else f"{works_to:,}"
-
-
-def _beyond(table: Table) -> list[int]:
-    return [length for length in table.lengths if length > table.group.train_length]
-
-
-def _is_controlled(table: Table) -> bool:
-    return any(cell.use for line in table.lines for cell in line.cells.values())
-
-
 def _cells(line: Line, table: Table) -> Iterator[ShortCell]:
-    yield ShortCell(works_text(line, table), _sortable(line.break_point.works_to), classes="works")
-    trained = line.cells.get(table.group.train_length)
-    if table.group.train_length in table.lengths:
-        yield _level_cell(line, trained)
-    for length in _beyond(table):
-        yield _change_cell(line, line.cells.get(length), table)
-    if _is_controlled(table):
-        yield _context_cell(line)
+    yield ShortCell(works_to(line, table), _sortable(line.break_point.works_to), classes="works")
+    if has_trained_level(table):
+        yield _number_cell(
+            level_at_training(line, table), line.cells.get(table.group.train_length), "trained"
+        )
+    for length in short_lengths(table):
+        found = _number_cell(value_at(line, length, table), line.cells.get(length))
+        # The baseline shows levels among the others' differences from it.
+        yield replace(found, value=_sortable(0.0)) if line.label == table.baseline else found
+    if has_controls(table):
+        answer = uses_context(line)
+        place = ANSWERS.index(answer) if answer in ANSWERS else None
+        yield ShortCell(
+            answer, _sortable(place), classes=f"answer {answer}" if place is not None else "answer"
+        )
 
 
-def _level_cell(line: Line, cell: Cell | None) -> ShortCell:
-    if cell is None or not cell.levels:
-        return ShortCell(status_of(cell) if cell else "", None, classes="trained")
-    return ShortCell(level_text(line, cell), _sortable(cell.bits_per_byte), classes="trained")
-
-
-def _change_cell(line: Line, cell: Cell | None, table: Table) -> ShortCell:
-    """Return the change, the difference from the baseline, or where there is neither the level."""
-    if cell is None or not cell.levels:
-        return ShortCell(status_of(cell) if cell else "", None)
-    if table.baseline and line.label != table.baseline:
-        if cell.baseline is None or cell.baseline.mean is None:
-            return ShortCell("-", None)
-        return ShortCell(signed(cell.baseline.mean), _sortable(cell.baseline.mean), cell.baseline.verdict)
-    if cell.change is None:
-        return ShortCell(level_text(line, cell), None)
-    return ShortCell(signed(cell.change), _sortable(cell.change), verdict_of(cell, table))
-
-
-def _context_cell(line: Line) -> ShortCell:
-    """Return the answer at the longest length that has one."""
-    answers = [cell.use.uses_context for _, cell in sorted(line.cells.items()) if cell.use]
-    answer = next((answer for answer in reversed(answers) if answer), "")
-    value = _sortable(ANSWERS.index(answer)) if answer in ANSWERS else None
-    return ShortCell(answer or "-", value, classes=f"answer {answer}")
+def _number_cell(value: Value | None, cell: Cell | None, classes: str = "") -> ShortCell:
+    if value is None:
+        return ShortCell(status_of(cell) if cell and not cell.levels else MISSING, None, classes=classes)
+    text = number(value.number) if value.is_level else signed(value.number)
+    return ShortCell(text, _sortable(value.number), value.verdict, classes)
 
 
 def _details(line: Line, table: Table) -> Details:
