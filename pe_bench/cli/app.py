@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from pe_bench.cli.help import Command, TrainCommand, first_of
+
 app = typer.Typer(
     name="pe-bench",
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Train a transformer with a positional encoding on short sequences; score it at longer lengths.",
 )
 
 
@@ -32,7 +33,7 @@ def _folder(path: str) -> Path:
 
 ResultsDir = Annotated[
     Path,
-    typer.Option("--results-dir", parser=_folder, metavar="PATH", help="Where runs and results.csv are."),
+    typer.Option("--results-dir", parser=_folder, metavar="DIR", help="The folder of runs and results.csv."),
 ]
 
 
@@ -46,10 +47,6 @@ def _complete_encodings(incomplete: str) -> list[str]:
     from pe_bench.config.groups import names_in
 
     return [name for name in names_in("encoding") if name.startswith(incomplete)]
-
-
-def _complete_lists(incomplete: str) -> list[str]:
-    return [name for name in LISTS if name.startswith(incomplete)]
 
 
 def _complete_speed(incomplete: str) -> list[str]:
@@ -70,21 +67,24 @@ def _complete_runs(incomplete: str) -> list[str]:
 
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Examples: pe-bench train encoding=rope | pe-bench train -m encoding=rope,alibi seed=0,1,2 | "
-    "pe-bench train encoding=rope modifier=[logn] train.length=256 | pe-bench train --cfg job",
+    cls=TrainCommand,
+    epilog="""\
+pe-bench train encoding=rope
+pe-bench train encoding=rope modifier=[logn] train.length=256
+pe-bench train -m encoding=rope,alibi seed=0,1,2     # a sweep of six runs
+pe-bench train --cfg job                             # every key and its value""",
 )
 def train(
     context: typer.Context,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Hydra's overrides, in any order.", autocompletion=_complete
-        ),
+        typer.Argument(metavar="KEY=VALUE", help="Keys to change, in any order.", autocompletion=_complete),
     ] = None,
 ) -> None:
-    """Train, score at eval.lengths, print the table; what is done already is not done again.
+    """Train a model, score it at longer lengths, print the table.
 
-    Hydra's flags: -m for a sweep, --cfg job to see every key, --info, --config-dir DIR.
+    Finished work is reused. Hydra's flags: -m for a sweep, --cfg job to see every key, --info,
+    --config-dir DIR.
     """
     from pe_bench.cli.train import run_train
 
@@ -92,62 +92,104 @@ def train(
 
 
 @app.command(
-    epilog="Examples: pe-bench eval --lengths 512,2048 | pe-bench eval rope-s0-1a2b3c4d --protocol sliding | "
-    "pe-bench eval --with yarn,rope_ntk,sliding_window --with 'yarn factor=4 beta_fast=16'"
+    cls=Command,
+    epilog="""\
+pe-bench eval --lengths 512,2048
+pe-bench eval rope-s0-1a2b3c4d --protocol sliding
+pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'""",
 )
 def eval(  # noqa: A001  (the command's name)
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
-            help="Runs by name or path; the newest finished one.",
+            metavar="RUN",
+            help="Run names or paths.  [default: the last finished]",
             autocompletion=_complete_runs,
         ),
     ] = None,
-    lengths: Annotated[str | None, typer.Option(help="Context lengths in tokens, such as 512,2048.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="paired, nonoverlapping or sliding.")] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Context lengths in tokens."),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="paired, nonoverlapping or sliding.",
+            autocompletion=first_of("paired", "nonoverlapping", "sliding"),
+        ),
+    ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Targets have this much context, so that lengths up to it share them.", **Count),
+        typer.Option(
+            help="Score the same targets at every length up to this.  [default: 16 x training length]",
+            **Count,
+        ),
     ] = None,
     targets: Annotated[
         int | None, typer.Option(help="Target blocks at each length (paired).", **Count)
     ] = None,
-    stride: Annotated[int | None, typer.Option(help="Tokens between windows (sliding).", **Count)] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Tokens between windows (sliding).", **Count),
+    ] = None,
     controls: Annotated[
-        str | None, typer.Option(help="Of paired: auto (2 and 16 times the training length), all or none.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="auto (2 and 16 x training length), all or none (paired).",
+            autocompletion=first_of("auto", "all", "none"),
+        ),
     ] = None,
     per_position: Annotated[
-        bool, typer.Option("--per-position", help="Also the NLL by position, at the longest length.")
+        bool, typer.Option("--per-position", help="Score by position too, at the longest length.")
     ] = False,
     precision: Annotated[
-        str | None, typer.Option(help="float32, or bfloat16 (bf16), whose scores get a table of their own.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="float32; bfloat16 (bf16) is coarser and gets a table of its own.",
+            autocompletion=first_of("float32", "bfloat16"),
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Processor cores to use.", **Count)] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="auto, cpu or cuda.", autocompletion=first_of("auto", "cpu", "cuda")
+        ),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Processor cores.", **Count)] = None,
     with_: Annotated[
         list[str] | None,
         typer.Option(
             "--with",
-            metavar="NAME[,NAME]... | 'NAME KEY=VALUE ...'",
-            help="Score the weights under other encodings as well; repeatable.",
+            metavar="NAME,NAME",
+            help="Score the weights under other encodings too; 'NAME KEY=VALUE' sets options; repeatable.",
             autocompletion=_complete_with,
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also under those that may not follow the trained one.")
+        bool, typer.Option("--force", help="Score under incompatible encodings too, and label the rows.")
     ] = False,
     config_dir: Annotated[
-        list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own, for --with.")
+        list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
     ] = None,
     code: Annotated[
-        list[Path] | None, typer.Option(help="The file of a run's own encoding, to trust it.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Trust FILE as the code of a run's custom encoding."),
     ] = None,
-    data_path: Annotated[Path | None, typer.Option(help="Where a run's data lies now.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Where tokenized data is kept.")] = None,
+    data_path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The data's new location, if it moved.")
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where tokenized data is kept.")
+    ] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
-    """Score trained runs at other lengths, under another protocol, or under other encodings."""
+    """Score trained runs at other lengths, or under other encodings.
+
+    What no option says is as in the configuration of the run.
+    """
     from pe_bench.cli.eval import score_runs
     from pe_bench.scoring.other_encodings import read_with
 
@@ -159,13 +201,17 @@ def eval(  # noqa: A001  (the command's name)
 
 
 @app.command(
-    epilog="Examples: pe-bench report --baseline rope | pe-bench report --where 'seed<3' --sort 512 | "
-    "pe-bench report --by train.lr | pe-bench report --plot curve.png --html report.html"
+    cls=Command,
+    epilog="""\
+pe-bench report --baseline rope
+pe-bench report --where 'seed<3' --sort 512
+pe-bench report --by train.lr
+pe-bench report --plot curve.png --html report.html""",
 )
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Only these runs.", autocompletion=_complete_runs),
+        typer.Argument(metavar="RUN", help="Only these runs.", autocompletion=_complete_runs),
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="Only this protocol.")] = None,
     where: Annotated[
@@ -200,7 +246,7 @@ def report(
     everything: Annotated[bool, typer.Option("--all", help="Not only the newest run's table.")] = False,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
-    """A table over all runs: levels, changes, verdicts, use of context, break points."""
+    """Compare runs: a table, and files and pictures of it."""
     from pe_bench.cli.outputs import Outputs
     from pe_bench.cli.report import print_report, read_selection, read_view
 
@@ -212,15 +258,19 @@ def report(
 
 
 @app.command(
-    epilog="Examples: pe-bench check rope | pe-bench check yarn factor=4 | pe-bench check my.py:MyEncoding | "
-    "pe-bench check --all"
+    cls=Command,
+    epilog="""\
+pe-bench check rope
+pe-bench check yarn factor=4
+pe-bench check my.py:MyEncoding --verbose
+pe-bench check --all""",
 )
 def check(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
-            help="Encodings, and options for them.",
+            metavar="NAME | FILE.py:CLASS | KEY=VALUE",
+            help="Encodings, and options of them.",
             autocompletion=_complete_encodings,
         ),
     ] = None,
@@ -229,12 +279,13 @@ def check(
         bool, typer.Option("--verbose", "-v", help="Every property, with what was measured.")
     ] = False,
     config_dir: Annotated[
-        list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own.")
+        list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
     ] = None,
 ) -> None:
-    """Check an encoding: causal, exact in blocks and fused, finite at 65,536 tokens, what it claims.
+    """Check that an encoding is correct: the shipped ones, or yours.
 
-    Exit code 1 where a property fails, with by how much and where to look.
+    It must be causal, exact in blocks and on fast paths, finite at 65,536 tokens, and what it claims. Exit
+    code 1 if a property fails.
     """
     from pe_bench.cli.check import check_encodings
 
@@ -243,14 +294,17 @@ def check(
 
 @app.command(
     name="list",
-    epilog="Examples: pe-bench list encodings --family rotary | pe-bench list encodings --csv - | "
-    "pe-bench list runs",
+    cls=Command,
+    epilog="""\
+pe-bench list encodings --family rotary
+pe-bench list encodings --csv -
+pe-bench list runs""",
 )
 def list_(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="LIST", help=f"{', '.join(LISTS[:-1])} or {LISTS[-1]}.", autocompletion=_complete_lists
+            metavar="LIST", help=f"{', '.join(LISTS[:-1])} or {LISTS[-1]}.", autocompletion=first_of(*LISTS)
         ),
     ] = None,
     family: Annotated[str | None, typer.Option(help="Only encodings of this family.", metavar="NAME")] = None,
@@ -269,57 +323,72 @@ def list_(
 
 
 @app.command(
-    epilog="Examples: pe-bench show yarn | pe-bench show rope alibi t5 --plot compare.png | "
-    "pe-bench show rope base=500 train.length=256 | pe-bench show my.py:MyEncoding --plot mine.svg"
+    cls=Command,
+    epilog="""\
+pe-bench show yarn
+pe-bench show rope alibi t5 --plot compare.png
+pe-bench show rope base=500 train.length=256
+pe-bench show my.py:MyEncoding --plot mine.svg""",
 )
 def show(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
-            help="Encodings, and Hydra's overrides for them as in train.",
+            metavar="NAME | FILE.py:CLASS | KEY=VALUE",
+            help="Encodings, and keys as in train.",
             autocompletion=_complete_encodings,
         ),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw them to a PNG, SVG or PDF file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw them to a PNG, SVG or PDF file.")
+    ] = None,
     config_dir: Annotated[
-        list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own.")
+        list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
     ] = None,
 ) -> None:
-    """An encoding's equation, options and claims; with --plot what it does to attention, as a picture."""
+    """Show an encoding's equation, options and claims, or draw it."""
     from pe_bench.cli.show import show_encodings
 
     show_encodings(arguments or [], plot, [str(path) for path in config_dir or []])
 
 
 @app.command(
-    epilog="Examples: pe-bench speed rope alibi --lengths 512,2048 | pe-bench speed t5 --train model=small | "
-    "pe-bench speed lm_infinite encoding.window=64 threads=1 | pe-bench speed my.py:MyEncoding"
+    cls=Command,
+    epilog="""\
+pe-bench speed rope alibi --lengths 512,2048
+pe-bench speed t5 --train model=small
+pe-bench speed lm_infinite encoding.window=64 threads=1
+pe-bench speed my.py:MyEncoding""",
 )
 def speed(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME | FILE.py:CLASS]... [KEY=VALUE]...",
-            help="Encodings, all if none is named, and Hydra's overrides as in train.",
+            metavar="NAME | FILE.py:CLASS | KEY=VALUE",
+            help="Encodings, and keys as in train.  [default: all encodings]",
             autocompletion=_complete_speed,
         ),
     ] = None,
-    lengths: Annotated[str, typer.Option(help="Tokens of a window, such as 512,2048.")] = "512,2048,8192",
+    lengths: Annotated[str, typer.Option(metavar="N,N", help="Tokens of a window.")] = "512,2048,8192",
     train: Annotated[bool, typer.Option("--train", help="Time training steps, not scoring.")] = False,
     repeats: Annotated[
-        int | None, typer.Option(help="Timed passes of each; 5 or more, fewer of slow ones.", **Count)
+        int | None,
+        typer.Option(help="Timed passes per encoding.  [default: 5 to 25, fewer if slow]", **Count),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The CSV file; the picture stands beside. RESULTS_DIR/speed.csv")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV file; the plot is saved next to it.  [default: RESULTS_DIR/speed.csv]",
+        ),
     ] = None,
     config_dir: Annotated[
-        list[Path] | None, typer.Option(help="A folder with encoding/NAME.yaml of your own.")
+        list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
     ] = None,
 ) -> None:
-    """Time and memory of each encoding at each length, relative to nope; the path that attention took.
+    """Measure time and memory of encodings, relative to nope.
 
-    A table; a picture, results/speed.png; and rows in results/speed.csv, behind those of other measurements.
+    Prints a table, draws results/speed.png, and adds rows to results/speed.csv.
     """
     from pe_bench.cli.speed import time_encodings
 
@@ -341,4 +410,4 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Train a transformer with a positional encoding on short sequences; score it at longer lengths."""
+    """Train short, test long: compare positional encodings by length extrapolation."""

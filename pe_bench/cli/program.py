@@ -38,7 +38,11 @@ def _leave(code: int) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command; what went wrong is one line on standard error."""
+    """Run a command and return its exit code; what went wrong is one line on standard error."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if arguments == ["version"]:
+        arguments = ["--version"]
     from pe_bench.runs.commands import remember_command
 
     remember_command(arguments)
