@@ -21,7 +21,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_new_file_holds_what_was_written_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+def test_a_new_file_holds_the_written_text_and_no_other_file_is_left(tmp_path: Path) -> None:
     write_text(tmp_path / "new.txt", "héllo\n")
     assert (tmp_path / "new.txt").read_bytes() == "héllo\n".encode()
     assert names(tmp_path) == ["new.txt"]
@@ -92,7 +92,7 @@ def test_a_rename_that_fails_leaves_the_old_file_and_no_other(
 def test_bytes_are_on_the_disk_before_the_rename_and_the_name_after_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a power cut may leave the new name with none of its bytes."""
+    """Otherwise a power cut may leave the new name without its bytes."""
     happened = []
     sync, replace = os.fsync, os.replace
 

@@ -1,4 +1,4 @@
-"""What a run is told of its machine."""
+"""The facts about its machine that a run uses."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ needs_resident = pytest.mark.skipif(
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with two of them."""
+    """Simulate a machine with two GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
@@ -68,7 +68,7 @@ def test_gpus_are_counted_from_zero(name: str) -> None:
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("name", ["cuda:x", "cuda:-1", "cuda:", "cuda:1:0", "tpu"])
-def test_a_device_that_is_none_is_told_with_what_there_is(name: str) -> None:
+def test_an_unknown_device_is_refused_with_the_existing_ones(name: str) -> None:
     with pytest.raises(UserError, match="must be auto, cpu, cuda or cuda:N, not"):
         resolve_device(name)
 
@@ -92,7 +92,7 @@ def threads() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("threads")
-def test_threads_are_what_was_asked_for_or_every_core_there_is() -> None:
+def test_threads_are_the_requested_number_or_all_cores() -> None:
     assert set_threads(3) == torch.get_num_threads() == 3
     assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
 
@@ -102,7 +102,7 @@ def megabytes(count: int) -> torch.Tensor:
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
-    """As in a sandbox that lacks these files."""
+    """Hide these files, as in a sandbox that lacks them."""
     for name in names:
         monkeypatch.setattr(memory, name, folder / "missing")
 
@@ -127,7 +127,7 @@ def test_a_container_that_has_a_share_of_the_processors_has_that_many_cores(
     assert available_cores(tmp_path / "none") == 6
 
 
-def test_the_peak_holds_what_was_freed_inside_and_nothing_from_before() -> None:
+def test_the_peak_includes_memory_freed_inside_and_none_from_before() -> None:
     with PeakMemory(CPU) as quiet:
         megabytes(1)
     before = megabytes(256)
@@ -143,7 +143,7 @@ def test_the_peak_holds_what_was_freed_inside_and_nothing_from_before() -> None:
 def test_without_the_kernel_s_count_the_peak_is_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: tuple[str, ...]
 ) -> None:
-    """What was taken and freed before, as by training, is not told of what comes after."""
+    """Memory that was allocated and freed before, as by training, does not count."""
     hide(monkeypatch, tmp_path, *lacking)
     with PeakMemory(CPU) as quiet:
         pass
@@ -166,7 +166,7 @@ def test_a_kernel_that_refuses_the_reset_is_sampled(tmp_path: Path, monkeypatch:
     assert peak.mb is not None and peak.mb > 10
 
 
-def test_a_count_that_only_rises_says_something_only_where_it_rose(
+def test_a_counter_that_only_rises_gives_a_peak_only_if_it_rose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(monkeypatch, tmp_path, "_CLEAR_HIGHEST", "_STATUS", "_PAGES")
@@ -184,14 +184,14 @@ def test_the_count_since_the_process_began_is_in_megabytes() -> None:
     assert 0.5 * resident < memory._highest_ever_mb() < resident + 8_000
 
 
-def test_an_error_inside_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_inside_leaves_no_thread_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, tmp_path, "_CLEAR_HIGHEST")
     with pytest.raises(MemoryError), PeakMemory(CPU):
         raise MemoryError
     assert "resident memory" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_the_environment_says_what_a_number_depends_on() -> None:
+def test_the_environment_records_what_a_score_depends_on() -> None:
     found = environment(CPU, 2)
     assert found["torch"] == torch.__version__
     assert found["device"] == "cpu"
@@ -200,7 +200,7 @@ def test_the_environment_says_what_a_number_depends_on() -> None:
     assert {"pe_bench", "git", "python", "platform", "processor", "date"} <= found.keys()
 
 
-def test_dates_are_of_one_time_zone() -> None:
+def test_dates_are_in_utc() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", today())
 
 

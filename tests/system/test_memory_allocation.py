@@ -52,7 +52,7 @@ def test_without_glibc_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> No
         assert not kept
 
 
-def test_what_is_kept_is_given_back_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_memory_is_returned_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
 
     class Library:
@@ -75,7 +75,7 @@ def test_what_is_kept_is_given_back_when_training_fails(monkeypatch: pytest.Monk
     assert calls == [*memory.KEEPING, *memory.AFTERWARDS, (0,)]
 
 
-def test_they_are_kept_while_a_run_trains_and_not_while_it_is_scored(
+def test_allocations_are_kept_while_a_run_trains_but_not_while_it_is_scored(
     folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story: list[str] = []

@@ -33,7 +33,7 @@ def test_a_file_that_is_not_there_yet_is_as_private_as_its_folders(file):
 
 @pytest.mark.parametrize("mode", [0o020, 0o002])
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_right_to_write_of_group_or_others_is_named(file, mode, level, monkeypatch):
+def test_write_permission_for_group_or_others_is_named(file, mode, level, monkeypatch):
     monkeypatch.setattr(private, "_is_own_group", lambda group: False)
     place = [file, *file.parents][level]
     place.chmod(place.stat().st_mode | mode)

@@ -1,4 +1,4 @@
-"""Signals that ask for an end: a step is finished and saved, and the same command goes on from there."""
+"""Signals that stop a run: its step is finished and saved, and the same command continues from there."""
 
 import fcntl
 import os
@@ -45,7 +45,7 @@ def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd, monkeypatc
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_thread_asks_once_and_never_instead_of_a_second_signal(monkeypatch):
+def test_a_thread_can_ask_to_end_only_once_and_never_acts_as_a_second_signal(monkeypatch):
     monkeypatch.setattr("pe_bench.system.signals.DEBOUNCE_SECONDS", 0.0)
     with stop_on_signal(), suppress(Stopped), finish_step_on_signal() as is_asked:
         ask_to_end()
@@ -53,7 +53,7 @@ def test_a_thread_asks_once_and_never_instead_of_a_second_signal(monkeypatch):
         assert is_asked()
 
 
-def test_a_signal_that_nobody_looked_for_ends_after_the_steps():
+def test_a_signal_that_the_steps_did_not_check_for_ends_the_program_after_them():
     went_on = False
     with stop_on_signal(), suppress(Stopped):
         with finish_step_on_signal():
@@ -62,7 +62,7 @@ def test_a_signal_that_nobody_looked_for_ends_after_the_steps():
     assert not went_on
 
 
-def test_a_signal_whose_answer_nobody_can_read_is_obeyed_all_the_same():
+def test_a_signal_is_obeyed_even_if_nobody_can_read_the_message():
     program = (
         "import os, signal\n"
         "from pe_bench.system.signals import Stopped, stop_on_signal, finish_step_on_signal\n"
@@ -79,7 +79,7 @@ def test_a_signal_whose_answer_nobody_can_read_is_obeyed_all_the_same():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 7
 
 
-def test_handlers_are_given_back():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with stop_on_signal():
         assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
@@ -87,7 +87,7 @@ def test_handlers_are_given_back():
 
 
 def asked_in_step(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
-    """Have the signal come while a step, or its validation, is at work."""
+    """Send the signal during a step or its validation."""
     original = getattr(Trainer, method)
     calls = []
 
@@ -114,9 +114,7 @@ def without_seconds(log: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_run_that_was_asked_to_end_saves_its_step_and_goes_on_to_the_same_weights(
-    train, folder, monkeypatch, number
-):
+def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(train, folder, monkeypatch, number):
     with monkeypatch.context() as patched:
         asked_in_step(patched, "step", number)
         outcome = train("encoding=alibi")
@@ -133,7 +131,9 @@ def test_a_run_that_was_asked_to_end_saves_its_step_and_goes_on_to_the_same_weig
     assert without_seconds(run / "train.csv") == without_seconds(never_stopped / "train.csv")
 
 
-def test_a_validation_loss_that_a_signal_cut_off_is_computed_when_the_run_goes_on(train, folder, monkeypatch):
+def test_a_validation_loss_interrupted_by_a_signal_is_computed_when_the_run_continues(
+    train, folder, monkeypatch
+):
     with monkeypatch.context() as patched:
         asked_in_step(patched, "validation_loss", signal.SIGINT)
         assert train("encoding=alibi").code == 130
@@ -145,7 +145,7 @@ def test_a_validation_loss_that_a_signal_cut_off_is_computed_when_the_run_goes_o
     assert logs[0] == logs[1]
 
 
-def test_scoring_that_a_signal_cut_off_keeps_the_lengths_that_were_scored(train, folder, monkeypatch):
+def test_scoring_interrupted_by_a_signal_keeps_the_scored_lengths(train, folder, monkeypatch):
     import pe_bench.scoring.evaluate
 
     original, scored = pe_bench.scoring.evaluate.save_scores, []
@@ -200,7 +200,7 @@ def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
     assert saved is not None and saved.meta.step >= 5
 
 
-def test_a_terminal_that_is_lost_ends_nothing_that_was_told_not_to_hear_of_it():
+def test_losing_the_terminal_does_not_end_a_process_that_ignores_the_signal():
     program = (
         "import os, signal\n"
         "from pe_bench.system.signals import stop_on_signal\n"

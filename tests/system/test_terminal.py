@@ -1,4 +1,4 @@
-"""What a person reads fits the terminal and breaks between words; what a program reads is not cut."""
+"""Text for people fits the terminal and breaks between words; text for programs is not cut."""
 
 import io
 import os
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_lines_break_between_words_and_what_follows_is_indented_like_them():
+def test_lines_break_between_words_and_continue_with_the_same_indent():
     text = wrap(f"short\n  failed: {'word ' * 30}", 40, hanging=2)
     first, second, *rest = text.splitlines()
     assert first == "short" and second.startswith("  failed: word")
