@@ -1,9 +1,11 @@
-"""Score a run with its own encoding and with others."""
+"""Score a run with the encoding that it was trained with, and with others."""
 
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from pe_bench.config.schema import Config
 from pe_bench.encodings.load import build_encoding
@@ -16,7 +18,7 @@ from pe_bench.runs.commands import record_command
 from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import Row
-from pe_bench.scoring.evaluate import Subject, evaluate
+from pe_bench.scoring.evaluate import TrainedModel, evaluate
 from pe_bench.scoring.other_encodings import Other
 from pe_bench.scoring.plans import count_parts, shortages
 from pe_bench.scoring.protocols import Plan
@@ -28,6 +30,8 @@ from pe_bench.training.checkpoint import (
     final_checkpoint,
     load_weights,
 )
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def score_run(
@@ -43,11 +47,12 @@ def score_run(
     gathered when the run is one of `results_dir`.
     """
     result = read_result(run) or {}
-    job = replace(prepare(config), run=run)
+    job = prepare(config)
+    setup = replace(job.setup, run=run)
     if "setting" in result:  # of the training, wherever it is scored
-        job = replace(
-            job, setting=str(result["setting"]), train_dtype=str(result.get("train_dtype", job.train_dtype))
-        )
+        dtype = DTYPES.get(str(result.get("train_dtype")), setup.dtype)
+        setup = replace(setup, setting=str(result["setting"]), dtype=dtype)
+    job = replace(job, setup=setup)
     trained = final_checkpoint(run, config.train.total_steps)
     if trained is None:
         raise UserError(
@@ -70,66 +75,54 @@ def score_encodings(
     search: Sequence[Path] = (),
     bars: Bars = progress_bar,
 ) -> list[Row]:
-    """The rows of the run's own encoding, then those of the others, at the same lengths and targets."""
-    record_command(job.run)
+    """Return the rows of the trained encoding, then those of the others, at the same lengths and targets."""
+    setup = job.setup
+    record_command(setup.run)
     load_weights(trained, job.model)
-    # All are built before any is scored, for what is wrong with the last is told first.
-    models = [_under(other, job, search) for other in others]
-    speed = trained.meta.step * job.config.train.batch_tokens / trained.meta.train_seconds
-    own = trained_model(job, speed)  # moves what all of them share to the device
+    # All are built before any is scored, so that an error in the last comes first.
+    models = [_with_encoding(other, job, search) for other in others]
+    speed = trained.meta.step * setup.config.train.batch_tokens / trained.meta.train_seconds
+    # This moves what all models share to the device.
+    own = TrainedModel(setup, job.data, job.model.to(setup.device).eval(), setup.label, speed)
     for model in models:
-        model.encoding.to(job.device)
+        model.encoding.to(setup.device)
     report_shortages(job)
-    subjects = [
-        replace(own, model=model, scored_with=other.label, forced=other.forced)
-        for model, other in zip(models, others, strict=True)
-    ]
-    return [row for subject in (own, *subjects) for row in _rows(subject, job.plans, bars)]
+    rows = _rows(own, job.plans, bars)
+    for model, other in zip(models, others, strict=True):
+        rows += _rows(
+            replace(own, model=model, scored_with=other.label, forced=other.forced), job.plans, bars
+        )
+    return rows
 
 
 def report_shortages(job: Job) -> None:
-    for line in shortages(job.config, job.config.eval, job.plans):
+    config = job.setup.config
+    for line in shortages(config, config.eval, job.plans):
         say(line)
 
 
-def _rows(subject: Subject, plans: Sequence[Plan], bars: Bars) -> list[Row]:
-    with scoring_progress(bars, subject.scored_with, count_parts(plans)) as watch:
-        return evaluate(subject, subject.config.eval, plans, watch)
+def _rows(trained: TrainedModel, plans: Sequence[Plan], bars: Bars) -> list[Row]:
+    with scoring_progress(bars, trained.scored_with, count_parts(plans)) as watch:
+        return evaluate(trained, plans, watch)
 
 
-def _under(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
-    """The job's model with another encoding in its place, which has the trained one's parameters.
+def _with_encoding(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
+    """Return the job's model with another encoding in its place, which has the trained one's parameters.
 
     The rest of the two is one and the same in memory, and neither is changed.
     """
-    encoding = build_encoding(other.encoding, job.config.model.n_layers, search, job.data.vocabulary)
+    config = job.setup.config
+    encoding = build_encoding(other.encoding, config.model.n_layers, search, job.data.vocabulary)
     encoding.load_state_dict(job.model.encoding.state_dict(), strict=True)
     model = copy.copy(job.model)
     model._modules = {**job.model._modules, "encoding": encoding}
-    dry_run_training(model, job.config.train.length, other.encoding["name"])
+    dry_run_training(model, config.train.length, other.encoding["name"])
     return model.eval()
-
-
-def trained_model(job: Job, tokens_per_second: float) -> Subject:
-    config = job.config
-    return Subject(
-        run=job.run,
-        config=config,
-        model=job.model.to(job.device).eval(),
-        data=job.data,
-        device=job.device,
-        threads=job.threads,
-        train_dtype=job.train_dtype,
-        setting=job.setting,
-        label=job.label,
-        scored_with=job.label,
-        tokens_per_second=tokens_per_second,
-    )
 
 
 def _warn_of_other_data(job: Job, result: dict[str, object]) -> None:
     if result.get("data_hash") != job.data.hash:
         say(
-            f"warning: data={job.config.data.name} is not what {job.run.name} was trained on "
+            f"warning: data={job.setup.config.data.name} is not what {job.setup.run.name} was trained on "
             f"(hash {job.data.hash}, then {result.get('data_hash')}): these rows get a table of their own"
         )

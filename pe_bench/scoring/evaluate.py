@@ -1,4 +1,4 @@
-"""Scoring: a run's directory and lengths in; eval.csv and the NLL of every target out."""
+"""Scoring: a trained model and plans in; eval.csv and the NLL of every target out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
-from pe_bench.runs.rows import Row, read_rows, write_rows
+from pe_bench.runs.rows import KEY, Row, read_rows, write_rows
 from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_file
+from pe_bench.runs.setup import Setup
 from pe_bench.scoring.controls import remark
 from pe_bench.scoring.protocols import (
     Plan,
@@ -23,58 +23,59 @@ from pe_bench.system.versions import device_name, git_commit, package_version, t
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A trained model and what its rows say of it."""
+class TrainedModel:
+    """A run's trained weights under an encoding: its own, or another."""
 
-    run: Path
-    config: Config
-    model: Decoder
+    setup: Setup
     data: Data
-    device: torch.device
-    threads: int
-    train_dtype: str
-    setting: str
-    label: str
-    scored_with: str  # the label of the encoding in `model`, where that is not the run's own
-    tokens_per_second: float
+    model: Decoder
+    scored_with: str  # the label of the encoding in `model`
+    tokens_per_second: float  # of the training
     forced: bool = False  # `scored_with` is not compatible with what was trained
 
 
-def evaluate(subject: Subject, evaluation: EvalConfig, plans: Sequence[Plan], watch: Watcher) -> list[Row]:
+def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: Watcher) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
     After each length its scores and its row are on the disk. A length that the encoding cannot
     reach is a row with its status and reason, and the others go on.
     """
-    path = subject.run / "eval.csv"
+    setup = trained.setup
+    path = setup.run / "eval.csv"
     kept = {row.key: row for row in read_rows(path)}
-    rows = [_empty_row(subject, plan, evaluation.precision) for plan in plans]
+    rows = [_empty_row(trained, plan) for plan in plans]
     # Two sets of targets may be one and the same, and then are scored once.
     missing = {
         row.key: (row, plan)
         for row, plan in zip(rows, plans, strict=True)
-        if not _is_scored(subject.run, kept.get(row.key))
+        if not _is_scored(setup.run, kept.get(row.key))
     }
     todo = list(missing.values())
-    split = subject.data.validation
-    scorer = Scorer(subject.model, split, subject.device, evaluation, [plan for _, plan in todo], watch)
+    split, todo_plans = trained.data.validation, [plan for _, plan in todo]
+    scorer = Scorer(trained.model, split, setup.device, setup.config.eval, todo_plans, watch)
     for place, found in scorer.scores():
         row, plan = todo[place]
-        kept[row.key] = _with_scores(subject, plan, row, found)
+        kept[row.key] = _with_scores(trained, plan, row, found)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
     return [kept[row.key] for row in rows]
 
 
-def kept_rows(subject: Subject, evaluation: EvalConfig, plans: Sequence[Plan]) -> list[Row] | None:
-    """The rows of all plans, where each is scored already: they need no weights."""
-    kept = {row.key: row for row in read_rows(subject.run / "eval.csv")}
-    asked = [_empty_row(subject, plan, evaluation.precision).key for plan in plans]
-    is_whole = all(_is_scored(subject.run, kept.get(key)) for key in asked)
-    return [kept[key] for key in asked] if is_whole else None
+def kept_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row] | None:
+    """Return the rows of a run's own encoding where all plans are scored already: they need no weights."""
+    kept = {row.key: row for row in read_rows(setup.run / "eval.csv")}
+    keys = [_key(setup, plan) for plan in plans]
+    is_whole = all(_is_scored(setup.run, kept.get(key)) for key in keys)
+    return [kept[key] for key in keys] if is_whole else None
+
+
+def _key(setup: Setup, plan: Plan) -> tuple[str, ...]:
+    """Return the key of the row of a plan that is scored with the run's own encoding."""
+    of_run = {"run": setup.run.name, "scored_with": setup.label, "score_dtype": setup.config.eval.precision}
+    return tuple(str(of_run[name] if name in of_run else getattr(plan, name)) for name in KEY)
 
 
 def _is_scored(run: Path, row: Row | None) -> bool:
-    """Whether there is a row to keep: a lost or damaged file of scores is made again."""
+    """Return whether there is a row to keep: a lost or damaged file of scores is made again."""
     if row is None or row.status == "out_of_memory":
         return False
     if row.status != "ok":
@@ -86,17 +87,17 @@ def _is_scored(run: Path, row: Row | None) -> bool:
     return True
 
 
-def _with_scores(subject: Subject, plan: Plan, row: Row, found: Scored | Unscored) -> Row:
+def _with_scores(trained: TrainedModel, plan: Plan, row: Row, found: Scored | Unscored) -> Row:
     """Return the row with its numbers, whose scores are then on the disk, or with why it has none."""
     if isinstance(found, Unscored):
         return replace(row, status=found.status, reason=found.reason)
-    split = subject.data.validation
+    split = trained.data.validation
     scores = Scores(found.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
-    save_scores(score_file(subject.run, row), scores)
+    save_scores(score_file(trained.setup.run, row), scores)
     level = LEVEL_OF_PROTOCOL[row.protocol](scores)
     return replace(
         row,
-        reason=remark(plan, subject.config.model.n_layers),
+        reason=remark(plan, trained.setup.config.model.n_layers),
         nll=level.nll,
         perplexity=level.perplexity,
         bits_per_byte=level.bits_per_byte,
@@ -104,18 +105,18 @@ def _with_scores(subject: Subject, plan: Plan, row: Row, found: Scored | Unscore
     )
 
 
-def _empty_row(subject: Subject, plan: Plan, score_dtype: str) -> Row:
-    """A row with all that is known before anything is scored."""
-    config, data = subject.config, subject.data
+def _empty_row(trained: TrainedModel, plan: Plan) -> Row:
+    """Return a row with all that is known before anything is scored."""
+    setup, config, data = trained.setup, trained.setup.config, trained.data
     return Row(
-        run=subject.run.name,
-        encoding=subject.label,
-        scored_with=subject.scored_with,
-        forced=subject.forced,
-        knows_length="prefix_consistent" not in subject.model.encoding.claims,
+        run=setup.run.name,
+        encoding=setup.label,
+        scored_with=trained.scored_with,
+        forced=trained.forced,
+        knows_length="prefix_consistent" not in trained.model.encoding.claims,
         seed=config.seed,
         model=config.model.name,
-        setting=subject.setting,
+        setting=setup.setting,
         train_length=config.train.length,
         length=plan.length,
         protocol=plan.protocol,
@@ -135,15 +136,15 @@ def _empty_row(subject: Subject, plan: Plan, score_dtype: str) -> Row:
         data=config.data.name,
         data_hash=data.hash,
         tokenizer=data.tokenizer,
-        parameters=subject.model.parameter_count,
+        parameters=trained.model.parameter_count,
         steps=config.train.total_steps,
         train_tokens=config.train.total_steps * config.train.batch_tokens,
-        tokens_per_second=round(subject.tokens_per_second, 1),
+        tokens_per_second=round(trained.tokens_per_second, 1),
         peak_memory_mb=None,
-        device=device_name(subject.device),
-        train_dtype=subject.train_dtype,
-        score_dtype=score_dtype,
-        threads=subject.threads,
+        device=device_name(setup.device),
+        train_dtype=setup.train_dtype,
+        score_dtype=config.eval.precision,
+        threads=setup.threads,
         torch=torch.__version__,
         pe_bench=package_version(),
         git=git_commit(),

@@ -168,7 +168,7 @@ def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, An
     check_folder(config.results_dir, "results_dir")
     job = check(config, search)
     targets = sorted({plan.target_hash for plan in job.plans})
-    report.change(run=str(job.run), margin=config.report.margin, targets=targets)
+    report.change(run=str(job.setup.run), margin=config.report.margin, targets=targets)
     run_checked(job, report.bar, waits=lambda why: report.change(at_once=True, text=why))
     return {"state": DONE if report.has_worked else SKIPPED}
 

@@ -76,18 +76,18 @@ def save_checkpoint(
             flush_to_disk(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    drop_old_checkpoints(folder)
+    delete_old_checkpoints(folder)
 
 
-def drop_damaged_checkpoints(folder: Path) -> list[Path]:
-    """So that those that are kept, the newest two, are whole; the ones that were not."""
+def delete_damaged_checkpoints(folder: Path) -> list[Path]:
+    """Delete damaged checkpoints and return their paths."""
     damaged = [path for path in _newest_first(folder) if _read_meta(path) is None]
     for path in damaged:
         shutil.rmtree(path)
     return damaged
 
 
-def drop_old_checkpoints(folder: Path) -> None:
+def delete_old_checkpoints(folder: Path) -> None:
     for old in _newest_first(folder)[KEPT:]:
         shutil.rmtree(old)
 

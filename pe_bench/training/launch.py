@@ -13,9 +13,8 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from signal import SIG_IGN, signal
 from typing import Any
 
@@ -25,13 +24,14 @@ from pe_bench.config.schema import Config
 from pe_bench.data.packed import load_data
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder
+from pe_bench.runs.setup import Setup
 from pe_bench.system.machine import set_threads
 from pe_bench.system.processes import child_context, start_method
 from pe_bench.system.signals import STOP_SIGNALS, Stopped, finish_step_on_signal
 from pe_bench.training.checkpoint import Checkpoint, load_weights
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
-from pe_bench.training.train import Watcher, take_steps
+from pe_bench.training.train import Watcher, train
 
 POLL_SECONDS = 0.1
 STARTED = "started"  # what a process sends when it has met all others
@@ -39,23 +39,6 @@ END_SECONDS = "1"  # that the others have for ending when one is lost
 MAX_KILL_SECONDS = 5  # that PyTorch may take to see that all were killed
 PRELOADED = ["pe_bench.training.train", "torch.distributed", "torch._dynamo"]  # the last for the first step
 FOR_PEOPLE = (Stopped, RunError, UserError)  # shown as they were raised
-
-
-@dataclass(frozen=True)
-class Work:
-    """Everything that each process needs to know."""
-
-    config: Config
-    search: tuple[Path, ...]
-    source: Checkpoint | None  # whose weights the run starts from
-    run: Path
-    device: torch.device
-    dtype: torch.dtype
-    threads: int  # of all processes together
-
-    @property
-    def processes(self) -> int:
-        return self.config.train.processes
 
 
 @dataclass(frozen=True)
@@ -90,11 +73,14 @@ def check_processes(config: Config, device: torch.device) -> None:
         require(count <= found, f"train.processes={count} takes a GPU each, and {found} are here")
 
 
-def train_together(work: Work, watch: Watcher) -> None:
-    """Train as `train` does, in `train.processes` processes. Raise `RunError` where one is lost: all end."""
-    pipes = [multiprocessing.Pipe() for _ in range(work.processes)]
+def train_together(setup: Setup, source: Checkpoint | None, watch: Watcher) -> None:
+    """Train as `train` does, in `train.processes` processes. Raise `RunError` where one is lost: all end.
+
+    source: whose weights the run starts from.
+    """
+    pipes = [multiprocessing.Pipe() for _ in range(setup.config.train.processes)]
     ours = [pipe for pipe, _ in pipes]
-    agent = _Agent(work, [pipe for _, pipe in pipes])
+    agent = _Agent(setup, source, [pipe for _, pipe in pipes])
     messages = WorkerMessages()
     with finish_step_on_signal() as is_asked:
         with agent.running():
@@ -107,15 +93,15 @@ def train_together(work: Work, watch: Watcher) -> None:
                     was_asked = True
                     for pipe in ours:
                         pipe.send("stop")
-        _raise_first_failure(messages.exits, agent.error, work)
+        _raise_first_failure(messages.exits, agent.error, len(pipes))
 
 
 class _Agent(threading.Thread):
     """PyTorch's agent, which waits for its workers: in a thread, where it leaves signals alone."""
 
-    def __init__(self, work: Work, pipes: list[Connection]):
+    def __init__(self, setup: Setup, source: Checkpoint | None, pipes: list[Connection]):
         super().__init__(daemon=True)
-        self.work, self.pipes = work, pipes
+        self.setup, self.source, self.pipes = setup, source, pipes
         self.error: Exception | None = None
         self._others = set(multiprocessing.active_children())
 
@@ -147,7 +133,7 @@ class _Agent(threading.Thread):
                 max_nodes=1,
                 nproc_per_node=len(self.pipes),
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
-                run_id=self.work.run.name,
+                run_id=self.setup.run.name,
                 rdzv_backend="static",
                 rdzv_endpoint=f"localhost:{store.port}",
                 rdzv_configs={"rank": 0},
@@ -155,7 +141,7 @@ class _Agent(threading.Thread):
                 start_method=start_method(),
             )
             try:
-                elastic_launch(config, _work)(self.work, self.pipes)
+                elastic_launch(config, _work)(self.setup, self.source, self.pipes)
             except Exception as error:
                 self.error = error
 
@@ -183,14 +169,14 @@ def _poll(pipes: Sequence[Connection], messages: WorkerMessages, watch: Watcher)
             messages.exits[pipes.index(pipe)] = message
 
 
-def _raise_first_failure(exits: Exits, error: Exception | None, work: Work) -> None:
+def _raise_first_failure(exits: Exits, error: Exception | None, processes: int) -> None:
     """Raise what a process raised for people, else which one was lost, else what failed first."""
     for end in exits.values():
         if isinstance(end, FOR_PEOPLE):
             raise end
-    lost = [rank for rank in range(work.processes) if rank not in exits]
+    lost = [rank for rank in range(processes) if rank not in exits]
     if lost:
-        raise RunError(_loss(lost, error, work)) from error
+        raise RunError(_loss(lost, error, processes)) from error
     failure = next((end for end in exits.values() if isinstance(end, Failure)), None)
     if failure is not None:
         raise RunError(failure.reason) from WorkerError(failure.trace)
@@ -198,13 +184,13 @@ def _raise_first_failure(exits: Exits, error: Exception | None, work: Work) -> N
         raise RunError(first_line(error)) from error
 
 
-def _loss(lost: Sequence[int], error: Exception | None, work: Work) -> str:
+def _loss(lost: Sequence[int], error: Exception | None, processes: int) -> str:
     failures: dict[int, Any] = getattr(error, "failures", {})
     rank = next((rank for rank in lost if rank in failures), lost[0])
     failure = failures.get(rank)
     how = f" (killed by {failure.signal_name()})" if failure is not None and failure.exitcode < 0 else ""
     return (
-        f"rank {rank} of {work.processes} processes was lost{how}, and the others ended: "
+        f"rank {rank} of {processes} processes was lost{how}, and the others ended: "
         "the same command goes on from the last checkpoint"
     )
 
@@ -212,47 +198,45 @@ def _loss(lost: Sequence[int], error: Exception | None, work: Work) -> str:
 # What follows runs in the workers.
 
 
-def _work(work: Work, pipes: Sequence[Connection]) -> None:
+def _work(setup: Setup, source: Checkpoint | None, pipes: Sequence[Connection]) -> None:
     rank = int(os.environ["RANK"])
     pipe = pipes[rank]
     _end_with_parent()
     for number in STOP_SIGNALS:  # the process that started this one gets them, and passes them on
         signal(number, SIG_IGN)
     try:
-        _train(work, rank, pipe)
+        _train(setup, source, rank, pipe)
     except Stopped as stopped:  # in all of them, and the first may still be saving
         pipe.send(stopped)
     except (RunError, UserError) as error:
         pipe.send(error)
         raise  # perhaps in this one alone: the others do not wait for it
     except Exception as error:
-        reason = (
-            f"rank {rank} of {work.processes} processes failed: {type(error).__name__}: {first_line(error)}"
-        )
+        reason = f"rank {rank} of {len(pipes)} processes failed: {type(error).__name__}: {first_line(error)}"
         pipe.send(Failure(reason, traceback.format_exc()))
         raise
     else:
         pipe.send(None)
 
 
-def _train(work: Work, rank: int, pipe: Connection) -> None:
+def _train(setup: Setup, source: Checkpoint | None, rank: int, pipe: Connection) -> None:
     import torch.distributed as together
 
-    config = work.config
-    set_threads(max(1, work.threads // work.processes))
+    config, count = setup.config, setup.config.train.processes
+    set_threads(max(1, setup.threads // count))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
-    model = build_decoder(config, data.vocabulary, work.search)
-    if work.source is not None:
-        load_weights(work.source, model)
-    device = work.device
+    model = build_decoder(config, data.vocabulary, setup.search)
+    if source is not None:
+        load_weights(source, model)
+    device = setup.device
     if device.type == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     together.init_process_group("nccl" if device.type == "cuda" else "gloo")
     pipe.send(STARTED)
-    group = Group(rank, work.processes, device, pipe.poll)
+    group = Group(rank, count, device, pipe.poll)
     watch = pipe.send if group.is_first else _ignore
-    take_steps(config, model, data, work.run, device, work.dtype, watch, group)
+    train(replace(setup, device=device), model, data, watch, group)
     together.destroy_process_group()
 
 

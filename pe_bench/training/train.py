@@ -4,18 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
+from pe_bench.runs.setup import Setup
 from pe_bench.system.memory import retain_freed_memory
 from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import (
     Checkpoint,
-    drop_old_checkpoints,
+    delete_old_checkpoints,
     latest_checkpoint,
     load_optimizer,
     load_weights,
@@ -30,58 +29,35 @@ from pe_bench.training.trainer import NonFiniteError, Trainer
 Watcher = Callable[[Step], None]
 
 
-def train(
-    config: Config,
-    model: Decoder,
-    data: Data,
-    run: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    watch: Watcher,
-) -> Checkpoint:
-    """Train `model` to `config.train.total_steps` and return the checkpoint of the last step.
+def train(setup: Setup, model: Decoder, data: Data, watch: Watcher, group: Group | None = None) -> None:
+    """Train `model` to its last step, of which a checkpoint is then on the disk.
 
-    Goes on from the newest whole checkpoint of the run, and ends in the same weights as a run
-    that was never stopped. Raises `RunError` when the loss is not finite.
+    It goes on from the newest whole checkpoint of the run, and ends in the same weights as a run that was
+    never stopped. Every process of a `group` calls this, and the first writes. Raise `RunError` where the
+    loss is not finite.
     """
-    take_steps(config, model, data, run, device, dtype, watch, Group())
-    return last_checkpoint(config, run)
-
-
-def take_steps(
-    config: Config,
-    model: Decoder,
-    data: Data,
-    run: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    watch: Watcher,
-    group: Group,
-) -> None:
-    """What `train` does, in each process of a `group`, with the same arguments; the first of them writes."""
-    model.to(device)
-    folder = run / "checkpoints"
+    config, group, folder = setup.config, group or Group(), setup.run / "checkpoints"
+    model.to(setup.device)
     if group.is_first:
-        drop_old_checkpoints(folder)  # a killed process may have written one and not dropped another
+        delete_old_checkpoints(folder)  # a killed process may have written one and not dropped another
     found = _newest(folder, group)
     if found is not None:
         load_weights(found, model)
-    optimizer = make_optimizer(model, config.train, device)
+    optimizer = make_optimizer(model, config.train, setup.device)
     if found is not None:
         load_optimizer(found, model, optimizer)
-    log = read_log(run / "train.csv", found.meta.step if found and group.is_first else 0)
-    trainer = Trainer(config, model, optimizer, data, device, dtype, group)
+    log = read_log(setup.run / "train.csv", found.meta.step if found and group.is_first else 0)
+    trainer = Trainer(config, model, optimizer, data, setup.device, setup.dtype, group)
     with retain_freed_memory():
-        _take_steps(trainer, found, run, log, watch)
+        _take_steps(trainer, found, setup.run, log, watch)
 
 
-def last_checkpoint(config: Config, run: Path) -> Checkpoint:
-    """That of the last step. Raises `RunError` where it is not there."""
-    found = latest_checkpoint(run / "checkpoints")
-    if found is None or found.meta.step != config.train.total_steps:
-        raise RunError(
-            f"the last checkpoint in {run / 'checkpoints'} is missing or damaged: repeat the command"
-        )
+def last_checkpoint(setup: Setup) -> Checkpoint:
+    """Return the checkpoint of the last step. Raise `RunError` where it is not there."""
+    folder = setup.run / "checkpoints"
+    found = latest_checkpoint(folder)
+    if found is None or found.meta.step != setup.config.train.total_steps:
+        raise RunError(f"the last checkpoint in {folder} is missing or damaged: repeat the command")
     return found
 
 
@@ -100,7 +76,7 @@ def _newest(folder: Path, group: Group) -> Checkpoint | None:
 def _take_steps(
     trainer: "Trainer", found: Checkpoint | None, run: Path, log: list[Step], watch: Watcher
 ) -> None:
-    """From the checkpoint that was found to the last step, with checkpoints and train.csv on the way.
+    """Take the steps after the checkpoint that was found, and write checkpoints and train.csv on the way.
 
     A signal that asks for an end is obeyed after the step at work, which is saved.
     """
@@ -144,7 +120,7 @@ def _way_out(step: int, config: Config) -> str:
 
 
 def check_windows(data: Data, length: int) -> None:
-    """Raises `UserError` when one side of the data is shorter than a window."""
+    """Raise `UserError` where one side of the data is shorter than a window."""
     TrainingWindows(data.train, length, data.end_of_text)
     TrainingWindows(data.validation, length, data.end_of_text, side="validation")
 

@@ -118,7 +118,7 @@ def test_weights_that_are_damaged_are_told_and_made_again_where_they_are_wanted(
         assert outcome.code == 2 and "has no whole checkpoint of step 6" in outcome.line
         again = train(*ARGUMENTS, "eval.lengths=[16,32,48]")
         assert again.code == 0
-        assert f"warning: {run.name} is trained again, for the weights of its last step" in again.err
+        assert f"warning: retraining {run.name}: its final weights are missing or damaged" in again.err
         assert f"warning: {step} is damaged, and dropped" in again.err
     assert train(*ARGUMENTS).code == 0
     found = contents(folder / "results")
@@ -143,7 +143,7 @@ def test_what_goes_with_weights_that_are_lost_is_named(train, command, run, fold
     assert command("eval", str(run), *arguments).code == 0
     shutil.rmtree(run / "checkpoints")
     again = train(*ARGUMENTS, "eval.lengths=[16,64]")
-    assert "its scores at 32, 48 go with them: eval makes them again" in again.err
+    assert "scores at 32, 48 are discarded (`pe-bench eval` restores them)" in again.err
 
 
 @pytest.mark.parametrize("damage", [flip, cut])

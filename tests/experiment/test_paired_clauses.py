@@ -8,14 +8,14 @@ import pytest
 import torch
 from support.commands import Command, only_run
 from support.results import add_run
-from support.scoring import BLOCK, DATA, EVAL, scored, subject_of
+from support.scoring import BLOCK, DATA, EVAL, scored, trained_model
 
 from pe_bench.config.schema import DataConfig, EvalConfig, TokenizerConfig
 from pe_bench.data.packed import load_data
 from pe_bench.report.export import to_frame
 from pe_bench.report.tables.build import build_tables
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.scoring.evaluate import Subject
+from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import target_blocks
@@ -65,25 +65,25 @@ def test_every_encoding_and_every_seed_of_training_scores_the_same_targets(
     assert len({row.target_hash for run in runs for row in rows_of(run)}) == 1
 
 
-def plan_at(lengths: Sequence[int], subject: Subject, length: int = 12) -> Plan:
+def plan_at(lengths: Sequence[int], trained: TrainedModel, length: int = 12) -> Plan:
     evaluation = replace(EVAL, lengths=[*lengths])
-    plans = make_plans(subject.config, evaluation, subject.data)
+    plans = make_plans(trained.setup.config, evaluation, trained.data)
     return next(plan for plan in plans if plan.length == length)
 
 
 def test_the_targets_of_a_length_do_not_depend_on_the_other_lengths(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
-    assert plan_at([12], subject) == plan_at([12, 24], subject) == plan_at([8, 9, 12, 20], subject)
+    trained = trained_model(tmp_path / "run")
+    assert plan_at([12], trained) == plan_at([12, 24], trained) == plan_at([8, 9, 12, 20], trained)
 
 
 @pytest.mark.parametrize("length", [8, 12, 24])
 def test_the_model_is_fed_the_length_tokens_that_end_with_each_block_and_no_other(
     tmp_path: Path, length: int
 ) -> None:
-    subject = subject_of(tmp_path / "run")
+    trained = trained_model(tmp_path / "run")
     given: list[torch.Tensor] = []
-    subject.model.embedding.register_forward_pre_hook(lambda _, tokens: given.append(tokens[0].clone()))
-    scored(subject, replace(EVAL, lengths=[length]))
+    trained.model.embedding.register_forward_pre_hook(lambda _, tokens: given.append(tokens[0].clone()))
+    scored(trained, replace(EVAL, lengths=[length]))
     blocks = target_blocks(DATA.validation, 24, BLOCK, EVAL.targets, EVAL.seed, DATA.hash)
     wanted = [
         DATA.validation.document(int(document))[end - length : end].tolist()

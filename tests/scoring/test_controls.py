@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.numbered_text import SPLIT, blocks_of
-from support.scoring import BLOCK, EVAL, SIZE, TRAIN_LENGTH, data_of, scored, subject_of
+from support.scoring import BLOCK, EVAL, SIZE, TRAIN_LENGTH, data_of, scored, trained_model
 from torch import Tensor
 
 from pe_bench.config.schema import EvalConfig
@@ -22,7 +22,7 @@ from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_path
 from pe_bench.scoring.controls import control_plans, controlled_lengths, donors, is_windowed, swap_control
-from pe_bench.scoring.evaluate import Subject
+from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import inputs, with_donors
 from pe_bench.scoring.targets import TargetBlocks
@@ -35,8 +35,8 @@ def by_control(rows: list[Row], length: int = LENGTH) -> dict[str, Row]:
     return {row.control: row for row in rows if row.length == length}
 
 
-def nll(subject: Subject, row: Row) -> np.ndarray:
-    return load_scores(score_path(subject.run, "paired", row.length, row.control, row.target_hash)).nll
+def nll(trained: TrainedModel, row: Row) -> np.ndarray:
+    return load_scores(score_path(trained.setup.run, "paired", row.length, row.control, row.target_hash)).nll
 
 
 # swap: which tokens
@@ -81,15 +81,15 @@ def test_every_length_takes_the_same_donors() -> None:
 
 def test_swap_costs_nothing_where_the_far_context_is_not_seen(tmp_path: Path) -> None:
     # Two layers of a window of 4 see 7 tokens in all: never beyond the training length of 8.
-    subject = subject_of(tmp_path / "run", SlidingWindow(4))
-    rows = by_control(scored(subject, CONTROLLED))
-    assert np.array_equal(nll(subject, rows["swap"]), nll(subject, rows["none"]))
+    trained = trained_model(tmp_path / "run", SlidingWindow(4))
+    rows = by_control(scored(trained, CONTROLLED))
+    assert np.array_equal(nll(trained, rows["swap"]), nll(trained, rows["none"]))
 
 
 def test_swap_changes_scores_where_it_is_seen_and_scores_the_same_targets(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
-    rows = by_control(scored(subject, CONTROLLED))
-    assert not np.allclose(nll(subject, rows["swap"]), nll(subject, rows["none"]), atol=1e-3)
+    trained = trained_model(tmp_path / "run")
+    rows = by_control(scored(trained, CONTROLLED))
+    assert not np.allclose(nll(trained, rows["swap"]), nll(trained, rows["none"]), atol=1e-3)
     for name in ("target_hash", "targets", "documents", "context_mean"):
         assert len({getattr(row, name) for row in rows.values()}) == 1
     assert rows["swap"].reason == ""
@@ -112,15 +112,17 @@ class IdsOfTokens(PositionalEncoding):
 
 def test_swap_keeps_the_position_ids_of_the_text(tmp_path: Path) -> None:
     encoding = IdsOfTokens()
-    scored(subject_of(tmp_path / "run", encoding), replace(CONTROLLED, lengths=[LENGTH], batch_tokens=10_000))
+    scored(
+        trained_model(tmp_path / "run", encoding), replace(CONTROLLED, lengths=[LENGTH], batch_tokens=10_000)
+    )
     plain, _, swapped = [pair for pair in encoding.given if pair[0].shape[-1] == LENGTH]
     assert torch.equal(plain[0], swapped[0])
     assert not torch.equal(plain[1], swapped[1])
 
 
 def test_swap_needs_a_second_document(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run", data=data_of(60))
-    row = by_control(scored(subject, CONTROLLED))["swap"]
+    trained = trained_model(tmp_path / "run", data=data_of(60))
+    row = by_control(scored(trained, CONTROLLED))["swap"]
     assert (row.status, row.nll) == ("too_few_documents", None)
     assert "one document" in row.reason
 
@@ -129,20 +131,20 @@ def test_swap_needs_a_second_document(tmp_path: Path) -> None:
 
 
 def test_window_scores_as_if_every_layer_saw_the_training_length(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
-    limited = subject_of(tmp_path / "limited", Layers([RoPE(SIZE.d_head)]))
+    trained = trained_model(tmp_path / "run")
+    limited = trained_model(tmp_path / "limited", Layers([RoPE(SIZE.d_head)]))
     modifiers: dict[str, PositionalEncoding] = {"window": Layers([SlidingWindow(TRAIN_LENGTH)])}
     limited.model.encoding = Composition(Layers([RoPE(SIZE.d_head)]), modifiers, SIZE.n_layers)
-    control = by_control(scored(subject, CONTROLLED))["window"]
+    control = by_control(scored(trained, CONTROLLED))["window"]
     wanted = by_control(scored(limited))["none"]
-    assert np.allclose(nll(subject, control), nll(limited, wanted), atol=1e-5)
-    assert not np.allclose(control.nll or 0, by_control(scored(subject))["none"].nll or 0, atol=1e-3)
+    assert np.allclose(nll(trained, control), nll(limited, wanted), atol=1e-5)
+    assert not np.allclose(control.nll or 0, by_control(scored(trained))["none"].nll or 0, atol=1e-3)
 
 
 def test_window_says_how_far_information_travels_all_the_same(tmp_path: Path) -> None:
-    row = by_control(scored(subject_of(tmp_path / "run"), CONTROLLED))["window"]
+    row = by_control(scored(trained_model(tmp_path / "run"), CONTROLLED))["window"]
     assert row.status == "ok"
-    assert "2 layers sees 8 tokens, so information travels up to 15" in row.reason
+    assert "2 layers attends to 8 tokens, so information can still travel up to 15" in row.reason
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_one_layer_that_sees_everything_makes_it_not_windowed() -> None:
 
 
 def test_window_is_not_scored_for_an_encoding_that_has_one(tmp_path: Path) -> None:
-    rows = by_control(scored(subject_of(tmp_path / "run", SlidingWindow(6)), CONTROLLED))
+    rows = by_control(scored(trained_model(tmp_path / "run", SlidingWindow(6)), CONTROLLED))
     assert (rows["window"].status, rows["window"].nll) == ("undefined", None)
     assert "windowed itself" in rows["window"].reason
     assert rows["swap"].status == "ok"
@@ -201,9 +203,11 @@ def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length(
 
 
 def test_each_set_of_targets_has_controls_of_its_own(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
+    trained = trained_model(tmp_path / "run")
     evaluation = replace(EVAL, controls="auto", lengths=[16, 40], max_length=20)
-    found = [(plan.length, plan.control) for plan in make_plans(subject.config, evaluation, subject.data)]
+    found = [
+        (plan.length, plan.control) for plan in make_plans(trained.setup.config, evaluation, trained.data)
+    ]
     one_set = [(8, "none"), (16, "none"), (16, "window"), (16, "swap")]
     assert found == [*one_set, (8, "none"), (40, "none"), (40, "window"), (40, "swap")]
 
@@ -215,21 +219,21 @@ def test_controls_are_of_one_set_of_targets() -> None:
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
 def test_other_protocols_have_no_controls(tmp_path: Path, protocol: str) -> None:
-    subject = subject_of(tmp_path / "run")
+    trained = trained_model(tmp_path / "run")
     evaluation = replace(EVAL, controls="auto", protocol=protocol)
-    assert {row.control for row in scored(subject, evaluation)} == {"none"}
+    assert {row.control for row in scored(trained, evaluation)} == {"none"}
 
 
 # Repeating
 
 
 def test_controls_are_scored_once_and_told(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
+    trained = trained_model(tmp_path / "run")
     told: list[tuple[str, int, float]] = []
-    first = scored(subject, CONTROLLED, lambda *what: told.append(what))
+    first = scored(trained, CONTROLLED, lambda *what: told.append(what))
     assert {what for what, _, _ in told} == {"paired", "window control", "swap control"}
     told.clear()
-    assert scored(subject, CONTROLLED, lambda *what: told.append(what)) == first
+    assert scored(trained, CONTROLLED, lambda *what: told.append(what)) == first
     assert told == []
 
 

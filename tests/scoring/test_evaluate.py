@@ -21,7 +21,7 @@ from support.scoring import (
     data_of,
     fed,
     scored,
-    subject_of,
+    trained_model,
 )
 from torch import Tensor
 
@@ -36,7 +36,7 @@ from pe_bench.errors import UserError
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_path
-from pe_bench.scoring.evaluate import Subject
+from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans, shortages
 
 torch.set_num_threads(1)
@@ -47,16 +47,18 @@ SCORED_TOKENS = {0: 130 - 45 - 31, 2: 45, 3: 31}
 
 
 @pytest.fixture
-def subject(tmp_path: Path) -> Subject:
-    return subject_of(tmp_path / "run")
+def trained(tmp_path: Path) -> TrainedModel:
+    return trained_model(tmp_path / "run")
 
 
 # The truth, from the definitions, one target at a time
 
 
-def context_starts(subject: Subject, evaluation: EvalConfig, length: int) -> list[tuple[int, int, int]]:
+def context_starts(trained: TrainedModel, evaluation: EvalConfig, length: int) -> list[tuple[int, int, int]]:
     """(document, place of the target, place where its context begins)."""
-    [plan] = [plan for plan in make_plans(subject.config, evaluation, subject.data) if plan.length == length]
+    [plan] = [
+        plan for plan in make_plans(trained.setup.config, evaluation, trained.data) if plan.length == length
+    ]
     if evaluation.protocol == "paired":
         ends = [(window.document, window.start + window.size) for window in plan.windows]
         return [(d, end - BLOCK + k, end - length) for d, end in ends for k in range(BLOCK)]
@@ -82,13 +84,13 @@ def naive_nll(model: Decoder, context: np.ndarray, target: int) -> float:
 
 
 @torch.no_grad()
-def naive(subject: Subject, evaluation: EvalConfig, length: int) -> tuple[np.ndarray, float, float]:
+def naive(trained: TrainedModel, evaluation: EvalConfig, length: int) -> tuple[np.ndarray, float, float]:
     """NLLs, nats per token and bits per byte."""
-    model = copy.deepcopy(subject.model).double()
-    places = context_starts(subject, evaluation, length)
+    model = copy.deepcopy(trained.model).double()
+    places = context_starts(trained, evaluation, length)
     nll, sizes, documents = [], [], []
     for index, place, start in places:
-        document = subject.data.validation.document(index)
+        document = trained.data.validation.document(index)
         nll.append(naive_nll(model, document[start:place], int(document[place])))
         sizes.append(bytes_of(int(document[place])))
         documents.append(index)
@@ -111,14 +113,16 @@ every_protocol = pytest.mark.parametrize("evaluation", PROTOCOLS.values(), ids=P
 
 @every_protocol
 def test_scores_equal_a_separate_forward_pass_for_each_target(
-    subject: Subject, evaluation: EvalConfig
+    trained: TrainedModel, evaluation: EvalConfig
 ) -> None:
-    rows = scored(subject, evaluation)
+    rows = scored(trained, evaluation)
     assert [row.length for row in rows] == [8, 12, 24]
     for row in rows:
-        nll, mean, bits_per_byte = naive(subject, evaluation, row.length)
+        nll, mean, bits_per_byte = naive(trained, evaluation, row.length)
         scores = load_scores(
-            score_path(subject.run, row.protocol, row.length, "none", row.target_hash, stride=row.stride)
+            score_path(
+                trained.setup.run, row.protocol, row.length, "none", row.target_hash, stride=row.stride
+            )
         )
         assert np.allclose(scores.nll, nll, rtol=0, atol=2e-5)
         assert row.targets == len(nll)
@@ -127,62 +131,62 @@ def test_scores_equal_a_separate_forward_pass_for_each_target(
         assert row.bits_per_byte == pytest.approx(bits_per_byte, abs=1e-5)
 
 
-def test_documents_of_unequal_shares_count_the_same_when_paired(subject: Subject) -> None:
+def test_documents_of_unequal_shares_count_the_same_when_paired(trained: TrainedModel) -> None:
     """The data of these tests can tell a mean over documents from one over tokens."""
-    [row] = scored(subject, replace(EVAL, lengths=[8], max_length=24))
-    scores = load_scores(score_path(subject.run, "paired", 8, "none", row.target_hash))
+    [row] = scored(trained, replace(EVAL, lengths=[8], max_length=24))
+    scores = load_scores(score_path(trained.setup.run, "paired", 8, "none", row.target_hash))
     shares = np.unique(scores.document, return_counts=True)[1]
     assert len(set(shares.tolist())) > 1
     assert row.documents == len(shares) == 3, "one document is too short"
     assert abs(float(scores.nll.mean()) - (row.nll or 0)) > 1e-3
 
 
-def test_untied_heads_are_scored_with_their_own_weights(subject: Subject) -> None:
+def test_untied_heads_are_scored_with_their_own_weights(trained: TrainedModel) -> None:
     size = replace(SIZE, tie_embeddings=False)
-    model = Decoder(size, VOCABULARY, subject.model.encoding, torch.Generator().manual_seed(2)).eval()
-    untied = replace(subject, model=model)
+    model = Decoder(size, VOCABULARY, trained.model.encoding, torch.Generator().manual_seed(2)).eval()
+    untied = replace(trained, model=model)
     [row] = scored(untied, replace(EVAL, lengths=[8]))
     assert row.nll == pytest.approx(naive(untied, replace(EVAL, lengths=[8]), 8)[1], abs=1e-5)
 
 
 @every_protocol
 def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation: EvalConfig) -> None:
-    together = scored(subject_of(tmp_path / "together"), replace(evaluation, batch_tokens=10_000))
-    single = scored(subject_of(tmp_path / "single"), replace(evaluation, batch_tokens=1))
+    together = scored(trained_model(tmp_path / "together"), replace(evaluation, batch_tokens=10_000))
+    single = scored(trained_model(tmp_path / "single"), replace(evaluation, batch_tokens=1))
     for one, other in zip(together, single, strict=True):
         assert one.nll == pytest.approx(other.nll, abs=1e-6)
         assert one.target_hash == other.target_hash
 
 
 @pytest.mark.parametrize("length", [8, 24, 40])
-def test_paired_windows_that_are_fed_really_have_the_length(subject: Subject, length: int) -> None:
-    shapes = fed(subject)
-    scored(subject, replace(EVAL, lengths=[length], max_length=40))
+def test_paired_windows_that_are_fed_really_have_the_length(trained: TrainedModel, length: int) -> None:
+    shapes = fed(trained)
+    scored(trained, replace(EVAL, lengths=[length], max_length=40))
     assert sum(batch for batch, columns in shapes if columns == length) == EVAL.targets
     assert {columns for _, columns in shapes} == {length, TRAIN_LENGTH}
 
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
-def test_window_protocols_feed_the_length_and_a_shorter_rest(subject: Subject, protocol: str) -> None:
-    shapes = fed(subject)
-    [_, row] = scored(subject, replace(EVAL, protocol=protocol, lengths=[24]))  # type: ignore[arg-type]
+def test_window_protocols_feed_the_length_and_a_shorter_rest(trained: TrainedModel, protocol: str) -> None:
+    shapes = fed(trained)
+    [_, row] = scored(trained, replace(EVAL, protocol=protocol, lengths=[24]))  # type: ignore[arg-type]
     fed_at_24 = [columns for _, columns in shapes if columns > TRAIN_LENGTH]
     assert max(fed_at_24) == 24
     assert protocol == "nonoverlapping" or set(fed_at_24) == {24}
     assert row.length == 24
 
 
-def test_batches_are_no_larger_than_asked_for(subject: Subject) -> None:
-    shapes = fed(subject)
-    scored(subject, replace(EVAL, batch_tokens=50))
+def test_batches_are_no_larger_than_asked_for(trained: TrainedModel) -> None:
+    shapes = fed(trained)
+    scored(trained, replace(EVAL, batch_tokens=50))
     assert all(batch * columns <= 50 for batch, columns in shapes)
     assert max(batch for batch, _ in shapes) == 50 // 8
 
 
-def test_targets_are_the_same_for_every_training_seed_and_follow_their_own(subject: Subject) -> None:
+def test_targets_are_the_same_for_every_training_seed_and_follow_their_own(trained: TrainedModel) -> None:
     def hashes(training: int, evaluation: EvalConfig) -> set[str]:
-        config = replace(subject.config, seed=training)
-        return {plan.target_hash for plan in make_plans(config, evaluation, subject.data)}
+        config = replace(trained.setup.config, seed=training)
+        return {plan.target_hash for plan in make_plans(config, evaluation, trained.data)}
 
     assert len(hashes(0, EVAL)) == 1
     assert hashes(0, EVAL) == hashes(1, EVAL)
@@ -195,72 +199,74 @@ def test_targets_are_the_same_for_every_training_seed_and_follow_their_own(subje
 # Which lengths
 
 
-def lengths_by_targets(subject: Subject, evaluation: EvalConfig) -> dict[str, list[int]]:
+def lengths_by_targets(trained: TrainedModel, evaluation: EvalConfig) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for plan in make_plans(subject.config, evaluation, subject.data):
+    for plan in make_plans(trained.setup.config, evaluation, trained.data):
         found.setdefault(plan.target_hash, []).append(plan.length)
     return found
 
 
 @every_protocol
 def test_the_training_length_is_always_scored_on_the_same_targets(
-    subject: Subject, evaluation: EvalConfig
+    trained: TrainedModel, evaluation: EvalConfig
 ) -> None:
-    found = lengths_by_targets(subject, replace(evaluation, lengths=[24, 12]))
+    found = lengths_by_targets(trained, replace(evaluation, lengths=[24, 12]))
     assert list(found.values()) == [[8, 12, 24]]
 
 
 @every_protocol
 def test_longer_lengths_have_targets_of_their_own_and_the_training_length_on_them(
-    subject: Subject, evaluation: EvalConfig
+    trained: TrainedModel, evaluation: EvalConfig
 ) -> None:
-    found = lengths_by_targets(subject, replace(evaluation, lengths=[12, 30, 40], max_length=20))
+    found = lengths_by_targets(trained, replace(evaluation, lengths=[12, 30, 40], max_length=20))
     assert list(found.values()) == [[8, 12], [8, 30, 40]]
 
 
 @every_protocol
 def test_a_longest_length_below_that_of_training_still_includes_it(
-    subject: Subject, evaluation: EvalConfig
+    trained: TrainedModel, evaluation: EvalConfig
 ) -> None:
     """Else there would be nothing to compare the shorter lengths with."""
-    found = lengths_by_targets(subject, replace(evaluation, lengths=[8], max_length=6, target_tokens=2))
+    found = lengths_by_targets(trained, replace(evaluation, lengths=[8], max_length=6, target_tokens=2))
     assert list(found.values()) == [[8]]
-    shorter = lengths_by_targets(subject, replace(evaluation, lengths=[4, 6], max_length=6, target_tokens=2))
+    shorter = lengths_by_targets(trained, replace(evaluation, lengths=[4, 6], max_length=6, target_tokens=2))
     assert list(shorter.values()) == [[4, 6, 8]]
 
 
 def test_default_lengths_go_from_a_quarter_to_sixteen_times_the_training_length() -> None:
-    subject_config = Config({"name": "mine"}, train=TrainConfig(length=32, batch_tokens=32))
-    plans = make_plans(subject_config, EvalConfig(targets=2), data_of(600, 700))
+    config = Config({"name": "mine"}, train=TrainConfig(length=32, batch_tokens=32))
+    plans = make_plans(config, EvalConfig(targets=2), data_of(600, 700))
     uncontrolled = [plan.length for plan in plans if plan.control == "none"]
     assert uncontrolled == [8, 16, 32, 48, 64, 128, 256, 512]
     assert {window.targets for plan in plans for window in plan.windows} == {4}
 
 
-def test_both_sets_of_targets_have_rows(subject: Subject) -> None:
-    rows = scored(subject, replace(EVAL, lengths=[12, 30], max_length=20))
+def test_both_sets_of_targets_have_rows(trained: TrainedModel) -> None:
+    rows = scored(trained, replace(EVAL, lengths=[12, 30], max_length=20))
     assert [row.length for row in rows] == [8, 12, 8, 30]
     first, second = rows[0], rows[2]
     assert first.target_hash != second.target_hash
     assert first.nll != second.nll
-    assert read_rows(subject.run / "eval.csv") == sorted(rows, key=lambda row: row.order)
+    assert read_rows(trained.setup.run / "eval.csv") == sorted(rows, key=lambda row: row.order)
 
 
-def test_a_length_that_no_document_reaches_is_refused_before_anything_is_scored(subject: Subject) -> None:
-    shapes = fed(subject)
+def test_a_length_that_no_document_reaches_is_refused_before_anything_is_scored(
+    trained: TrainedModel,
+) -> None:
+    shapes = fed(trained)
     with pytest.raises(UserError, match="61 .*the longest has 60"):
-        scored(subject, replace(EVAL, lengths=[8, 61]))
+        scored(trained, replace(EVAL, lengths=[8, 61]))
     assert shapes == []
-    assert not (subject.run / "eval.csv").exists()
+    assert not (trained.setup.run / "eval.csv").exists()
 
 
 # Lengths that cannot be scored
 
 
 def test_a_length_without_meaning_has_its_reason_and_no_number_and_others_go_on(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
+    trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
     rows = {
-        row.length: row for row in scored(subject, replace(EVAL, lengths=[6, 12, 13, 24], target_tokens=2))
+        row.length: row for row in scored(trained, replace(EVAL, lengths=[6, 12, 13, 24], target_tokens=2))
     }
     for length in (6, 8, 12):
         assert rows[length].status == "ok"
@@ -271,15 +277,15 @@ def test_a_length_without_meaning_has_its_reason_and_no_number_and_others_go_on(
         assert row.status == "undefined"
         assert "max_position=12 rows" in row.reason
         assert row.nll is row.perplexity is row.bits_per_byte is row.peak_memory_mb is None
-        assert not score_path(subject.run, "paired", length, "none", row.target_hash).exists()
-    assert read_rows(subject.run / "eval.csv") == list(rows.values())
+        assert not score_path(trained.setup.run, "paired", length, "none", row.target_hash).exists()
+    assert read_rows(trained.setup.run / "eval.csv") == list(rows.values())
 
 
 def test_a_length_without_meaning_is_not_tried_again(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
-    first = scored(subject)
-    shapes = fed(subject)
-    assert scored(subject) == first
+    trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
+    first = scored(trained)
+    shapes = fed(trained)
+    assert scored(trained) == first
     assert shapes == []
 
 
@@ -302,32 +308,32 @@ def test_a_length_without_memory_says_so_and_is_tried_again(
     tmp_path: Path, error: Callable[[], Exception]
 ) -> None:
     hungry = Hungry()
-    subject = subject_of(tmp_path / "run", hungry)
+    trained = trained_model(tmp_path / "run", hungry)
     hungry.error = error()
-    rows = scored(subject)
+    rows = scored(trained)
     assert [row.status for row in rows] == ["ok", "out_of_memory", "out_of_memory"]
     for row in rows[1:]:
         assert row.nll is row.perplexity is row.bits_per_byte is row.peak_memory_mb is None
         assert row.reason
         assert "\n" not in row.reason
-    assert read_rows(subject.run / "eval.csv") == rows
+    assert read_rows(trained.setup.run / "eval.csv") == rows
     hungry.error = None
-    shapes = fed(subject)
-    again = scored(subject)
+    shapes = fed(trained)
+    again = scored(trained)
     assert [(row.status, row.reason) for row in again] == [("ok", "")] * 3
     assert again[0] == rows[0]
     assert {columns for _, columns in shapes} == {12, 24}, "what was scored is not scored again"
-    assert read_rows(subject.run / "eval.csv") == again
+    assert read_rows(trained.setup.run / "eval.csv") == again
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
 def test_an_error_of_the_code_is_not_taken_for_a_result(tmp_path: Path, error: Exception) -> None:
     hungry = Hungry()
-    subject = subject_of(tmp_path / "run", hungry)
+    trained = trained_model(tmp_path / "run", hungry)
     hungry.error = error
     with pytest.raises(type(error)):
-        scored(subject)
-    assert [row.length for row in read_rows(subject.run / "eval.csv")] == [8], "what was scored is kept"
+        scored(trained)
+    assert [row.length for row in read_rows(trained.setup.run / "eval.csv")] == [8], "what was scored is kept"
 
 
 class Wasteful(NoPE):
@@ -341,7 +347,9 @@ class Wasteful(NoPE):
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count")
 def test_the_peak_of_memory_is_that_of_its_own_length(tmp_path: Path) -> None:
-    peak = {row.length: row.peak_memory_mb or 0 for row in scored(subject_of(tmp_path / "run", Wasteful()))}
+    peak = {
+        row.length: row.peak_memory_mb or 0 for row in scored(trained_model(tmp_path / "run", Wasteful()))
+    }
     assert peak[12] - peak[8] > 50
     assert peak[12] - peak[24] > 50
 
@@ -350,89 +358,89 @@ def test_the_peak_of_memory_is_that_of_its_own_length(tmp_path: Path) -> None:
 
 
 @every_protocol
-def test_repeating_scores_nothing_again(subject: Subject, evaluation: EvalConfig) -> None:
-    first = scored(subject, evaluation)
-    before = (subject.run / "eval.csv").read_bytes()
-    shapes = fed(subject)
-    assert scored(subject, evaluation) == first
+def test_repeating_scores_nothing_again(trained: TrainedModel, evaluation: EvalConfig) -> None:
+    first = scored(trained, evaluation)
+    before = (trained.setup.run / "eval.csv").read_bytes()
+    shapes = fed(trained)
+    assert scored(trained, evaluation) == first
     assert shapes == []
-    assert (subject.run / "eval.csv").read_bytes() == before
+    assert (trained.setup.run / "eval.csv").read_bytes() == before
 
 
-def test_a_missing_file_of_scores_is_made_again(subject: Subject) -> None:
-    first = scored(subject)
-    lost = score_path(subject.run, "paired", 12, "none", first[1].target_hash)
+def test_a_missing_file_of_scores_is_made_again(trained: TrainedModel) -> None:
+    first = scored(trained)
+    lost = score_path(trained.setup.run, "paired", 12, "none", first[1].target_hash)
     before = load_scores(lost)
     lost.unlink()
-    shapes = fed(subject)
-    again = scored(subject)
+    shapes = fed(trained)
+    again = scored(trained)
     assert [row.nll for row in again] == [row.nll for row in first]
     assert {columns for _, columns in shapes} == {12}
     assert np.array_equal(load_scores(lost).nll, before.nll)
 
 
-def test_more_lengths_are_added_to_what_is_there(subject: Subject) -> None:
-    first = scored(subject, replace(EVAL, lengths=[8, 24]))
-    shapes = fed(subject)
-    second = scored(subject, replace(EVAL, lengths=[12]))
+def test_more_lengths_are_added_to_what_is_there(trained: TrainedModel) -> None:
+    first = scored(trained, replace(EVAL, lengths=[8, 24]))
+    shapes = fed(trained)
+    second = scored(trained, replace(EVAL, lengths=[12]))
     assert [row.length for row in second] == [8, 12]
     assert second[0] == first[0]
     assert {columns for _, columns in shapes} == {12}
-    assert [row.length for row in read_rows(subject.run / "eval.csv")] == [8, 12, 24]
+    assert [row.length for row in read_rows(trained.setup.run / "eval.csv")] == [8, 12, 24]
 
 
-def test_protocols_stand_beside_each_other(subject: Subject) -> None:
+def test_protocols_stand_beside_each_other(trained: TrainedModel) -> None:
     for evaluation in (EVAL, PROTOCOLS["nonoverlapping"], PROTOCOLS["sliding"]):
-        scored(subject, evaluation)
-    rows = read_rows(subject.run / "eval.csv")
+        scored(trained, evaluation)
+    rows = read_rows(trained.setup.run / "eval.csv")
     assert [row.protocol for row in rows] == ["nonoverlapping"] * 3 + ["paired"] * 3 + ["sliding"] * 3
 
 
-def test_another_stride_is_scored_anew(subject: Subject) -> None:
+def test_another_stride_is_scored_anew(trained: TrainedModel) -> None:
     """Its targets are the same; what they see is not."""
-    half = scored(subject, PROTOCOLS["sliding by half"])
-    shapes = fed(subject)
-    other = scored(subject, PROTOCOLS["sliding"])
+    half = scored(trained, PROTOCOLS["sliding by half"])
+    shapes = fed(trained)
+    other = scored(trained, PROTOCOLS["sliding"])
     assert shapes
     assert [row.target_hash for row in half] == [row.target_hash for row in other]
     for row, before in zip(other, half, strict=True):
-        assert row.nll == pytest.approx(naive(subject, PROTOCOLS["sliding"], row.length)[1], abs=1e-5)
+        assert row.nll == pytest.approx(naive(trained, PROTOCOLS["sliding"], row.length)[1], abs=1e-5)
         assert row.nll != before.nll
         assert row.context_mean != before.context_mean
         assert (row.stride_rule, before.stride_rule) == ("5", "half")
-    assert set(read_rows(subject.run / "eval.csv")) == {*half, *other}
+    assert set(read_rows(trained.setup.run / "eval.csv")) == {*half, *other}
 
 
-def test_what_is_scored_stays_when_the_rest_is_interrupted(subject: Subject) -> None:
+def test_what_is_scored_stays_when_the_rest_is_interrupted(trained: TrainedModel) -> None:
     def stop(protocol: str, length: int, share: float) -> None:
         if length == 24 and share > 0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        scored(subject, replace(EVAL, batch_tokens=24), stop)
-    assert [row.length for row in read_rows(subject.run / "eval.csv")] == [8, 12]
-    shapes = fed(subject)
-    assert [row.status for row in scored(subject)] == ["ok"] * 3
+        scored(trained, replace(EVAL, batch_tokens=24), stop)
+    assert [row.length for row in read_rows(trained.setup.run / "eval.csv")] == [8, 12]
+    shapes = fed(trained)
+    assert [row.status for row in scored(trained)] == ["ok"] * 3
     assert {columns for _, columns in shapes} == {24}
 
 
 # Rows
 
 
-def test_rows_survive_their_file_exactly(subject: Subject) -> None:
-    rows = scored(subject)
-    assert read_rows(subject.run / "eval.csv") == rows
+def test_rows_survive_their_file_exactly(trained: TrainedModel) -> None:
+    rows = scored(trained)
+    assert read_rows(trained.setup.run / "eval.csv") == rows
 
 
-def test_rows_say_what_was_scored(subject: Subject) -> None:
-    row = scored(subject)[1]
+def test_rows_say_what_was_scored(trained: TrainedModel) -> None:
+    row = scored(trained)[1]
     assert (row.run, row.encoding, row.scored_with) == ("run", "mine option=2", "mine option=2")
     assert (row.seed, row.model, row.setting) == (5, "tiny", "5e7710")
     assert (row.train_length, row.length, row.protocol, row.control) == (8, 12, "paired", "none")
     assert (row.targets, row.documents) == (7 * BLOCK, 3)
     assert row.context_mean == 12 - BLOCK + (BLOCK - 1) / 2
     assert (row.data, row.data_hash, row.tokenizer) == ("files", "da7a0123", "odd")
-    assert row.parameters == sum(weight.numel() for weight in subject.model.parameters())
+    assert row.parameters == sum(weight.numel() for weight in trained.model.parameters())
     assert (row.steps, row.train_tokens, row.tokens_per_second) == (3, 48, 1234.6)
     assert (row.device, row.train_dtype, row.score_dtype, row.threads) == ("cpu", "bfloat16", "float32", 1)
     assert row.torch == torch.__version__
@@ -440,11 +448,11 @@ def test_rows_say_what_was_scored(subject: Subject) -> None:
     assert row.peak_memory_mb > 1
 
 
-def test_scores_are_kept_with_the_document_and_the_bytes_of_every_target(subject: Subject) -> None:
-    row = scored(subject)[0]
-    scores = load_scores(score_path(subject.run, "paired", 8, "none", row.target_hash))
-    places = context_starts(subject, EVAL, 8)
-    documents = [subject.data.validation.document(document) for document, _, _ in places]
+def test_scores_are_kept_with_the_document_and_the_bytes_of_every_target(trained: TrainedModel) -> None:
+    row = scored(trained)[0]
+    scores = load_scores(score_path(trained.setup.run, "paired", 8, "none", row.target_hash))
+    places = context_starts(trained, EVAL, 8)
+    documents = [trained.data.validation.document(document) for document, _, _ in places]
     tokens = [int(tokens[place]) for tokens, (_, place, _) in zip(documents, places, strict=True)]
     assert scores.document.tolist() == [document for document, _, _ in places]
     assert scores.bytes.tolist() == [bytes_of(token) for token in tokens]
@@ -467,9 +475,9 @@ def test_bits_per_byte_count_the_bytes_of_the_text_and_not_its_tokens(tmp_path: 
     [saved] = (tmp_path / "cache").glob("*/tokenizer.json")
     vocabulary = json.loads(saved.read_text())["model"]["vocab"]
     size = {number: len(text) for text, number in vocabulary.items()}
-    subject = subject_of(tmp_path / "run", data=data)
-    [row] = scored(subject, replace(EVAL, lengths=[8], protocol="nonoverlapping", tokens=10_000))
-    scores = load_scores(score_path(subject.run, "nonoverlapping", 8, "none", row.target_hash))
+    trained = trained_model(tmp_path / "run", data=data)
+    [row] = scored(trained, replace(EVAL, lengths=[8], protocol="nonoverlapping", tokens=10_000))
+    scores = load_scores(score_path(trained.setup.run, "nonoverlapping", 8, "none", row.target_hash))
     documents = dict.fromkeys(scores.document.tolist())
     wanted = [size[int(token)] for d in documents for token in data.validation.document(d)[1:]]
     assert scores.bytes.tolist() == wanted
@@ -486,36 +494,36 @@ COARSE = replace(EVAL, precision="bfloat16")
 
 
 def test_scores_are_float32_whatever_the_training_unless_another_precision_is_asked_for(
-    subject: Subject,
+    trained: TrainedModel,
 ) -> None:
     types: list[torch.dtype] = []
-    subject.model.blocks[0].register_forward_hook(lambda _, given, out: types.append(out.dtype))
-    linear = subject.model.get_submodule("blocks.0.feedforward.down")
+    trained.model.blocks[0].register_forward_hook(lambda _, given, out: types.append(out.dtype))
+    linear = trained.model.get_submodule("blocks.0.feedforward.down")
     linear.register_forward_hook(lambda _, given, out: types.append(out.dtype))
-    assert {row.score_dtype for row in scored(subject)} == {"float32"}
+    assert {row.score_dtype for row in scored(trained)} == {"float32"}
     assert set(types) == {torch.float32}
     types.clear()
-    assert {row.score_dtype for row in scored(subject, COARSE)} == {"bfloat16"}
+    assert {row.score_dtype for row in scored(trained, COARSE)} == {"bfloat16"}
     assert torch.bfloat16 in types
 
 
 @every_protocol
 def test_coarse_scores_stand_beside_the_exact_ones_and_are_near_them(
-    subject: Subject, evaluation: EvalConfig
+    trained: TrainedModel, evaluation: EvalConfig
 ) -> None:
-    exact = scored(subject, evaluation)
-    coarse = scored(subject, replace(evaluation, precision="bfloat16"))
+    exact = scored(trained, evaluation)
+    coarse = scored(trained, replace(evaluation, precision="bfloat16"))
     for row, other in zip(exact, coarse, strict=True):
         assert row.key != other.key
         assert row.target_hash == other.target_hash
         assert row.nll != other.nll
         assert row.nll == pytest.approx(other.nll, abs=0.05)
-    assert len(list((subject.run / "scores").iterdir())) == 2 * len(exact)
-    shapes = fed(subject)
-    assert scored(subject, evaluation) == exact
-    assert scored(subject, replace(evaluation, precision="bfloat16")) == coarse
+    assert len(list((trained.setup.run / "scores").iterdir())) == 2 * len(exact)
+    shapes = fed(trained)
+    assert scored(trained, evaluation) == exact
+    assert scored(trained, replace(evaluation, precision="bfloat16")) == coarse
     assert shapes == [], "neither takes the place of the other"
-    rows = read_rows(subject.run / "eval.csv")
+    rows = read_rows(trained.setup.run / "eval.csv")
     assert [row.score_dtype for row in rows] == ["float32", "bfloat16"] * len(exact)
 
 
@@ -536,7 +544,7 @@ def test_drawn_ids_are_the_same_for_every_batch_and_every_call(tmp_path: Path) -
     found = []
     for name, batch_tokens in (("one", 24), ("two", 10_000)):
         encoding = Recorded()
-        rows = scored(subject_of(tmp_path / name, encoding), replace(EVAL, batch_tokens=batch_tokens))
+        rows = scored(trained_model(tmp_path / name, encoding), replace(EVAL, batch_tokens=batch_tokens))
         drawn = {len(ids): ids for ids in encoding.drawn}
         assert all(torch.equal(ids, drawn[len(ids)]) for ids in encoding.drawn)
         assert len(encoding.drawn) > 3 or name == "two"
@@ -550,7 +558,7 @@ def test_drawn_ids_are_the_same_for_every_batch_and_every_call(tmp_path: Path) -
 
 def test_ids_are_those_of_scoring_where_training_has_others(tmp_path: Path) -> None:
     encoding = Recorded("arange")
-    scored(subject_of(tmp_path / "run", encoding))
+    scored(trained_model(tmp_path / "run", encoding))
     assert [ids for ids in encoding.drawn if not torch.equal(ids, torch.arange(len(ids)))] == []
 
 
@@ -558,7 +566,7 @@ def test_another_seed_of_scoring_draws_other_ids(tmp_path: Path) -> None:
     drawn = []
     for seed in (0, 1):
         encoding = Recorded()
-        scored(subject_of(tmp_path / str(seed), encoding), replace(EVAL, lengths=[8], seed=seed))
+        scored(trained_model(tmp_path / str(seed), encoding), replace(EVAL, lengths=[8], seed=seed))
         drawn.append(encoding.drawn[0])
     assert not torch.equal(drawn[0], drawn[1])
 
@@ -566,9 +574,9 @@ def test_another_seed_of_scoring_draws_other_ids(tmp_path: Path) -> None:
 # What it is told, and what it is given
 
 
-def test_progress_is_told_of_every_length_from_nothing_to_all(subject: Subject) -> None:
+def test_progress_is_told_of_every_length_from_nothing_to_all(trained: TrainedModel) -> None:
     told: list[tuple[str, int, float]] = []
-    scored(subject, EVAL, lambda *what: told.append(what))
+    scored(trained, EVAL, lambda *what: told.append(what))
     assert {protocol for protocol, _, _ in told} == {"paired"}
     assert list(dict.fromkeys(length for _, length, _ in told)) == [8, 12, 24]
     for length in (8, 12, 24):
@@ -577,31 +585,33 @@ def test_progress_is_told_of_every_length_from_nothing_to_all(subject: Subject) 
         assert (shares[0], shares[-1]) == (0, 1)
 
 
-def test_scoring_leaves_no_trace_in_the_model(subject: Subject) -> None:
-    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
-    scored(subject)
-    assert all(torch.equal(value, before[name]) for name, value in subject.model.state_dict().items())
-    assert all(weight.grad is None for weight in subject.model.parameters())
+def test_scoring_leaves_no_trace_in_the_model(trained: TrainedModel) -> None:
+    before = {name: value.clone() for name, value in trained.model.state_dict().items()}
+    scored(trained)
+    assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
+    assert all(weight.grad is None for weight in trained.model.parameters())
 
 
 # Fewer targets than were asked for
 
 
-def test_too_few_documents_for_all_targets_are_told_with_how_many_there_are(subject: Subject) -> None:
+def test_too_few_documents_for_all_targets_are_told_with_how_many_there_are(trained: TrainedModel) -> None:
     """Of 60, 20, 45 and 31 tokens three documents reach 31, with room for 8 + 4 + 1 blocks of four."""
     evaluation = replace(EVAL, max_length=31, targets=20)
-    [line] = shortages(subject.config, evaluation, make_plans(subject.config, evaluation, subject.data))
+    [line] = shortages(
+        trained.setup.config, evaluation, make_plans(trained.setup.config, evaluation, trained.data)
+    )
     assert line.startswith("too few documents: 3 reach 31 tokens, with room for 13 of eval.targets=20")
 
 
-def test_enough_documents_need_no_word(subject: Subject) -> None:
-    assert shortages(subject.config, EVAL, make_plans(subject.config, EVAL, subject.data)) == []
+def test_enough_documents_need_no_word(trained: TrainedModel) -> None:
+    assert shortages(trained.setup.config, EVAL, make_plans(trained.setup.config, EVAL, trained.data)) == []
 
 
-def test_each_set_of_targets_tells_its_own_shortage(subject: Subject) -> None:
+def test_each_set_of_targets_tells_its_own_shortage(trained: TrainedModel) -> None:
     evaluation = replace(EVAL, lengths=[12, 45], max_length=20, targets=25)
-    plans = make_plans(subject.config, evaluation, subject.data)
-    lines = shortages(subject.config, evaluation, plans)
+    plans = make_plans(trained.setup.config, evaluation, trained.data)
+    lines = shortages(trained.setup.config, evaluation, plans)
     assert [line.split(" tokens")[0] for line in lines] == [
         "too few documents: 4 reach 20",
         "too few documents: 2 reach 45",
@@ -609,7 +619,7 @@ def test_each_set_of_targets_tells_its_own_shortage(subject: Subject) -> None:
 
 
 def test_rows_of_an_encoding_that_reads_the_length_say_so(tmp_path: Path) -> None:
-    reading = scored(subject_of(tmp_path / "read", RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH)))
-    fixed = scored(subject_of(tmp_path / "fixed", RopePI(SIZE.d_head, TRAIN_LENGTH, factor=3.0)))
+    reading = scored(trained_model(tmp_path / "read", RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH)))
+    fixed = scored(trained_model(tmp_path / "fixed", RopePI(SIZE.d_head, TRAIN_LENGTH, factor=3.0)))
     assert {row.knows_length for row in reading} == {True}
     assert {row.knows_length for row in fixed} == {False}

@@ -548,7 +548,7 @@ def test_every_encoding_is_tried_before_any_part_moves_to_the_device(begin, fold
     config = read_config(run)
     monkeypatch.setattr(prepare, "resolve_device", lambda name: torch.device("meta"))
     moved: list[str] = []
-    monkeypatch.setattr(score, "_rows", lambda subject, *_: moved.append(_device_of(subject.model)) or [])
+    monkeypatch.setattr(score, "_rows", lambda trained, *_: moved.append(_device_of(trained.model)) or [])
     others = find_others(read_with(["yarn,rope_ntk"]), run.name, config)
     score.score_run(run, config, folder / "results", others)
     assert moved == ["meta"] * 5

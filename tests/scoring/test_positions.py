@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from support.numbered_text import DATA as TELLING
 from support.numbered_text import TEXT, contexts
-from support.scoring import DATA, EVAL, SIZE, fed, scored, subject_of
+from support.scoring import DATA, EVAL, SIZE, fed, scored, trained_model
 
 from pe_bench.encodings.learned import Learned
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_path
-from pe_bench.scoring.evaluate import Subject
+from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import count_parts, make_plans
 from pe_bench.scoring.positions import position_plans, range_ends
 
@@ -25,8 +25,8 @@ def ranges(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.protocol == "positions"]
 
 
-def nll(subject: Subject, row: Row) -> np.ndarray:
-    return load_scores(score_path(subject.run, "positions", row.length, "none", row.target_hash)).nll
+def nll(trained: TrainedModel, row: Row) -> np.ndarray:
+    return load_scores(score_path(trained.setup.run, "positions", row.length, "none", row.target_hash)).nll
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_every_position_of_the_whole_windows_is_scored_once() -> None:
 def test_one_pass_equals_separate_passes_where_prefixes_are_consistent(
     tmp_path: Path, encoding: RoPE
 ) -> None:
-    together = subject_of(tmp_path / "together", encoding)
-    apart = subject_of(tmp_path / "apart", encoding)
+    together = trained_model(tmp_path / "together", encoding)
+    apart = trained_model(tmp_path / "apart", encoding)
     shapes = fed(together)
     one = ranges(scored(together, POSITIONED))
     assert {columns for _, columns in shapes} == {8, 12, 24}, "no pass for each range"
@@ -78,40 +78,42 @@ def test_one_pass_equals_separate_passes_where_prefixes_are_consistent(
 
 def test_an_encoding_that_reads_the_length_has_a_pass_for_each_range(tmp_path: Path) -> None:
     encoding = RopeDynamicNTK(SIZE.d_head, train_length=8)
-    subject = subject_of(tmp_path / "run", encoding)
-    shapes = fed(subject)
-    rows = ranges(scored(subject, POSITIONED))
+    trained = trained_model(tmp_path / "run", encoding)
+    shapes = fed(trained)
+    rows = ranges(scored(trained, POSITIONED))
     assert {columns for _, columns in shapes} >= {1, 2, 3, 4, 6, 16}
-    plans = [plan for plan in make_plans(subject.config, POSITIONED, DATA) if plan.protocol == "positions"]
-    longest = subject_of(tmp_path / "longest", encoding)
+    plans = [
+        plan for plan in make_plans(trained.setup.config, POSITIONED, DATA) if plan.protocol == "positions"
+    ]
+    longest = trained_model(tmp_path / "longest", encoding)
     longest.model.encoding.claims = frozenset({"prefix_consistent"})
     whole = ranges(scored(longest, POSITIONED))
     # The windows of 12 tokens have other rotations than those of 24.
-    assert not np.allclose(nll(subject, rows[-3]), nll(longest, whole[-3]), atol=1e-4)
-    assert np.allclose(nll(subject, rows[-1]), nll(longest, whole[-1]), atol=2e-5)
+    assert not np.allclose(nll(trained, rows[-3]), nll(longest, whole[-3]), atol=1e-4)
+    assert np.allclose(nll(trained, rows[-1]), nll(longest, whole[-1]), atol=2e-5)
     assert len(plans) == len(rows)
 
 
 def test_ranges_past_the_reach_of_an_encoding_have_their_reason(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
-    rows = {row.length: row for row in ranges(scored(subject, POSITIONED))}
+    trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
+    rows = {row.length: row for row in ranges(scored(trained, POSITIONED))}
     assert [length for length, row in rows.items() if row.status == "ok"] == [1, 2, 3, 4, 6, 8, 12]
     assert rows[16].status == rows[24].status == "undefined"
     assert "max_position=12" in rows[16].reason
 
 
 def test_the_longest_range_that_can_be_scored_serves_the_shorter_ones(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
-    shapes = fed(subject)
-    scored(subject, POSITIONED)
+    trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
+    shapes = fed(trained)
+    scored(trained, POSITIONED)
     # 13 to 24 tokens are tried, and are too many; 8 and 12 tokens are the lengths themselves.
     assert {columns for _, columns in shapes} == {8, 12, 16, 24}
 
 
 def test_positions_are_added_to_the_protocol_that_is_asked_for(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
-    plain = scored(subject)
-    both = scored(subject, POSITIONED)
+    trained = trained_model(tmp_path / "run")
+    plain = scored(trained)
+    both = scored(trained, POSITIONED)
     assert both[: len(plain)] == plain
     assert all(row.protocol == "positions" for row in both[len(plain) :])
     assert ranges(plain) == []
@@ -119,20 +121,20 @@ def test_positions_are_added_to_the_protocol_that_is_asked_for(tmp_path: Path) -
 
 def test_positions_are_one_thing_to_wait_for(tmp_path: Path) -> None:
     for name, claims in (("together", frozenset({"prefix_consistent"})), ("apart", frozenset())):
-        subject = subject_of(tmp_path / name)
-        subject.model.encoding.claims = claims
+        trained = trained_model(tmp_path / name)
+        trained.model.encoding.claims = claims
         told: list[tuple[str, int, float]] = []
-        scored(subject, POSITIONED, lambda *what, told=told: told.append(what))
+        scored(trained, POSITIONED, lambda *what, told=told: told.append(what))
         shares = [share for what, length, share in told if what == "positions" and length == 24]
         assert len(shares) == len([what for what, _, _ in told if what == "positions"])
         assert shares == sorted(shares)
         assert shares[-1] == 1.0
-    assert count_parts(make_plans(subject.config, POSITIONED, subject.data)) == 4
+    assert count_parts(make_plans(trained.setup.config, POSITIONED, trained.data)) == 4
 
 
 def test_positions_of_a_range_are_scored_again_when_their_file_is_lost(tmp_path: Path) -> None:
-    subject = subject_of(tmp_path / "run")
-    first = ranges(scored(subject, POSITIONED))
-    score_path(subject.run, "positions", 6, "none", first[0].target_hash).unlink()
-    again = ranges(scored(subject, POSITIONED))
+    trained = trained_model(tmp_path / "run")
+    first = ranges(scored(trained, POSITIONED))
+    score_path(trained.setup.run, "positions", 6, "none", first[0].target_hash).unlink()
+    again = ranges(scored(trained, POSITIONED))
     assert [row.nll for row in again] == pytest.approx([row.nll for row in first], abs=1e-6)

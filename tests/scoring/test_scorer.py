@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.scoring import EVAL, SIZE, Hungry, data_of, fed, scored, subject_of
+from support.scoring import EVAL, SIZE, Hungry, data_of, fed, scored, trained_model
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings import LayerEncoding
@@ -16,21 +16,23 @@ from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_path
-from pe_bench.scoring.evaluate import Subject
+from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 
 CUT = replace(EVAL, protocol="nonoverlapping", lengths=[4, 8, 12, 24])
 
 
-def nll_of(subject: Subject, row: Row) -> np.ndarray:
-    path = score_path(subject.run, row.protocol, row.length, row.control, row.target_hash, stride=row.stride)
+def nll_of(trained: TrainedModel, row: Row) -> np.ndarray:
+    path = score_path(
+        trained.setup.run, row.protocol, row.length, row.control, row.target_hash, stride=row.stride
+    )
     return load_scores(path).nll
 
 
-def apart(subject: Subject, evaluation: EvalConfig = CUT) -> list[Row]:
+def apart(trained: TrainedModel, evaluation: EvalConfig = CUT) -> list[Row]:
     """Scored with a pass for each length, as if nothing were known of prefixes."""
-    subject.model.encoding.claims = frozenset()
-    return scored(subject, evaluation)
+    trained.model.encoding.claims = frozenset()
+    return scored(trained, evaluation)
 
 
 def tokens_of(shapes: list[tuple[int, ...]]) -> int:
@@ -46,13 +48,13 @@ def test_windows_that_begin_together_pass_once_and_score_the_same(
     tmp_path: Path, encoding: LayerEncoding, max_length: int
 ) -> None:
     evaluation = replace(CUT, max_length=max_length)
-    together, alone = (subject_of(tmp_path / name, encoding) for name in ("together", "alone"))
+    together, alone = (trained_model(tmp_path / name, encoding) for name in ("together", "alone"))
     together.model.double()
     alone.model.double()
     shapes = fed(together)
     rows = scored(together, evaluation)
     longest: dict[tuple[int, int], int] = {}
-    for plan in make_plans(together.config, evaluation, together.data):
+    for plan in make_plans(together.setup.config, evaluation, together.data):
         for window in plan.windows:
             place = (window.document, window.start)
             longest[place] = max(window.size, longest.get(place, 0))
@@ -69,18 +71,18 @@ def test_windows_that_begin_together_pass_once_and_score_the_same(
 
 
 def test_shared_scores_are_those_of_separate_passes_in_single_precision_too(tmp_path: Path) -> None:
-    rows = scored(subject_of(tmp_path / "together"), CUT)
-    each = apart(subject_of(tmp_path / "alone"))
+    rows = scored(trained_model(tmp_path / "together"), CUT)
+    each = apart(trained_model(tmp_path / "alone"))
     assert [row.nll for row in rows] == pytest.approx([row.nll for row in each], abs=1e-6)
 
 
 def test_an_encoding_that_reads_the_length_has_a_pass_for_every_length(tmp_path: Path) -> None:
     encoding = RopeDynamicNTK(SIZE.d_head, train_length=8)
-    subject = subject_of(tmp_path / "run", encoding)
-    shapes = fed(subject)
-    rows = scored(subject, CUT)
+    trained = trained_model(tmp_path / "run", encoding)
+    shapes = fed(trained)
+    rows = scored(trained, CUT)
     assert tokens_of(shapes) == sum(row.targets for row in rows)
-    wrong = subject_of(tmp_path / "wrong", encoding)
+    wrong = trained_model(tmp_path / "wrong", encoding)
     wrong.model.encoding.claims = frozenset({"prefix_consistent"})
     shared = scored(wrong, CUT)
     assert abs((shared[2].nll or 0) - (rows[2].nll or 0)) > 1e-4, "sharing would have changed the score"
@@ -89,7 +91,7 @@ def test_an_encoding_that_reads_the_length_has_a_pass_for_every_length(tmp_path:
 @pytest.mark.parametrize("protocol", ["paired", "sliding"])
 def test_windows_that_do_not_begin_together_are_never_shared(tmp_path: Path, protocol: str) -> None:
     evaluation = replace(EVAL, protocol=protocol)  # type: ignore[arg-type]
-    together, alone = (subject_of(tmp_path / name) for name in ("together", "alone"))
+    together, alone = (trained_model(tmp_path / name) for name in ("together", "alone"))
     shapes, other_shapes = fed(together), fed(alone)
     rows, each = scored(together, evaluation), apart(alone, evaluation)
     assert shapes == other_shapes
@@ -101,8 +103,8 @@ def test_windows_that_do_not_begin_together_are_never_shared(tmp_path: Path, pro
 
 def test_shorter_lengths_are_scored_where_a_longer_one_has_no_meaning(tmp_path: Path) -> None:
     encoding = Learned(SIZE.d_model, max_position=12)
-    rows = scored(subject_of(tmp_path / "together", encoding), CUT)
-    each = apart(subject_of(tmp_path / "alone", encoding))
+    rows = scored(trained_model(tmp_path / "together", encoding), CUT)
+    each = apart(trained_model(tmp_path / "alone", encoding))
     assert [row.status for row in rows] == ["ok", "ok", "ok", "undefined"]
     assert [row.reason for row in rows[:3]] == [""] * 3
     assert [row.nll for row in rows[:3]] == pytest.approx([row.nll for row in each[:3]], abs=1e-6)
@@ -110,18 +112,18 @@ def test_shorter_lengths_are_scored_where_a_longer_one_has_no_meaning(tmp_path: 
 
 def test_shorter_lengths_are_scored_where_memory_does_not_reach(tmp_path: Path) -> None:
     hungry = Hungry()
-    subject = subject_of(tmp_path / "run", hungry)
+    trained = trained_model(tmp_path / "run", hungry)
     hungry.error = torch.OutOfMemoryError("no memory")
-    rows = scored(subject, CUT)
+    rows = scored(trained, CUT)
     assert [row.status for row in rows] == ["ok", "ok", "out_of_memory", "out_of_memory"]
     hungry.error = None
-    shapes = fed(subject)
-    again = scored(subject, CUT)
+    shapes = fed(trained)
+    again = scored(trained, CUT)
     assert {columns for _, columns in shapes} >= {12, 24}
     assert 4 not in {columns for _, columns in shapes}
     assert again[:2] == rows[:2]
     assert [row.status for row in again] == ["ok"] * 4
-    each = apart(subject_of(tmp_path / "alone", Hungry()))
+    each = apart(trained_model(tmp_path / "alone", Hungry()))
     assert [row.nll for row in again] == pytest.approx([row.nll for row in each], abs=1e-6)
 
 
@@ -130,16 +132,16 @@ def test_an_interrupted_call_goes_on_after_the_longest(tmp_path: Path) -> None:
         if length == 8:
             raise KeyboardInterrupt
 
-    subject = subject_of(tmp_path / "run")
+    trained = trained_model(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        scored(subject, CUT, stop)
-    kept = read_rows(subject.run / "eval.csv")
+        scored(trained, CUT, stop)
+    kept = read_rows(trained.setup.run / "eval.csv")
     assert [row.length for row in kept] == [12, 24]
-    shapes = fed(subject)
-    rows = scored(subject, CUT)
+    shapes = fed(trained)
+    rows = scored(trained, CUT)
     assert max(columns for _, columns in shapes) == 8
     assert rows[2:] == kept
-    each = apart(subject_of(tmp_path / "alone"))
+    each = apart(trained_model(tmp_path / "alone"))
     assert [row.nll for row in rows] == pytest.approx([row.nll for row in each], abs=1e-6)
 
 
@@ -147,12 +149,12 @@ def test_numbers_too_small_for_full_precision_are_zeros_while_scoring_alone(tmp_
     def product() -> float:
         return float(torch.full((1,), 1e-39) * 1)
 
-    subject, found = subject_of(tmp_path / "run"), []
-    subject.model.embedding.register_forward_hook(lambda *_: found.append(product()))
+    trained, found = trained_model(tmp_path / "run"), []
+    trained.model.embedding.register_forward_hook(lambda *_: found.append(product()))
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot")
     torch.set_flush_denormal(False)
-    scored(subject, CUT)
+    scored(trained, CUT)
     assert set(found) == {0.0}
     assert product() > 0
 
@@ -162,26 +164,26 @@ def test_numbers_too_small_for_full_precision_are_zeros_while_scoring_alone(tmp_
 
 def test_every_length_is_told_once_as_done(tmp_path: Path) -> None:
     told: list[tuple[str, int, float]] = []
-    subject = subject_of(tmp_path / "run")
-    scored(subject, CUT, lambda *what: told.append(what))
+    trained = trained_model(tmp_path / "run")
+    scored(trained, CUT, lambda *what: told.append(what))
     assert [length for _, length, share in told if share == 1.0] == [24, 12, 8, 4]
 
 
 def test_memory_is_told_only_of_lengths_that_passed_through_the_model(tmp_path: Path) -> None:
     """Of 26 tokens the windows of 13 are the first of those of 24, and one that is shorter."""
-    subject = subject_of(tmp_path / "run", data=data_of(26))
-    rows = scored(subject, replace(CUT, lengths=[8, 13, 24]))
+    trained = trained_model(tmp_path / "run", data=data_of(26))
+    rows = scored(trained, replace(CUT, lengths=[8, 13, 24]))
     assert [row.length for row in rows if row.peak_memory_mb is None] == [13]
     assert all(row.status == "ok" for row in rows)
 
 
 def test_positions_need_no_pass_of_their_own_beside_windows_of_one_length(tmp_path: Path) -> None:
     windows = replace(CUT, lengths=[24], max_length=24)
-    subject, other = subject_of(tmp_path / "run"), subject_of(tmp_path / "other")
-    shapes, other_shapes = fed(subject), fed(other)
-    rows = scored(subject, replace(windows, per_position=True))
+    trained, other = trained_model(tmp_path / "run"), trained_model(tmp_path / "other")
+    shapes, other_shapes = fed(trained), fed(other)
+    rows = scored(trained, replace(windows, per_position=True))
     assert scored(other, windows) != []
     assert shapes == other_shapes
     [whole] = [row for row in rows if row.length == 24 and row.protocol == "nonoverlapping"]
     [first] = [row for row in rows if row.length == 1]
-    assert nll_of(subject, first)[0] == nll_of(subject, whole)[0]
+    assert nll_of(trained, first)[0] == nll_of(trained, whole)[0]

@@ -1,6 +1,7 @@
 """An untrained model with random documents, and its scores."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rope import RoPE
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.rows import Row
-from pe_bench.scoring.evaluate import Subject, evaluate
+from pe_bench.runs.setup import Setup
+from pe_bench.scoring.evaluate import TrainedModel, evaluate
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.scorer import Watcher
 
@@ -58,9 +60,9 @@ def data_of(*lengths: int) -> Data:
 DATA = data_of(60, 20, 45, 31)
 
 
-def subject_of(
+def trained_model(
     run: Path, encoding: PositionalEncoding | LayerEncoding | None = None, data: Data = DATA
-) -> Subject:
+) -> TrainedModel:
     """Return an untrained model with weights large enough to make its scores differ."""
     if encoding is None or isinstance(encoding, LayerEncoding):
         encoding = Layers([encoding or RoPE(SIZE.d_head)])
@@ -68,31 +70,32 @@ def subject_of(
     model = Decoder(SIZE, data.vocab_size, Composition(encoding, {}, SIZE.n_layers), generator).eval()
     train = TrainConfig(length=TRAIN_LENGTH, steps=3, batch_tokens=16)
     run.mkdir(exist_ok=True)
-    return Subject(
-        run=run,
+    setup = Setup(
         config=Config({"name": "mine"}, model=SIZE, data=DataConfig(name="files"), train=train, seed=5),
-        model=model,
-        data=data,
-        device=torch.device("cpu"),
-        threads=1,
-        train_dtype="bfloat16",
+        run=run,
         setting="5e7710",
         label="mine option=2",
-        scored_with="mine option=2",
-        tokens_per_second=1234.56,
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        threads=1,
     )
+    return TrainedModel(setup, data, model, scored_with="mine option=2", tokens_per_second=1234.56)
 
 
 def scored(
-    subject: Subject, evaluation: EvalConfig = EVAL, watch: Watcher = lambda protocol, length, share: None
+    trained: TrainedModel,
+    evaluation: EvalConfig = EVAL,
+    watch: Watcher = lambda protocol, length, share: None,
 ) -> list[Row]:
-    return evaluate(subject, evaluation, make_plans(subject.config, evaluation, subject.data), watch)
+    config = replace(trained.setup.config, eval=evaluation)
+    asked = replace(trained, setup=replace(trained.setup, config=config))
+    return evaluate(asked, make_plans(config, evaluation, trained.data), watch)
 
 
-def fed(subject: Subject) -> list[tuple[int, ...]]:
+def fed(trained: TrainedModel) -> list[tuple[int, ...]]:
     """Record the shapes of all batches that the model gets from this call on."""
     shapes: list[tuple[int, ...]] = []
-    subject.model.embedding.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
+    trained.model.embedding.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))
     return shapes
 
 

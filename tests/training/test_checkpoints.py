@@ -8,7 +8,7 @@ from torch import nn
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.training.checkpoint import (
-    drop_damaged_checkpoints,
+    delete_damaged_checkpoints,
     final_checkpoint,
     latest_checkpoint,
     load_optimizer,
@@ -83,7 +83,7 @@ def test_damaged_checkpoints_do_not_take_the_place_of_whole_ones(tmp_path):
     save(tmp_path, 5, 6)
     damage(tmp_path, 5)
     damage(tmp_path, 6)
-    drop_damaged_checkpoints(tmp_path)
+    delete_damaged_checkpoints(tmp_path)
     save(tmp_path, 2)
     assert names(tmp_path) == ["step-00000002"]
 

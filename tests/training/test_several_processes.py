@@ -18,10 +18,11 @@ from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import load_data
 from pe_bench.errors import RunError, UserError
 from pe_bench.model.decoder import build_decoder
+from pe_bench.runs.setup import Setup
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.group import Group
-from pe_bench.training.launch import Failure, Work, _raise_first_failure, check_processes
-from pe_bench.training.train import take_steps
+from pe_bench.training.launch import Failure, _raise_first_failure, check_processes
+from pe_bench.training.train import train as train_run
 
 CPU = torch.device("cpu")
 # An encoding whose second parameter has a gradient nowhere.
@@ -160,8 +161,9 @@ def test_a_process_that_cannot_read_the_checkpoint_does_not_begin_anew(folder):
     config = parse_config(compose(tiny_overrides(folder)))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary)
+    setup = Setup(config, folder, "5e7710", "nope", CPU, torch.float32, threads=1)
     with pytest.raises(RunError, match="step-00000004 cannot be read: repeat the command"):
-        take_steps(config, model, data, folder, CPU, torch.float32, lambda step: None, Blind(1, 2))
+        train_run(setup, model, data, lambda step: None, Blind(1, 2))
 
 
 def test_more_processes_than_gpus_are_refused(folder):
@@ -190,16 +192,14 @@ def test_the_shares_of_a_batch_are_all_of_it_in_order():
     assert torch.equal(torch.cat(few[:6]), rows) and torch.equal(few[7], rows[:1])
 
 
-def test_what_was_lost_is_told_before_what_followed_from_it(folder):
-    config = parse_config(compose([*tiny_overrides(folder), "train.processes=2"]))
-    work = Work(config, (), None, folder, CPU, torch.float32, 2)
+def test_a_lost_process_is_named_before_what_followed_from_it():
     followed = Failure("rank 0 of 2 processes failed: RuntimeError: Connection closed by peer", "trace")
     with pytest.raises(RunError, match="rank 1 of 2 processes was lost"):
-        _raise_first_failure({0: followed}, None, work)
+        _raise_first_failure({0: followed}, None, 2)
     with pytest.raises(RunError, match="rank 0 of 2 processes failed: RuntimeError: Connection closed"):
-        _raise_first_failure({0: followed, 1: None}, None, work)
+        _raise_first_failure({0: followed, 1: None}, None, 2)
     with pytest.raises(RunError, match="no space"):
-        _raise_first_failure({1: followed, 0: RunError("no space")}, None, work)
+        _raise_first_failure({1: followed, 0: RunError("no space")}, None, 2)
 
 
 # Signals and losses
