@@ -1,4 +1,4 @@
-"""Checkpoints: what is kept, what is passed over, and what cannot be loaded."""
+"""Checkpoints: which are kept, which are skipped, and which cannot be loaded."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def damage(folder: Path, step: int) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
-def test_weights_and_moments_come_back_bit_for_bit_and_go_on_alike(tmp_path):
+def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(tmp_path):
     model, optimizer = trained()
     save_checkpoint(tmp_path, model, optimizer, 2, 1.0, 2.0)
     found = latest_checkpoint(tmp_path)
@@ -57,7 +57,7 @@ def test_weights_and_moments_come_back_bit_for_bit_and_go_on_alike(tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_what_was_loaded_does_not_change_with_the_file(tmp_path):
+def test_loaded_tensors_do_not_change_with_the_file(tmp_path):
     save(tmp_path, 1)
     found = latest_checkpoint(tmp_path)
     assert found is not None
@@ -71,7 +71,7 @@ def test_what_was_loaded_does_not_change_with_the_file(tmp_path):
     assert torch.equal(moment, before)
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+def test_a_damaged_checkpoint_is_skipped(tmp_path):
     save(tmp_path, 1, 2)
     damage(tmp_path, 2)
     found = latest_checkpoint(tmp_path)
@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     assert final_checkpoint(tmp_path.parent, 1) is None
 
 
-def test_damaged_checkpoints_do_not_take_the_place_of_whole_ones(tmp_path):
+def test_damaged_checkpoints_do_not_replace_complete_ones(tmp_path):
     save(tmp_path, 5, 6)
     damage(tmp_path, 5)
     damage(tmp_path, 6)
@@ -88,7 +88,7 @@ def test_damaged_checkpoints_do_not_take_the_place_of_whole_ones(tmp_path):
     assert names(tmp_path) == ["step-00000002"]
 
 
-def test_the_final_checkpoint_is_that_of_the_last_step_and_no_other(tmp_path):
+def test_only_the_checkpoint_of_the_last_step_is_the_final_one(tmp_path):
     save(tmp_path / "checkpoints", 1, 2)
     found = final_checkpoint(tmp_path, 2)
     assert found is not None and found.meta.step == 2
@@ -97,7 +97,7 @@ def test_the_final_checkpoint_is_that_of_the_last_step_and_no_other(tmp_path):
     assert final_checkpoint(tmp_path, 2) is None
 
 
-def test_weights_of_another_shape_are_told_in_one_line_that_names_the_difference(tmp_path):
+def test_weights_of_another_shape_are_refused_in_one_line_that_names_the_difference(tmp_path):
     save(tmp_path, 1)
     found = latest_checkpoint(tmp_path)
     assert found is not None
@@ -125,7 +125,7 @@ def test_a_parameter_that_two_modules_share_is_saved_and_loaded(tmp_path):
     assert torch.equal(other[1].weight, model[0].weight)
 
 
-def test_a_full_disk_leaves_the_checkpoints_there_are_and_names_the_file(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_existing_checkpoints_and_names_the_file(tmp_path, monkeypatch):
     from safetensors import SafetensorError
 
     from pe_bench.training import checkpoint

@@ -1,4 +1,4 @@
-"""Training in several processes: the steps of one, and nothing lost when one of them is."""
+"""Training in several processes takes the steps of one, and loses nothing when a process dies."""
 
 import os
 import shutil
@@ -67,7 +67,7 @@ def assert_equal_to_rounding(one: Path, other: Path) -> None:
 
 @pytest.fixture
 def run_of(train, folder):
-    """Train with more arguments into a folder of results of its own; the run there."""
+    """Train with these arguments into a separate results folder. Return the run."""
 
     def begin(results: str, *arguments: str) -> Path:
         outcome = train("train.log_every=1", f"results_dir={folder / results}", *arguments)
@@ -106,7 +106,7 @@ ONE, TWO = [], ["train.processes=2"]
         pytest.param(TWO, ONE, marks=pytest.mark.full),
     ],
 )
-def test_a_run_goes_on_with_another_number_of_processes(run_of, folder, before, after):
+def test_a_run_continues_with_another_number_of_processes(run_of, folder, before, after):
     whole, run = run_of("whole", "encoding=rope"), run_of("broken", "encoding=rope", *before)
     (run / "result.json").unlink()
     shutil.rmtree(run / "checkpoints" / "step-00000008")
@@ -144,20 +144,20 @@ def test_a_loss_that_is_not_finite_ends_all_processes_in_one_line(train):
         (["train.processes=2", "device=cuda:1"], "device=cuda:1 is one GPU, and train.processes=2"),
     ],
 )
-def test_what_cannot_be_shared_is_refused_with_both_values(train, folder, arguments, told):
+def test_windows_that_processes_cannot_share_are_refused_with_both_values(train, folder, arguments, told):
     outcome = train("encoding=rope", *arguments)
     assert outcome.code == 2 and told.split(", and")[0] in outcome.line
     assert not (folder / "results").exists()
 
 
 class Blind(Group):
-    """A process that gets the name of a checkpoint and does not find it."""
+    """Start a process with the name of a checkpoint that it does not find."""
 
     def broadcast(self, text: str) -> str:
         return "step-00000004"
 
 
-def test_a_process_that_cannot_read_the_checkpoint_does_not_begin_anew(folder):
+def test_a_process_that_cannot_read_the_checkpoint_does_not_start_over(folder):
     config = parse_config(compose(tiny_overrides(folder)))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary)
@@ -175,7 +175,7 @@ def test_more_processes_than_gpus_are_refused(folder):
 # A group of its own
 
 
-def test_one_process_alone_has_all_of_every_batch(folder):
+def test_a_single_process_gets_every_batch_whole(folder):
     config = parse_config(compose(tiny_overrides(folder)))
     model = build_decoder(config, load_data(config.data, config.tokenizer, config.cache_dir).vocabulary)
     group, rows = Group(), torch.arange(6).view(3, 2)
@@ -185,7 +185,7 @@ def test_one_process_alone_has_all_of_every_batch(folder):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_shares_of_a_batch_are_all_of_it_in_order():
+def test_the_shares_of_a_batch_add_up_to_it_in_order():
     rows = torch.arange(12).view(6, 2)
     assert torch.equal(torch.cat([Group(rank, 3).share(rows) for rank in range(3)]), rows)
     few = [Group(rank, 8).share(rows) for rank in range(8)]
@@ -207,7 +207,7 @@ def test_a_lost_process_is_named_before_what_followed_from_it():
 
 @pytest.fixture
 def working(folder):
-    """A command of two processes that has saved a checkpoint and has long to go."""
+    """A command of two processes that has saved a checkpoint and is far from its end."""
     arguments = [*tiny_overrides(folder), "encoding=nope", "train.steps=100000", "train.processes=2"]
     arguments += ["train.validate_every=100000", "train.checkpoint_every=20"]
     process = subprocess.Popen(
@@ -269,7 +269,7 @@ def test_a_second_signal_ends_all_processes_at_once(working):
     assert not [pid for pid in workers if Path(f"/proc/{pid}/cmdline").exists()]
 
 
-def test_a_lost_process_ends_in_a_line_and_a_run_that_goes_on(working, folder):
+def test_a_lost_process_is_reported_in_one_line_and_the_run_can_continue(working, folder):
     workers = workers_of(working)
     assert len(workers) == 2
     os.kill(workers[-1], signal.SIGKILL)
@@ -285,7 +285,7 @@ def test_a_lost_process_ends_in_a_line_and_a_run_that_goes_on(working, folder):
 
 
 @pytest.mark.full
-def test_what_only_the_first_process_meets_ends_all_of_them(folder):
+def test_an_error_of_the_first_process_alone_ends_all_processes(folder):
     arguments = " ".join([*tiny_overrides(folder), "encoding=nope", "train.processes=2"])
     command = (
         f"ulimit -f 20; exec {sys.executable} -m pe_bench train {arguments}"  # a disk that takes 20 KB a file
@@ -297,7 +297,7 @@ def test_what_only_the_first_process_meets_ends_all_of_them(folder):
 
 
 @pytest.mark.full
-def test_no_process_goes_on_without_the_one_that_holds_the_run(working):
+def test_no_process_continues_without_the_one_that_holds_the_run(working):
     workers = workers_of(working)
     working.kill()
     ended = time.monotonic() + 20

@@ -106,7 +106,7 @@ def test_training_lowers_the_loss(folder, encoding):
     assert sum(losses[-5:]) / 5 < losses[0] - 1
 
 
-def test_micro_batches_give_the_same_step_to_rounding(folder):
+def test_micro_batches_give_the_same_step_up_to_rounding(folder):
     whole, parts = (trainer_of(folder, "encoding=rope", f"train.micro_batches={n}") for n in (1, 4))
     for number in range(3):
         a, b = whole.step(number, 0.0), parts.step(number, 0.0)
@@ -240,7 +240,7 @@ def test_a_stopped_run_ends_in_the_same_weights_bit_for_bit(train, folder, monke
     assert [{k: v for k, v in row.items() if k != "seconds"} for row in log(folder)] == strip
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_done_again(train, folder):
+def test_a_damaged_checkpoint_is_skipped_and_its_steps_are_repeated(train, folder):
     train("encoding=rope")
     expected = weights(folder)
     run = only_run(folder)
