@@ -21,6 +21,8 @@ def test_a_wheel_holds_the_configurations_and_runs_from_anywhere(tmp_path):
     shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
     found = {name.replace("pe_bench/config/yaml", "configs") for name in names if name.endswith(".yaml")}
     assert found == shipped
+    beside = {str(path.relative_to(ROOT)) for path in (ROOT / "pe_bench" / "report" / "html").rglob("*.*")}
+    assert {name for name in beside if not name.endswith((".py", ".pyc"))} <= set(names)
 
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "

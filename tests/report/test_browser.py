@@ -57,10 +57,11 @@ def page(browser, file) -> Iterator:
 
 
 def requests_of(browser) -> list[str]:
-    """Every address that was asked for; a `data:` one is in the page itself."""
+    """Every address asked for: `data:` is in the page itself, `chrome:` is the browser's own start."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith("data:")]
+    addresses = [request["request"]["url"] for request in sent]
+    return [address for address in addresses if not address.startswith(("data:", "chrome:"))]
 
 
 def use_window(browser, width: int, height: int) -> None:
@@ -188,11 +189,13 @@ def test_names_of_lines_are_seen_at_every_width(page):
         assert len(names) == 4 and all(name.is_displayed() for name in names)
 
 
-def test_no_number_of_an_axis_is_cut_off(page):
+@pytest.mark.parametrize("view", ["levels", "change"])
+def test_no_number_of_an_axis_is_cut_off(page, view):
+    find(page, f"#table-1 input[value={view}]").click()
     for width in (320, 390, 768, 1440):
         use_window(page, width, 844)
-        frame = find(page, "#table-1 .of-levels .frame").rect
-        for text in page.find_elements("css selector", "#table-1 .of-levels :is(.grid, .axis) text"):
+        frame = find(page, f"#table-1 .of-{view} .frame").rect
+        for text in page.find_elements("css selector", f"#table-1 .of-{view} :is(.grid, .axis) text"):
             if text.is_displayed():
                 box = text.rect
                 assert box["x"] >= frame["x"] - 0.5, (width, text.text)

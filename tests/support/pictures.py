@@ -67,7 +67,7 @@ def with_verdicts(tables: Sequence[Table], verdicts: Mapping[str, Mapping[int, s
 
 def names_beside(axes: Axes) -> list[str]:
     """Return the names to the right of the curves' ends."""
-    return [text.get_text() for text in axes.texts if text.get_gid() == "name"]
+    return [text.get_text() for text in axes.texts if (text.get_gid() or "").startswith("name of ")]
 
 
 def curve_lines(axes: Axes) -> list[Line2D]:

@@ -45,7 +45,7 @@ MASK_NOTE = "A query sees all keys before it where no picture shows others."
 
 @dataclass(frozen=True)
 class Row:
-    """What is drawn of the layers of one kind, or of the inputs; mask: of visible keys, if not all before."""
+    """A row of panels: the layers of one kind, or the inputs. mask: of visible keys, if not all before."""
 
     title: str
     subject: Subject
@@ -379,7 +379,7 @@ def _draw_mask(axes: Axes, row: Row) -> None:
 
 
 def _numbers(word: str, numbers: Sequence[int]) -> str:
-    """`head 3`, `heads 0-2, 5`."""
+    """Return `head 3` or `heads 0-2, 5`."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])

@@ -38,14 +38,14 @@ class Curve:
 
 
 def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Into the file `path`, whose suffix is the format; nothing where no row has a number."""
+    """Draw rows into the file `path`, whose suffix is the format; nothing where no row has a number."""
     curves = curves_of(rows)
     if curves:
         save_picture(lambda: draw(curves, rows[0].encoding, title), path)
 
 
 def curves_of(rows: Sequence[Row]) -> list[Curve]:
-    """One for each encoding, where it has a number."""
+    """Return a curve for each encoding, where it has a number."""
     known = [row for row in rows if row.relative is not None]
     known.sort(key=lambda row: (row.encoding, row.length))
     return [

@@ -95,5 +95,5 @@ def _name_curves(axes: Axes, chart: Chart, styles: Mapping[str, Style]) -> None:
             annotation_clip=False,
             arrowprops={**stroke, "relpos": (0, 0.5)} if curve.points else None,
             bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
-            gid="name",
+            gid=f"name of {curve.label}",
         )

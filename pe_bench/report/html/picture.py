@@ -16,7 +16,7 @@ from pe_bench.report.html.text import number, point_text
 from pe_bench.report.tables.build import Table
 
 WIDTH, HEIGHT, TALL = 800, 320, 480
-LEFT, RIGHT, TOP, BOTTOM = 66, 16, 36, 32
+LEFT, RIGHT, TOP, BOTTOM = 80, 16, 36, 32
 NAMES = 160  # for the names right of the curves
 MAX_NAMED = 12  # curves; of more the names are in the list below alone
 NAME_GAP = 16

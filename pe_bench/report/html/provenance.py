@@ -18,7 +18,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What repeats a report. typed: commands and how many runs each made."""
+    """The origin of a report. repeating: commands that make it again; typed: commands with counts of runs."""
 
     repeating: Sequence[str]
     notes: Sequence[str]

@@ -62,7 +62,7 @@ class ShortCell:
 
 @dataclass(frozen=True)
 class Details:
-    """What a line opens for: a row for each fact at each length, and facts of the line as a whole."""
+    """The details of a line: a row for each fact at each length, and facts of the line as a whole."""
 
     lengths: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
@@ -149,7 +149,8 @@ def _details(line: Line, table: Table) -> Details:
         "uses context": [cell.use.uses_context if cell and cell.use else "" for cell in cells],
         "beats window": [cell.use.beats_window if cell and cell.use else "" for cell in cells],
     }
-    reasons = [f"{cell.length}: {cell.reason}" for cell in cells if cell and not cell.levels and cell.reason]
+    missing = [cell for cell in cells if cell and not cell.levels and cell.reason]
+    lengths = ", ".join(f"{cell.length}" for cell in missing)
     memory = largest_memory(line)
     facts = {
         "break point": break_text(line.break_point),
@@ -157,7 +158,7 @@ def _details(line: Line, table: Table) -> Details:
         "parameters": f"{line.parameters:,}",
         "trained tokens/s": f"{line.tokens_per_second:,.0f}",
         "MB at most": "" if memory is None else f"{memory:,.0f}",
-        "no number at": "; ".join(reasons),
+        "no number at": f"{lengths}: {missing[0].reason}" if missing else "",
     }
     return Details(
         [f"{length}" for length in table.lengths],
