@@ -89,14 +89,14 @@ def _measure(
     from pe_bench.inspection.speed.passes import dtype_of
     from pe_bench.inspection.speed.rows import Row, write_rows
     from pe_bench.inspection.speed.table import Limits
-    from pe_bench.model.attention import describe, is_kernel_here
+    from pe_bench.model.attention import is_kernel_here, training_kernel
     from pe_bench.system.machine import resolve_device, set_threads
     from pe_bench.system.progress import progress_bar
 
     config = first[0].config
     threads, device = set_threads(config.threads), resolve_device(config.device)
     if asked.train and device.type == "cpu" and not is_kernel_here():
-        say(f"attention: {describe(device, dtype_of(config, train=True))}")
+        say(f"attention: {training_kernel(device, dtype_of(config, train=True))}")
     say("measuring what the machine can do")
     limits = Limits(matmul_rate(device, dtype_of(config, asked.train)), memory_bandwidth(device))
     bench = Bench(" ".join(asked.shared), asked.train, repeats, device, threads, limits.matmul_rate)

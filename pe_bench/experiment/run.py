@@ -11,7 +11,7 @@ from pe_bench.experiment.prepare import Job, check
 from pe_bench.experiment.progress import training_progress
 from pe_bench.experiment.score import report_shortages, score_encodings
 from pe_bench.experiment.trackers import Tracking, tracking
-from pe_bench.model.attention import describe, is_kernel_here
+from pe_bench.model.attention import is_kernel_here, training_kernel
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.config_file import with_absolute_paths, write_config
 from pe_bench.runs.gather import gather_and_warn, read_result
@@ -141,12 +141,11 @@ def _describe_run(setup: Setup) -> None:
     """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
     config = setup.config
     write_config(setup.run, replace(config, data=with_absolute_paths(config.data)))
-    path = describe(setup.device, setup.dtype)
-    _write_json(
-        setup.run / "environment.json", {**environment(setup.device, setup.threads), "attention": path}
-    )
+    kernel = training_kernel(setup.device, setup.dtype)
+    about = {**environment(setup.device, setup.threads), "attention": kernel._asdict()}
+    _write_json(setup.run / "environment.json", about)
     if setup.device.type == "cpu" and not is_kernel_here():
-        say(f"attention: {path}")
+        say(f"attention: {kernel}")
 
 
 def _write_result(job: Job, trained: Checkpoint) -> None:

@@ -467,30 +467,35 @@ def test_a_process_that_is_killed_while_compiling_leaves_nothing_in_the_way(unbu
 CPU = torch.device("cpu")
 
 
-def test_the_environment_file_tells_what_served_attention_and_why_it_was_not_the_kernel(
+def test_the_kernel_of_training_has_a_type_a_compiler_and_a_reason_why_it_is_not_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     paths = importlib.import_module("pe_bench.model.attention.paths")
 
-    def told(single: str | None, half: str | None, dtype: torch.dtype = torch.float32) -> str:
+    def found(single: str | None, half: str | None, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
         library = ctypes.CDLL(None)
         kernels = {"usable_kernel": (single, "c++ 12"), "usable_tiled_kernel": (half, "c++ 13")}
         for name, (reason, compiler) in kernels.items():
-            found = build.Kernel(library, compiler) if reason is None else build.Kernel(None, reason)
-            monkeypatch.setattr(paths, name, lambda found=found: found)
-        return paths.describe(CPU, dtype)
+            kernel = build.Kernel(library, compiler) if reason is None else build.Kernel(None, reason)
+            monkeypatch.setattr(paths, name, lambda kernel=kernel: kernel)
+        return paths.training_kernel(CPU, dtype)
 
-    assert told(None, "no tiles") == "pe-bench's kernel in float32, compiled by c++ 12"
-    assert told(None, None, torch.bfloat16) == "pe-bench's kernel in bfloat16, compiled by c++ 13"
-    assert told(None, "no tiles", torch.bfloat16).endswith("in float32, compiled by c++ 12, for no tiles")
-    assert told("no compiler", "no tiles") == "PyTorch's fused kernels and the reference, for no compiler"
-    assert "FlexAttention" in paths.describe(torch.device("cuda"), torch.bfloat16)
+    ours, other = "pe-bench's kernel", "PyTorch's fused kernels and the reference"
+    assert found(None, "no tiles") == (ours, "float32", "c++ 12", "")
+    assert found(None, None, torch.bfloat16) == (ours, "bfloat16", "c++ 13", "")
+    assert found(None, "no tiles", torch.bfloat16) == (ours, "float32", "c++ 12", "no tiles")
+    assert found("no compiler", "no tiles") == (other, "", "", "no compiler")
+    assert "FlexAttention" in paths.training_kernel(torch.device("cuda"), torch.bfloat16).name
+    assert str(found(None, "no tiles", torch.bfloat16)) == f"{ours} in float32, compiled by c++ 12; no tiles"
+    assert str(found("no compiler", "no tiles")) == f"{other}; no compiler"
 
 
 def test_a_runs_environment_file_names_it(folder: Path, command: Command) -> None:
     assert command("train", *tiny_overrides(folder)).code == 0
     (written,) = (folder / "results" / "runs").glob("*/environment.json")
-    assert json.loads(written.read_text())["attention"].startswith(("pe-bench's kernel", "PyTorch's"))
+    attention = json.loads(written.read_text())["attention"]
+    assert attention["name"].startswith(("pe-bench's kernel", "PyTorch's"))
+    assert attention["compiler"] or attention["missing"]
 
 
 @here

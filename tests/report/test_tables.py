@@ -190,6 +190,11 @@ def trained_on(run: Path, **changes: object) -> None:
             "pe-bench's kernel in float32 (rope, nope); PyTorch's fused kernels and the reference (alibi)",
         ),
         ({"attention": "pe-bench's kernel in float32, compiled by clang 19"}, None),
+        ({"attention": {"name": "pe-bench's kernel", "dtype": "float32", "compiler": "clang 19"}}, None),
+        (
+            {"attention": {"name": "pe-bench's kernel", "dtype": "bfloat16", "compiler": "c++ 12.2.0"}},
+            "pe-bench's kernel in float32 (rope, nope); pe-bench's kernel in bfloat16 (alibi)",
+        ),
         ({}, None),
     ],
 )

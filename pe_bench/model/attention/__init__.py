@@ -7,19 +7,19 @@ gives what the reference gives.
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.model.attention.paths import choose, describe, is_kernel_here
+from pe_bench.model.attention.paths import choose, is_kernel_here, training_kernel
 from pe_bench.model.attention.reference import logits, precise, project, reference_attention, slice_tokens
 
 __all__ = [
     "attention",
     "choose",
-    "describe",
     "is_kernel_here",
     "logits",
     "precise",
     "project",
     "reference_attention",
     "slice_tokens",
+    "training_kernel",
 ]
 
 

@@ -66,19 +66,34 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     return REFERENCE if is_learning(encoding, q) else DISTANCE
 
 
-def describe(device: torch.device, dtype: torch.dtype) -> str:
-    """What serves attention in training on this device, and where it is not the kernel for this type, why."""
+class TrainingKernel(NamedTuple):
+    """The code that serves attention in training on a device, and why it is not ours in this type."""
+
+    name: str
+    dtype: str = ""
+    compiler: str = ""
+    missing: str = ""
+
+    def __str__(self) -> str:
+        dtype = self.dtype and f" in {self.dtype}"
+        compiler = self.compiler and f", compiled by {self.compiler}"
+        missing = self.missing and f"; {self.missing}"
+        return f"{self.name}{dtype}{compiler}{missing}"
+
+
+def training_kernel(device: torch.device, dtype: torch.dtype) -> TrainingKernel:
+    """Find what serves attention in training; our kernel is compiled for the CPU that runs it."""
     if device.type != "cpu":
-        return "PyTorch's fused kernels and FlexAttention"
+        return TrainingKernel("PyTorch's fused kernels and FlexAttention")
     single = usable_kernel()
     if single.library is None:
-        return f"PyTorch's fused kernels and the reference, for {single.description}"
+        return TrainingKernel("PyTorch's fused kernels and the reference", missing=single.description)
     if dtype == torch.float32:
-        return f"pe-bench's kernel in float32, compiled by {single.description}"
+        return TrainingKernel("pe-bench's kernel", "float32", single.description)
     half = usable_tiled_kernel()
     if half.library is None:
-        return f"pe-bench's kernel in float32, compiled by {single.description}, for {half.description}"
-    return f"pe-bench's kernel in bfloat16, compiled by {half.description}"
+        return TrainingKernel("pe-bench's kernel", "float32", single.description, half.description)
+    return TrainingKernel("pe-bench's kernel", "bfloat16", half.description)
 
 
 def is_kernel_here() -> bool:

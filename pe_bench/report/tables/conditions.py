@@ -19,6 +19,13 @@ def conditions_of(run: Path) -> Conditions:
     return {
         "machine": str(found.get("processor" if on_processor else "device", "")),
         "threads": counted if on_processor and threads else "",
-        # Behind the comma stands by which compiler, or for want of what.
-        "attention": str(found.get("attention", "")).partition(",")[0],
+        "attention": _kernel_name(found.get("attention")),
     }
+
+
+def _kernel_name(attention: object) -> str:
+    """Return the kernel and its type; older runs have a sentence, which begins with both."""
+    if isinstance(attention, dict):
+        name, dtype = attention.get("name", ""), attention.get("dtype", "")
+        return f"{name} in {dtype}" if dtype else str(name)
+    return str(attention or "").partition(",")[0]
