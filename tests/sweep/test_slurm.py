@@ -1,4 +1,4 @@
-"""Sweeps under submitit's Slurm launcher, with commands of our own in place of `sbatch` and the rest."""
+"""Sweeps under submitit's Slurm launcher, with simulated `sbatch` and other commands."""
 
 import json
 import os
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what the commands keep."""
+    """A folder with the files of the simulated commands."""
     commands, kept = tmp_path / "bin", tmp_path / "slurm"
     commands.mkdir()
     kept.mkdir()
@@ -97,7 +97,7 @@ def wait_for(process: subprocess.Popen[str], happened: Callable[[], bool]) -> No
         time.sleep(0.05)
 
 
-def test_the_script_asks_slurm_for_what_the_arguments_say_and_every_job_ends(tmp_path, slurm):
+def test_the_slurm_script_requests_what_the_arguments_say_and_every_job_ends(tmp_path, slurm):
     process = start(tmp_path, "hydra.launcher.cpus_per_task=2", "hydra.launcher.array_parallelism=5")
     out, told = process.communicate(timeout=300)
     assert process.returncode == 0, told
@@ -117,13 +117,13 @@ def test_the_script_asks_slurm_for_what_the_arguments_say_and_every_job_ends(tmp
 
 
 def shown_step(folder: Path) -> int:
-    """How far the first job of a sweep says that it is; 0 before it does."""
+    """Return the step that the first job of a sweep reports, or 0."""
     states = list((folder / "results").glob("sweeps/*/jobs/0000.json"))
     found = re.match("step ([0-9]+) of", json.loads(states[0].read_text())["text"]) if states else None
     return int(found[1]) if found else 0
 
 
-def test_the_signal_before_the_end_of_the_time_saves_requeues_and_goes_on(tmp_path, slurm):
+def test_the_signal_before_the_time_limit_saves_requeues_and_the_job_continues(tmp_path, slurm):
     steps = 3000
     arguments = (f"train.steps={steps}", "train.checkpoint_every=100", f"train.validate_every={steps}")
     process = start(tmp_path, *arguments)

@@ -1,4 +1,4 @@
-"""Sweeps: every job ends on its own, what fails is told, and the same command does the rest."""
+"""Sweeps: jobs end independently, failures are reported, and the same command does the rest."""
 
 import io
 import json
@@ -117,14 +117,14 @@ def test_a_launcher_that_would_start_a_job_several_times_is_refused_before_anyth
     assert not (folder / "results").exists()
 
 
-def test_a_job_whose_launcher_s_file_asks_for_several_machines_says_so():
+def test_a_launcher_configuration_for_several_machines_is_recognised():
     require_one_start(OmegaConf.create({"nodes": 1, "tasks_per_node": 1, "timeout_min": 60}))
     with pytest.raises(UserError, match="hydra.launcher.nodes=2: a run takes 1 machine"):
         require_one_start(OmegaConf.create({"nodes": 2}))
 
 
 @each_launcher
-def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_path, launcher):
+def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(tmp_path, launcher):
     done = pe_bench(tmp_path, *ending_arguments(tmp_path, launcher, "raise,well,kill"))
     assert done.returncode == 1
     assert "3 jobs: 1 done, 2 failed" in done.stderr, done.stderr
@@ -162,7 +162,7 @@ def test_each_job_ends_on_its_own_and_the_same_command_does_what_is_missing(tmp_
 
 
 @each_launcher
-def test_a_sweep_that_was_asked_to_end_saves_what_it_trains(tmp_path, launcher):
+def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
     write_corpus(tmp_path / "corpus")
     arguments = [*tiny_overrides(tmp_path), "train.steps=20000", "train.validate_every=20000"]
     command = [sys.executable, "-m", "pe_bench", "train", *arguments, "-m", "encoding=nope,alibi"]
@@ -205,7 +205,7 @@ class SlowStep(NoPE):
 
 
 def living(session: int) -> list[str]:
-    """The processes that a command left: the session is its own."""
+    """Return the processes that a command left running, by its session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -218,7 +218,7 @@ def living(session: int) -> list[str]:
 @pytest.mark.full
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 @pytest.mark.parametrize("end", ["second", "kill"])
-def test_jobs_that_a_command_left_save_their_step_and_nothing_lives_on(tmp_path, launcher, end):
+def test_jobs_save_their_step_after_their_command_quits_and_no_process_survives(tmp_path, launcher, end):
     write_corpus(tmp_path / "corpus")
     own = tmp_path / "own" / "encoding"
     own.mkdir(parents=True)
@@ -261,7 +261,7 @@ def test_jobs_that_a_command_left_save_their_step_and_nothing_lives_on(tmp_path,
     assert not list(runs.glob("*/error.txt"))
 
 
-def test_a_job_is_told_to_end_before_it_hears_any_signal(tmp_path):
+def test_a_job_gets_the_request_to_end_before_it_gets_a_signal(tmp_path):
     ours, theirs = Pipe()
 
     def wait() -> None:
@@ -275,7 +275,7 @@ def test_a_job_is_told_to_end_before_it_hears_any_signal(tmp_path):
 
 
 @pytest.mark.full
-def test_a_job_tells_whom_it_waits_for(tmp_path, monkeypatch):
+def test_a_job_reports_which_run_it_waits_for(tmp_path, monkeypatch):
     write_corpus(tmp_path / "corpus")
     arguments = [*tiny_overrides(tmp_path), "-m", "encoding=nope", "seed=0,1"]
     assert pe_bench(tmp_path, *arguments, "train.steps=2").returncode == 0
@@ -308,7 +308,7 @@ def test_jobs_that_score_one_run_wait_for_each_other(tmp_path):
     assert {row.protocol for row in read_rows(run / "eval.csv")} == {"paired", "sliding"}
 
 
-def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_it_asks_for(train):
+def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_requested_one(train):
     both = train("-m", "encoding=nope", "eval.targets=6,12")
     titles = re.findall("^eval.targets=([0-9]+): other values", both.out, re.MULTILINE)
     assert titles == ["6", "12"], both.out
@@ -320,7 +320,7 @@ def test_each_value_of_an_option_of_scoring_has_a_table_and_a_repeat_shows_what_
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
 
 
-def test_the_command_of_one_job_holds_no_key_that_only_other_jobs_obey(train, command, folder):
+def test_the_command_of_one_job_has_no_key_that_only_other_jobs_use(train, command, folder):
     assert train("-m", "encoding=nope", "eval.protocol=paired,sliding", "eval.stride=4").code == 0
     states = sorted((folder / "results" / "sweeps").glob("*/jobs/*.json"))
     commands = [json.loads(path.read_text())["command"] for path in states]
@@ -330,7 +330,7 @@ def test_the_command_of_one_job_holds_no_key_that_only_other_jobs_obey(train, co
         assert command(*arguments).code == 0
 
 
-def test_a_sweep_has_a_folder_of_its_own_below_the_one_that_is_named():
+def test_each_sweep_gets_a_new_folder_inside_the_named_one():
     swept = Swept(("seed",), 2, Path("results"))
     first, second = (_new_folder(["hydra.sweep.dir='a b'", "-m"], swept) for _ in range(2))
     assert first.parent == second.parent == Path("a b") and first != second
@@ -344,7 +344,7 @@ def test_a_sweep_has_a_folder_of_its_own_below_the_one_that_is_named():
         _new_folder(["hydra.sweep.dir=${results_dir}/x", "-m"], swept)
 
 
-def test_the_word_to_stop_needs_no_folder_to_be_there(tmp_path):
+def test_a_stop_request_creates_the_missing_folder(tmp_path):
     folder = SweepFolder(tmp_path / "new" / "sweep")
     folder.ask_to_stop()
     assert folder.is_stopped
@@ -358,7 +358,7 @@ def test_progress_that_cannot_be_written_ends_no_job(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nat all"), UserError("say it")])
-def test_what_stops_a_run_stands_in_its_directory_until_it_succeeds(
+def test_the_error_of_a_run_stays_in_its_directory_until_the_run_succeeds(
     train, command, folder, monkeypatch, error
 ):
     def fail(*arguments):
@@ -395,13 +395,13 @@ def hydra_of(target: str, **launcher):
         (hydra_of("x.SomebodysLauncher"), 1),
     ],
 )
-def test_as_many_jobs_of_eight_run_side_by_side_as_the_launcher_says(hydra, count, monkeypatch):
+def test_the_number_of_parallel_jobs_follows_from_the_launcher(hydra, count, monkeypatch):
     monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
     assert side_by_side(hydra, 8) == count
     assert cores_each(hydra, 8) == max(1, 4 // count)
 
 
-def test_a_batch_of_the_sweeper_limits_how_many_run(monkeypatch):
+def test_the_sweepers_batch_size_limits_parallel_jobs(monkeypatch):
     monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
     hydra = hydra_of("x.LocalLauncher")
     hydra.sweeper.max_batch_size = 2
@@ -424,7 +424,7 @@ def states(*kinds: str) -> list[JobState]:
     ]
 
 
-def test_the_view_shows_a_line_a_running_job_and_the_total(tmp_path):
+def test_the_view_shows_a_line_for_each_running_job_and_the_total(tmp_path):
     folder, shown = SweepFolder(tmp_path), io.StringIO()
     for state in states(DONE, SKIPPED, FAILED, RUNNING, RUNNING):
         folder.write(state)
@@ -437,7 +437,7 @@ def test_the_view_shows_a_line_a_running_job_and_the_total(tmp_path):
     assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
 
 
-def test_the_view_prints_plain_lines_where_there_is_no_terminal(tmp_path):
+def test_the_view_prints_plain_lines_without_a_terminal(tmp_path):
     folder, shown = SweepFolder(tmp_path), io.StringIO()
     with View(folder, 2, Console(file=shown)):
         folder.write(replace(states(RUNNING)[0], share=0.1))
@@ -448,7 +448,7 @@ def test_the_view_prints_plain_lines_where_there_is_no_terminal(tmp_path):
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_sweep_with_nothing_to_do_is_one_line_that_comes_before_its_table(tmp_path, capsys, is_terminal):
+def test_a_sweep_with_nothing_to_do_prints_one_line_before_its_table(tmp_path, capsys, is_terminal):
     folder, shown = SweepFolder(tmp_path), io.StringIO()
     looks = JobState(0, "seed=0", "", started=time.time())
     with View(folder, 2, Console(file=shown, force_terminal=is_terminal, width=100, highlight=False)):
@@ -464,7 +464,7 @@ def test_a_sweep_with_nothing_to_do_is_one_line_that_comes_before_its_table(tmp_
     assert capsys.readouterr().err == "", "it was told"
 
 
-def test_a_job_that_looks_for_long_whether_it_was_done_before_begins(tmp_path):
+def test_a_job_that_takes_long_to_check_whether_it_is_done_is_shown_as_begun(tmp_path):
     folder, shown = SweepFolder(tmp_path), io.StringIO()
     folder.write(JobState(0, "seed=0", "", started=time.time() - 60))
     with View(folder, 2, Console(file=shown)):
@@ -484,7 +484,7 @@ def summary_of(tmp_path: Path, kinds: list[str], jobs: int, **others) -> Summary
     return Summary(tmp_path, states(*kinds), jobs, **{"problem": "", "stopped": False, **others})
 
 
-def test_the_summary_counts_what_no_worker_told_of_as_failed(tmp_path, capsys):
+def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, capsys):
     print_summary(summary_of(tmp_path, [DONE, RUNNING], 3, problem="TerminatedWorkerError: a worker"))
     told = capsys.readouterr().err
     assert "3 jobs: 1 done, 1 failed, 1 stopped or not begun" in told
@@ -500,13 +500,13 @@ def test_the_summary_counts_what_no_worker_told_of_as_failed(tmp_path, capsys):
         ([STOPPED], "1 job: 0 done, 1 stopped or not begun\n"),
     ],
 )
-def test_the_summary_counts_what_was_done_before(tmp_path, capsys, kinds, line):
+def test_the_summary_counts_jobs_that_were_done_before(tmp_path, capsys, kinds, line):
     print_summary(summary_of(tmp_path, kinds, len(kinds), stopped=True))
     assert capsys.readouterr().err == line
 
 
 def scored(*jobs: tuple[str, str, str], margin: float = 0.01) -> list[JobState]:
-    """Finished jobs, each from its label, its run and a letter for each set of targets."""
+    """Return finished jobs, each from its label, its run and a letter for each set of targets."""
     return [
         JobState(number, label, "", DONE, run=f"results/runs/{run}", targets=list(targets), margin=margin)
         for number, (label, run, targets) in enumerate(jobs)
@@ -518,7 +518,7 @@ def asked_by(finished: list[JobState]) -> list[tuple[list[str], str, str]]:
     return [([run.name for run in each.runs], "".join(each.targets), each.words) for each in asked]
 
 
-def test_jobs_that_score_one_run_on_other_targets_are_shown_apart_and_named():
+def test_jobs_that_score_one_run_on_other_targets_have_separate_named_tables():
     jobs = scored(
         ("encoding=nope eval.targets=6", "nope", "a"),
         ("encoding=nope eval.targets=9", "nope", "b"),
@@ -543,7 +543,7 @@ def test_protocols_that_share_their_targets_are_named_together():
     assert arguments == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
 
 
-def test_what_excludes_nothing_is_shown_together_without_a_name():
+def test_jobs_that_fit_into_one_table_share_it_without_a_name():
     longer = scored(("eval.lengths=[16]", "nope", "a"), ("eval.lengths=[16,128]", "nope", "ab"))
     assert asked_by(longer) == [(["nope"], "ab", "")]
     texts = scored(("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b"))
@@ -551,7 +551,7 @@ def test_what_excludes_nothing_is_shown_together_without_a_name():
     assert asked_by([]) == []
 
 
-def test_two_margins_of_one_run_are_shown_apart():
+def test_two_margins_of_one_run_have_separate_tables():
     coarse = [replace(state, number=1) for state in scored(("report.margin=0.1", "nope", "a"), margin=0.1)]
     jobs = [*scored(("report.margin=0.01", "nope", "a")), *coarse]
     assert [each.margin for each in Summary(Path(), jobs, 2, "", False).asked] == [0.01, 0.1]
