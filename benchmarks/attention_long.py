@@ -19,7 +19,7 @@ from torch import Tensor
 from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.inspection.resolve import subjects
+from pe_bench.inspection.resolve import resolve
 from pe_bench.model.attention import attention, choose, reference_attention
 from pe_bench.model.attention.fused import fused
 from pe_bench.scoring.denormals import flush_denormals
@@ -93,7 +93,7 @@ def drawn(given: argparse.Namespace, length: int) -> Inputs:
 def encodings_of(given: argparse.Namespace) -> dict[str, Composition]:
     """Return the encodings by label, with their initial parameters."""
     names = [] if any("=" not in override for override in given.overrides) else NAMES
-    found = subjects(
+    found = resolve(
         [
             *names,
             *given.overrides,

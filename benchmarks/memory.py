@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pe_bench.config.groups import config_dir
-from pe_bench.inspection.resolve import subjects
+from pe_bench.inspection.resolve import resolve
 from pe_bench.model.decoder import build_decoder
 from pe_bench.model.loss import token_nll
 from pe_bench.system.memory import PeakMemory
@@ -71,7 +71,7 @@ def line(name: str, length: str, found: dict[str, Any]) -> str:
 
 def reaching(arguments: list[str], length: int) -> list[str]:
     """Return the overrides with a position for every token. Tables use their last row past their end."""
-    (subject,) = subjects(arguments)
+    (subject,) = resolve(arguments)
     encoding = subject.config.encoding
     modifiers = [name for name, part in encoding.get("modifiers", {}).items() if "max_position" in part]
     clamped = ["encoding.overflow=clamp"] if encoding.get("overflow") == "error" else []
@@ -82,7 +82,7 @@ def reaching(arguments: list[str], length: int) -> list[str]:
 def measured(arguments: list[str], length: int, threads: int) -> dict[str, float]:
     """Return the seconds of scoring every token of a text, and the peak in megabytes above the start."""
     torch.set_num_threads(threads)
-    (subject,) = subjects(reaching(arguments, length))
+    (subject,) = resolve(reaching(arguments, length))
     vocabulary = [chr(byte) for byte in range(256)]
     model = build_decoder(subject.config, vocabulary)
     generator = torch.Generator().manual_seed(0)

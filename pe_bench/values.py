@@ -13,15 +13,21 @@ MAX_INTEGER = 2**63 - 1  # what PyTorch and numpy take for a whole number
 SHOWN = 60  # characters of a wrong value
 
 
-def unknown(word: str, kind: str, known: Iterable[str]) -> str:
+def unknown(word: str, kind: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`unknown key 'x': did you mean 'y'?`, or the words there are when none is close."""
     known = sorted(known)
-    ends = [name for name in known if name.endswith(f".{word}")]  # `lr` for `train.lr`
-    close = ends or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = close_to(word, known, cutoff)
     section = word.rpartition(".")[0]
     beside = [name for name in known if name.rpartition(".")[0] == section] or known
     hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(beside)}"
     return f"unknown {kind} '{word}': {hint}"
+
+
+def close_to(word: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """The names that were probably meant: at most one, or those of which `word` is the last part."""
+    known = list(known)
+    ends = [name for name in known if name.endswith(f".{word}")]  # `lr` for `train.lr`
+    return ends or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
 
 
 def check_type(value: Any, wanted: Any, key: str) -> Any:

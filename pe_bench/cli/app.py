@@ -1,7 +1,7 @@
 """The commands: they parse and delegate, nothing else. Heavy imports happen inside functions."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -66,7 +66,6 @@ def _complete_runs(incomplete: str) -> list[str]:
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     cls=TrainCommand,
     epilog="""\
 pe-bench train encoding=rope
@@ -75,20 +74,39 @@ pe-bench train -m encoding=rope,alibi seed=0,1,2     # a sweep of six runs
 pe-bench train --cfg job                             # every key and its value""",
 )
 def train(
-    context: typer.Context,
-    arguments: Annotated[
+    overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Keys to change, in any order.", autocompletion=_complete),
     ] = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="A sweep: train each combination of listed values.")
+    ] = False,
+    cfg: Annotated[
+        Literal["job", "hydra", "all"] | None,
+        typer.Option(
+            "--cfg", "-c", metavar="job|hydra|all", help="Print every key and its value instead of training."
+        ),
+    ] = None,
+    resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: print computed values.")] = False,
+    info: Annotated[
+        Literal["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"] | None,
+        typer.Option(
+            "--info",
+            "-i",
+            metavar="WHAT",
+            help="Print how Hydra composes the configuration: WHAT is all, config, "
+            "defaults, defaults-tree, plugins or searchpath.",
+        ),
+    ] = None,
+    config_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A folder with encoding/NAME.yaml and the like of your own."),
+    ] = None,
 ) -> None:
-    """Train a model, score it at longer lengths, print the table.
+    """Train a model, score it at longer lengths, print the table. Finished work is reused."""
+    from pe_bench.cli.train import read_command, run_train
 
-    Finished work is reused. Hydra's flags: -m for a sweep, --cfg job to see every key, --info,
-    --config-dir DIR.
-    """
-    from pe_bench.cli.train import run_train
-
-    run_train([*(arguments or []), *context.args])
+    run_train(read_command(overrides or [], multirun, cfg, resolve, info, config_dir))
 
 
 @app.command(

@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pe_bench.config.groups import names_in
+from pe_bench.config.override import parse_override
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.check.case import Case, find_cases
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.inspection.check.suite import Property, check_all
+from pe_bench.inspection.resolve import split_arguments
 from pe_bench.system.terminal import render, say, width_of, wrap, write_out
 
 # In colour too, and not by colour alone.
@@ -31,13 +33,13 @@ def check_encodings(
 
     Raises `UserError` for what cannot be built, `RunError` where a property fails.
     """
-    names = [argument for argument in arguments if "=" not in argument or argument.startswith("encoding=")]
+    names, overrides = split_arguments(arguments)
     require(not (names and everything), f"--all checks every encoding, and {' '.join(names)} names some")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
-    for argument in (argument for argument in arguments if argument not in names):
-        key = argument.partition("=")[0]
-        is_option = "." not in key or key.startswith("encoding.")
-        require(is_option, f"check has a model of its own, and {argument} is no option of an encoding")
+    for text in overrides:
+        override = parse_override(text)
+        is_option = "." not in override.key or override.section == "encoding"
+        require(is_option, f"check has a model of its own, and {text} is no option of an encoding")
     found = find_cases([*(all_names(directories) if everything else []), *arguments], directories)
     for encoding in found:
         for option, value in encoding.examples.items():

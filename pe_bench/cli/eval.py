@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.cli.report import print_run
-from pe_bench.config.checks import unused_keys
+from pe_bench.config.checks import READ_WITH, unused_keys
+from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config, parse_lengths, to_plain, without_none
 from pe_bench.config.schema import Config
 from pe_bench.errors import UserError
@@ -64,9 +65,12 @@ def _changed(
 
 
 def _refuse_unused(config: Config, changes: dict[str, Any]) -> None:
-    """Of what the user asked for, not of the run's own, which may be of another protocol."""
-    for key, (_, by) in unused_keys(config.data, config.eval).items():
+    """Raise `UserError` for an option without effect; the run's own keys may be of another protocol."""
+    for key in unused_keys(config.data, config.eval):
         name = key.removeprefix("eval.")
         if changes.get(name) is not None:
-            protocol = by.removeprefix("eval.protocol=")
-            raise UserError(f"--{name} is for --protocol {protocol}, and this is {config.eval.protocol}")
+            protocol = parse_override(READ_WITH[key][0]).value
+            raise UserError(
+                f"--{name} has no effect with --protocol {config.eval.protocol}: remove it, or say "
+                f"--protocol {protocol}"
+            )

@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader has seen enough, as in `pe-bench report | head -3`
         return _leave_quietly()
     except UserError as error:
-        return _fail(_in_own_spelling(arguments, str(error)), 2)
+        return _fail(_answer(arguments, str(error)), 2)
     except (RunError, OSError) as error:
         return _fail(first_line(error), 1)
     except (Stopped, typer.Abort) as error:
@@ -64,15 +64,19 @@ def run(arguments: list[str]) -> int:
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise
-        return _fail(_in_own_spelling(arguments, message()), code)
+        option = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
+        return _fail(_answer(arguments, message(), option), code)
     return _stop(arguments, "") if code == EXIT_CODE else code
 
 
-def _in_own_spelling(arguments: list[str], message: str) -> str:
-    """What is wrong; `--threads 2` or `threads=2` where the command has the other, if that is it."""
-    from pe_bench.cli.spelling import respelled
+def _answer(arguments: list[str], message: str, unknown_option: str = "") -> str:
+    """The message, or in place of it the command's own spelling of what it complains of."""
+    from pe_bench.cli.spelling import describe_unknown_option, respell
 
-    return respelled(typer.main.get_command(app), arguments, message) or message
+    command = typer.main.get_command(app)
+    if unknown_option:
+        message = describe_unknown_option(command, arguments, unknown_option)
+    return respell(command, arguments, message) or message
 
 
 def _leave_quietly() -> int:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pe_bench.inspection.resolve import Subject, subjects
+from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 from pe_bench.system.terminal import say, width_of, write_out
 
 
@@ -17,7 +17,7 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, directories: Seq
         from pe_bench.cli.outputs import Outputs, check_outputs
 
         check_outputs(Outputs(plot=plot))
-    found = subjects(arguments, directories)
+    found = resolve(arguments, directories)
     from pe_bench.inspection.show.page import page
 
     # All pages and the picture first: what cannot be drawn is refused before anything is printed.
@@ -30,7 +30,7 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, directories: Seq
         say(f"wrote {plot}")
 
 
-def _draw(found: Sequence[Subject], plot: Path) -> None:
+def _draw(found: Sequence[ResolvedEncoding], plot: Path) -> None:
     from pe_bench.inspection.show.picture import draw_subjects
     from pe_bench.model.user_code import user_code_errors
 

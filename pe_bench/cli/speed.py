@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pe_bench.config.checks import check_folder
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
-from pe_bench.inspection.resolve import Subject
-from pe_bench.inspection.speed.request import Asked, read_arguments, with_examples
+from pe_bench.inspection.resolve import ResolvedEncoding
+from pe_bench.inspection.speed.request import Request, read_request, with_examples
 from pe_bench.inspection.speed.rows import read_rows
 from pe_bench.system.terminal import say, write_out
 
@@ -43,7 +43,7 @@ def time_encodings(
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
         require(not output.is_dir(), f"--output {output}: a folder has that name")
         require(os.access(output.parent, os.W_OK), f"--output {output}: {output.parent} cannot be written")
-    asked = read_arguments(arguments, train, directories)
+    asked = read_request(arguments, train, directories)
     first = asked.at(wanted[0])
     for length in wanted[1:] if train else []:
         asked.reference(length)
@@ -55,7 +55,7 @@ def time_encodings(
     _measure(asked, first, wanted, repeats, file)
 
 
-def _try_each(found: Sequence[Subject], length: int) -> None:
+def _try_each(found: Sequence[ResolvedEncoding], length: int) -> None:
     """Build each, and try it on one window. Raises `UserError` for one that fails there."""
     from pe_bench.data.tokenizer import ByteTokenizer
     from pe_bench.encodings import LengthError
@@ -70,7 +70,7 @@ def _try_each(found: Sequence[Subject], length: int) -> None:
             dry_run(model, length, subject.name)
 
 
-def _built(subject: Subject) -> "Composition":
+def _built(subject: ResolvedEncoding) -> "Composition":
     """The encoding, with examples of options, which are told. Raises `UserError` for what cannot be built."""
     given = subject.config.encoding
     complete = with_examples(subject)
@@ -81,7 +81,7 @@ def _built(subject: Subject) -> "Composition":
 
 
 def _measure(
-    asked: Asked, first: Sequence[Subject], lengths: Sequence[int], repeats: int | None, file: Path
+    asked: Request, first: Sequence[ResolvedEncoding], lengths: Sequence[int], repeats: int | None, file: Path
 ) -> None:
     """first: the subjects of the shortest length, which were composed to be checked."""
     from pe_bench.inspection.speed.bench import Bench
@@ -103,7 +103,7 @@ def _measure(
     rows: list[Row] = []
     file.parent.mkdir(parents=True, exist_ok=True)
 
-    def at(length: int) -> list[Subject]:
+    def at(length: int) -> list[ResolvedEncoding]:
         same = length == lengths[0] or not asked.train
         return [with_examples(one) for one in (first if same else asked.at(length))]
 

@@ -1,79 +1,103 @@
-"""KEY=VALUE where a command takes --key VALUE, and the other way round: the same in the command's own way."""
+"""Arguments in the spelling of another command, or of another program, and how this command spells them."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from pe_bench.cli.completion import complete_with, complete_word
 from pe_bench.config.groups import names_in
-from pe_bench.config.overrides import FLAGS
+from pe_bench.values import unknown
 
 CLOSE = 0.8  # to an option of the command, which is what was meant then
-# Typed, what a message calls it, and meant.
-Respelled = tuple[str, str, str]
+# Options of other programs, by the command that lacks them, and the answer.
+ELSEWHERE = {
+    ("train", "--resume"): "not needed: the same command goes on from the last checkpoint",
+    ("train", "--dry-run"): "--cfg job prints every key and trains nothing",
+    ("train", "--sweep"): "-m makes a run of each of several values",
+}
 
 
-def respelled(command: Any, arguments: Sequence[str], message: str) -> str | None:
-    """What to say in place of `message` where what it complains of is known in another spelling.
+class Respelled(NamedTuple):
+    """An argument as it was typed, the key or option in it, and how the command spells it."""
+
+    typed: str
+    name: str
+    meant: str
+
+
+def respell(command: Any, arguments: Sequence[str], message: str) -> str | None:
+    """An answer in place of `message`, where it complains of something known in another spelling.
 
     command: the program's, as Typer makes it.
     """
-    name, *arguments = arguments or [""]
+    name, *rest = arguments or [""]
     chosen = command.commands.get(name)
-    found = list(_found(chosen, arguments)) if chosen is not None else []
-    if not any(typed in message or f"'{key}'" in message for typed, key, _ in found):
+    if chosen is None:
         return None
-    typed, _, meant = map(" ".join, zip(*found, strict=True))
+    for argument in rest:
+        if (name, argument) in ELSEWHERE and argument in message:
+            return f"{argument} is no option of {name}: {ELSEWHERE[name, argument]}"
+    found = list(_respell_each(chosen, rest))
+    if not any(one.typed in message or f"'{one.name}'" in message for one in found):
+        return None
+    typed, meant = (" ".join(one) for one in zip(*((one.typed, one.meant) for one in found), strict=True))
     return f"{name} does not know {typed}: say {meant}"
 
 
-def _found(command: Any, arguments: Sequence[str]) -> Iterator[Respelled]:
-    options = {option: one.is_flag for one in command.params for option in one.opts if option[0] == "-"}
-    if command.context_settings.get("ignore_unknown_options"):  # Hydra reads them
-        options |= dict.fromkeys(FLAGS, False)
+def describe_unknown_option(command: Any, arguments: Sequence[str], option: str) -> str:
+    """`unknown option '--x': did you mean '--y'?`, or the command's options where none is close."""
+    chosen = command.commands.get(arguments[0], command)
+    return unknown(
+        option, "option", [name for one in chosen.params for name in one.opts if name[0] == "-"], CLOSE
+    )
+
+
+def _respell_each(command: Any, arguments: Sequence[str]) -> Iterator[Respelled]:
+    is_flag = {option: one.is_flag for one in command.params for option in one.opts if option[0] == "-"}
     metavars = [one.metavar or "" for one in command.params if one.param_type_name == "argument"]
-    keys = _keys() if any("KEY=VALUE" in one for one in metavars) else []
+    keys = _keys() if any("KEY=VALUE" in metavar for metavar in metavars) else []
     for argument, following in pairwise([*arguments, ""]):
+        is_option = argument.startswith("--")
         found = (
-            _as_key(argument, following, options, keys)
-            if argument[:2] == "--"
-            else _as_option(argument, options, keys)
+            _as_key(argument, following, is_flag, keys) if is_option else _as_option(argument, is_flag, keys)
         )
         if found is not None:
             yield found
 
 
-def _as_key(argument: str, following: str, options: dict[str, bool], keys: Sequence[str]) -> Respelled | None:
+def _as_key(
+    argument: str, following: str, options: Mapping[str, bool], keys: Sequence[str]
+) -> Respelled | None:
     """`--threads 2` as `threads=2`, `--lr 0.01` as `train.lr=0.01`."""
-    flag, equals, value = argument.partition("=")
-    key = flag[2:].replace("-", "_")
+    option, equals, value = argument.partition("=")
+    key = option[2:].replace("-", "_")
     meant = [known for known in keys if known == key] or [
         known for known in keys if known.endswith(f".{key}")
     ]
-    if get_close_matches(flag, options, cutoff=CLOSE) or len(meant) != 1:
+    if get_close_matches(option, options, cutoff=CLOSE) or len(meant) != 1:
         return None
     if not equals:
         value = following if following and following[0] != "-" and "=" not in following else "VALUE"
-    return flag, key, shlex.quote(f"{meant[0]}={value}")
+    return Respelled(option, key, shlex.quote(f"{meant[0]}={value}"))
 
 
-def _as_option(argument: str, options: dict[str, bool], keys: Sequence[str]) -> Respelled | None:
+def _as_option(argument: str, is_flag: Mapping[str, bool], keys: Sequence[str]) -> Respelled | None:
     """`threads=2` as `--threads 2`, `eval.lengths=512` as `--lengths 512`."""
     key, equals, value = argument.partition("=")
-    spellings = (f"--{name.replace('.', '-').replace('_', '-')}" for name in (key, key.rpartition(".")[2]))
-    option = next((one for one in spellings if one in options), None)
+    names = (key, key.rpartition(".")[2])
+    option = next((f"--{name}" for name in map(_dashed, names) if f"--{name}" in is_flag), None)
     if not equals or key in keys or option is None:
         return None
-    return argument, key, option if options[option] else f"{option} {shlex.quote(value)}"
+    return Respelled(argument, key, option if is_flag[option] else f"{option} {shlex.quote(value)}")
+
+
+def _dashed(name: str) -> str:
+    return name.replace(".", "-").replace("_", "-")
 
 
 def _keys() -> list[str]:
-    """Of the configuration and of all encodings."""
-    of_encodings = {
-        f"encoding.{argument.split(' ')[1]}"
-        for name in names_in("encoding", ())
-        for argument in complete_with(f"{name} ")
-    }
-    return sorted(key.removesuffix("=") for key in {*complete_word(""), *of_encodings})
+    """The keys of the configuration and the options of all encodings."""
+    options = {option.split(" ")[1] for name in names_in("encoding") for option in complete_with(f"{name} ")}
+    return sorted(key.removesuffix("=") for key in {*complete_word(""), *(f"encoding.{o}" for o in options)})

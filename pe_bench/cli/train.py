@@ -5,44 +5,61 @@ from functools import partial
 from pathlib import Path
 
 from pe_bench.config.checks import check_folder, refuse_unused
-from pe_bench.config.hydra_main import read_arguments, run_job
-from pe_bench.config.overrides import is_sweep, overrides_in
+from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
 from pe_bench.config.schema import Config
-from pe_bench.errors import RunError
+from pe_bench.errors import RunError, require
 from pe_bench.runs.gather import results_file
 from pe_bench.sweep.grid import check_sweep
 from pe_bench.system.signals import Stopped
 
 
-def run_train(arguments: Sequence[str]) -> None:
-    """Train and score what `arguments` ask for, and print one table of it. Raises `UserError`, `RunError`."""
-    arguments = read_arguments(arguments)
-    if is_sweep(arguments):
-        _train_many(arguments)
+def read_command(
+    overrides: Sequence[str],
+    multirun: bool,
+    cfg: str | None,
+    resolve: bool,
+    info: str | None,
+    config_dir: Path | None,
+) -> HydraCommand:
+    """The command with these options. Raises `UserError` for options that exclude each other."""
+    chosen = [name for name, given in (("-m", multirun), ("--cfg", cfg), ("--info", info)) if given]
+    require(len(chosen) <= 1, f"{' and '.join(chosen)} exclude each other: give one of them")
+    require(cfg is not None or not resolve, "--resolve goes with --cfg job")
+    require(config_dir is None or config_dir.is_dir(), f"--config-dir {config_dir} is not a folder")
+    printing = [*(["--cfg", cfg] if cfg else []), *(["--resolve"] if resolve else [])]
+    printing += ["--info", info] if info else []
+    return HydraCommand(tuple(overrides), str(config_dir) if config_dir else None, multirun, tuple(printing))
+
+
+def run_train(command: HydraCommand) -> None:
+    """Train and score what `command` asks for, and print one table of it. Raises `UserError`, `RunError`."""
+    command = complete_command(command)
+    if command.is_sweep:
+        _train_many(command)
     else:
-        run_job(arguments, partial(_train_one, overrides_in(arguments)))
+        run_job(command, partial(_train_one, command.overrides))
 
 
-def _train_one(arguments: Sequence[str], config: Config, search: Sequence[Path]) -> None:
+def _train_one(overrides: Sequence[str], config: Config, search: Sequence[Path]) -> None:
     from pe_bench.cli.report import print_run
     from pe_bench.experiment.run import run_experiment
 
-    refuse_unused([config], arguments)
+    refuse_unused([config], overrides)
     check_folder(config.results_dir, "results_dir")
     run, rows = run_experiment(config, search)
     print_run(rows, run, config.report.margin)
 
 
-def _train_many(arguments: Sequence[str]) -> None:
+def _train_many(command: HydraCommand) -> None:
     from pe_bench.cli.report import print_asked
     from pe_bench.runs.gather import gather_and_warn
     from pe_bench.sweep.run import run_sweep
     from pe_bench.sweep.summary import print_summary
 
-    swept = check_sweep(arguments, _check)
+    swept = check_sweep(command, _check)
     if results_file(swept.results_dir).exists():
         gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
-    summary = run_sweep(arguments, swept)
+    summary = run_sweep(command, swept)
     print_asked(summary.asked)
     print_summary(summary)
     if summary.stopped and not summary.is_done:

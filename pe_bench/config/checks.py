@@ -1,33 +1,34 @@
-"""What a configuration may say: checks that need no data, each with the value and the way out.
+"""Checks of a configuration that need no data; each error says the value and the way out.
 
-A key that the rest of the configuration leaves unused is refused too: nothing is ignored in silence. Where an
-experiment, or a run that is scored under another protocol, may well hold such a key, it is refused among the
-overrides of a command alone, by `refuse_unused`.
+A key without effect is refused too: nothing is ignored in silence. Some keys may well be left over in an
+experiment or in a run that is scored under another protocol; `refuse_unused` refuses those in a command's
+overrides alone.
 """
 
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pe_bench.config.override import parse_override
+from pe_bench.config.schema import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+from pe_bench.config.unknown_keys import UnusableKeyError
 from pe_bench.errors import UserError, require
 from pe_bench.values import shown
 
-if TYPE_CHECKING:
-    from pe_bench.config.schema import (
-        Config,
-        DataConfig,
-        EvalConfig,
-        ModelConfig,
-        TokenizerConfig,
-        TrainConfig,
-    )
-
-MOST_THREADS = 1_024
+MAX_THREADS = 1_024
 FAILURE = 0.25  # bits per byte, as in `statistics`, which takes too long to import here
+FILES, HUB = "data=files", "a data set of the Hub"
 NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
-# Of the keys of `eval` that not all scoring reads, the choices that do.
+# Keys of `eval` that only some scoring reads, and the choices that do.
 READ_WITH = {
     "eval.targets": ("eval.protocol=paired",),
     "eval.target_tokens": ("eval.protocol=paired",),
@@ -36,8 +37,8 @@ READ_WITH = {
 }
 
 
-def check_config(config: "Config") -> None:
-    """Raises `UserError` for what cannot work."""
+def check_config(config: Config) -> None:
+    """Raise `UserError` for what cannot work."""
     _check_encoding(config.encoding)
     _check_model(config.model)
     _check_data(config.data)
@@ -48,46 +49,42 @@ def check_config(config: "Config") -> None:
     _check_run(config)
 
 
-def refuse_unused(configs: "Sequence[Config]", overrides: Sequence[str]) -> None:
-    """Raises `UserError` for a key among a command's overrides that none of the runs it asks for would obey.
+def refuse_unused(configs: Sequence[Config], overrides: Sequence[str]) -> None:
+    """Raise `UserError` for a key among a command's overrides that has no effect on any of its runs.
 
     A sweep over protocols may hold the keys of each.
     """
     unused = [unused_keys(config.data, config.eval) for config in configs]
-    for key in dict.fromkeys(map(_key, overrides)):
+    for key in dict.fromkeys(parse_override(override).key for override in overrides):
         if all(key in keys for keys in unused):
             for config, keys in zip(configs, unused, strict=True):
-                _refuse_ignored(getattr(config, key.split(".")[0]), key, *keys[key])
+                _refuse_without_effect(getattr(config, key.split(".")[0]), key, *keys[key])
 
 
-def obeyed(overrides: Sequence[str], data: "DataConfig", evaluation: "EvalConfig") -> list[str]:
+def obeyed(overrides: Sequence[str], data: DataConfig, evaluation: EvalConfig) -> list[str]:
     """The overrides that `refuse_unused` takes for a run with these values."""
     unused = unused_keys(data, evaluation)
-    return [override for override in overrides if _key(override) not in unused]
+    return [override for override in overrides if parse_override(override).key not in unused]
 
 
-def unused_keys(data: "DataConfig", evaluation: "EvalConfig") -> dict[str, tuple[str, str]]:
-    """The keys that nothing obeys beside these values: what was chosen, and what would obey the key."""
+def unused_keys(data: DataConfig, evaluation: EvalConfig) -> dict[str, tuple[str, str]]:
+    """The keys without effect beside these values: the value in the way, and what to do for an effect."""
     chosen = [f"eval.protocol={evaluation.protocol}"]
     chosen += ["eval.per_position=true"] if evaluation.per_position else []
     unused = {
-        key: (chosen[0], " or ".join(choices))
+        key: (chosen[0], f"set {' or '.join(choices)}")
         for key, choices in READ_WITH.items()
         if not set(choices) & set(chosen)
     }
     if data.source == "stdlib":
-        unused["data.text_column"] = (f"data={data.name}", "data=files and data sets of the Hub")
+        unused["data.text_column"] = (f"data={data.name}", f"choose {FILES} or {HUB}")
     if data.validation_path is not None:
-        unused["data.validation_fraction"] = ("a data.validation_path", "data without one")
+        unused["data.validation_fraction"] = ("data.validation_path", "remove that")
     return unused
 
 
-def _key(override: str) -> str:
-    return override.lstrip("+").partition("=")[0]
-
-
 def check_margin(margin: float, key: str) -> None:
-    """Raises `UserError` for one that would leave nothing between holding and failing."""
+    """Raise `UserError` for one that would leave nothing between holding and failing."""
     require(
         0 < margin < FAILURE, f"{key} is bits per byte above 0 and below {FAILURE} (failing), not {margin}"
     )
@@ -97,7 +94,7 @@ def check_folder(folder: str | Path, key: str) -> Path:
     """The folder, which need not exist yet. Raises `UserError` where a file is in its way."""
     require(str(folder) != "", f"{key} is empty: name a folder")
     path = Path(folder).expanduser()
-    existing = next((one for one in (path, *path.parents) if os.path.lexists(one)), Path())
+    existing = next((place for place in (path, *path.parents) if os.path.lexists(place)), Path())
     require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
     return path
 
@@ -135,7 +132,7 @@ def _positive(section: Any, prefix: str, *names: str) -> None:
         require(value is None or value > 0, f"{prefix}.{name} must be positive, not {value}")
 
 
-def _check_model(model: "ModelConfig") -> None:
+def _check_model(model: ModelConfig) -> None:
     _positive(model, "model", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
     require(
         model.n_heads % model.n_kv_heads == 0,
@@ -144,7 +141,7 @@ def _check_model(model: "ModelConfig") -> None:
     )
 
 
-def _check_data(data: "DataConfig") -> None:
+def _check_data(data: DataConfig) -> None:
     files, hub = data.source == "files", data.source == "hub"
     require(
         not files or data.path is not None, f"data={data.name} needs a folder or a file: say data.path=DIR"
@@ -153,17 +150,16 @@ def _check_data(data: "DataConfig") -> None:
     _positive(data, "data", "max_tokens")
     fraction = data.validation_fraction
     require(0 < fraction < 1, f"data.validation_fraction must lie between 0 and 1, not {fraction}")
-    of_files, of_hub = "data=files", "data sets of the Hub"
     used = {
-        "path": (files or hub, f"{of_files} and {of_hub}"),
-        "validation_path": (files, of_files),
-        "subset": (hub, of_hub),
-        "revision": (hub, of_hub),
+        "path": (files or hub, f"{FILES} or {HUB}"),
+        "validation_path": (files, FILES),
+        "subset": (hub, HUB),
+        "revision": (hub, HUB),
     }
     _refuse_unused(data, "data", f"data={data.name}", used)
 
 
-def _check_tokenizer(tokenizer: "TokenizerConfig") -> None:
+def _check_tokenizer(tokenizer: TokenizerConfig) -> None:
     hub = tokenizer.kind == "hub"
     require(not hub or tokenizer.name is not None, "tokenizer=hub needs a name: say tokenizer.name=gpt2")
     used = {
@@ -176,23 +172,22 @@ def _check_tokenizer(tokenizer: "TokenizerConfig") -> None:
 
 
 def _refuse_unused(section: Any, prefix: str, chosen: str, used: dict[str, tuple[bool, str]]) -> None:
-    """`used` says of each key whether it is, and what would use it."""
+    """Raise `UserError` for a key without effect; `used` says whether it is used, and what would use it."""
     for name, (is_used, by) in used.items():
         if not is_used:
-            _refuse_ignored(section, f"{prefix}.{name}", chosen, by)
+            _refuse_without_effect(section, f"{prefix}.{name}", chosen, f"choose {by}")
 
 
-def _refuse_ignored(section: Any, key: str, chosen: str, by: str) -> None:
-    """Raises `UserError` unless the key has its default, which the class of the section has too."""
+def _refuse_without_effect(section: Any, key: str, chosen: str, way_out: str) -> None:
+    """Raise `UserError` unless the key has its default, which the class of the section has too."""
     name = key.split(".")[1]
     value = getattr(section, name)
-    require(
-        value == getattr(type(section), name),
-        f"{key}={value} would be ignored with {chosen}: it is for {by}; leave it out, or choose that",
-    )
+    if value != getattr(type(section), name):
+        message = f"{key}={value} has no effect with {chosen}: remove it, or {way_out}"
+        raise UnusableKeyError(key, message)
 
 
-def _check_train(train: "TrainConfig") -> None:
+def _check_train(train: TrainConfig) -> None:
     _positive(train, "train", "length", "steps", "tokens", "batch_tokens", "micro_batches", "lr", "clip")
     _positive(train, "train", "processes")
     _positive(train, "train", "log_every", "validate_every", "validation_tokens", "checkpoint_every")
@@ -215,7 +210,7 @@ def _check_train(train: "TrainConfig") -> None:
     _check_processes(train)
 
 
-def _check_processes(train: "TrainConfig") -> None:
+def _check_processes(train: TrainConfig) -> None:
     parts = f"train.processes={train.processes}"
     if train.micro_batches > 1:
         parts += f" times train.micro_batches={train.micro_batches}"
@@ -226,7 +221,7 @@ def _check_processes(train: "TrainConfig") -> None:
     )
 
 
-def _check_eval(evaluation: "EvalConfig", train_length: int) -> None:
+def _check_eval(evaluation: EvalConfig, train_length: int) -> None:
     _positive(
         evaluation, "eval", "max_length", "targets", "target_tokens", "stride", "tokens", "batch_tokens"
     )
@@ -237,12 +232,12 @@ def _check_eval(evaluation: "EvalConfig", train_length: int) -> None:
         _check_blocks(evaluation, train_length)
     require(
         evaluation.controls != "all" or evaluation.protocol == "paired",
-        f"eval.controls=all would be ignored with eval.protocol={evaluation.protocol}: controls compare the "
-        "same targets, so say eval.protocol=paired, or leave them out",
+        f"eval.controls=all has no effect with eval.protocol={evaluation.protocol}: "
+        "remove it, or set eval.protocol=paired",
     )
 
 
-def _check_blocks(evaluation: "EvalConfig", train_length: int) -> None:
+def _check_blocks(evaluation: EvalConfig, train_length: int) -> None:
     shortest = min(evaluation.resolved_lengths(train_length))
     block = evaluation.resolved_target_tokens(train_length)
     if shortest < 2 * block:
@@ -259,12 +254,12 @@ def _check_blocks(evaluation: "EvalConfig", train_length: int) -> None:
     )
 
 
-def _check_run(config: "Config") -> None:
+def _check_run(config: Config) -> None:
     require(config.seed >= 0, f"seed must not be negative, and is {config.seed}")
     if config.threads != "auto":
         require(
-            isinstance(config.threads, int) and 0 < config.threads <= MOST_THREADS,
-            f"threads must be auto or a positive whole number up to {MOST_THREADS}, not {config.threads!r}",
+            isinstance(config.threads, int) and 0 < config.threads <= MAX_THREADS,
+            f"threads must be auto or a positive whole number up to {MAX_THREADS}, not {config.threads!r}",
         )
     require(
         config.device in ("auto", "cpu") or config.device.split(":")[0] == "cuda",

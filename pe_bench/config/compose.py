@@ -1,42 +1,32 @@
-"""Hands a command's arguments to Hydra, which composes the configuration of each job."""
+"""The configuration of one job: Hydra composes it from a command's overrides."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pe_bench.config.groups import config_dir, without_aliases
-from pe_bench.config.hydra_errors import cause, one_line
-from pe_bench.config.overrides import CONFIG_DIR, GROUPS, values_of
+from pe_bench.config.groups import config_dir, with_file_names
+from pe_bench.config.hydra_errors import cause, explain_hydra_errors
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
+from pe_bench.config.unknown_keys import CONFIG, search_path
 from pe_bench.errors import UserError, first_line
 
-CONFIG = "train"
+
+def compose(overrides: Sequence[str], directories: Sequence[str] = ()) -> dict[str, Any]:
+    """Compose the configuration of one job as plain values, without running anything."""
+    overrides = with_file_names(overrides, directories)
+    with explain_hydra_errors(overrides, directories):
+        return _compose(overrides, directories)
 
 
-def compose(overrides: Sequence[str], directories: Sequence[str] = (), name: str = CONFIG) -> dict[str, Any]:
-    """The configuration of one job as plain values, without running anything."""
-    overrides = without_aliases(overrides, directories)
-    arguments = [*overrides, *(argument for path in directories for argument in ("--config-dir", path))]
-    with one_line(arguments, lambda: known_keys(arguments)):
-        return _compose(overrides, directories, name)
-
-
-def _compose(overrides: Sequence[str], directories: Sequence[str], name: str) -> dict[str, Any]:
+def _compose(overrides: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
     register_resolvers()
-    searched = [f"hydra.searchpath=[{','.join(map(_quoted_path, directories))}]"] if directories else []
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return to_plain_values(hydra_compose(name, [*overrides, *searched]))
-
-
-def _quoted_path(directory: str) -> str:
-    """For Hydra's grammar, in which brackets, commas and most letters mean something."""
-    path = str(Path(directory).resolve()).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"file://{path}"'
+        return to_plain_values(hydra_compose(CONFIG, [*overrides, *search_path(directories)]))
 
 
 def to_plain_values(composed: Any) -> dict[str, Any]:
@@ -48,7 +38,7 @@ def to_plain_values(composed: Any) -> dict[str, Any]:
         raw = OmegaConf.to_container(composed, resolve=False)
         values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise UserError(cause(error) or first_line(error)) from error
+        raise cause(error) or UserError(first_line(error)) from error
     assert isinstance(raw, dict)
     assert isinstance(values, dict)
     plain = {
@@ -105,40 +95,3 @@ def _mark_derived(raw: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]
         values = {**values, "modifiers": parts}
     derived = [name for name, value in raw.items() if isinstance(value, str) and value.startswith("${")]
     return {**values, "derived": derived}
-
-
-def known_keys(arguments: Sequence[str]) -> list[str]:
-    """Every key of the configuration, with the groups and the options of encoding and launcher chosen."""
-    from hydra.errors import HydraException
-
-    chosen = [
-        argument for argument in arguments if argument.partition("=")[0] in GROUPS and "," not in argument
-    ]
-    try:
-        values = _compose(chosen, values_of(arguments, CONFIG_DIR), CONFIG)
-    except (HydraException, ValueError):
-        values = compose([])
-    return [*_flatten(values), *_launcher_keys(arguments), "modifier", "experiment"]
-
-
-def _launcher_keys(arguments: Sequence[str]) -> Iterator[str]:
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-
-    chosen = [argument for argument in arguments if argument.startswith("hydra/launcher=")]
-    try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            launcher = hydra_compose(CONFIG, chosen, return_hydra_config=True).hydra.launcher
-    except HydraException:  # a launcher's file of the user's own
-        return
-    values: Any = OmegaConf.to_container(launcher, resolve=False)
-    yield from (key for key in _flatten(values, "hydra.launcher.") if not key.endswith("_"))
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")

@@ -1,17 +1,29 @@
 """The groups of the configuration: where their YAML files are, and the names they offer."""
 
+import glob
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
+from pe_bench.config.override import Override, parse_overrides
+from pe_bench.errors import UserError
+from pe_bench.values import close_to, unknown
+
+ONE_OF_EACH = ("encoding", "model", "data", "tokenizer", "experiment")
+GROUPS = (*ONE_OF_EACH, "modifier")
+OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers."}
+SEARCH_PATH = "hydra.searchpath"
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
 DIRECTIVES = ("# also: ", "# @package ")  # comments that are read by programs
-CHOICE = re.compile(r"(\+?encoding=)([\w,]+)", re.ASCII)
+# A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
+NAMES = re.compile(r"\[?[\w.+-]+(,[\w.+-]+)*,?\]?", re.ASCII)
+HOW_TO_HAVE_NONE = {"modifier": "; modifier=[] is none", "experiment": "; without the key there is none"}
 
 
 def aliases() -> dict[str, str]:
-    """Each other name, and the name that it stands for."""
+    """Each other name of an encoding, and the name of its file."""
     found = {}
     for path in sorted((config_dir() / "encoding").glob("*.yaml")):
         also = ALSO.search(path.read_text(encoding="utf-8"))
@@ -19,21 +31,53 @@ def aliases() -> dict[str, str]:
     return found
 
 
-def without_aliases(overrides: Sequence[str], directories: Sequence[str] = ()) -> list[str]:
-    """The overrides with encodings by their first names; files in a person's own folders come first."""
-    chosen = [CHOICE.fullmatch(override) for override in overrides]
-    if not any(chosen):
-        return list(overrides)
-    known = aliases()
-    own = {path.stem for folder in directories for path in (Path(folder) / "encoding").glob("*.yaml")}
+def find_name(group: str, typed: str, directories: Sequence[str | Path] = ()) -> str:
+    """The name of the file in `group` that was meant: itself, an alias, or in other letters (`RoPE`, `swa`).
 
-    def first_name(name: str) -> str:
-        return name if name in own else known.get(name, name)
+    A file in a person's own folder comes before an alias. Raises `UserError` for an unknown name.
+    """
+    names = names_in(group, directories)
+    if typed in names:
+        return typed
+    known = dict(zip(names, names, strict=True)) | (aliases() if group == "encoding" else {})
+    folded = {_fold(name): first for name, first in known.items()}
+    if typed in known or _fold(typed) in folded:
+        return known.get(typed) or folded[_fold(typed)]
+    offered = known if close_to(typed, known, 0.8) else names
+    message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
+    raise UserError(message if directories else message + _own_file(group, typed, "did you mean" in message))
 
-    return [
-        match[1] + ",".join(map(first_name, match[2].split(","))) if match else override
-        for override, match in zip(overrides, chosen, strict=True)
-    ]
+
+def with_file_names(overrides: Sequence[str], directories: Sequence[str | Path] = ()) -> list[str]:
+    """The overrides with every name of a group as that of its file. Raises `UserError` for an unknown one."""
+    parsed = parse_overrides(overrides)
+    if any(override.key == SEARCH_PATH for override in parsed):
+        return list(overrides)  # Hydra alone knows what lies there
+    return [str(_with_file_names(override, directories)) for override in parsed]
+
+
+def _with_file_names(override: Override, directories: Sequence[str | Path]) -> Override:
+    group, value = override.key, override.value
+    if group not in GROUPS or value is None or not NAMES.fullmatch(value):
+        return override
+    if (group, value) == ("experiment", "null"):
+        return override
+    parts = re.split(r"([][,])", value)  # names, and the commas and brackets between
+    found = [part if part in ("", *"[],") else find_name(group, part, directories) for part in parts]
+    return replace(override, value="".join(found))
+
+
+def _fold(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _own_file(group: str, name: str, is_close: bool) -> str:
+    """How a file of the user's own is found: the one that lies here, or any, where no name is close."""
+    file = f"{glob.escape(group)}/{glob.escape(name)}.yaml"
+    here = [*Path().glob(file), *sorted(Path().glob(f"*/{file}"))]
+    if here:
+        return f"; {here[0]} is found with --config-dir {here[0].parent.parent}"
+    return "" if is_close else f"; FOLDER/{group}/{name}.yaml of your own is found with --config-dir FOLDER"
 
 
 def config_dir() -> Path:
@@ -52,6 +96,6 @@ def description(group: str, name: str) -> str:
 
 
 def names_in(group: str, directories: Iterable[str | Path] = ()) -> list[str]:
-    """What a group offers, in the shipped folder and in the user's own."""
+    """The names that a group offers, in the shipped folder and in the user's own."""
     folders = [config_dir(), *map(Path, directories)]
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})

@@ -5,33 +5,67 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.compose import CONFIG, known_keys, parse_composed, register_resolvers
-from pe_bench.config.groups import config_dir, without_aliases
-from pe_bench.config.hydra_errors import one_line
-from pe_bench.config.overrides import CONFIG_DIR, check_arguments, order_arguments, values_of
+from pe_bench.config.compose import parse_composed, register_resolvers
+from pe_bench.config.groups import config_dir, with_file_names
+from pe_bench.config.hydra_errors import explain_hydra_errors
+from pe_bench.config.override import parse_override
+from pe_bench.config.overrides import check_overrides
 from pe_bench.config.schema import Config
+from pe_bench.config.unknown_keys import CONFIG
 
-# Words put before the user's own: how tests run the README's commands on shorter budgets.
+# Overrides before the user's own: how tests run the README's commands on shorter budgets.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
-
 
 Job = Callable[[Config, Sequence[Path]], Any]
 
 
-def read_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command's arguments, in the order that Hydra wants, checked. Raises `UserError`."""
-    arguments = order_arguments([*os.environ.get(OVERRIDES_VARIABLE, "").split(), *arguments])
-    check_arguments(arguments)
-    return without_aliases(arguments, values_of(arguments, CONFIG_DIR))
+@dataclass(frozen=True)
+class HydraCommand:
+    """A `train` command: its overrides, and the flags that Hydra gets after them."""
+
+    overrides: tuple[str, ...] = ()
+    config_dir: str | None = None
+    multirun: bool = False
+    printing: tuple[str, ...] = ()  # flags that have Hydra print something in place of a run: --cfg job
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        return () if self.config_dir is None else (self.config_dir,)
+
+    @property
+    def is_sweep(self) -> bool:
+        return self.multirun or any(
+            (override.key.lower(), (override.value or "").upper()) == ("hydra.mode", "MULTIRUN")
+            for override in map(parse_override, self.overrides)
+        )
+
+    @property
+    def config_flags(self) -> tuple[str, ...]:
+        """The flags without which the overrides would compose something else."""
+        return () if self.config_dir is None else ("--config-dir", self.config_dir)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line as Hydra wants it, which refuses overrides on both sides of a flag."""
+        sweep = ("--multirun",) if self.multirun else ()
+        return [*self.overrides, *self.config_flags, *sweep, *self.printing]
 
 
-def run_job(arguments: Sequence[str], job: Job) -> None:
-    """Compose the configuration of the one job that `arguments` ask for, and call `job` with it.
+def complete_command(command: HydraCommand) -> HydraCommand:
+    """The command with the environment's overrides before its own, all checked. Raises `UserError`."""
+    overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *command.overrides]
+    check_overrides(overrides, command.directories)
+    return replace(command, overrides=tuple(with_file_names(overrides, command.directories)))
 
-    Raises `UserError` for arguments that Hydra cannot use, and what the job raises.
+
+def run_job(command: HydraCommand, job: Job) -> None:
+    """Compose the configuration of the one job that `command` asks for, and call `job` with it.
+
+    Raises `UserError` for overrides that Hydra cannot use, and what the job raises.
     """
     failures: list[Exception] = []
 
@@ -42,25 +76,26 @@ def run_job(arguments: Sequence[str], job: Job) -> None:
         except Exception as error:
             failures.append(error)
 
-    call_hydra(arguments, task)
+    call_hydra(command, task)
     if failures:
         raise failures[0]
 
 
-def call_hydra(arguments: Sequence[str], task: Callable[[Any], None]) -> None:
-    """Have Hydra compose each job that `arguments` ask for, and its launcher call `task` with it."""
+def call_hydra(command: HydraCommand, task: Callable[[Any], None]) -> None:
+    """Have Hydra compose each job that `command` asks for, and its launcher call `task` with it."""
     import hydra
 
     _mend_argparse()
     register_resolvers()
     main = hydra.main(config_path=str(config_dir()), config_name=CONFIG, version_base="1.3")(task)
-    with one_line(arguments, lambda: known_keys(arguments)), _lent_arguments(arguments):
+    explained = explain_hydra_errors(command.overrides, command.directories, command.is_sweep)
+    with explained, _lent_arguments(command.arguments):
         main()
 
 
 @contextmanager
 def _lent_arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Hydra reads `sys.argv`, and shows its own errors unless it is told to raise them."""
+    """Lend Hydra `sys.argv`, and have it raise its errors instead of printing them."""
     before, shown = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["pe-bench train", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"

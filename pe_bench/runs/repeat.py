@@ -14,6 +14,7 @@ import yaml
 
 from pe_bench.config.checks import obeyed
 from pe_bench.config.groups import config_dir
+from pe_bench.config.override import parse_overrides, quote
 from pe_bench.config.schema import DataConfig, EvalConfig
 from pe_bench.errors import UserError
 from pe_bench.runs.config_file import RETIRED_KEYS
@@ -24,8 +25,6 @@ NAME_IN_GROUP = {"model": "name", "data": "name", "tokenizer": "kind"}
 LENGTHS_FOLLOW = ("lengths", "protocol", "target_tokens")  # of eval, what its lengths follow from
 NOT_OPTIONS = ("code_sha256", "derived", "modifiers")
 GROUP_FILE = re.compile(r"\w+/\w+", re.ASCII)  # a run's configuration may be a stranger's, and name any path
-PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
-NOT_TEXT = ("null", "true", "false", "nan", "inf")  # what Hydra reads plain text as
 INTERPOLATION = "${"
 
 
@@ -60,8 +59,8 @@ class Repeater:
 
     def _encoding_overrides(self, encoding: Mapping[str, Any]) -> list[str]:
         name, modifiers = encoding["name"], encoding.get("modifiers") or {}
-        overrides = [f"encoding={_spell(name)}"]
-        overrides += [f"modifier=[{','.join(map(_spell, modifiers))}]"] if modifiers else []
+        overrides = [f"encoding={quote(name)}"]
+        overrides += [f"modifier=[{','.join(map(quote, modifiers))}]"] if modifiers else []
         parts = {"encoding": (f"encoding/{name}", encoding)}
         parts |= {f"encoding.modifiers.{key}": (f"modifier/{key}", part) for key, part in modifiers.items()}
         for key, (file, part) in parts.items():
@@ -75,9 +74,9 @@ class Repeater:
             values = config.get(group, {})
             usual = self._file(f"{group}/{values.get(key)}") or {}
             literal = {name: value for name, value in usual.items() if not _is_derived(value)}
-            overrides += [f"{group}={_spell(values[key])}"] if usual else []
+            overrides += [f"{group}={quote(values[key])}"] if usual else []
             overrides += [
-                f"{group}.{name}={_spell(value)}"
+                f"{group}.{name}={quote(value)}"
                 for name, value in values.items()
                 if name in literal and literal[name] != value
             ]
@@ -114,11 +113,11 @@ def _option_overrides(key: str, part: Mapping[str, Any], usual: Mapping[str, Any
             continue
         if usual is None:
             if name not in ("name", "class", *derived):
-                yield f"{key}.{name}={_spell(value)}"
+                yield f"{key}.{name}={quote(value)}"
         elif name not in usual:
-            yield f"+{key}.{name}={_spell(value)}"
+            yield f"+{key}.{name}={quote(value)}"
         elif not (name in derived if _is_derived(usual[name]) else usual[name] == value):
-            yield f"{key}.{name}={_spell(value)}"
+            yield f"{key}.{name}={quote(value)}"
 
 
 def _differences(section: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
@@ -129,7 +128,7 @@ def _differences(section: str, values: Mapping[str, Any], usual: Mapping[str, An
             raise UserError(f"{section}.{name} is no key of this version of pe-bench")
         decided_by_steps = (section, name) == ("train", "tokens") and values.get("steps") is not None
         if value != usual[name] and not decided_by_steps:
-            yield f"{section}.{name}={_spell(value)}"
+            yield f"{section}.{name}={quote(value)}"
 
 
 def _is_derived(value: object) -> bool:
@@ -149,26 +148,6 @@ def _compose(overrides: tuple[str, ...]) -> dict[str, Any]:
     return compose(overrides)
 
 
-def _spell(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_spell(key)}:{_spell(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ",".join(map(_spell, value)) + "]"
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if not isinstance(value, str):
-        return repr(value)
-    if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT:
-        return value
-    return f'"{_escaped(value)}"'
-
-
-def _escaped(text: str) -> str:
-    """For double quotes: backslashes stand for themselves, but before a quote."""
-    return re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text)
-
-
 def sweep_commands(commands: Iterable[str]) -> list[str]:
     """Commands that make the runs of all of `commands`, each of one run.
 
@@ -177,13 +156,10 @@ def sweep_commands(commands: Iterable[str]) -> list[str]:
     """
     seeds: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for command in commands:
-        overrides = shlex.split(command)[2:]
-        encoding, seed = (
-            next(override for override in overrides if override.startswith(key))
-            for key in ("encoding=", "seed=")
-        )
-        rest = tuple(override for override in overrides if override not in (encoding, seed))
-        seeds.setdefault(rest, {}).setdefault(_value(encoding), []).append(_value(seed))
+        overrides = parse_overrides(shlex.split(command)[2:])
+        values = {override.key: override.value or "" for override in overrides}
+        rest = tuple(str(override) for override in overrides if override.key not in ("encoding", "seed"))
+        seeds.setdefault(rest, {}).setdefault(values["encoding"], []).append(values["seed"])
     return [command for rest, found in seeds.items() for command in _sweeps(found, rest)]
 
 
@@ -196,7 +172,3 @@ def _sweeps(seeds_of: Mapping[str, Sequence[str]], rest: Sequence[str]) -> Itera
         sweep = ["-m"] if len(seeds) * len(encodings) > 1 else []
         chosen = [f"encoding={','.join(encodings)}", f"seed={','.join(seeds)}"]
         yield shlex.join(["pe-bench", "train", *sweep, *chosen, *rest])
-
-
-def _value(override: str) -> str:
-    return override.partition("=")[2]

@@ -13,7 +13,6 @@ longer, for nobody sets a model up for shorter texts than it gets. The number is
 two factors are never taken for one curve.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import names_in
 from pe_bench.config.options import in_full
+from pe_bench.config.override import parse_override, quote
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.encodings.identity import encoding_identity, encoding_label, with_code_hashes
@@ -149,33 +149,22 @@ def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
     return max(evaluation.resolved_max_length(train_length), *lengths, train_length) / train_length
 
 
-def _full_option(spec: Spec, bare: dict[str, Any], override: str) -> tuple[str, str]:
-    """`factor=4` as `encoding.factor` and 4; what no part has goes to Hydra, which says so."""
+def _full_option(spec: Spec, bare: dict[str, Any], text: str) -> tuple[str, str]:
+    """`factor=4` as `encoding.factor` and 4; Hydra refuses an option that no part has."""
     name = spec.base or spec.modifiers[0]
     place = "encoding" if spec.base else f"encoding.modifiers.{name}"
-    full = in_full(name, bare, override) or (
-        override if override.startswith("encoding.") else f"{place}.{override}"
-    )
-    key, _, value = full.partition("=")
-    return key, value
+    option = parse_override(text)
+    full = in_full(name, bare, option)
+    key = option.key if option.section == "encoding" else f"{place}.{option.key}"
+    return (full.key if full else key), option.value or ""
 
 
 def _overrides_of(trained: Config) -> list[str]:
     """The run's own configuration as overrides of Hydra's, but for its encoding."""
     values = to_plain(trained)
     return [
-        f"++{section}.{key}={_spelled(value)}"
-        for section in SECTIONS
-        for key, value in values[section].items()
+        f"++{section}.{key}={quote(value)}" for section in SECTIONS for key, value in values[section].items()
     ] + [f"seed={trained.seed}"]
-
-
-def _spelled(value: Any) -> str:
-    """A value in Hydra's grammar; in a text nothing has a meaning, not even `${`."""
-    if isinstance(value, str):
-        text = value.replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${")
-        return f'"{text}"'
-    return json.dumps(value)
 
 
 def _over(

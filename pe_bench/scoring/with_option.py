@@ -1,14 +1,13 @@
-"""The words of `eval --with`: names with commas between, or one encoding with its options."""
+"""The values of `eval --with`: names with commas between, or one encoding with its options."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pe_bench.config.groups import aliases, names_in, without_aliases
+from pe_bench.config.groups import find_name, names_in
 from pe_bench.errors import UserError, require
-from pe_bench.values import unknown
 
-WORD = re.compile(r"(?:\[[^\]]*\]|\S)+")  # a list may hold spaces
+PART = re.compile(r"(?:\[[^\]]*\]|\S)+")  # a list may hold spaces
 
 
 @dataclass(frozen=True)
@@ -24,17 +23,16 @@ class Spec:
 def read_specs(texts: Sequence[str], directories: Sequence[str] = ()) -> list[Spec]:
     """`yarn,rope_ntk`, `yarn factor=4`, `logn`, `yarn+logn`. Raises `UserError`."""
     modifiers = names_in("modifier", directories)
-    known = {*names_in("encoding", directories), *modifiers}
     return [
-        _read(name, options, modifiers, known, directories)
+        _read(name, options, modifiers, directories)
         for text in texts
         for name, options in _names_and_options(text)
     ]
 
 
 def _names_and_options(text: str) -> Iterator[tuple[str, list[str]]]:
-    words = WORD.findall(text)
-    if not any("=" in word for word in words):
+    parts = PART.findall(text)
+    if not any("=" in part for part in parts):
         for name in text.split(","):
             require(
                 len(name.split()) == 1,
@@ -43,22 +41,20 @@ def _names_and_options(text: str) -> Iterator[tuple[str, list[str]]]:
             )
             yield name.strip(), []
         return
-    name, *options = words
+    name, *options = parts
     require("=" not in name, f"--with '{text}': the name of an encoding comes first, and then {name}")
     require(
         "," not in name,
         f"--with '{text}': commas are for names without options; repeat --with for each encoding",
     )
-    for word in options:
-        require("=" in word, f"--with '{text}': '{word}' is no option; say KEY=VALUE, such as factor=4")
+    for part in options:
+        require("=" in part, f"--with '{text}': '{part}' is no option; say KEY=VALUE, such as factor=4")
     yield name, options
 
 
-def _read(
-    typed: str, options: Sequence[str], modifiers: Sequence[str], known: set[str], directories: Sequence[str]
-) -> Spec:
+def _read(typed: str, options: Sequence[str], modifiers: Sequence[str], directories: Sequence[str]) -> Spec:
     text = " ".join([typed, *options])
-    names = [_first_name(name, known, directories) for name in typed.removeprefix("+").split("+")]
+    names = [_find_name(name, modifiers, directories) for name in typed.removeprefix("+").split("+")]
     base = names.pop(0) if names[0] not in modifiers and not typed.startswith("+") else None
     for name in names:
         if name not in modifiers:
@@ -69,8 +65,11 @@ def _read(
     return Spec(text, base, tuple(names), tuple(options))
 
 
-def _first_name(name: str, known: set[str], directories: Sequence[str]) -> str:
-    first = without_aliases([f"encoding={name}"], directories)[0].removeprefix("encoding=")
-    if first not in known:
-        raise UserError(f"--with: {unknown(name, 'encoding', known | aliases().keys())}")
-    return first
+def _find_name(name: str, modifiers: Sequence[str], directories: Sequence[str]) -> str:
+    """The file of an encoding or of a modifier; most modifiers have an encoding of their name too."""
+    if name in modifiers:
+        return name
+    try:
+        return find_name("encoding", name, directories)
+    except UserError as error:
+        raise UserError(f"--with: {error}") from error

@@ -16,8 +16,9 @@ from typing import Any
 
 from pe_bench.config.checks import obeyed
 from pe_bench.config.compose import parse_composed
-from pe_bench.config.hydra_main import call_hydra
-from pe_bench.config.overrides import CONFIG_DIR, CONFIG_NAME, overrides_in, values_of
+from pe_bench.config.groups import SEARCH_PATH
+from pe_bench.config.hydra_main import HydraCommand, call_hydra
+from pe_bench.config.override import parse_override, quote
 from pe_bench.errors import UserError, first_line
 from pe_bench.sweep.grid import Swept, with_swept_options
 from pe_bench.sweep.job import LaunchContext, fail, launch_context, run_in_child
@@ -37,17 +38,16 @@ from pe_bench.system.signals import (
 )
 
 SWEEP_DIR = "hydra.sweep.dir"
-SEARCH_PATH = "hydra.searchpath="  # where the files of a job's arguments may lie
 
 
-def run_sweep(arguments: Sequence[str], swept: Swept) -> Summary:
-    """Launch every job that `arguments` ask for, show how they stand, and tell how all of them ended.
+def run_sweep(command: HydraCommand, swept: Swept) -> Summary:
+    """Launch every job that `command` asks for, show how they stand, and tell how all of them ended.
 
     A signal stops all jobs, which save; a second one leaves at once.
     """
-    folder = SweepFolder(_new_folder(arguments, swept))
-    task = _Task(launch_context(folder.path), swept, _flags(arguments)).function()
-    launched = with_swept_options(_with_folder(arguments, folder.path))
+    folder = SweepFolder(_new_folder(command, swept))
+    task = _Task(launch_context(folder.path), swept, command.config_flags).function()
+    launched = replace(command, overrides=with_swept_options(_with_folder(command, folder.path)))
     problem = ""
     try:
         with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view):
@@ -81,9 +81,10 @@ class _Task:
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
-        searched = [argument for argument in hydra.overrides.hydra if argument.startswith(SEARCH_PATH)]
-        arguments = [*searched, *hydra.overrides.task]
-        state = self._state(int(hydra.job.num), arguments)
+        # Where the files of a job's overrides may lie is one of Hydra's own.
+        searched = [text for text in hydra.overrides.hydra if parse_override(text).key == SEARCH_PATH]
+        overrides = [*searched, *hydra.overrides.task]
+        state = self._state(int(hydra.job.num), overrides)
         try:
             require_one_start(hydra.launcher)
             config, search = parse_composed(composed)
@@ -91,17 +92,17 @@ class _Task:
             fail(SweepFolder(self.context.sweep), state, error)
             return
         # A sweep may hold keys that only others of its jobs obey; this one's own command may not.
-        state = replace(state, command=self._command(obeyed(arguments, config.data, config.eval)))
+        state = replace(state, command=self._command(obeyed(overrides, config.data, config.eval)))
         if config.threads == "auto":
             config = replace(config, threads=cores_each(hydra, self.swept.jobs))
         run_in_child(state, self.context, config, search)
 
-    def _state(self, number: int, arguments: list[str]) -> JobState:
-        own = [argument for argument in arguments if argument.partition("=")[0] in self.swept.keys]
-        return JobState(number, " ".join(own) or f"job {number}", self._command(arguments))
+    def _state(self, number: int, overrides: list[str]) -> JobState:
+        own = [text for text in overrides if parse_override(text).key in self.swept.keys]
+        return JobState(number, " ".join(own) or f"job {number}", self._command(overrides))
 
-    def _command(self, arguments: Sequence[str]) -> str:
-        return shlex.join(["pe-bench", "train", *arguments, *self.flags])
+    def _command(self, overrides: Sequence[str]) -> str:
+        return shlex.join(["pe-bench", "train", *overrides, *self.flags])
 
 
 @contextmanager
@@ -128,16 +129,16 @@ def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
         yield
 
 
-def _new_folder(arguments: Sequence[str], swept: Swept) -> Path:
-    """One that no other sweep has: below that of `results_dir`, or the one that the arguments name."""
+def _new_folder(command: HydraCommand, swept: Swept) -> Path:
+    """One that no other sweep has: below that of `results_dir`, or the one that the overrides name."""
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    return _parent(arguments, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
+    return _parent(command, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-def _parent(arguments: Sequence[str], swept: Swept) -> Path:
+def _parent(command: HydraCommand, swept: Swept) -> Path:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    named = [argument for argument in overrides_in(arguments) if _names_folder(argument)]
+    named = [text for text in command.overrides if _names_folder(text)]
     if not named:
         return swept.results_dir / "sweeps"
     value = str(OverridesParser.create().parse_override(named[-1]).value())
@@ -146,23 +147,11 @@ def _parent(arguments: Sequence[str], swept: Swept) -> Path:
     return Path(value)
 
 
-def _with_folder(arguments: Sequence[str], folder: Path) -> list[str]:
-    """The folder by name: what resolves it anew in each process would find another."""
-    overrides = overrides_in(arguments)
-    rest = list(arguments[len(overrides) :])
-    quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
-    return [
-        *(argument for argument in overrides if not _names_folder(argument)),
-        f"{SWEEP_DIR}='{quoted}'",
-        *rest,
-    ]
+def _with_folder(command: HydraCommand, folder: Path) -> list[str]:
+    """The folder by name: an interpolation, resolved anew in each process, would find another."""
+    others = [text for text in command.overrides if not _names_folder(text)]
+    return [*others, f"{SWEEP_DIR}={quote(str(folder.absolute()))}"]
 
 
-def _names_folder(argument: str) -> bool:
-    return argument.lstrip("+").startswith(f"{SWEEP_DIR}=")
-
-
-def _flags(arguments: Sequence[str]) -> tuple[str, ...]:
-    """What composes a configuration besides overrides."""
-    each = ((flags[0], value) for flags in (CONFIG_DIR, CONFIG_NAME) for value in values_of(arguments, flags))
-    return tuple(argument for pair in each for argument in pair)
+def _names_folder(override: str) -> bool:
+    return parse_override(override).key == SWEEP_DIR

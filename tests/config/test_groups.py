@@ -3,7 +3,7 @@
 import pytest
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import aliases, config_dir, without_aliases
+from pe_bench.config.groups import GROUPS, aliases, config_dir, find_name, names_in, with_file_names
 
 
 def test_no_alias_hides_an_encoding_or_another_alias() -> None:
@@ -21,11 +21,11 @@ def test_an_alias_is_the_encoding_itself(alias: str) -> None:
 
 
 def test_overrides_of_a_sweep_and_of_other_keys() -> None:
-    assert without_aliases(["encoding=rotary,alibi,ape", "seed=0"]) == [
+    assert with_file_names(["encoding=rotary,alibi,ape", "seed=0"]) == [
         "encoding=rope,alibi,learned",
         "seed=0",
     ]
-    assert without_aliases(["encoding.base=3", "data.name=rotary"]) == ["encoding.base=3", "data.name=rotary"]
+    assert with_file_names(["encoding.base=3", "data.name=rotary"]) == ["encoding.base=3", "data.name=rotary"]
 
 
 def test_a_persons_own_file_comes_before_an_alias(tmp_path) -> None:
@@ -37,3 +37,31 @@ def test_a_persons_own_file_comes_before_an_alias(tmp_path) -> None:
 def test_a_run_under_an_alias_is_the_run_under_the_name(train) -> None:
     assert train("encoding=rotary").code == 0
     assert "trained in" not in train("encoding=rope").err
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("RoPE", "rope"), ("ALiBi", "alibi"), ("sliding-window", "sliding_window"), ("SWA", "sliding_window")],
+)
+def test_a_name_is_found_in_other_letters(typed: str, name: str) -> None:
+    assert find_name("encoding", typed) == name
+    assert compose([f"encoding={typed}"]) == compose([f"encoding={name}"])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_two_names_of_a_group_are_one_in_other_letters(group: str) -> None:
+    names = [*names_in(group), *(aliases() if group == "encoding" else [])]
+    assert [find_name(group, name.upper().replace("_", "-")) for name in names] == [
+        find_name(group, name) for name in names
+    ]
+
+
+def test_names_in_lists_are_found_too() -> None:
+    assert with_file_names(["modifier=[LogN,sliding-window]"]) == ["modifier=[logn,sliding_window]"]
+
+
+def test_names_that_hydra_alone_can_find_are_left_to_it() -> None:
+    elsewhere = ["hydra.searchpath=[file:///elsewhere]", "encoding=mine"]
+    assert with_file_names(elsewhere) == elsewhere
+    for pattern in ("encoding=glob(r*)", "encoding='rope'", "encoding=sub/mine", "experiment=null"):
+        assert with_file_names([pattern]) == [pattern]

@@ -3,45 +3,110 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from support.commands import files_in
 
+from pe_bench.cli import train as train_command
+from pe_bench.cli.app import app
 from pe_bench.cli.completion import complete_run, complete_word
 from pe_bench.config.compose import compose, parse_composed
 from pe_bench.config.groups import config_dir
-from pe_bench.config.hydra_main import OVERRIDES_VARIABLE, call_hydra, read_arguments, run_job
-from pe_bench.config.overrides import is_sweep, order_arguments
+from pe_bench.config.hydra_main import (
+    OVERRIDES_VARIABLE,
+    HydraCommand,
+    call_hydra,
+    complete_command,
+    run_job,
+)
+from pe_bench.config.override import Override, parse_override, quote
 from pe_bench.errors import UserError
 from pe_bench.sweep.grid import check_sweep, with_swept_options
+
+
+def typed(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> HydraCommand:
+    """The command that these arguments after `pe-bench train` make."""
+    commands: list[HydraCommand] = []
+    monkeypatch.setattr(train_command, "run_train", commands.append)
+    app(["train", *arguments], "pe-bench", standalone_mode=False)
+    return commands[0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "ordered"),
     [
-        (["a=1", "-m", "b=2"], ["a=1", "b=2", "-m"]),
+        (["a=1", "-m", "b=2"], ["a=1", "b=2", "--multirun"]),
         (["--cfg", "job", "a=1"], ["a=1", "--cfg", "job"]),
-        (["--config-dir", "d", "a=1", "-m", "b=2"], ["a=1", "b=2", "--config-dir", "d", "-m"]),
-        (["--config-dir=d", "a=1"], ["a=1", "--config-dir", "d"]),
-        (["--cfg=job", "a=1"], ["a=1", "--cfg", "job"]),
-        (["~a", "+b=1", "-m"], ["~a", "+b=1", "-m"]),
+        (["--config-dir", ".", "a=1", "-m", "b=2"], ["a=1", "b=2", "--config-dir", ".", "--multirun"]),
+        (["--config-dir=.", "a=1"], ["a=1", "--config-dir", "."]),
+        (["--cfg=job", "a=1", "--resolve"], ["a=1", "--cfg", "job", "--resolve"]),
+        (["~a", "+b=1", "-m"], ["~a", "+b=1", "--multirun"]),
         (["--info", "searchpath", "a=1"], ["a=1", "--info", "searchpath"]),
-        (["--info", "a=1"], ["a=1", "--info"]),
     ],
 )
-def test_overrides_come_before_flags_and_values_stay_with_theirs(arguments, ordered):
-    assert order_arguments(arguments) == ordered
+def test_overrides_may_be_on_both_sides_of_an_option(monkeypatch, arguments, ordered):
+    assert typed(arguments, monkeypatch).arguments == ordered
+
+
+def command_of(arguments: list[str]) -> HydraCommand:
+    folders = [after for before, after in pairwise(arguments) if before == "--config-dir"]
+    overrides = [text for text in arguments if text not in ("-m", "--config-dir", *folders)]
+    command = HydraCommand(tuple(overrides), folders[0] if folders else None, "-m" in arguments)
+    return complete_command(command)
 
 
 def seen_by(arguments: list[str]) -> list[tuple]:
     seen = []
-    arguments = read_arguments(arguments)
-    if is_sweep(arguments):
-        check_sweep(arguments, lambda config, search: None)
-        call_hydra(with_swept_options(arguments), lambda composed: seen.append(parse_composed(composed)))
+    command = command_of(arguments)
+    if command.is_sweep:
+        check_sweep(command, lambda config, search: None)
+        launched = replace(command, overrides=with_swept_options(command.overrides))
+        call_hydra(launched, lambda composed: seen.append(parse_composed(composed)))
     else:
-        run_job(arguments, lambda config, search: seen.append((config, search)))
+        run_job(command, lambda config, search: seen.append((config, search)))
     return seen
+
+
+@pytest.mark.parametrize(
+    ("text", "override"),
+    [
+        ("train.lr=0.1", Override("", "train.lr", "0.1")),
+        ("++a.b=x=y", Override("++", "a.b", "x=y")),
+        ("~a", Override("~", "a", None)),
+        ("a=", Override("", "a", "")),
+        ("rope", Override("", "rope", None)),
+    ],
+)
+def test_an_override_is_its_prefix_its_key_and_its_value(text, override):
+    assert parse_override(text) == override and str(override) == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "plain",
+            "with space",
+            "a,b",
+            "[a]",
+            "null",
+            "1",
+            "1e3",
+            "true",
+            "",
+            "it's",
+            'say "so"',
+            "ü",
+            "~/x",
+        ),
+        *("a\\b", "ends\\", '\\"', "${seed}", "a\\${seed}", "C:\\x\\${y}", "file:///a b", "#x", "x=y"),
+        *(1, 1e-05, -2.5, True, None, [1, "a b"], [], {"a": [1.5, None]}),
+    ],
+)
+def test_a_quoted_value_is_read_by_hydra_as_it_was(value):
+    assert compose([f"+encoding.value={quote(value)}"])["encoding"]["value"] == value
 
 
 def test_a_job_gets_the_configuration_that_its_arguments_ask_for():
@@ -72,7 +137,7 @@ def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
 
 
 def checked_by(arguments: list[str], check=lambda config, search: None):
-    return check_sweep(read_arguments(arguments), check)
+    return check_sweep(command_of(arguments), check)
 
 
 def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs():
@@ -117,7 +182,7 @@ def test_an_option_that_some_values_of_a_sweep_know_is_refused_with_the_way_to_s
 
 
 def test_an_option_that_no_value_of_a_sweep_knows_is_refused_as_in_a_run():
-    with pytest.raises(UserError, match="data.subset=x would be ignored with data=stdlib"):
+    with pytest.raises(UserError, match="data.subset=x has no effect with data=stdlib"):
         checked_by(["-m", "data=stdlib,files", "data.subset=x", "seed=0"])
     with pytest.raises(UserError, match="unknown key 'encoding.bukets': did you mean 'encoding.buckets'"):
         checked_by(["-m", "encoding=t5,alibi", "encoding.bukets=3"])
@@ -213,7 +278,7 @@ def test_arguments_and_environment_are_given_back(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     before = list(sys.argv)
     with pytest.raises(UserError):
-        run_job(["encoding=nothing"], lambda config, search: None)
+        run_job(HydraCommand(("encoding.nothing=1",)), lambda config, search: None)
     assert sys.argv == before and "HYDRA_FULL_ERROR" not in os.environ
 
 

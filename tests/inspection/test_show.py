@@ -12,8 +12,9 @@ from support.encodings import one_of_a_kind
 
 from pe_bench.cli.completion import complete_word
 from pe_bench.config.options import in_full
+from pe_bench.config.override import Override
 from pe_bench.errors import UserError
-from pe_bench.inspection.resolve import Subject, subjects
+from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 from pe_bench.inspection.show import curves
 from pe_bench.inspection.show.page import _options, page
 from pe_bench.inspection.show.picture import draw, rows_of
@@ -38,12 +39,12 @@ class RootBias(LayerEncoding):
 '''
 
 
-def one(*arguments: str) -> Subject:
-    (found,) = subjects(arguments)
+def one(*arguments: str) -> ResolvedEncoding:
+    (found,) = resolve(arguments)
     return found
 
 
-def scores(subject: Subject) -> torch.Tensor:
+def scores(subject: ResolvedEncoding) -> torch.Tensor:
     length = curves.length_within(subject, 8)
     return curves.scores_by_distance(subject, subject.encoding.layer(0), length).scores
 
@@ -125,9 +126,10 @@ def test_the_short_form_of_an_option_finds_that_of_a_modifier():
 @pytest.mark.parametrize(("name", "place"), [("first", "encoding"), ("second", "encoding.modifiers.second")])
 def test_where_several_parts_have_an_option_the_short_form_means_what_the_name_stands_for(name, place):
     config = {"base": 1, "modifiers": {"other": {"base": 2}, "second": {"base": 3}}}
-    assert in_full(name, config, "base=500") == f"{place}.base=500"
-    assert in_full(name, config, "+base=500") == f"+{place}.base=500"
-    assert in_full(name, config, "bass=500") == ""
+    for prefix in ("", "+"):
+        found = in_full(name, config, Override(prefix, "base", "500"))
+        assert found == Override(prefix, f"{place}.base", "500")
+    assert in_full(name, config, Override("", "bass", "500")) is None
 
 
 def test_a_modifier_comes_with_what_it_acts_on_and_its_own_docstring_first():
@@ -146,11 +148,11 @@ def test_sizes_of_the_model_count():
 
 
 def test_other_names_and_repeated_ones_are_the_encoding():
-    assert [found.label for found in subjects(["sin", "encoding=rope", "rope"])] == ["sinusoidal", "rope"]
+    assert [found.label for found in resolve(["sin", "encoding=rope", "rope"])] == ["sinusoidal", "rope"]
 
 
 def test_an_option_goes_to_those_that_have_it_and_values_are_compared():
-    found = subjects(["rope", "alibi", "base=500,1000"])
+    found = resolve(["rope", "alibi", "base=500,1000"])
     assert [subject.label for subject in found] == ["rope base=500.0", "rope base=1000.0", "alibi"]
 
 
@@ -350,15 +352,15 @@ def texts(figure) -> list[str]:
 
 
 def test_heads_are_named_where_they_differ_with_what_the_panel_leaves_out():
-    shown = texts(draw(rows_of(subjects(["alibi"]))))
+    shown = texts(draw(rows_of(resolve(["alibi"]))))
     assert "head 3" in shown and "head 0 (to \N{MINUS SIGN}250)" in shown
-    assert "all heads" in texts(draw(rows_of(subjects(["rope"]))))
-    assert "all heads (masked from 20)" in texts(draw(rows_of(subjects(["sliding_window", "window=20"]))))
-    assert "undefined" in texts(draw(rows_of(subjects(["learned"]))))
+    assert "all heads" in texts(draw(rows_of(resolve(["rope"]))))
+    assert "all heads (masked from 20)" in texts(draw(rows_of(resolve(["sliding_window", "window=20"]))))
+    assert "undefined" in texts(draw(rows_of(resolve(["learned"]))))
 
 
 def test_several_encodings_have_a_row_each_and_one_panel_of_all():
-    figure = draw(rows_of(subjects(["rope", "alibi"])))
+    figure = draw(rows_of(resolve(["rope", "alibi"])))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert [title for title in titles if title in ("rope", "alibi")] == ["rope", "alibi"]
     (legend,) = [found for axes in figure.axes if (found := axes.get_legend()) is not None]
@@ -381,25 +383,25 @@ def note_of(figure) -> str:
 
 
 def test_an_encoding_without_scores_by_distance_is_named_beside_the_panel_of_all():
-    figure = draw(rows_of(subjects(["rope", "alibi", "sinusoidal"])))
+    figure = draw(rows_of(resolve(["rope", "alibi", "sinusoidal"])))
     (legend,) = [found for axes in figure.axes if (found := axes.get_legend()) is not None]
     assert [text.get_text() for text in legend.get_texts()][-1] == "sinusoidal: changes inputs, not scores"
 
 
 def test_pairs_that_turn_fully_are_counted_and_said_to_be_so():
-    figure = draw(rows_of(subjects(["rope"])))
+    figure = draw(rows_of(resolve(["rope"])))
     titles = [" ".join(axes.get_title().split()) for axes in figure.axes]
     assert "feature pairs that turn fully within the training length" in titles
     assert "6 of 16" in texts(figure)
 
 
 def test_an_encoding_has_the_colour_of_its_curve_in_a_report():
-    found = {row.subject.label: row.colour for row in rows_of(subjects(["rope", "alibi"]))}
+    found = {row.subject.label: row.colour for row in rows_of(resolve(["rope", "alibi"]))}
     assert found == {name: style.colour for name, style in styles_of(["rope", "alibi"]).items()}
 
 
 def test_labels_of_a_panel_lie_apart():
-    figure = draw(rows_of(subjects(["fox", "model=small"])))
+    figure = draw(rows_of(resolve(["fox", "model=small"])))
     heights = sorted(
         text.get_position()[1] for text in figure.axes[0].texts if text.get_text().startswith("head")
     )
@@ -451,7 +453,7 @@ def test_a_class_that_cannot_be_made_is_one_line(command, folder):
 def test_a_file_without_a_class_is_answered_with_those_that_it_has(folder, code, told):
     (folder / "work" / "mine.py").write_text(code, encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        subjects(["mine.py"])
+        resolve(["mine.py"])
     assert str(caught.value).endswith(told)
     with pytest.raises(UserError, match=r"the encoding's file gone\.py was not found"):
-        subjects(["gone.py"])
+        resolve(["gone.py"])

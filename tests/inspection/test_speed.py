@@ -14,13 +14,13 @@ import torch
 import pe_bench.model.attention
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import RunError
-from pe_bench.inspection.resolve import subjects
+from pe_bench.inspection.resolve import resolve
 from pe_bench.inspection.speed import limits, measure, request
 from pe_bench.inspection.speed.bench import Bench
 from pe_bench.inspection.speed.measure import is_due, peak_of, time_pass
 from pe_bench.inspection.speed.passes import Pass, ScoringPass, TrainingPass
 from pe_bench.inspection.speed.picture import curves_of
-from pe_bench.inspection.speed.request import Asked, read_arguments
+from pe_bench.inspection.speed.request import Request, read_request
 from pe_bench.inspection.speed.rows import COLUMNS, Row, read_rows, write_rows
 from pe_bench.inspection.speed.table import Limits, ordered, render
 
@@ -218,10 +218,10 @@ def test_scores_in_half_precision_say_so(speed):
 def test_without_names_every_encoding_is_meant(folder):
     (folder / "my" / "encoding").mkdir(parents=True)
     (folder / "my" / "encoding" / "root.yaml").write_text("name: root\n", encoding="utf-8")
-    asked = read_arguments(["threads=1"], False, [str(folder / "my")])
+    asked = read_request(["threads=1"], False, [str(folder / "my")])
     assert {"nope", "rope", "yarn", "root"} <= set(asked.names) and len(asked.names) > 50
     assert not asked.is_choice, "and that is said"
-    chosen = read_arguments(["rope", "threads=1"], False, [])
+    chosen = read_request(["rope", "threads=1"], False, [])
     assert chosen.names == ("rope",) and chosen.is_choice
 
 
@@ -239,7 +239,7 @@ def test_a_training_step_has_as_many_windows_as_a_step_holds(speed):
 
 
 def test_a_training_pass_trains():
-    (subject,) = Asked(("nope",), tuple(TRAINED), (), train=True).at(32)
+    (subject,) = Request(("nope",), tuple(TRAINED), (), train=True).at(32)
     timed = TrainingPass(subject.config, (), 32, CPU)
     before = [parameter.clone() for parameter in timed.trainer.model.parameters()]
     timed()
@@ -270,7 +270,7 @@ def test_the_path_that_is_named_is_the_one_that_attention_took(name, kind, monke
         return path._replace(run=run)
 
     monkeypatch.setattr(pe_bench.model.attention, "choose", recorded)
-    (subject,) = subjects([name, *TINY])
+    (subject,) = resolve([name, *TINY])
     timed = kind(subject.config, subject.search, 16, CPU)
     assert not took, "asking for the path takes none"
     timed()
@@ -302,14 +302,14 @@ def test_too_little_memory_is_a_row_even_of_the_reference(monkeypatch):
 
     monkeypatch.setattr("pe_bench.inspection.speed.bench.time_pass", too_large)
     bench = Bench("", False, None, CPU, 1, 1e9)
-    found = list(bench.rows([32], lambda _: subjects(["nope", "rope", *TINY]), lambda *_: None))
+    found = list(bench.rows([32], lambda _: resolve(["nope", "rope", *TINY]), lambda *_: None))
     assert [(one.status, one.reason, one.batch) for one in found] == [
         ("out_of_memory", "it is too much by far", 1)
     ] * 2
 
 
 def test_without_a_reference_there_is_a_time_and_no_ratio():
-    (subject,) = subjects(["rope", *TINY])
+    (subject,) = resolve(["rope", *TINY])
     found, _ = Bench("", False, 1, CPU, 1, 1e9).row(subject, 16, None)
     assert found.milliseconds is not None and found.relative is None and found.status == "ok"
 
@@ -398,7 +398,7 @@ def test_ctrl_c_keeps_what_was_measured(speed, monkeypatch):
 
 def test_operations_of_a_pass_are_those_of_its_tokens_and_targets():
     """By hand, for two layers of width 16 with 2 heads of 8 and feed-forward layers of 24."""
-    (subject,) = subjects(["nope", *TINY])
+    (subject,) = resolve(["nope", *TINY])
     layer, keys = 4 * 16 * 16 + 3 * 16 * 24, (16 + 1) / 2
     token = 2 * 2 * layer + 2 * 2 * 2 * 16 * keys
     output = 2 * 16 * ByteTokenizer().vocab_size
@@ -494,10 +494,10 @@ def test_curves_have_a_point_where_there_is_a_number():
         (["rope", "--lengths", "5x"], "positive whole numbers, and '5x' is not one"),
         (["rope", "--lengths", "1,16"], "--lengths takes lengths of at least 2 tokens, and 1 is shorter"),
         (["rope", "--repeats", "0"], "'0' is not a positive whole number"),
-        (["rope", "data=stdlib"], "data=stdlib would be ignored: speed reads random bytes"),
-        (["rope", "eval.targets=3"], "eval.targets=3 would be ignored"),
+        (["rope", "data=stdlib"], "data=stdlib has no effect: speed reads random bytes"),
+        (["rope", "eval.targets=3"], "eval.targets=3 has no effect"),
         (["rope", "--train", "train.length=32"], "each of --lengths is the training length in turn"),
-        (["rope", "--train", "eval.precision=bf16"], "eval.precision=bf16 would be ignored"),
+        (["rope", "--train", "eval.precision=bf16"], "eval.precision=bf16 has no effect"),
         (["rope", "--output", "speed.txt"], "--output speed.txt: the name must end with .csv"),
         (["rope", "--output", "nowhere/speed.csv"], "there is no folder nowhere"),
         (["rope", "results_dir=/dev/null"], "results_dir=/dev/null: /dev/null is not a folder"),
@@ -534,5 +534,5 @@ def test_a_mistake_is_told_before_torch_is_imported():
 
 def test_arguments_of_the_environment_come_first(monkeypatch):
     monkeypatch.setenv("PE_BENCH_OVERRIDES", "model.d_model=16 eval.targets=6")
-    (reference, rope) = request.read_arguments(["rope", "model.d_ff=24"], False, []).at(16)
+    (reference, rope) = request.read_request(["rope", "model.d_ff=24"], False, []).at(16)
     assert (reference.config.model.d_model, rope.config.model.d_ff) == (16, 24)

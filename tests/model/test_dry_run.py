@@ -13,7 +13,7 @@ from pe_bench.encodings import LayerEncoding
 from pe_bench.encodings.base import Layers
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import UserError
-from pe_bench.inspection.resolve import subjects
+from pe_bench.inspection.resolve import resolve
 from pe_bench.inspection.speed.request import with_examples
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.model.dry_run import dry_run_training
@@ -28,7 +28,7 @@ class LogarithmOfZero(LayerEncoding):
 
 
 def config_of(name: str, *arguments: str) -> Config:
-    (subject,) = subjects([name, *SIZES, *arguments])
+    (subject,) = resolve([name, *SIZES, *arguments])
     return with_examples(subject).config
 
 

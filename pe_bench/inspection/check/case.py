@@ -19,7 +19,7 @@ from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.load import build_encoding, with_examples
 from pe_bench.errors import UserError, first_line
-from pe_bench.inspection.resolve import Subject, subjects
+from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.user_code import user_code_line
 
@@ -97,7 +97,7 @@ def find_cases(arguments: Sequence[str], directories: Sequence[str] = ()) -> lis
     `directories` hold a person's own YAML files. Raises `UserError`, also where an encoding cannot be built.
     """
     sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
-    found = subjects([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], directories)
+    found = resolve([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], directories)
     names = Counter(subject.name for subject in found)
     return [_case(subject, subject.name if names[subject.name] == 1 else subject.label) for subject in found]
 
@@ -107,7 +107,7 @@ def find_case(name: str, overrides: Sequence[str] = (), directories: Sequence[st
     return found
 
 
-def _case(subject: Subject, name: str) -> Case:
+def _case(subject: ResolvedEncoding, name: str) -> Case:
     given, search = subject.config.encoding, subject.search
     config = with_examples(given, search)
     examples = {option: value for option, value in config.items() if given.get(option, {}) != value}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.shared.rope_scaling import RopeScaling
-from pe_bench.inspection.resolve import Subject
+from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.model.attention import logits, project, slice_tokens
 
 REACH = 8  # times the training length, for scores
@@ -45,7 +45,7 @@ class Scores:
     is_weight: bool  # the scores are logarithms of weights, for the encoding replaces the softmax
 
 
-def kinds(subject: Subject) -> list[Kind]:
+def kinds(subject: ResolvedEncoding) -> list[Kind]:
     """The layers of each kind, by what they are made of and not by the values of their parameters."""
     layers = [subject.encoding.layer(number) for number in range(subject.config.model.n_layers)]
     traits = [_traits(layer) for layer in layers]
@@ -59,7 +59,7 @@ def kinds(subject: Subject) -> list[Kind]:
     return [Kind(tuple(numbers), layers[numbers[0]]) for numbers in found.values()]
 
 
-def length_within(subject: Subject, times: int) -> int:
+def length_within(subject: ResolvedEncoding, times: int) -> int:
     """`times` the training length, or that length where the encoding has no meaning past it."""
     length = subject.config.train.length
     try:
@@ -70,7 +70,7 @@ def length_within(subject: Subject, times: int) -> int:
 
 
 @torch.no_grad()
-def scores_by_distance(subject: Subject, layer: LayerEncoding, length: int) -> Scores:
+def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Scores:
     """The mean over contents that the query and the key share, plus what is added to it."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
@@ -85,7 +85,7 @@ def scores_by_distance(subject: Subject, layer: LayerEncoding, length: int) -> S
 
 
 @torch.no_grad()
-def input_products(subject: Subject, length: int) -> tuple[Tensor, bool] | None:
+def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool] | None:
     """The dot products [T], by distance, of what is added to the last token and to those before it.
 
     True beside them where nothing is added to a zero, and the products are of embedded contents, of
@@ -121,7 +121,7 @@ def _frequencies(module: nn.Module, length: int) -> Tensor | None:
 
 
 @torch.no_grad()
-def mask(subject: Subject, layer: LayerEncoding, length: int) -> Tensor:
+def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor:
     """Which keys [.., n] each query [n, ..] may see, of a text of `length` tokens or every n-th of it."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
@@ -145,7 +145,7 @@ def contents(d_model: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
 
 
 def _last_row(
-    subject: Subject, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
+    subject: ResolvedEncoding, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over samples of the last query's scores and weights [H, T], and what it sees [T]."""
     queries, keys = _sides(subject, layer, x, heads, length)
@@ -157,7 +157,7 @@ def _last_row(
 
 
 def _sides(
-    subject: Subject, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
+    subject: ResolvedEncoding, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
 ) -> tuple[Side, Side]:
     """Queries and keys of texts in which every token has the same content."""
     repeated = heads.expand(-1, -1, length, -1)
@@ -169,7 +169,7 @@ def _ids(encoding: Composition, batch: int, length: int) -> Tensor:
     return encoding.ids(tokens(batch, length), train=False, generator=torch.Generator().manual_seed(0))
 
 
-def _embedded(subject: Subject, x: Tensor) -> Tensor:
+def _embedded(subject: ResolvedEncoding, x: Tensor) -> Tensor:
     ids = _ids(subject.encoding, len(x), x.shape[1])
     return subject.encoding.embed(x, ids, tokens(len(x), x.shape[1]))
 
@@ -181,7 +181,7 @@ def tokens(batch: int, length: int) -> Tensor:
 
 
 @torch.no_grad()
-def _try_length(subject: Subject, length: int) -> None:
+def _try_length(subject: ResolvedEncoding, length: int) -> None:
     _embedded(subject, torch.zeros(1, length, subject.config.model.d_model))
     for kind in kinds(subject):
         model = subject.config.model

@@ -15,7 +15,7 @@ import yaml
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.load import NOT_OPTIONS, find_class, source_file
 from pe_bench.errors import UserError
-from pe_bench.inspection.resolve import Subject, parameter_count
+from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 from pe_bench.system.terminal import PIPED_WIDTH, wrap
 
 MIN_LAST_COLUMN = 24  # columns that the last cell of a line needs; with fewer it goes below
@@ -25,7 +25,7 @@ INTERPOLATION = re.compile(r"\$\{(?:(\w+):([^{},]+),)?([^{}]+)\}")
 SIGNS = {"divide": "/", "quotient": "//", "times": "*"}
 
 
-def page(subject: Subject, width: int = PIPED_WIDTH, must_be_built: bool = False) -> str:
+def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, must_be_built: bool = False) -> str:
     """Return all that there is to say of an encoding, as text of at most `width` columns.
 
     Raises `UserError` for one that cannot be built where it `must_be_built`.
@@ -37,7 +37,7 @@ def page(subject: Subject, width: int = PIPED_WIDTH, must_be_built: bool = False
     return "\n\n".join([title, *parts, facts, _next_steps(subject, width)]) + "\n"
 
 
-def _facts(subject: Subject, width: int, must_be_built: bool) -> str:
+def _facts(subject: ResolvedEncoding, width: int, must_be_built: bool) -> str:
     """Describe what is known of the encoding once it is built."""
     try:
         encoding = subject.encoding
@@ -62,7 +62,7 @@ def _facts(subject: Subject, width: int, must_be_built: bool) -> str:
     )
 
 
-def _next_steps(subject: Subject, width: int) -> str:
+def _next_steps(subject: ResolvedEncoding, width: int) -> str:
     """List the commands that use the encoding; a class in a file needs a YAML file to be trained."""
     folders = "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in subject.search)
     lines = [("check it", f"pe-bench check {shlex.quote(subject.name)}{folders}")]
@@ -72,7 +72,7 @@ def _next_steps(subject: Subject, width: int) -> str:
     return _columns(lines, width)
 
 
-def _parts(subject: Subject) -> list[tuple[str, dict[str, Any]]]:
+def _parts(subject: ResolvedEncoding) -> list[tuple[str, dict[str, Any]]]:
     """Return the encoding and its modifiers by the keys of their options, the one that is named first."""
     config = subject.config.encoding
     modifiers = {f"encoding.modifiers.{name}": part for name, part in config.get("modifiers", {}).items()}
@@ -80,7 +80,7 @@ def _parts(subject: Subject) -> list[tuple[str, dict[str, Any]]]:
     return sorted(parts.items(), key=lambda item: item[0] != f"encoding.modifiers.{subject.name}")
 
 
-def _part(subject: Subject, key: str, part: dict[str, Any], width: int) -> str:
+def _part(subject: ResolvedEncoding, key: str, part: dict[str, Any], width: int) -> str:
     """Describe the encoding or one of its modifiers."""
     encoding_class = find_class(part["class"], subject.search)
     docstring = sys.modules[encoding_class.__module__].__doc__ or encoding_class.__doc__ or "(no docstring)"
@@ -117,7 +117,7 @@ def _file(specification: str, search: tuple[Path, ...]) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _options(subject: Subject, key: str, part: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _options(subject: ResolvedEncoding, key: str, part: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield each option's key, its value, where that is from, and what it means."""
     text = _yaml(subject, key)
     default, comments = yaml.safe_load(text) or {}, dict(COMMENT.findall(text))
@@ -133,7 +133,7 @@ def _options(subject: Subject, key: str, part: dict[str, Any]) -> Iterator[tuple
         yield f"{key}.{option}", _shown(value), origin, comments.get(option, "").strip()
 
 
-def _yaml(subject: Subject, key: str) -> str:
+def _yaml(subject: ResolvedEncoding, key: str) -> str:
     """Read the file that lists a part's options; empty for a class that has none."""
     group, _, name = key.removeprefix("encoding.").partition(".")
     inner = (

@@ -17,7 +17,7 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from pe_bench.inspection.resolve import Subject
+from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.show import curves
 from pe_bench.inspection.show.curves import MASK_REACH, REACH, Kind, Scores
 from pe_bench.plot.file import save_picture
@@ -48,7 +48,7 @@ class Row:
     """A row of panels: the layers of one kind, or the inputs. mask: of visible keys, if not all before."""
 
     title: str
-    subject: Subject
+    subject: ResolvedEncoding
     colour: str
     reach: int
     scores: Scores | None = None
@@ -62,12 +62,12 @@ class Row:
         return self.subject.config.train.length
 
 
-def draw_subjects(subjects: Sequence[Subject], path: Path) -> None:
+def draw_subjects(subjects: Sequence[ResolvedEncoding], path: Path) -> None:
     """Draw the encodings into the file `path`; its suffix is the format."""
     save_picture(lambda: draw(rows_of(subjects)), path)
 
 
-def rows_of(subjects: Sequence[Subject]) -> list[Row]:
+def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
     styles = styles_of(subject.label for subject in subjects)
     return [row for subject in subjects for row in _rows(subject, styles[subject.label].colour)]
 
@@ -98,7 +98,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _rows(subject: Subject, colour: str) -> list[Row]:
+def _rows(subject: ResolvedEncoding, colour: str) -> list[Row]:
     reach, mask_reach = (curves.length_within(subject, times) for times in (REACH, MASK_REACH))
     products = curves.input_products(subject, reach)
     kinds = curves.kinds(subject)
@@ -112,7 +112,9 @@ def _rows(subject: Subject, colour: str) -> list[Row]:
     return rows
 
 
-def _row_of_kind(subject: Subject, kind: Kind, n_kinds: int, colour: str, reach: int, mask_reach: int) -> Row:
+def _row_of_kind(
+    subject: ResolvedEncoding, kind: Kind, n_kinds: int, colour: str, reach: int, mask_reach: int
+) -> Row:
     return Row(
         title=subject.label if n_kinds == 1 else f"{subject.label}, {_numbers('layer', kind.numbers)}",
         subject=subject,
@@ -125,7 +127,7 @@ def _row_of_kind(subject: Subject, kind: Kind, n_kinds: int, colour: str, reach:
     )
 
 
-def _mask(subject: Subject, kind: Kind, reach: int) -> np.ndarray | None:
+def _mask(subject: ResolvedEncoding, kind: Kind, reach: int) -> np.ndarray | None:
     """Return which keys each query sees; None where it sees all before it, which needs no picture."""
     mask = curves.mask(subject, kind.layer, reach).numpy()
     return None if np.array_equal(mask, np.tril(np.ones_like(mask))) else mask

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pe_bench.inspection.resolve import Subject
+from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.speed.measure import outcome_of, time_pass
 from pe_bench.inspection.speed.passes import Pass, ScoringPass, TrainingPass, dtype_of
 from pe_bench.inspection.speed.rows import Row
@@ -14,7 +14,7 @@ from pe_bench.system.machine import processor_name
 from pe_bench.system.versions import device_name, package_version, today
 
 # The encodings of one length, the reference first.
-Choose = Callable[[int], Sequence[Subject]]
+Choose = Callable[[int], Sequence[ResolvedEncoding]]
 # Told before each measurement what it is.
 Watcher = Callable[[str], None]
 
@@ -43,7 +43,7 @@ class Bench:
                 yield row
 
     def row(
-        self, subject: Subject, length: int, reference: Pass | None, *, is_reference: bool = False
+        self, subject: ResolvedEncoding, length: int, reference: Pass | None, *, is_reference: bool = False
     ) -> tuple[Row, Pass | None]:
         """The measurement, and the pass that was timed where there is one."""
         row, timed = self._empty_row(subject, length), None
@@ -70,19 +70,19 @@ class Bench:
         )
         return row, timed
 
-    def _load_kernels(self, subject: Subject, length: int) -> None:
+    def _load_kernels(self, subject: ResolvedEncoding, length: int) -> None:
         """A process loads its libraries with its first pass, and that is no encoding's memory or time."""
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
             self._pass(subject, length)()
 
-    def _pass(self, subject: Subject, length: int) -> Pass:
+    def _pass(self, subject: ResolvedEncoding, length: int) -> Pass:
         return self._kind(subject.config, subject.search, length, self.device)
 
     @property
     def _kind(self) -> type[ScoringPass] | type[TrainingPass]:
         return TrainingPass if self.train else ScoringPass
 
-    def _empty_row(self, subject: Subject, length: int) -> Row:
+    def _empty_row(self, subject: ResolvedEncoding, length: int) -> Row:
         return Row(
             encoding=subject.label,
             setting=self.setting,
