@@ -1,23 +1,35 @@
-r"""Tables for documents: GitHub's Markdown, and LaTeX for the package booktabs."""
+r"""Tables for documents, in either form: GitHub's Markdown, and LaTeX for the package booktabs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from pe_bench.report.cell_text import (
-    break_text,
-    change_text,
-    context_text,
-    level_text,
-    memory_text,
-    pairs_text,
-    verdict_of,
+from pe_bench.report.details_markup import details_grid, details_notes
+from pe_bench.report.latex_width import BOLD, TEXT_WIDTH, TYPES, Type
+from pe_bench.report.short import (
+    MISSING,
+    Value,
+    best_of,
+    dropped_text,
+    fitted,
+    half_width,
+    has_changes,
+    has_controls,
+    has_trained_level,
+    level_at_training,
+    numbers_text,
+    short_lengths,
+    short_title,
+    uses_context,
+    value_at,
+    works_to,
 )
-from pe_bench.report.legend import legend
 from pe_bench.report.tables.build import Table
-from pe_bench.report.tables.cells import Cell
-from pe_bench.report.tables.lines import Line
 
+BEST = "the best of each column is bold"
+INTERVAL = f"± is half the width of the 95 % interval; {BEST}"
 LATEX_SIGNS = {
+    "->": r"$\rightarrow$",
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -25,48 +37,145 @@ LATEX_SIGNS = {
     "<": "$<$",
     ">": "$>$",
     "≤": r"$\leq$",
+    "±": r"$\pm$",
+    "…": r"\ldots{}",
+    "·": r"$\cdot$",
 }
 
 
 def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
-    """The tables one below the other, each with its title and notes."""
-    return "\n\n".join(_markdown(table) for table in tables) + "\n"
+    """Return the tables one below the other, each with its title and notes."""
+    parts = _details_markdown if details else _short_markdown
+    return "\n\n".join("\n\n".join(filter(None, parts(table))) for table in tables) + "\n"
 
 
 def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
-    r"""The tables one below the other, each a `table` with `\usepackage{booktabs}`; notes are comments."""
-    return "\n\n".join(_latex(table) for table in tables) + "\n"
+    r"""Return the tables one below the other, each a `table` with `\usepackage{booktabs}`.
+
+    Notes are comments before it. In the short form it is as wide as a column of text at most.
+    """
+    if details:
+        return "\n\n".join(map(_details_latex, tables)) + "\n"
+    return (
+        "\n\n".join(_short_latex(table, _label(place, tables)) for place, table in enumerate(tables)) + "\n"
+    )
 
 
-def _markdown(table: Table) -> str:
-    headings, *rows = _grid(table)
+def _details_markdown(table: Table) -> list[str]:
+    headings, *rows = details_grid(table)
+    escaped = [[_inert(text) for text in row] for row in rows]
+    return [
+        f"**{_inert(table.title)}**",
+        _inert(table.why),
+        _piped(headings, escaped),
+        _listed(details_notes(table)),
+    ]
+
+
+def _short_markdown(table: Table) -> list[str]:
+    def shown(value: Value, is_best: bool) -> str:
+        return f"**{_text(value)}**" if is_best else _text(value)
+
+    names = [_inert(" ".join(line.label.split())) for line in table.lines]
+    columns = _columns(table, short_lengths(table), shown, "-")
+    headings = ["encoding", *(" ".join(column.heading).strip() for column in columns)]
+    rows = [[name, *cells] for name, *cells in zip(names, *(column.cells for column in columns), strict=True)]
+    title = f"**{_inert(' · '.join(short_title(table)))}**"
+    return [title, _inert(table.why), _piped(headings, rows), _listed(_notes(table, []))]
+
+
+def _piped(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rule = ["---", *["---:"] * (len(headings) - 1)]
-    escaped = [[_inert(value) for value in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in (headings, rule, *escaped)]
-    parts = [f"**{_inert(table.title)}**", *([_inert(table.why)] if table.why else []), "\n".join(lines)]
-    return "\n\n".join([*parts, "\n".join(f"- {_inert(note)}" for note in _notes(table))])
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
+
+
+def _listed(notes: Sequence[str]) -> str:
+    return "\n".join(f"- {_inert(note)}" for note in notes)
 
 
 def _inert(text: str) -> str:
-    """A cell in which nothing is a mark: a label comes from a file, which may be a stranger's."""
+    """Return text in which nothing is a mark: a label comes from a file, which may be a stranger's."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|")
 
 
-def _latex(table: Table) -> str:
-    headings, *rows = _grid(table)
-    notes = ([table.why] if table.why else []) + _notes(table)
-    comments = [f"% {' '.join(note.split())}" for note in notes]  # a second line would be no comment
-    body = [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
+@dataclass(frozen=True)
+class Column:
+    """A column beside the names. heading: in two parts, of which the first may be empty."""
+
+    heading: tuple[str, str]
+    cells: list[str]
+
+
+def _columns(
+    table: Table, lengths: Sequence[int], shown: Callable[[Value, bool], str], missing: str
+) -> list[Column]:
+    """Return the columns of the short form; shown: the text of a value, given whether it is the best."""
+
+    def column(heading: str, values: Sequence[Value | None]) -> Column:
+        best = best_of(values)
+        cells = [
+            missing if value is None else shown(value, f"{value.number:.3f}" == best) for value in values
+        ]
+        return Column(("", heading), cells)
+
+    columns = []
+    if has_trained_level(table):
+        levels = [level_at_training(line, table) for line in table.lines]
+        columns.append(column(f"at {table.group.train_length}", levels))
+    for length in lengths:
+        columns.append(column(str(length), [value_at(line, length, table) for line in table.lines]))
+    columns.append(Column(("works", "to"), [_answer(works_to(line, table), missing) for line in table.lines]))
+    if has_controls(table):
+        answers = [_answer(uses_context(line), missing) for line in table.lines]
+        columns.append(Column(("uses", "context"), answers))
+    return columns
+
+
+def _answer(text: str, missing: str) -> str:
+    return missing if text == MISSING else text
+
+
+def _text(value: Value) -> str:
+    """Return a level, or a change with half the width of its interval."""
+    if value.is_level:
+        return f"{value.number:.3f}"
+    half = f" ± {half_width(value.interval)}" if value.interval else ""
+    return f"{value.number:+.3f}{half}"
+
+
+def _notes(table: Table, dropped: Sequence[int]) -> list[str]:
+    interval = INTERVAL if has_changes(table) else BEST
+    return list(filter(None, [numbers_text(table), interval, dropped_text(dropped), *table.caveats]))
+
+
+def _short_latex(table: Table, label: str) -> str:
+    lengths = short_lengths(table)
+    type_ = next(
+        (type_ for type_ in TYPES if _room(table, lengths, type_) >= _names_width(table, type_)), TYPES[-1]
+    )
+    names, shown = fitted(table, lambda lengths: _room(table, lengths, type_), type_.width)
+    columns = _columns(table, shown, _latex_value, "--")
+    dropped = [length for length in lengths if length not in shown]
+    above, headings = (["", *(column.heading[place] for column in columns)] for place in (0, 1))
+    rows = zip(map(_escaped, names), *(column.cells for column in columns), strict=True)
+    contents = (
+        f": level, then {numbers_text(table)}, with half of its 95 % interval" if has_changes(table) else ""
+    )
+    caption = f"{', '.join(short_title(table))}{contents}."
     return "\n".join(
         [
-            *comments,
+            *_comments([table.why, *_notes(table, dropped)]),
             r"\begin{table}",
-            rf"\caption{{{_escaped(table.title)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
+            r"\centering",
+            rf"\caption{{{_escaped(caption)}}}",
+            rf"\label{{{label}}}",
+            rf"{type_.command}\setlength{{\tabcolsep}}{{{type_.column_space:g}pt}}",
+            rf"\begin{{tabular}}{{@{{}}l{'r' * len(columns)}@{{}}}}",
             r"\toprule",
-            " & ".join(map(_escaped, headings)) + r" \\",
+            _latex_row(above),
+            _latex_row(["encoding", *headings[1:]]),
             r"\midrule",
-            *body,
+            *map(_latex_row, rows),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -74,61 +183,62 @@ def _latex(table: Table) -> str:
     )
 
 
-def _grid(table: Table) -> list[list[str]]:
-    """The headings, and a row of words for each line."""
-    controlled = any(cell.use for line in table.lines for cell in line.cells.values())
-    headings = ["encoding", *(_heading(table, length) for length in table.lengths)]
-    headings += ["uses context", "beats window"] if controlled else []
-    headings += ["break point", "seeds", "parameters", "tokens/s"]
-    headings += [f"MB at {length}" for length in table.lengths[-1:]]
-    rows = [headings, *(_row(line, table, controlled) for line in table.lines)]
-    # A label comes from a file, which may be a stranger's: no more than a line of it.
-    return [[" ".join(value.split()) for value in row] for row in rows]
+def _details_latex(table: Table) -> str:
+    headings, *rows = details_grid(table)
+    return "\n".join(
+        [
+            *_comments([table.why, *details_notes(table)]),
+            r"\begin{table}",
+            rf"\caption{{{_escaped(table.title)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
+            r"\toprule",
+            _latex_row(map(_escaped, headings)),
+            r"\midrule",
+            *(_latex_row(map(_escaped, row)) for row in rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
 
 
-def _row(line: Line, table: Table, controlled: bool) -> list[str]:
-    cells = [_cell(line, line.cells.get(length), table) for length in table.lengths]
-    questions = ("uses_context", "beats_window") if controlled else ()
-    answers = [context_text(line, question).replace("\n", ", ") for question in questions]
-    return [
-        *(
-            line.label,
-            *cells,
-            *answers,
-            break_text(line.break_point),
-            str(line.seeds),
-            f"{line.parameters:,}",
-        ),
-        f"{line.tokens_per_second:,.0f}",
-        *(memory_text(line, length) for length in table.lengths[-1:]),
-    ]
+def _comments(notes: Sequence[str]) -> list[str]:
+    return [f"% {' '.join(note.split())}" for note in notes if note]  # a second line would be no comment
 
 
-def _heading(table: Table, length: int) -> str:
-    return f"{length} (trained)" if length == table.group.train_length else str(length)
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
 
 
-def _cell(line: Line, cell: Cell | None, table: Table) -> str:
-    if cell is None:
-        return ""
-    if not cell.levels:
-        return cell.status.replace("_", " ")
-    words = [level_text(line, cell), _bracketed(change_text(cell.change), verdict_of(cell, table))]
-    if cell.baseline is not None:
-        said = (change_text(cell.baseline.mean), cell.baseline.verdict, pairs_text(line, cell).strip())
-        words.append(_bracketed(f"vs {table.baseline}", *said))
-    return " ".join(word for word in words if word)
+def _latex_value(value: Value, is_best: bool) -> str:
+    r"""Return a value in math, where a minus is one; `\mathbf` is what makes digits bold there."""
+    number = _text(value).replace("±", r"\pm").replace("inf", r"\infty").replace("∞", r"\infty")
+    number = number.replace("nan", r"\mathrm{nan}")
+    return rf"$\mathbf{{{number}}}$" if is_best else f"${number}$"
 
 
-def _bracketed(*words: str) -> str:
-    said = " ".join(word for word in words if word)
-    return f"({said})" if said else ""
+def _room(table: Table, lengths: Sequence[int], type_: Type) -> float:
+    """Return the points that are left for names beside these lengths."""
+
+    def width(cell: str) -> float:
+        return type_.width(cell.strip("*")) * (BOLD if cell.startswith("*") else 1.0)
+
+    columns = _columns(table, lengths, lambda value, is_best: ("*" if is_best else "") + _text(value), "--")
+    widths = [max(map(width, (*column.heading, *column.cells))) for column in columns]
+    return TEXT_WIDTH - sum(widths) - 2 * type_.column_space * len(columns)
 
 
-def _notes(table: Table) -> list[str]:
-    return ["cells: bits per byte (change, verdict)", *legend(table), *table.notes]
+def _names_width(table: Table, type_: Type) -> float:
+    return max(type_.width(text) for text in ("encoding", *(line.label for line in table.lines)))
+
+
+def _label(place: int, tables: Sequence[Table]) -> str:
+    """Return a name to refer to a table by, which no two of these have."""
+    group = tables[place].group
+    words = re.sub(r"[^a-z0-9]+", "-", f"{group.model}-{group.data}-{group.train_length}".lower())
+    return f"tab:{words}" + (f"-{place + 1}" if len(tables) > 1 else "")
 
 
 def _escaped(text: str) -> str:
     pattern = "|".join(re.escape(sign) for sign in LATEX_SIGNS)
-    return re.sub(pattern, lambda found: LATEX_SIGNS[found[0]], text)
+    return re.sub(pattern, lambda found: LATEX_SIGNS[found[0]], " ".join(text.split()))

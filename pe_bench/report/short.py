@@ -3,8 +3,9 @@
 What it says is decided here for all formats; `short_text` and `markup` give it their shape.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 
 from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.build import Table
@@ -14,6 +15,8 @@ from pe_bench.runs.rows import HALF
 # After a number; whatever holds, or is the same as the baseline, has none.
 MARKS = {"degrades": ">", "fails": "!", "improves": "v", "unclear": "?", "worse": ">", "better": "v"}
 MISSING = "-"
+MIN_LENGTHS = 3  # that stay before a long name is cut
+MIN_NAME = 16  # characters
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ def has_trained_level(table: Table) -> bool:
     return any(level_at_training(line, table) is not None for line in table.lines)
 
 
+def has_changes(table: Table) -> bool:
+    """Return whether numbers beside the levels are changes, or differences from the baseline."""
+    return bool(short_lengths(table)) and (has_trained_level(table) or bool(table.baseline))
+
+
 def short_lengths(table: Table) -> list[int]:
     """Return the lengths beyond the training length; all of them where no line has a level at that."""
     if not has_trained_level(table):
@@ -68,6 +76,52 @@ def without_middle(lengths: Sequence[int], count: int) -> list[int]:
     """Return so many of the lengths: the first and the last ones, the middle dropped."""
     first = (count + 1) // 2
     return [*lengths[:first], *lengths[len(lengths) - (count - first) :]]
+
+
+def fitted(
+    table: Table, room: Callable[[Sequence[int]], float], measure: Callable[[str], float]
+) -> tuple[list[str], list[int]]:
+    """Return the names and the lengths to show, as many as fit.
+
+    Names are cut only where three lengths have no room beside them, and never so that two are alike.
+    room: what is left for names beside these lengths; measure: how wide a name is.
+    """
+    labels = [line.label for line in table.lines]
+    lengths = short_lengths(table)
+    names, shown = labels, lengths
+    for count in range(len(lengths), -1, -1):
+        shown = without_middle(lengths, count)
+        left = room(shown)
+        names = [_cut(label, left, measure) for label in labels]
+        is_legible = left >= measure("x" * MIN_NAME) and len(set(names)) == len(set(labels))
+        if names == labels or (count <= MIN_LENGTHS and is_legible):
+            break
+    return names, shown
+
+
+def _cut(name: str, room: float, measure: Callable[[str], float]) -> str:
+    """Return the name within the room, its middle left out where it has to be."""
+    found, kept = name, len(name)
+    while measure(found) > room and kept > 2:
+        kept -= 1
+        found = f"{name[: (kept + 1) // 2]}…{name[len(name) - kept // 2 :]}"
+    return found
+
+
+def best_of(values: Sequence[Value | None]) -> str:
+    """Return the lowest number as it is written, of at least two; a baseline's levels are no differences."""
+    differences = [value for value in values if value and not value.is_level]
+    compared = differences or [value for value in values if value]
+    numbers = [value.number for value in compared if isfinite(value.number)]
+    return f"{min(numbers):.3f}" if len(compared) > 1 and numbers else ""
+
+
+def half_width(interval: Interval) -> str:
+    """Return half the width of an interval, with two digits or three places."""
+    half = (interval.high - interval.low) / 2
+    if not half < inf:
+        return "∞"
+    return f"{half:.3f}" if half < 0.0995 else f"{half:.2f}"
 
 
 def level_at_training(line: Line, table: Table) -> Value | None:
@@ -116,17 +170,24 @@ def uses_context(line: Line) -> str:
     return answers.pop() if len(answers) == 1 else "unclear" if answers else MISSING
 
 
-def short_legend(table: Table, dropped: Sequence[int]) -> list[str]:
-    """Return what the numbers and their marks are; dropped: the lengths that had no room."""
+def numbers_text(table: Table) -> str:
+    """Return what the numbers beside the levels are; empty where there are none."""
     train_length = table.group.train_length
-    marks = "no mark holds, > degrades, ! fails, v improves, ? unclear"
     if table.baseline:
-        marks = "no mark the same, > worse, v better, ? unclear"
-        lines = [f"difference from {table.baseline} at the same length, on the same text: {marks}"]
-    elif not has_trained_level(table):
-        lines = [f"levels: without a score at {train_length}, the training length, there are no changes"]
-    elif short_lengths(table):
-        lines = [f"change against {train_length} on the same text: {marks}"]
-    else:
-        lines = []
-    return lines + ([f"no room for {', '.join(map(str, dropped))}: --details has them"] if dropped else [])
+        return f"difference from {table.baseline} at the same length, on the same text"
+    if not has_trained_level(table):
+        return f"levels: without a score at {train_length}, the training length, there are no changes"
+    return f"change against {train_length} on the same text" if short_lengths(table) else ""
+
+
+def dropped_text(dropped: Sequence[int]) -> str:
+    return f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
+
+
+def marks_text(table: Table) -> str:
+    """Return what the marks after numbers mean; empty where there are none."""
+    if table.baseline:
+        return "no mark the same, > worse, v better, ? unclear"
+    if has_changes(table):
+        return "no mark holds, > degrades, ! fails, v improves, ? unclear"
+    return ""

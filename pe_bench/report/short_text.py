@@ -10,15 +10,17 @@ from pe_bench.report.short import (
     MARKS,
     MISSING,
     Value,
+    dropped_text,
+    fitted,
     has_controls,
     has_trained_level,
     level_at_training,
-    short_legend,
+    marks_text,
+    numbers_text,
     short_lengths,
     short_title,
     uses_context,
     value_at,
-    without_middle,
     works_to,
 )
 from pe_bench.report.tables.build import Table
@@ -27,8 +29,6 @@ from pe_bench.report.verdict_styles import STYLES
 
 WIDTH = 100  # columns at most, and in a pipe
 GAP = "  "
-MIN_LENGTHS = 3  # that stay before a long name is cut
-MIN_NAME = 16
 
 Cells = list[Text]
 
@@ -38,30 +38,24 @@ def render_short(table: Table, width: int, hint: str) -> list[Text]:
     width = min(width, WIDTH)
     grid, dropped = _fitted(table, width)
     rule = Text("-" * max(row.cell_len for row in grid))
-    legend = [*short_legend(table, dropped), *table.caveats, hint]
+    legend = ": ".join(filter(None, (numbers_text(table), marks_text(table))))
+    notes = [legend, dropped_text(dropped), *table.caveats, hint]
     title = [Text(line, style="bold") for line in _joined(short_title(table), width)]
     why = _wrapped(table.why, width, "italic")
-    below = [line for text in legend for line in _wrapped(text, width, "dim")]
+    below = [line for text in notes for line in _wrapped(text, width, "dim")]
     return [*title, *why, Text(), grid[0], rule, *grid[1:], Text(), *below]
 
 
 def _fitted(table: Table, width: int) -> tuple[list[Text], list[int]]:
-    """Return the grid's lines with as many lengths as fit, and the lengths that do not.
+    """Return the grid's lines with as many lengths as fit, and the lengths that do not."""
 
-    Names are cut only where three lengths have no room beside them, and never so that two are alike.
-    """
-    lengths = short_lengths(table)
-    for count in range(len(lengths), -1, -1):
-        shown = without_middle(lengths, count)
-        columns = _columns(table, shown)
-        room = width - sum(map(_width, columns)) - len(GAP) * len(columns)
-        names = [_cut(line.label, room) for line in table.lines]
-        whole = all(cell_len(line.label) <= room for line in table.lines)
-        legible = count <= MIN_LENGTHS and room >= MIN_NAME and len(set(names)) == len(names)
-        if whole or legible or count == 0:
-            dropped = [length for length in lengths if length not in shown]
-            return _aligned([Text("encoding"), *map(Text, names)], columns), dropped
-    raise AssertionError("the last of them returns")
+    def room(lengths: Sequence[int]) -> int:
+        columns = _columns(table, lengths)
+        return width - sum(map(_width, columns)) - len(GAP) * len(columns)
+
+    names, shown = fitted(table, room, cell_len)
+    dropped = [length for length in short_lengths(table) if length not in shown]
+    return _aligned([Text("encoding"), *map(Text, names)], _columns(table, shown)), dropped
 
 
 def _columns(table: Table, lengths: Sequence[int]) -> list[Cells]:
@@ -116,14 +110,6 @@ def _without_marks(column: Cells) -> Cells:
     if any(cell.plain[-1] in MARKS.values() for cell in column):
         return column
     return [cell[:-1] if cell.plain.endswith(" ") else cell for cell in column]
-
-
-def _cut(name: str, room: int) -> str:
-    """Return the name in so many columns, its middle left out."""
-    if cell_len(name) <= room:
-        return name
-    kept = max(2, room - 1)
-    return f"{name[: (kept + 1) // 2]}…{name[len(name) - kept // 2 :]}"
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:

@@ -633,7 +633,7 @@ def test_a_run_whose_targets_stand_for_no_byte_has_no_interval(tmp_path: Path) -
 def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "a|b", {128: 3.0, 256: None, 512: 3.0}, spread=0.001)
-    lines = to_markdown(build_tables(tmp_path)).splitlines()
+    lines = to_markdown(build_tables(tmp_path), details=True).splitlines()
     headings = (
         "encoding | 64 | 128 (trained) | 256 | 512 | break point | seeds | parameters | tokens/s | MB at 512"
     )
@@ -695,7 +695,9 @@ def test_what_another_encoding_costs_at_the_training_length_is_judged(tmp_path: 
 def test_memory_is_that_of_the_longest_length_or_not_said(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, peak_memory_mb=700.0)
     add_run(tmp_path, "learned", {128: 3.0, 256: None}, peak_memory_mb=400.0)
-    lines = {line.split(" | ")[0]: line for line in to_markdown(build_tables(tmp_path)).splitlines()}
+    lines = {
+        line.split(" | ")[0]: line for line in to_markdown(build_tables(tmp_path), details=True).splitlines()
+    }
     assert lines["| encoding"].endswith("| MB at 256 |")
     assert lines["| rope"].endswith("| 700 |")
     assert lines["| learned"].endswith("|  |")
@@ -707,14 +709,17 @@ def test_a_reason_of_several_lines_stays_one(tmp_path: Path, text: str) -> None:
     edit_rows(run, lambda row: replace(row, reason=text) if row.status != "ok" else row)
     table = only(tmp_path)
     assert all("\n" not in note and "\r" not in note for note in table.notes)
-    latex = to_latex([table]).splitlines()
-    assert all(line.startswith("%") for line in latex[: latex.index(r"\begin{table}")])
+    for details in (False, True):
+        latex = to_latex([table], details=details).splitlines()
+        assert all(line.startswith("%") for line in latex[: latex.index(r"\begin{table}")])
 
 
-def test_a_label_is_no_markup_in_markdown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("details", [False, True])
+def test_a_label_is_no_markup_in_markdown(tmp_path: Path, details: bool) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     edit_rows(
         next((tmp_path / "runs").iterdir()), lambda row: replace(row, encoding="<b>&|", scored_with="<b>&|")
     )
-    [row] = [line for line in to_markdown(build_tables(tmp_path)).splitlines() if "3.000" in line]
+    text = to_markdown(build_tables(tmp_path), details=details)
+    [row] = [line for line in text.splitlines() if "3.000" in line]
     assert row.startswith(r"| &lt;b>&amp;\| |")
