@@ -180,11 +180,17 @@ def numbers_text(table: Table) -> str:
     return f"change against {train_length} on the same text" if short_lengths(table) else ""
 
 
+def short_legend(table: Table, dropped: Sequence[int]) -> list[str]:
+    """Return what numbers and marks mean, and the lengths that are dropped for want of room."""
+    legend = ": ".join(filter(None, (numbers_text(table), _marks_text(table))))
+    return [line for line in (legend, dropped_text(dropped)) if line]
+
+
 def dropped_text(dropped: Sequence[int]) -> str:
     return f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
 
 
-def marks_text(table: Table) -> str:
+def _marks_text(table: Table) -> str:
     """Return what the marks after numbers mean; empty where there are none."""
     if table.baseline:
         return "no mark the same, > worse, v better, ? unclear"

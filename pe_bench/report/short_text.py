@@ -10,13 +10,11 @@ from pe_bench.report.short import (
     MARKS,
     MISSING,
     Value,
-    dropped_text,
     fitted,
     has_controls,
     has_trained_level,
     level_at_training,
-    marks_text,
-    numbers_text,
+    short_legend,
     short_lengths,
     short_title,
     uses_context,
@@ -38,8 +36,7 @@ def render_short(table: Table, width: int, hint: str) -> list[Text]:
     width = min(width, WIDTH)
     grid, dropped = _fitted(table, width)
     rule = Text("-" * max(row.cell_len for row in grid))
-    legend = ": ".join(filter(None, (numbers_text(table), marks_text(table))))
-    notes = [legend, dropped_text(dropped), *table.caveats, hint]
+    notes = [*short_legend(table, dropped), *table.caveats, hint]
     title = [Text(line, style="bold") for line in _joined(short_title(table), width)]
     why = _wrapped(table.why, width, "italic")
     below = [line for text in notes for line in _wrapped(text, width, "dim")]
