@@ -23,7 +23,7 @@ Crashed = dict[str, list[dict[str, object]]]
 
 
 def crash(folder: Path, counts: dict[str, int]) -> Crashed:
-    """What the results folder of each series holds in the end, by the kind of crash."""
+    """Return the final contents of the results folder of each series, by the kind of crash."""
     kinds, times = ",".join(counts), ",".join(map(str, counts.values()))
     arguments = ["train", *tiny_overrides(folder), *ARGUMENTS]
     command = [sys.executable, str(PROGRAM), str(folder / "crashed"), kinds, times, "--", *arguments]

@@ -28,7 +28,7 @@ MEMORY = max(map(len, WORDS)) + 1  # so many tokens hold a space, and no token b
 
 @dataclass(frozen=True)
 class Scored:
-    """A row with the NLL of every target in nats, and the place of each in its document, from zero."""
+    """A row with the NLL of every target in nats, and each target's place in its document, from zero."""
 
     row: Row
     nll: np.ndarray
@@ -93,7 +93,7 @@ def slid(run: Path) -> Protocol:
 
 
 def level(scored: Scored) -> float:
-    """Nats per token, as the row has it."""
+    """Return the nats per token from the row."""
     assert scored.row.nll is not None
     return scored.row.nll
 
@@ -112,7 +112,7 @@ def test_both_protocols_score_the_same_targets(cut: Protocol, slid: Protocol) ->
     assert all((cut[8].place == scored.place).all() for scored in (*cut.values(), *slid.values()))
 
 
-def test_windows_without_overlap_seem_to_gain_by_length_what_sliding_ones_do_not(
+def test_scores_of_nonoverlapping_windows_improve_with_length_and_those_of_sliding_ones_do_not(
     cut: Protocol, slid: Protocol
 ) -> None:
     assert level(cut[8]) - level(cut[64]) > 0.05

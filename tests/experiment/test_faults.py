@@ -1,4 +1,4 @@
-"""What breaks, or is broken, ends in a clear line or is repaired, and nothing is lost."""
+"""Faults and damage end in a clear line or are repaired, and nothing is lost."""
 
 import errno
 import os
@@ -34,10 +34,10 @@ def rescore(command: Command, folder: Path, run: Path) -> Callable[[], Outcome]:
 
 
 @pytest.mark.parametrize("number", [1, 4, 7, 10, 14, 18, 22])
-def test_a_disk_that_is_full_from_any_write_on_is_told_and_the_run_goes_on_when_it_is_not(
+def test_a_disk_that_fills_up_at_any_write_is_reported_and_the_run_continues_once_there_is_space(
     train, run, folder, monkeypatch, number
 ):
-    """Every file is flushed before it has its name; the number of the flush at which the disk is full."""
+    """Every file is flushed before it is named; the disk is full from the flush with this number on."""
     unbroken, flush, seen = contents(folder / "results"), os.fsync, 0
     shutil.rmtree(folder / "results")
 
@@ -60,7 +60,7 @@ def test_a_disk_that_is_full_from_any_write_on_is_told_and_the_run_goes_on_when_
 
 @pytest.fixture
 def read_only() -> Iterator[Path]:
-    """A folder in which runs can be read and nothing can be written; root becomes nobody meanwhile."""
+    """Make a folder read-only; root acts as nobody meanwhile."""
     folder, root = Path(tempfile.mkdtemp()), os.geteuid() == 0
     folder.chmod(0o755)
     write_corpus(folder / "corpus")
@@ -72,9 +72,7 @@ def read_only() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_read_only_folder_is_told_by_name_and_its_runs_can_still_be_reported(
-    command, read_only, monkeypatch
-):
+def test_a_read_only_folder_is_named_and_its_runs_can_still_be_reported(command, read_only, monkeypatch):
     monkeypatch.chdir(read_only)
     assert command("train", *tiny_overrides(read_only), *ARGUMENTS).code == 0
     before = contents(read_only / "results")
@@ -106,7 +104,7 @@ def cut(path: Path, drawn: random.Random) -> None:
 
 @pytest.mark.parametrize("damage", [flip, cut])
 @pytest.mark.parametrize("name", ["weights", "meta"])
-def test_weights_that_are_damaged_are_told_and_made_again_where_they_are_wanted(
+def test_damaged_weights_are_reported_and_trained_again_when_needed(
     train, rescore, run, folder, name, damage
 ):
     unbroken, drawn = contents(folder / "results"), random.Random(name)
@@ -127,7 +125,7 @@ def test_weights_that_are_damaged_are_told_and_made_again_where_they_are_wanted(
 
 
 @pytest.mark.parametrize("name", ["optimizer", "weights"])
-def test_a_finished_run_needs_no_more_than_what_is_still_to_be_done(train, rescore, run, folder, name):
+def test_a_finished_run_needs_a_lost_file_only_for_work_that_uses_it(train, rescore, run, folder, name):
     step = run / "checkpoints" / "step-00000006"
     (step / f"{name}.safetensors").unlink()
     unbroken = contents(folder / "results")
@@ -138,7 +136,7 @@ def test_a_finished_run_needs_no_more_than_what_is_still_to_be_done(train, resco
     assert contents(folder / "results") == unbroken
 
 
-def test_what_goes_with_weights_that_are_lost_is_named(train, command, run, folder):
+def test_scores_discarded_with_lost_weights_are_named(train, command, run, folder):
     arguments = ("--lengths", "48", "--threads", "1", "--results-dir", str(folder / "results"))
     assert command("eval", str(run), *arguments).code == 0
     shutil.rmtree(run / "checkpoints")
@@ -147,7 +145,7 @@ def test_what_goes_with_weights_that_are_lost_is_named(train, command, run, fold
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
-def test_damaged_scores_are_named_by_a_report_and_made_again(command, rescore, run, folder, damage):
+def test_damaged_scores_are_named_by_the_report_and_computed_again(command, rescore, run, folder, damage):
     unbroken, drawn = contents(folder / "results"), random.Random(0)
     for path in sorted((run / "scores").iterdir()):
         for _ in range(3):
@@ -159,7 +157,7 @@ def test_damaged_scores_are_named_by_a_report_and_made_again(command, rescore, r
             assert contents(folder / "results") == unbroken
 
 
-def test_a_damaged_configuration_is_named_wherever_the_damage_is(rescore, run):
+def test_a_configuration_damaged_anywhere_is_named(rescore, run):
     path, drawn = run / "config.yaml", random.Random(0)
     whole = path.read_bytes()
     said = whole.index(b"# sha256")
@@ -172,13 +170,13 @@ def test_a_damaged_configuration_is_named_wherever_the_damage_is(rescore, run):
     assert rescore().code == 0
 
 
-def test_a_configuration_that_somebody_wrote_by_hand_is_taken_as_it_is(rescore, run):
+def test_a_configuration_written_by_hand_is_accepted(rescore, run):
     path = run / "config.yaml"
     path.write_text("".join(line for line in path.read_text().splitlines(True) if "# sha256" not in line))
     assert rescore().code == 0
 
 
-def test_a_second_process_on_a_run_is_told_and_disturbs_nothing(train, rescore, run, folder):
+def test_a_second_process_on_a_run_gets_a_message_and_disturbs_nothing(train, rescore, run, folder):
     unbroken = contents(folder / "results")
     ours, theirs = os.pipe()
     child = os.fork()
@@ -207,7 +205,7 @@ def signal_never_comes() -> None:
 
 @pytest.mark.parametrize("jump", [-40 * 365 * 86400, 60 * 365 * 86400], ids=["backwards", "forwards"])
 def test_a_clock_that_jumps_changes_nothing_but_dates(train, run, folder, monkeypatch, jump):
-    """Between two checkpoints, before gathering, and of all that lies on the disk."""
+    """The clock jumps between two checkpoints, before gathering, and for all files on the disk."""
     import time
 
     unbroken, clock = contents(folder / "results"), time.time
@@ -226,7 +224,7 @@ def test_a_clock_that_jumps_changes_nothing_but_dates(train, run, folder, monkey
 
 
 @pytest.mark.parametrize("text", ["", "run,encoding\nx,y\n", "\0\0\0", None])
-def test_results_that_somebody_edited_are_kept_and_told_and_made_anew_by_the_next_command(
+def test_edited_results_are_kept_with_a_warning_and_rebuilt_by_the_next_command(
     command, rescore, run, folder, text
 ):
     path = folder / "results" / "results.csv"

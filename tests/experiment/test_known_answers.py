@@ -1,4 +1,4 @@
-"""Models whose scores are known beforehand, from the command that trains to what the report says of them."""
+"""Models whose scores are known in advance, from the training command to the report."""
 
 import contextlib
 import csv
@@ -48,7 +48,7 @@ class Bench:
     def score(
         self, periods: Sequence[int], documents: Path, strengths: Sequence[float] = (STRENGTH,)
     ) -> Self:
-        """A run of each strength, which has its number as its seed."""
+        """Add a run of each strength, with its number as the seed."""
         for seed, strength in enumerate(strengths):
             before = set(self.runs())
             self.run("train", *self.training(periods, documents), f"seed={seed}")
@@ -89,14 +89,14 @@ class Bench:
         return self.run("report", "--details", "--results-dir", str(self.results))
 
     def nll(self, length: int, control: str = "none") -> np.ndarray:
-        """Of the targets of the only run, in nats [blocks, TARGET_TOKENS]."""
+        """Return the NLLs of the only run's targets, in nats [blocks, TARGET_TOKENS]."""
         [run] = self.runs()
         [path] = (run / "scores").glob(f"paired-{length}-{control}-*")
         return load_scores(path).nll.reshape(-1, TARGET_TOKENS)
 
     @staticmethod
     def run(*arguments: str) -> str:
-        """What a command prints."""
+        """Return what a command prints."""
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             assert program.run(list(arguments)) == 0
         return printed.getvalue()
@@ -111,7 +111,7 @@ def repeating(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.fixture(scope="module")
 def unrepeating(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """The same model on documents whose far bytes are never those that stand FAR back."""
+    """The same model on documents whose bytes never equal those FAR before them."""
     folder = tmp_path_factory.mktemp("unrepeating")
     documents = write_documents(folder / "documents", (NEAR, FAR), (True, False))
     return Bench(folder).score((NEAR, FAR), documents)
@@ -122,14 +122,14 @@ def answers(cells: Cells, question: str) -> dict[int, str]:
 
 
 def printed_answers(table: str) -> tuple[dict[int, str], dict[int, str]]:
-    """What stands in the columns `uses context` and `beats window`."""
+    """Return the columns `uses context` and `beats window`."""
     assert re.search(r"uses +beats", table) and re.search(r"context +window", table)
     found = re.findall(r"(\d+) (yes|no|unclear|-) +(\d+) (yes|no|unclear|n/a|-)", table)
     return {int(one[0]): one[1] for one in found}, {int(one[2]): one[3] for one in found}
 
 
 def levels_of(nll: np.ndarray) -> list[float]:
-    """The different NLLs among these, to three places, the smallest first."""
+    """Return the distinct NLLs, to three places, the smallest first."""
     return np.unique(nll.round(3)).tolist()
 
 
@@ -158,7 +158,7 @@ def test_the_same_model_uses_no_context_where_the_text_does_not_repeat(unrepeati
     assert all(float(cells[length]["swap_gain_high"]) < 0 for length in BEYOND)
 
 
-def test_every_target_has_the_score_that_what_it_reads_gives(repeating):
+def test_every_target_has_the_score_that_follows_from_the_bytes_it_reads(repeating):
     assert HIT < 0.005 and BLIND > 2
     blind, near, all_read = [BLIND], [HIT, BLIND], [HIT]
     wanted = {8: blind, 16: blind, 32: near, 64: near, BELOW: near, ABOVE: all_read, 128: all_read}
@@ -179,7 +179,7 @@ def test_far_bytes_that_do_not_repeat_are_read_and_missed(unrepeating):
         assert levels_of(unrepeating.nll(length)) == pytest.approx(levels, abs=1e-3)
 
 
-def test_swap_costs_what_is_read_and_nothing_else(repeating):
+def test_swap_costs_exactly_what_the_model_reads(repeating):
     for length in CONTROLLED:
         own, swapped = repeating.nll(length), repeating.nll(length, "swap")
         if length not in BEYOND:

@@ -1,4 +1,4 @@
-"""What defines the `paired` protocol, where it shows in whole commands; its parts have tests of their own."""
+"""The definition of the `paired` protocol, tested through whole commands; other tests cover its parts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def rows_of(run: Path) -> list[Row]:
     return read_rows(run / "eval.csv")
 
 
-def test_paired_is_what_is_scored_by_default_on_192_blocks() -> None:
+def test_the_default_is_the_paired_protocol_on_192_blocks() -> None:
     assert (EvalConfig().protocol, EvalConfig().targets) == ("paired", 192)
 
 
@@ -77,7 +77,7 @@ def test_the_targets_of_a_length_do_not_depend_on_the_other_lengths(tmp_path: Pa
 
 
 @pytest.mark.parametrize("length", [8, 12, 24])
-def test_the_model_is_fed_the_length_tokens_that_end_with_each_block_and_no_other(
+def test_the_model_gets_exactly_the_length_tokens_that_end_with_each_block(
     tmp_path: Path, length: int
 ) -> None:
     trained = trained_model(tmp_path / "run")
@@ -106,7 +106,7 @@ def test_a_length_below_two_blocks_is_refused_before_anything_is_scored(
     assert command(*arguments, "4").code == 0
 
 
-def test_a_set_of_fewer_blocks_than_asked_for_is_told_in_one_line(train: Command, folder: Path) -> None:
+def test_fewer_blocks_than_requested_are_reported_in_one_line(train: Command, folder: Path) -> None:
     outcome = train("encoding=rope", "eval.targets=100000")
     told = [line for line in outcome.err.splitlines() if "too few documents" in line]
     row = rows_of(only_run(folder))[0]

@@ -1,4 +1,4 @@
-"""The whole job: what a repeated command mends, and whose weights a row is of."""
+"""The whole job: a repeated command repairs damage, and rows belong to the right weights."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def damage(run, step=8):
     path.write_bytes(path.read_bytes() + b"x")
 
 
-def test_a_finished_run_whose_last_checkpoint_is_damaged_is_never_scored_by_an_older_one(
+def test_a_finished_run_with_a_damaged_last_checkpoint_is_never_scored_with_an_older_one(
     train, command, folder
 ):
     train("encoding=rope")
@@ -35,7 +35,7 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_never_scored_by_an_o
     assert all(torch.equal(weights(run)[name], value) for name, value in expected.items())
 
 
-def test_scores_of_weights_that_were_lost_are_made_again(train, folder):
+def test_scores_of_lost_weights_are_computed_again(train, folder):
     train("encoding=rope")
     run = only_run(folder)
     before = read_rows(run / "eval.csv")
@@ -50,7 +50,7 @@ def test_scores_of_weights_that_were_lost_are_made_again(train, folder):
 
 
 @pytest.mark.parametrize("loss", ["missing", "truncated"])
-def test_a_lost_or_damaged_file_of_scores_is_made_again(train, folder, loss):
+def test_a_lost_or_damaged_score_file_is_computed_again(train, folder, loss):
     train("encoding=rope")
     run = only_run(folder)
     path = sorted((run / "scores").iterdir())[0]
@@ -63,7 +63,7 @@ def test_a_lost_or_damaged_file_of_scores_is_made_again(train, folder, loss):
     assert path.read_bytes() == good
 
 
-def test_rows_say_what_the_run_was_trained_in_wherever_it_is_scored(train, command, folder):
+def test_rows_have_the_training_precision_wherever_they_are_scored(train, command, folder):
     train("encoding=rope")
     run = only_run(folder)
     result = json.loads((run / "result.json").read_text())
@@ -74,7 +74,7 @@ def test_rows_say_what_the_run_was_trained_in_wherever_it_is_scored(train, comma
     assert (row.setting, row.train_dtype, row.score_dtype) == ("of-gpu", "bfloat16", "float32")
 
 
-def test_scoring_a_run_elsewhere_writes_nothing_beside_it(train, command, folder):
+def test_scoring_a_run_elsewhere_writes_nothing_next_to_it(train, command, folder):
     train("encoding=rope")
     elsewhere = folder / "elsewhere" / "deep" / "copy"
     shutil.copytree(only_run(folder), elsewhere)
@@ -113,14 +113,14 @@ def test_data_that_moved_is_named_on_the_command_line(train, command, folder):
     assert command(*overrides, "--data-path", str(folder / "moved")).code == 0
 
 
-def test_other_data_than_the_run_was_trained_on_is_told(train, command, folder):
+def test_data_that_differs_from_the_trained_data_is_reported(train, command, folder):
     train("encoding=rope")
     (folder / "corpus" / "new.txt").write_text("something else " * 90)
     outcome = command("eval", "--lengths", "64", "--results-dir", str(folder / "results"))
     assert outcome.code == 0 and "is not what" in outcome.err
 
 
-def test_fine_tuning_is_not_begun_again_when_its_source_is_gone(train, folder):
+def test_fine_tuning_is_not_restarted_when_its_source_is_gone(train, folder):
     train("encoding=rope")
     source = only_run(folder)
     overrides = ["encoding=nope", f"train.from={source.name}", "train.steps=3"]
@@ -156,6 +156,6 @@ def test_data_shorter_than_a_window_writes_nothing(train, folder):
     assert not (folder / "results").exists()
 
 
-def test_a_number_may_be_spelled_with_and_without_its_point(train, folder):
+def test_a_number_may_be_written_with_or_without_a_decimal_point(train, folder):
     train("encoding=rope", "encoding.base=500000")
     assert "is trained already" in train("encoding=rope", "encoding.base=500000.0").err

@@ -1,4 +1,4 @@
-"""Trackers: what they are given, what they keep, and that a run needs none of them."""
+"""Trackers: what they get, what they keep, and that a run needs none of them."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ from pe_bench.training.trainer import Trainer
 
 @dataclass
 class Fake:
-    """Keeps what it is given."""
+    """A tracker that keeps everything it gets."""
 
     first: int
     steps: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Fake:
 
 @pytest.fixture
 def fakes(monkeypatch):
-    """The trackers that were begun, in place of TensorBoard's."""
+    """The trackers that were started, in place of TensorBoard's."""
     begun: list[Fake] = []
     module = ModuleType("fake")
     module.fails_at = None
@@ -80,7 +80,7 @@ def test_a_tracker_gets_the_rows_of_train_csv_and_the_scores(train, folder, fake
     assert only_run(folder).name == plain, "a tracker is no part of what a run is"
 
 
-def test_a_run_that_goes_on_tells_from_which_step(train, fakes, monkeypatch):
+def test_a_tracker_gets_the_step_that_a_run_continues_from(train, fakes, monkeypatch):
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
         assert train("encoding=nope", "tracker=tensorboard").code == EXIT_CODE
@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_tells_from_which_step(train, fakes, monkeypatch):
     assert (fakes.begun[1].first, fakes.begun[1].steps) == (4, [6, 8])
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_loses_nothing(train, folder, fakes):
+def test_a_failing_tracker_gets_one_warning_and_loses_nothing(train, folder, fakes):
     fakes.fails_at = 4
     outcome = train("encoding=nope", "tracker=tensorboard")
     assert outcome.code == 0 and (only_run(folder) / "result.json").exists()
@@ -105,7 +105,7 @@ def test_a_missing_package_is_one_line_before_anything_is_written(train, folder,
     assert not (folder / "results").exists()
 
 
-def test_a_tracker_that_is_none_of_ours_is_refused(train):
+def test_an_unknown_tracker_is_refused(train):
     outcome = train("encoding=nope", "tracker=visdom")
     assert outcome.code == 2 and "tensorboard, wandb, mlflow" in outcome.line
 
@@ -114,7 +114,7 @@ def test_a_tracker_that_is_none_of_ours_is_refused(train):
 
 
 def stopped_and_finished(train, monkeypatch, name: str) -> None:
-    """A run that is stopped after five steps, goes on from the fourth, and is scored at one more length."""
+    """Stop a run after five steps, continue it from the fourth, and score it at one more length."""
     overrides = ("encoding=nope", f"tracker={name}", "train.log_every=1")
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
@@ -143,7 +143,7 @@ def test_tensorboard_reads_each_step_once_and_each_score(train, folder, monkeypa
 
 
 @pytest.mark.filterwarnings("default")  # of its own making
-def test_wandb_keeps_an_offline_record_beside_the_runs(train, folder, monkeypatch):
+def test_wandb_keeps_an_offline_record_next_to_the_runs(train, folder, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     stopped_and_finished(train, monkeypatch, "wandb")
@@ -153,7 +153,7 @@ def test_wandb_keeps_an_offline_record_beside_the_runs(train, folder, monkeypatc
 
 
 @pytest.mark.filterwarnings("default")  # of its own making
-def test_mlflow_keeps_each_step_once_in_the_runs_own_database(train, folder, monkeypatch):
+def test_mlflow_keeps_each_step_once_in_the_runs_database(train, folder, monkeypatch):
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     from mlflow.tracking import MlflowClient
