@@ -1,4 +1,4 @@
-"""Which trained weights may be scored with which encoding: the catalogue's table against the classes."""
+"""The encodings that trained weights can be scored with: the catalogue's table against the classes."""
 
 from functools import cache
 from typing import Any
@@ -62,7 +62,7 @@ def scored_with(trained: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def allowed(trained: str, name: str) -> bool:
-    """By the table above; what was trained with itself is no question."""
+    """Return whether the table above allows it; an encoding's own weights always can."""
     before = config(trained).encoding
     base, kept = first_name(before), set(modifiers_of(before))
     if name == base or name in kept:
@@ -77,7 +77,7 @@ def test_compatible_encodings_are_those_of_the_catalogues_table(trained: str) ->
     assert may == {name for name in NAMES if allowed(trained, name)}
 
 
-def test_the_table_is_about_every_encoding_that_there_is() -> None:
+def test_the_table_has_every_encoding() -> None:
     assert set(WHITELIST) | {name for names in WHITELIST.values() for name in names} <= set(NAMES)
     assert set(CHANGES) <= set(NAMES)
 
@@ -85,13 +85,13 @@ def test_the_table_is_about_every_encoding_that_there_is() -> None:
 @pytest.mark.parametrize(
     ("name", "override"), [(name, override) for name in CHANGES for override in sorted(CHANGES[name])]
 )
-def test_an_option_that_the_catalogue_names_may_change_after_training(name: str, override: str) -> None:
+def test_an_option_named_in_the_catalogue_may_change_after_training(name: str, override: str) -> None:
     place = f"encoding.modifiers.{name}" if name in MODIFIERS else "encoding"
     assert incompatibility(config(name).encoding, config(name, f"{place}.{override}").encoding) is None
 
 
 def test_no_other_option_may_change_after_training() -> None:
-    """Whether a class says so of an option that the table has not."""
+    """No class declares an option that the table lacks."""
     found = {}
     for name in NAMES:
         encoding = config(name).encoding
@@ -104,7 +104,7 @@ def test_no_other_option_may_change_after_training() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_declarations_name_encodings_and_options_that_there_are(name: str) -> None:
+def test_declarations_name_existing_encodings_and_options(name: str) -> None:
     encoding = config(name).encoding
     for part in (encoding, *modifiers_of(encoding).values()):
         declared = find_class(part["class"])
@@ -143,7 +143,7 @@ def test_compatible_encodings_of_a_base_are_those_that_name_it(name: str) -> Non
 
 
 def test_what_a_class_implies_is_an_option_of_its_compatible_encodings() -> None:
-    """p_rope and partial_rope mean two things by a fraction, and a scaling can be either."""
+    """A fraction means two things in p_rope and partial_rope, and a scaling can have either."""
     implied = {
         name: find_class(config(name).encoding["class"]).implied(config(name).encoding) for name in NAMES
     }

@@ -1,4 +1,4 @@
-"""The controls: what a model is kept from, and that nothing else changes."""
+"""The controls hide part of the context from a model and change nothing else."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def nll(trained: TrainedModel, row: Row) -> np.ndarray:
 
 
 @pytest.mark.parametrize("length", [17, 20, 32])
-def test_swap_replaces_what_is_further_than_the_training_length_before_the_first_target(length: int) -> None:
+def test_swap_replaces_tokens_further_than_the_training_length_from_the_first_target(length: int) -> None:
     blocks, train_length = blocks_of(), 12
     plan = swap_control(blocks, length, train_length)
     own = inputs(SPLIT, plan.windows)
@@ -79,14 +79,16 @@ def test_every_length_takes_the_same_donors() -> None:
 # swap: scores
 
 
-def test_swap_costs_nothing_where_the_far_context_is_not_seen(tmp_path: Path) -> None:
+def test_swap_costs_nothing_if_the_model_does_not_see_far_context(tmp_path: Path) -> None:
     # Two layers of a window of 4 see 7 tokens in all: never beyond the training length of 8.
     trained = trained_model(tmp_path / "run", SlidingWindow(4))
     rows = by_control(scored(trained, CONTROLLED))
     assert np.array_equal(nll(trained, rows["swap"]), nll(trained, rows["none"]))
 
 
-def test_swap_changes_scores_where_it_is_seen_and_scores_the_same_targets(tmp_path: Path) -> None:
+def test_swap_changes_scores_if_the_model_sees_far_context_and_scores_the_same_targets(
+    tmp_path: Path,
+) -> None:
     trained = trained_model(tmp_path / "run")
     rows = by_control(scored(trained, CONTROLLED))
     assert not np.allclose(nll(trained, rows["swap"]), nll(trained, rows["none"]), atol=1e-3)
@@ -141,7 +143,7 @@ def test_window_scores_as_if_every_layer_saw_the_training_length(tmp_path: Path)
     assert not np.allclose(control.nll or 0, by_control(scored(trained))["none"].nll or 0, atol=1e-3)
 
 
-def test_window_says_how_far_information_travels_all_the_same(tmp_path: Path) -> None:
+def test_the_window_control_reports_how_far_information_still_travels(tmp_path: Path) -> None:
     row = by_control(scored(trained_model(tmp_path / "run"), CONTROLLED))["window"]
     assert row.status == "ok"
     assert "2 layers attends to 8 tokens, so information can still travel up to 15" in row.reason
@@ -202,7 +204,7 @@ def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length(
     assert controlled_lengths(evaluation, lengths, train_length=8, target_tokens=4) == wanted
 
 
-def test_each_set_of_targets_has_controls_of_its_own(tmp_path: Path) -> None:
+def test_each_set_of_targets_has_separate_controls(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     evaluation = replace(EVAL, controls="auto", lengths=[16, 40], max_length=20)
     found = [
@@ -212,7 +214,7 @@ def test_each_set_of_targets_has_controls_of_its_own(tmp_path: Path) -> None:
     assert found == [*one_set, (8, "none"), (40, "none"), (40, "window"), (40, "swap")]
 
 
-def test_controls_are_of_one_set_of_targets() -> None:
+def test_all_controls_score_one_set_of_targets() -> None:
     plans = list(control_plans(EvalConfig(), blocks_of(), [8, 16, 32], train_length=8))
     assert {plan.target_hash for plan in plans} == {blocks_of().hash}
 
@@ -227,7 +229,7 @@ def test_other_protocols_have_no_controls(tmp_path: Path, protocol: str) -> None
 # Repeating
 
 
-def test_controls_are_scored_once_and_told(tmp_path: Path) -> None:
+def test_controls_are_scored_once_and_report_progress(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     told: list[tuple[str, int, float]] = []
     first = scored(trained, CONTROLLED, lambda *what: told.append(what))
@@ -237,7 +239,7 @@ def test_controls_are_scored_once_and_told(tmp_path: Path) -> None:
     assert told == []
 
 
-def test_controls_of_another_protocol_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_requesting_controls_under_another_protocol_is_refused(tmp_path: Path) -> None:
     from pe_bench.config.checks import check_config
     from pe_bench.config.schema import Config, TrainConfig
 

@@ -1,4 +1,4 @@
-"""Scores: they are what a plain computation says, and what is asked for is what is scored."""
+"""Scores equal those of a plain computation, and exactly the requested lengths are scored."""
 
 import copy
 import json
@@ -55,7 +55,7 @@ def trained(tmp_path: Path) -> TrainedModel:
 
 
 def context_starts(trained: TrainedModel, evaluation: EvalConfig, length: int) -> list[tuple[int, int, int]]:
-    """(document, place of the target, place where its context begins)."""
+    """Return (document, place of the target, place where its context begins)."""
     [plan] = [
         plan for plan in make_plans(trained.setup.config, evaluation, trained.data) if plan.length == length
     ]
@@ -76,7 +76,7 @@ def context_starts(trained: TrainedModel, evaluation: EvalConfig, length: int) -
 
 
 def naive_nll(model: Decoder, context: np.ndarray, target: int) -> float:
-    """In float64, from a forward pass over the target's own context alone."""
+    """Return the NLL in float64, from a forward pass over the target's context alone."""
     tokens = torch.from_numpy(context.astype(np.int64))[None]
     hidden = model.hidden(tokens, model.encoding.ids(tokens, train=False, generator=None))[0, -1]
     weight = model.embedding.weight if model.head is None else model.head.weight
@@ -85,7 +85,7 @@ def naive_nll(model: Decoder, context: np.ndarray, target: int) -> float:
 
 @torch.no_grad()
 def naive(trained: TrainedModel, evaluation: EvalConfig, length: int) -> tuple[np.ndarray, float, float]:
-    """NLLs, nats per token and bits per byte."""
+    """Return NLLs, nats per token and bits per byte."""
     model = copy.deepcopy(trained.model).double()
     places = context_starts(trained, evaluation, length)
     nll, sizes, documents = [], [], []
@@ -132,7 +132,7 @@ def test_scores_equal_a_separate_forward_pass_for_each_target(
 
 
 def test_documents_of_unequal_shares_count_the_same_when_paired(trained: TrainedModel) -> None:
-    """The data of these tests can tell a mean over documents from one over tokens."""
+    """The data distinguish a mean over documents from a mean over tokens."""
     [row] = scored(trained, replace(EVAL, lengths=[8], max_length=24))
     scores = load_scores(score_path(trained.setup.run, "paired", 8, "none", row.target_hash))
     shares = np.unique(scores.document, return_counts=True)[1]
@@ -159,7 +159,7 @@ def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation:
 
 
 @pytest.mark.parametrize("length", [8, 24, 40])
-def test_paired_windows_that_are_fed_really_have_the_length(trained: TrainedModel, length: int) -> None:
+def test_paired_windows_that_reach_the_model_have_the_full_length(trained: TrainedModel, length: int) -> None:
     shapes = fed(trained)
     scored(trained, replace(EVAL, lengths=[length], max_length=40))
     assert sum(batch for batch, columns in shapes if columns == length) == EVAL.targets
@@ -167,7 +167,7 @@ def test_paired_windows_that_are_fed_really_have_the_length(trained: TrainedMode
 
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
-def test_window_protocols_feed_the_length_and_a_shorter_rest(trained: TrainedModel, protocol: str) -> None:
+def test_windows_have_the_length_except_for_a_shorter_last_one(trained: TrainedModel, protocol: str) -> None:
     shapes = fed(trained)
     [_, row] = scored(trained, replace(EVAL, protocol=protocol, lengths=[24]))  # type: ignore[arg-type]
     fed_at_24 = [columns for _, columns in shapes if columns > TRAIN_LENGTH]
@@ -176,14 +176,14 @@ def test_window_protocols_feed_the_length_and_a_shorter_rest(trained: TrainedMod
     assert row.length == 24
 
 
-def test_batches_are_no_larger_than_asked_for(trained: TrainedModel) -> None:
+def test_batches_are_no_larger_than_requested(trained: TrainedModel) -> None:
     shapes = fed(trained)
     scored(trained, replace(EVAL, batch_tokens=50))
     assert all(batch * columns <= 50 for batch, columns in shapes)
     assert max(batch for batch, _ in shapes) == 50 // 8
 
 
-def test_targets_are_the_same_for_every_training_seed_and_follow_their_own(trained: TrainedModel) -> None:
+def test_targets_depend_on_the_scoring_seed_and_not_on_the_training_seed(trained: TrainedModel) -> None:
     def hashes(training: int, evaluation: EvalConfig) -> set[str]:
         config = replace(trained.setup.config, seed=training)
         return {plan.target_hash for plan in make_plans(config, evaluation, trained.data)}
@@ -215,7 +215,7 @@ def test_the_training_length_is_always_scored_on_the_same_targets(
 
 
 @every_protocol
-def test_longer_lengths_have_targets_of_their_own_and_the_training_length_on_them(
+def test_longer_lengths_have_another_set_of_targets_which_includes_the_training_length(
     trained: TrainedModel, evaluation: EvalConfig
 ) -> None:
     found = lengths_by_targets(trained, replace(evaluation, lengths=[12, 30, 40], max_length=20))
@@ -226,7 +226,7 @@ def test_longer_lengths_have_targets_of_their_own_and_the_training_length_on_the
 def test_a_longest_length_below_that_of_training_still_includes_it(
     trained: TrainedModel, evaluation: EvalConfig
 ) -> None:
-    """Else there would be nothing to compare the shorter lengths with."""
+    """Otherwise the shorter lengths could not be compared with anything."""
     found = lengths_by_targets(trained, replace(evaluation, lengths=[8], max_length=6, target_tokens=2))
     assert list(found.values()) == [[8]]
     shorter = lengths_by_targets(trained, replace(evaluation, lengths=[4, 6], max_length=6, target_tokens=2))
@@ -263,7 +263,7 @@ def test_a_length_that_no_document_reaches_is_refused_before_anything_is_scored(
 # Lengths that cannot be scored
 
 
-def test_a_length_without_meaning_has_its_reason_and_no_number_and_others_go_on(tmp_path: Path) -> None:
+def test_an_undefined_length_has_a_reason_and_no_number_and_others_are_scored(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
     rows = {
         row.length: row for row in scored(trained, replace(EVAL, lengths=[6, 12, 13, 24], target_tokens=2))
@@ -281,7 +281,7 @@ def test_a_length_without_meaning_has_its_reason_and_no_number_and_others_go_on(
     assert read_rows(trained.setup.run / "eval.csv") == list(rows.values())
 
 
-def test_a_length_without_meaning_is_not_tried_again(tmp_path: Path) -> None:
+def test_an_undefined_length_is_not_tried_again(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
     first = scored(trained)
     shapes = fed(trained)
@@ -290,7 +290,7 @@ def test_a_length_without_meaning_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def processor_is_full() -> Exception:
-    """What PyTorch raises when it asks for 128 terabytes."""
+    """Return the error that PyTorch raises on allocating 128 terabytes."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**45)
     return caught.value
@@ -304,7 +304,7 @@ NO_MEMORY = {
 
 
 @pytest.mark.parametrize("error", NO_MEMORY.values(), ids=NO_MEMORY.keys())
-def test_a_length_without_memory_says_so_and_is_tried_again(
+def test_a_length_that_runs_out_of_memory_says_so_and_is_tried_again(
     tmp_path: Path, error: Callable[[], Exception]
 ) -> None:
     hungry = Hungry()
@@ -327,7 +327,7 @@ def test_a_length_without_memory_says_so_and_is_tried_again(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
-def test_an_error_of_the_code_is_not_taken_for_a_result(tmp_path: Path, error: Exception) -> None:
+def test_an_unexpected_error_is_not_recorded_as_a_result(tmp_path: Path, error: Exception) -> None:
     hungry = Hungry()
     trained = trained_model(tmp_path / "run", hungry)
     hungry.error = error
@@ -367,7 +367,7 @@ def test_repeating_scores_nothing_again(trained: TrainedModel, evaluation: EvalC
     assert (trained.setup.run / "eval.csv").read_bytes() == before
 
 
-def test_a_missing_file_of_scores_is_made_again(trained: TrainedModel) -> None:
+def test_a_missing_score_file_is_computed_again(trained: TrainedModel) -> None:
     first = scored(trained)
     lost = score_path(trained.setup.run, "paired", 12, "none", first[1].target_hash)
     before = load_scores(lost)
@@ -389,15 +389,15 @@ def test_more_lengths_are_added_to_what_is_there(trained: TrainedModel) -> None:
     assert [row.length for row in read_rows(trained.setup.run / "eval.csv")] == [8, 12, 24]
 
 
-def test_protocols_stand_beside_each_other(trained: TrainedModel) -> None:
+def test_rows_of_several_protocols_are_kept(trained: TrainedModel) -> None:
     for evaluation in (EVAL, PROTOCOLS["nonoverlapping"], PROTOCOLS["sliding"]):
         scored(trained, evaluation)
     rows = read_rows(trained.setup.run / "eval.csv")
     assert [row.protocol for row in rows] == ["nonoverlapping"] * 3 + ["paired"] * 3 + ["sliding"] * 3
 
 
-def test_another_stride_is_scored_anew(trained: TrainedModel) -> None:
-    """Its targets are the same; what they see is not."""
+def test_another_stride_is_scored_separately(trained: TrainedModel) -> None:
+    """Its targets are the same, but their context is not."""
     half = scored(trained, PROTOCOLS["sliding by half"])
     shapes = fed(trained)
     other = scored(trained, PROTOCOLS["sliding"])
@@ -411,7 +411,7 @@ def test_another_stride_is_scored_anew(trained: TrainedModel) -> None:
     assert set(read_rows(trained.setup.run / "eval.csv")) == {*half, *other}
 
 
-def test_what_is_scored_stays_when_the_rest_is_interrupted(trained: TrainedModel) -> None:
+def test_finished_scores_are_kept_when_the_rest_is_interrupted(trained: TrainedModel) -> None:
     def stop(protocol: str, length: int, share: float) -> None:
         if length == 24 and share > 0:
             raise KeyboardInterrupt
@@ -460,7 +460,7 @@ def test_scores_are_kept_with_the_document_and_the_bytes_of_every_target(trained
 
 
 def test_bits_per_byte_count_the_bytes_of_the_text_and_not_its_tokens(tmp_path: Path) -> None:
-    """With a trained tokenizer: the text of a token in its vocabulary is as long as its bytes."""
+    """A trained tokenizer shows it: the text of a token in its vocabulary is as long as its bytes."""
     folder = tmp_path / "text"
     folder.mkdir()
     generator = np.random.default_rng(0)
@@ -493,7 +493,7 @@ def test_bits_per_byte_count_the_bytes_of_the_text_and_not_its_tokens(tmp_path: 
 COARSE = replace(EVAL, precision="bfloat16")
 
 
-def test_scores_are_float32_whatever_the_training_unless_another_precision_is_asked_for(
+def test_scores_are_float32_whatever_the_training_unless_another_precision_is_requested(
     trained: TrainedModel,
 ) -> None:
     types: list[torch.dtype] = []
@@ -508,7 +508,7 @@ def test_scores_are_float32_whatever_the_training_unless_another_precision_is_as
 
 
 @every_protocol
-def test_coarse_scores_stand_beside_the_exact_ones_and_are_near_them(
+def test_bfloat16_scores_are_kept_with_the_float32_ones_and_are_near_them(
     trained: TrainedModel, evaluation: EvalConfig
 ) -> None:
     exact = scored(trained, evaluation)
@@ -556,7 +556,7 @@ def test_drawn_ids_are_the_same_for_every_batch_and_every_call(tmp_path: Path) -
         assert one.nll == pytest.approx(other.nll, abs=1e-6)
 
 
-def test_ids_are_those_of_scoring_where_training_has_others(tmp_path: Path) -> None:
+def test_scoring_uses_its_own_ids_where_training_has_others(tmp_path: Path) -> None:
     encoding = Recorded("arange")
     scored(trained_model(tmp_path / "run", encoding))
     assert [ids for ids in encoding.drawn if not torch.equal(ids, torch.arange(len(ids)))] == []
@@ -574,7 +574,7 @@ def test_another_seed_of_scoring_draws_other_ids(tmp_path: Path) -> None:
 # What it is told, and what it is given
 
 
-def test_progress_is_told_of_every_length_from_nothing_to_all(trained: TrainedModel) -> None:
+def test_progress_is_reported_for_every_length_from_zero_to_one(trained: TrainedModel) -> None:
     told: list[tuple[str, int, float]] = []
     scored(trained, EVAL, lambda *what: told.append(what))
     assert {protocol for protocol, _, _ in told} == {"paired"}
@@ -595,8 +595,8 @@ def test_scoring_leaves_no_trace_in_the_model(trained: TrainedModel) -> None:
 # Fewer targets than were asked for
 
 
-def test_too_few_documents_for_all_targets_are_told_with_how_many_there_are(trained: TrainedModel) -> None:
-    """Of 60, 20, 45 and 31 tokens three documents reach 31, with room for 8 + 4 + 1 blocks of four."""
+def test_too_few_documents_for_all_targets_are_reported_with_their_number(trained: TrainedModel) -> None:
+    """Three of the documents of 60, 20, 45 and 31 tokens reach 31, with room for 8 + 4 + 1 blocks of four."""
     evaluation = replace(EVAL, max_length=31, targets=20)
     [line] = shortages(
         trained.setup.config, evaluation, make_plans(trained.setup.config, evaluation, trained.data)
@@ -604,11 +604,11 @@ def test_too_few_documents_for_all_targets_are_told_with_how_many_there_are(trai
     assert line.startswith("too few documents: 3 reach 31 tokens, with room for 13 of eval.targets=20")
 
 
-def test_enough_documents_need_no_word(trained: TrainedModel) -> None:
+def test_enough_documents_give_no_warning(trained: TrainedModel) -> None:
     assert shortages(trained.setup.config, EVAL, make_plans(trained.setup.config, EVAL, trained.data)) == []
 
 
-def test_each_set_of_targets_tells_its_own_shortage(trained: TrainedModel) -> None:
+def test_each_set_of_targets_reports_its_shortage_separately(trained: TrainedModel) -> None:
     evaluation = replace(EVAL, lengths=[12, 45], max_length=20, targets=25)
     plans = make_plans(trained.setup.config, evaluation, trained.data)
     lines = shortages(trained.setup.config, evaluation, plans)

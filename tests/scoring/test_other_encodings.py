@@ -116,8 +116,8 @@ def test_fixed_factor_is_the_longest_length_over_that_of_training(asked, expecte
     assert fixed_factor(asked, 128) == expected
 
 
-def test_scores_are_those_of_the_trained_weights_in_that_encoding(begin, evaluate, folder):
-    """The same numbers as a run of the scaling with the same weights, which are put there by hand."""
+def test_scores_equal_those_of_a_run_of_that_encoding_with_the_same_weights(begin, evaluate, folder):
+    """The weights are copied by hand into a run of the scaling, which must have the same scores."""
     begin("encoding=rope", "encoding.base=500")
     run = only_run(folder)
     evaluate("--lengths", "32", "--with", "yarn factor=4 beta_fast=16")
@@ -138,7 +138,7 @@ def test_scores_are_those_of_the_trained_weights_in_that_encoding(begin, evaluat
 # What carries over, and what changes on the disk
 
 
-def test_options_that_both_have_take_the_trained_value_unless_given(begin, evaluate, folder):
+def test_common_options_take_the_trained_value_unless_given(begin, evaluate, folder):
     begin("encoding=rope", "encoding.base=500", "encoding.layout=interleaved")
     evaluate("--with", "yarn factor=2", "--with", "rope_pi base=100 factor=2")
     assert labels(folder) == [
@@ -162,7 +162,7 @@ def test_a_fraction_means_what_it_meant_in_training(begin, evaluate, folder, tra
             assert nll[label, 16] == pytest.approx(nll[own, 16], abs=1e-5)
 
 
-def test_nothing_else_of_the_run_changes_on_the_disk(begin, evaluate, folder):
+def test_no_other_file_of_the_run_changes(begin, evaluate, folder):
     begin("encoding=rope")
     run = only_run(folder)
     before = hashes(run)
@@ -183,7 +183,7 @@ def test_repeating_the_command_scores_only_what_is_missing(begin, evaluate, fold
     assert "yarn factor=auto: paired, length 32 scored" not in outcome.err
 
 
-def test_scores_of_each_encoding_have_a_file_of_their_own(begin, evaluate, folder):
+def test_scores_of_each_encoding_have_a_separate_file(begin, evaluate, folder):
     begin("encoding=rope")
     evaluate("--with", "yarn,nope,rope_pi")
     found = {path.name for path in (only_run(folder) / "scores").glob("paired-32-none-*")}
@@ -238,7 +238,7 @@ def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, argu
     assert other[32] is not None and other[32] != own[32]
 
 
-def test_a_position_that_is_divided_lies_where_it_was_in_training():
+def test_a_divided_position_has_the_embedding_of_its_quotient():
     wide = build_encoding(
         {"name": "s", "class": "pe_bench.encodings.sinusoidal:Sinusoidal", "d_model": 8, "factor": 4.0}, 1
     )
@@ -258,7 +258,7 @@ def test_the_run_s_own_encoding_is_scored_once(begin, evaluate, folder):
     assert outcome.err.count("was trained with it") == 3
 
 
-def test_two_ways_to_say_one_encoding_are_one(begin, evaluate, folder):
+def test_two_spellings_of_one_encoding_are_scored_once(begin, evaluate, folder):
     begin("encoding=rope")
     outcome = evaluate("--with", "pi,rope_pi", "--with", "rope_pi encoding.factor=4.0")
     assert sorted(encoded(outcome)) == ["rope", "rope -> rope_pi factor=4.0", "rope -> rope_pi factor=auto"]
@@ -365,7 +365,7 @@ def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, fol
 # Somebody's own
 
 
-def test_a_scaling_of_somebody_s_own_is_scored_from_its_folder(begin, evaluate, folder):
+def test_a_custom_scaling_is_scored_from_its_folder(begin, evaluate, folder):
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text(
@@ -395,7 +395,7 @@ def test_a_scaling_of_somebody_s_own_is_scored_from_its_folder(begin, evaluate, 
     assert outcome.code == 2 and "is not a folder" in outcome.line
 
 
-def test_a_run_of_somebody_s_own_encoding_needs_its_file_and_force(begin, evaluate, folder):
+def test_a_run_of_a_custom_encoding_needs_its_file_and_force(begin, evaluate, folder):
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("name: mine\nclass: mine.py:Mine\n")
@@ -419,7 +419,7 @@ def test_a_run_of_somebody_s_own_encoding_needs_its_file_and_force(begin, evalua
 # Words
 
 
-def test_arguments_are_read_as_they_are_typed():
+def test_arguments_are_parsed_as_typed():
     specs = read_specs(["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn"])
     assert [(spec.base, spec.modifiers, spec.options) for spec in specs] == [
         ("yarn", (), ()),
@@ -452,7 +452,7 @@ def test_every_other_encoding_is_composed_over_the_run_s_own_model(begin, folder
     assert window["modifiers"]["sliding_window"]["window"] == streaming["cache"] == 16
 
 
-def test_a_path_of_the_run_s_data_is_a_text_and_nothing_else(begin, folder):
+def test_the_path_of_the_data_may_contain_any_character(begin, folder):
     odd = folder / 'a "quoted" ${seed}, [x]'
     shutil.copytree(folder / "corpus", odd)
     outcome = begin("encoding=rope")
@@ -489,8 +489,8 @@ def test_tiny_runs_have_the_lengths_that_these_tests_count_on(folder):
     assert fixed_factor(EvalConfig(max_length=64, lengths=[16, 32]), 16) == 4
 
 
-def test_an_option_that_a_users_file_derives_is_in_the_label(begin, evaluate, folder):
-    """Two versions of one file are two models, and never one row."""
+def test_an_option_derived_in_a_users_file_is_in_the_label(begin, evaluate, folder):
+    """Two versions of one file are two models and never share a row."""
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
     begin("encoding=rope")
@@ -509,7 +509,7 @@ def test_an_option_that_a_users_file_derives_is_in_the_label(begin, evaluate, fo
     }
 
 
-def test_another_encoding_under_the_runs_own_name_is_refused(begin, evaluate, folder):
+def test_another_encoding_with_the_runs_name_is_refused(begin, evaluate, folder):
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
     (own / "fast.yaml").write_text(
@@ -523,7 +523,7 @@ def test_another_encoding_under_the_runs_own_name_is_refused(begin, evaluate, fo
     assert rows_of(folder) == before
 
 
-def test_a_run_of_a_scaling_is_not_asked_for_the_curve_that_only_its_name_implies(begin, evaluate, folder):
+def test_a_run_of_a_scaling_is_not_scored_twice_by_its_name_alone(begin, evaluate, folder):
     begin("encoding=yarn")
     outcome = evaluate("--with", "yarn")
     assert outcome.code == 0, outcome.err
@@ -533,14 +533,14 @@ def test_a_run_of_a_scaling_is_not_asked_for_the_curve_that_only_its_name_implie
     assert outcome.code == 2 and "after training" in outcome.line
 
 
-def test_all_of_p_rope_turned_is_scored_with_what_follows_rope(begin, evaluate, folder):
+def test_p_rope_that_rotates_everything_can_be_scored_with_scalings_of_rope(begin, evaluate, folder):
     begin("encoding=p_rope", "encoding.fraction=1.0")
     outcome = evaluate("--with", "rope_pi factor=2")
     assert outcome.code == 0, outcome.err
 
 
-def test_every_encoding_is_tried_before_any_part_moves_to_the_device(begin, folder, monkeypatch):
-    """What the models share would be gone from where the next one is tried."""
+def test_every_encoding_is_checked_before_the_model_moves_to_the_device(begin, folder, monkeypatch):
+    """Otherwise, checking the next encoding would not find the shared weights on the CPU."""
     from pe_bench.experiment import prepare, score
 
     begin("encoding=rope")

@@ -1,4 +1,4 @@
-"""Position curves: which tokens each range scores, and that one pass gives what separate ones do."""
+"""Position curves: each range scores its tokens, and one pass gives the scores of separate ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_the_longest_range_that_can_be_scored_serves_the_shorter_ones(tmp_path: 
     assert {columns for _, columns in shapes} == {8, 12, 16, 24}
 
 
-def test_positions_are_added_to_the_protocol_that_is_asked_for(tmp_path: Path) -> None:
+def test_positions_are_added_to_the_requested_protocol(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     plain = scored(trained)
     both = scored(trained, POSITIONED)
@@ -119,7 +119,7 @@ def test_positions_are_added_to_the_protocol_that_is_asked_for(tmp_path: Path) -
     assert ranges(plain) == []
 
 
-def test_positions_are_one_thing_to_wait_for(tmp_path: Path) -> None:
+def test_positions_report_progress_as_one_part(tmp_path: Path) -> None:
     for name, claims in (("together", frozenset({"prefix_consistent"})), ("apart", frozenset())):
         trained = trained_model(tmp_path / name)
         trained.model.encoding.claims = claims

@@ -1,4 +1,4 @@
-"""Which tokens a protocol scores, and what each of them sees."""
+"""The tokens that a protocol scores, and the context of each."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def test_sliding_windows_end_a_stride_apart(length: int, stride: int) -> None:
         assert 0 < ends[-1] - ends[-2] <= stride
 
 
-def test_sliding_by_the_whole_length_cuts_where_nonoverlapping_does() -> None:
+def test_sliding_by_the_whole_length_cuts_the_same_windows_as_nonoverlapping() -> None:
     cut = dict(contexts(nonoverlapping_plan(DATA, TEXT, 8)))
     slid = dict(contexts(sliding_plan(DATA, TEXT, 8, 8)))
     whole = [target for target in cut if (target % 1_000 - 1) // 8 < (CUTS[target // 1_000] - 1) // 8]
@@ -127,20 +127,20 @@ every_protocol = pytest.mark.parametrize("plan_of", PLANS.values(), ids=PLANS.ke
 
 @every_protocol
 @pytest.mark.parametrize("length", [8, 15, 32])
-def test_the_mean_context_is_that_of_the_targets(plan_of: Callable[[int], Plan], length: int) -> None:
+def test_the_mean_context_is_the_mean_over_targets(plan_of: Callable[[int], Plan], length: int) -> None:
     plan = plan_of(length)
     assert plan.context_mean == pytest.approx(np.mean([seen for _, seen in contexts(plan)]), rel=1e-12)
 
 
 @every_protocol
-def test_equal_hashes_stand_for_equal_targets(plan_of: Callable[[int], Plan]) -> None:
+def test_equal_hashes_mean_equal_targets(plan_of: Callable[[int], Plan]) -> None:
     plans = [plan_of(length) for length in (8, 15, 32)]
     assert len({plan.target_hash for plan in plans}) == 1
     assert len({tuple(target for target, _ in contexts(plan)) for plan in plans}) == 1
 
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
-def test_other_documents_other_cuts_or_other_data_have_another_hash(protocol: str) -> None:
+def test_other_documents_cuts_or_data_have_another_hash(protocol: str) -> None:
     def hash_of(data_hash: str, cuts: dict[int, int]) -> str:
         data = Data("files", data_hash, "bytes", ("a", "b"), 1, SPLIT, SPLIT)
         text = ScoredText(np.array([*cuts]), np.array([*cuts.values()]))
@@ -184,7 +184,7 @@ def test_batches_are_as_large_as_they_may_be() -> None:
     assert list(batches([], 24)) == []
 
 
-def test_windows_of_one_size_that_score_different_outputs_are_apart() -> None:
+def test_windows_that_score_different_outputs_are_in_separate_batches() -> None:
     """A batch reads the same outputs of every window."""
     windows = [Window(0, 0, 8, 0, 8), Window(0, 2, 8, 6, 2), Window(0, 4, 8, 6, 2), Window(0, 5, 8, 6, 1)]
     assert [len(batch) for batch in batches(windows, 1_000)] == [1, 2, 1]

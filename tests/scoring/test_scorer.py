@@ -1,4 +1,4 @@
-"""Passes that are shared: fewer tokens are fed, and every number is that of a pass of its own."""
+"""Shared passes feed fewer tokens, and every score equals that of a separate pass."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def nll_of(trained: TrainedModel, row: Row) -> np.ndarray:
 
 
 def apart(trained: TrainedModel, evaluation: EvalConfig = CUT) -> list[Row]:
-    """Scored with a pass for each length, as if nothing were known of prefixes."""
+    """Score with a separate pass for each length, without sharing prefixes."""
     trained.model.encoding.claims = frozenset()
     return scored(trained, evaluation)
 
@@ -44,7 +44,7 @@ ENCODINGS = {"rope": RoPE(SIZE.d_head), "alibi": ALiBi(SIZE.n_heads)}
 
 @pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS.keys())
 @pytest.mark.parametrize("max_length", [24, 10], ids=["one text", "two texts"])
-def test_windows_that_begin_together_pass_once_and_score_the_same(
+def test_windows_that_share_a_start_are_scored_in_one_pass_with_the_same_scores(
     tmp_path: Path, encoding: LayerEncoding, max_length: int
 ) -> None:
     evaluation = replace(CUT, max_length=max_length)
@@ -89,7 +89,7 @@ def test_an_encoding_that_reads_the_length_has_a_pass_for_every_length(tmp_path:
 
 
 @pytest.mark.parametrize("protocol", ["paired", "sliding"])
-def test_windows_that_do_not_begin_together_are_never_shared(tmp_path: Path, protocol: str) -> None:
+def test_windows_with_different_starts_are_never_shared(tmp_path: Path, protocol: str) -> None:
     evaluation = replace(EVAL, protocol=protocol)  # type: ignore[arg-type]
     together, alone = (trained_model(tmp_path / name) for name in ("together", "alone"))
     shapes, other_shapes = fed(together), fed(alone)
@@ -101,7 +101,7 @@ def test_windows_that_do_not_begin_together_are_never_shared(tmp_path: Path, pro
 # Where the longest cannot be scored, or is there already
 
 
-def test_shorter_lengths_are_scored_where_a_longer_one_has_no_meaning(tmp_path: Path) -> None:
+def test_shorter_lengths_are_scored_where_a_longer_one_is_undefined(tmp_path: Path) -> None:
     encoding = Learned(SIZE.d_model, max_position=12)
     rows = scored(trained_model(tmp_path / "together", encoding), CUT)
     each = apart(trained_model(tmp_path / "alone", encoding))
@@ -110,7 +110,7 @@ def test_shorter_lengths_are_scored_where_a_longer_one_has_no_meaning(tmp_path: 
     assert [row.nll for row in rows[:3]] == pytest.approx([row.nll for row in each[:3]], abs=1e-6)
 
 
-def test_shorter_lengths_are_scored_where_memory_does_not_reach(tmp_path: Path) -> None:
+def test_shorter_lengths_are_scored_where_a_longer_one_runs_out_of_memory(tmp_path: Path) -> None:
     hungry = Hungry()
     trained = trained_model(tmp_path / "run", hungry)
     hungry.error = torch.OutOfMemoryError("no memory")
@@ -127,7 +127,7 @@ def test_shorter_lengths_are_scored_where_memory_does_not_reach(tmp_path: Path) 
     assert [row.nll for row in again] == pytest.approx([row.nll for row in each], abs=1e-6)
 
 
-def test_an_interrupted_call_goes_on_after_the_longest(tmp_path: Path) -> None:
+def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) -> None:
     def stop(protocol: str, length: int, share: float) -> None:
         if length == 8:
             raise KeyboardInterrupt
@@ -145,7 +145,7 @@ def test_an_interrupted_call_goes_on_after_the_longest(tmp_path: Path) -> None:
     assert [row.nll for row in rows] == pytest.approx([row.nll for row in each], abs=1e-6)
 
 
-def test_numbers_too_small_for_full_precision_are_zeros_while_scoring_alone(tmp_path: Path) -> None:
+def test_denormal_numbers_are_flushed_to_zero_only_while_scoring(tmp_path: Path) -> None:
     def product() -> float:
         return float(torch.full((1,), 1e-39) * 1)
 
@@ -162,22 +162,22 @@ def test_numbers_too_small_for_full_precision_are_zeros_while_scoring_alone(tmp_
 # What is told
 
 
-def test_every_length_is_told_once_as_done(tmp_path: Path) -> None:
+def test_every_length_is_reported_done_once(tmp_path: Path) -> None:
     told: list[tuple[str, int, float]] = []
     trained = trained_model(tmp_path / "run")
     scored(trained, CUT, lambda *what: told.append(what))
     assert [length for _, length, share in told if share == 1.0] == [24, 12, 8, 4]
 
 
-def test_memory_is_told_only_of_lengths_that_passed_through_the_model(tmp_path: Path) -> None:
-    """Of 26 tokens the windows of 13 are the first of those of 24, and one that is shorter."""
+def test_memory_is_reported_only_for_lengths_that_passed_through_the_model(tmp_path: Path) -> None:
+    """In 26 tokens, the windows of 13 are the start of those of 24, except for a shorter one."""
     trained = trained_model(tmp_path / "run", data=data_of(26))
     rows = scored(trained, replace(CUT, lengths=[8, 13, 24]))
     assert [row.length for row in rows if row.peak_memory_mb is None] == [13]
     assert all(row.status == "ok" for row in rows)
 
 
-def test_positions_need_no_pass_of_their_own_beside_windows_of_one_length(tmp_path: Path) -> None:
+def test_positions_need_no_extra_pass_where_windows_of_that_length_are_scored(tmp_path: Path) -> None:
     windows = replace(CUT, lengths=[24], max_length=24)
     trained, other = trained_model(tmp_path / "run"), trained_model(tmp_path / "other")
     shapes, other_shapes = fed(trained), fed(other)

@@ -12,7 +12,7 @@ from pe_bench.scoring.targets import TargetBlocks, scored_documents, target_bloc
 
 
 def context_windows(split: Split, blocks: TargetBlocks, length: int) -> np.ndarray:
-    """What the paired protocol feeds."""
+    """Return the tokens that the paired protocol feeds."""
     return inputs(split, paired_plan(blocks, length).windows).numpy()
 
 
@@ -46,7 +46,7 @@ def test_every_block_has_its_context_and_none_overlap(count):
         assert (np.diff(ends_of(blocks, document)) >= 4).all()
 
 
-def test_blocks_are_dealt_round_robin_up_to_what_a_document_holds():
+def test_blocks_are_dealt_round_robin_until_a_document_is_full():
     shares = [int((blocks_of(count=20).document == document).sum()) for document in range(5)]
     assert shares[1] == 0, "shorter than the context"
     assert shares[2] == shares[4] == 1, "full"
@@ -93,7 +93,7 @@ def test_all_lengths_score_the_same_tokens():
     assert np.array_equal(targets[0], targets[1]) and np.array_equal(targets[0], targets[2])
 
 
-def test_no_document_long_enough_is_told_with_both_numbers():
+def test_too_short_documents_are_refused_with_both_numbers():
     with pytest.raises(UserError, match="has the 500 tokens .*: the longest has 400"):
         blocks_of(max_length=500)
     with pytest.raises(UserError, match="has the 401 tokens .*: the longest has 400"):
@@ -101,7 +101,7 @@ def test_no_document_long_enough_is_told_with_both_numbers():
 
 
 def scored(token_budget: int, seed: int = 0, longest: int = 100) -> dict[int, int]:
-    """Document to how many of its first tokens are scored, in the order of the choice."""
+    """Return how many first tokens of each document are scored, in the order of the choice."""
     text = scored_documents(SPLIT, longest, token_budget, seed)
     return dict(zip(text.document.tolist(), text.tokens.tolist(), strict=True))
 
@@ -124,7 +124,7 @@ def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
         assert all(101 <= tokens <= SPLIT.lengths[document] for document, tokens in chosen.items())
 
 
-def test_one_document_is_scored_though_the_budget_is_less():
+def test_one_document_is_scored_even_if_the_budget_is_smaller():
     assert list(scored(1).values()) == [101]
 
 
@@ -132,7 +132,7 @@ def test_the_seed_chooses_whose_beginning_is_scored():
     assert len({tuple(scored(10_000, seed)) for seed in range(20)}) > 2
 
 
-def test_the_summary_says_what_reaches_the_longest_length():
+def test_the_summary_counts_the_documents_that_reach_the_longest_length():
     assert reach(SPLIT, 250) == (2, 1_300)
     assert reach(SPLIT, 1_000) == (0, 0)
     with pytest.raises(ValueError, match="validation"):
