@@ -60,7 +60,8 @@ def explain(error: Exception, online: bool, what: str, instead: str) -> str:
 def connection() -> Iterator[bool]:
     """Whether the Hub can be reached; if not, its libraries look in their caches and never retry.
 
-    Without this they would try for 24 seconds before they give up.
+    Without this they would try for 24 seconds before they give up, whatever their own timeouts are: each
+    name that cannot be looked up is asked for six times.
     """
     import huggingface_hub
     from datasets import config as datasets_config

@@ -1,8 +1,7 @@
 """The rows of results: their columns, one file in each run, and all of them gathered.
 
 A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebuilt whole under
-a lock and never appended to, so that processes that finish together lose nothing. The SHA-256 of what was
-written stands beside it, by which a file that somebody edited is known, and kept under another name.
+a lock and never appended to, so that processes that finish together lose nothing.
 """
 
 import csv

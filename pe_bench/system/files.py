@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, never sees half of one."""
+"""Files that are written so that a reader, or a crash, never sees half of one."""
 
 import os
 import secrets
@@ -39,8 +39,9 @@ def name_write_errors(path: Path) -> Iterator[None]:
         raise RunError(f"{path} could not be written: {reason}") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda temporary: _write(temporary, text))
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a text file; with a mode, such as 0o444, it has these permissions from the start."""
+    write_atomically(path, lambda temporary: _write(temporary, text, mode))
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -61,7 +62,9 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: int | None) -> None:
     # newline="" keeps "\n" as it is on every system, so that hashes of the files agree.
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
+    if mode is not None:
+        path.chmod(mode)

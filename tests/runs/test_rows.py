@@ -1,13 +1,10 @@
 """Rows in files, and files gathered."""
 
 import dataclasses
-import hashlib
-import itertools
 import math
 import multiprocessing
 import re
-import shutil
-import subprocess
+import stat
 import threading
 import time
 from dataclasses import replace
@@ -115,72 +112,19 @@ def test_the_columns_of_another_version_are_named(
         read_rows(path)
 
 
-EDITED = (b"not,a\ntable", b"\x00\xff")
-
-
-def test_an_edited_results_file_is_rebuilt_from_the_runs_and_each_edit_is_kept_and_told(tmp_path) -> None:
-    add_run(tmp_path, "rope", {128: 2.0, 256: 3.0})
-    assert gather(tmp_path).problems == []
+def test_the_gathered_file_is_read_only_and_made_anew_whatever_was_there(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0})
+    gather(tmp_path)
     path = results_file(tmp_path)
     written = folder_contents(tmp_path)
-    for number, edit in enumerate(EDITED, 1):
-        path.write_bytes(edit)
-        kept = tmp_path / f"results.csv.edited-{number}"
-        assert gather(tmp_path).problems == [
-            f"{path} was edited, and is kept as {kept}: results.csv is made anew from the runs each time"
-        ]
-        written[kept.name] = edit
-        assert folder_contents(tmp_path) == written
-        assert gather(tmp_path).problems == [], "it is told once"
-        assert folder_contents(tmp_path) == written
-
-
-def test_an_edit_is_kept_beside_what_already_has_that_name(tmp_path: Path) -> None:
-    gather(tmp_path)
-    for number in (1, 3):
-        (tmp_path / f"results.csv.edited-{number}").symlink_to("nowhere")
-    results_file(tmp_path).write_bytes(b"mine")
-    gather(tmp_path)
-    assert (tmp_path / "results.csv.edited-2").read_bytes() == b"mine"
-
-
-def test_an_edited_results_file_is_kept_whatever_the_runs_say_by_then(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 2.0})
-    gather(tmp_path)
-    results_file(tmp_path).write_bytes(b"mine")
-    add_run(tmp_path, "alibi", {128: 3.0})
-    assert len(gather(tmp_path).problems) == 1
-    assert (tmp_path / "results.csv.edited-1").read_bytes() == b"mine"
-    assert len(read_rows(results_file(tmp_path))) == 2
-
-
-@pytest.mark.parametrize("change", ["deleted", "emptied", "as an older version left it", "sum emptied"])
-def test_what_holds_no_edit_is_made_anew_without_a_word(tmp_path: Path, change: str) -> None:
-    add_run(tmp_path, "rope", {128: 2.0})
-    gather(tmp_path)
-    before = folder_contents(tmp_path)
-    path, sums = results_file(tmp_path), tmp_path / "results.csv.sha256"
-    if change == "deleted":
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444, "an editor warns before it is changed"
+    for edit in (b"", b"not,a\ntable", b"\x00\xff", None):
         path.unlink()
-    elif change == "emptied":
-        path.write_bytes(b"")
-    elif change == "sum emptied":
-        sums.write_bytes(b"")
-    else:
-        sums.unlink()
-        path.write_text("an,older,table\n")
-    assert gather(tmp_path).problems == []
-    assert folder_contents(tmp_path) == before
-
-
-def test_the_sum_beside_the_results_is_one_that_sha256sum_checks(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 2.0})
-    gather(tmp_path)
-    digest = hashlib.sha256(results_file(tmp_path).read_bytes()).hexdigest()
-    assert (tmp_path / "results.csv.sha256").read_text() == f"{digest}  results.csv\n"
-    if shutil.which("sha256sum"):
-        check = ["sha256sum", "--strict", "-c", "results.csv.sha256"]
-        assert subprocess.run(check, cwd=tmp_path, capture_output=True).returncode == 0
+        if edit is not None:
+            path.write_bytes(edit)
+        assert gather(tmp_path).problems == []
+        assert folder_contents(tmp_path) == written
+        assert stat.S_IMODE(path.stat().st_mode) == 0o444
 
 
 def dies_in_gathering(results_dir: Path, moment: int) -> bool:
@@ -192,39 +136,22 @@ def dies_in_gathering(results_dir: Path, moment: int) -> bool:
     return end_of(child) == DIED
 
 
-MOMENTS = range(1, 9)  # the last of them is after the end of a gathering, also of one that keeps an edit
+MOMENTS = range(1, 4)  # the last of them is after the end of a gathering
 
 
-@pytest.mark.parametrize("edit", [None, b"mine"], ids=["unedited", "edited"])
-def test_a_gathering_killed_at_any_moment_and_repeated_ends_as_one_that_was_not(tmp_path, edit) -> None:
+def test_a_gathering_killed_at_any_moment_and_repeated_ends_as_one_that_was_not(tmp_path: Path) -> None:
     ends, died = [], []
     for moment in (*MOMENTS, None):
         folder = tmp_path / str(moment)
         add_run(folder, "rope", {128: 2.0})
         gather(folder)
-        if edit:
-            results_file(folder).write_bytes(edit)
         add_run(folder, "alibi", {128: 3.0})
         died.append(moment is not None and dies_in_gathering(folder, moment))
-        problems = gather(folder).problems
-        assert problems == [] or edit
-        ends.append(folder_contents(folder))
-    assert all(died[:-3]) and not died[-1]
-    assert all(end == ends[-1] for end in ends)
-    assert ends[-1].get("results.csv.edited-1") == edit
-
-
-def test_gatherings_killed_one_after_the_other_leave_nothing_that_looks_like_an_edit(tmp_path) -> None:
-    for first, second in itertools.product(MOMENTS[:6:2], repeat=2):
-        folder = tmp_path / f"{first}-{second}"
-        add_run(folder, "rope", {128: 2.0})
-        gather(folder)
-        for encoding, moment in (("alibi", first), ("nope", second)):
-            add_run(folder, encoding, {128: 3.0})
-            assert dies_in_gathering(folder, moment)
         assert gather(folder).problems == []
-        assert sorted(folder_contents(folder)) == ["results.csv", "results.csv.sha256"]
-        assert len((folder / "results.csv.sha256").read_text().splitlines()) == 1
+        ends.append(folder_contents(folder))
+    assert died == [True, True, False, False]
+    assert all(end == ends[-1] for end in ends)
+    assert sorted(ends[-1]) == ["results.csv"]
 
 
 def test_gathering_orders_rows_by_run_and_length(tmp_path: Path) -> None:
