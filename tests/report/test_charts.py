@@ -19,6 +19,7 @@ from support.pictures import (
     tables_of,
     with_positions,
     with_use,
+    with_verdicts,
 )
 from support.results import add_run
 
@@ -160,6 +161,14 @@ def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:
     segments = curve_lines(axes)
     assert [list(np.asarray(line.get_xdata())) for line in segments] == [[64, 128, 256, 1024], [4096, 8192]]
     assert len({line.get_color() for line in segments}) == 1
+
+
+def test_break_points_are_marked_and_explained(tmp_path: Path) -> None:
+    [table] = with_verdicts(tables_of(tmp_path, 2), {"encoding1": {256: "unclear", 512: "fails"}})
+    figure = draw([table])
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
+    assert [list(np.asarray(cross.get_xdata())) for cross in crosses] == [[512]]
+    assert "Cross: the break point" in notes(figure)
 
 
 # Axes

@@ -251,6 +251,16 @@ def test_changes_within_the_margin_look_flat_as_in_the_png(tmp_path):
     assert len(ticks) >= 4 and len({len(tick) for tick in ticks}) == 1
 
 
+def test_break_points_and_uses_of_context_are_marked_and_explained(tables, page):
+    [table] = [replace(tables[0], lines=tuple(line for line in tables[0].lines if line.encoding == "alibi"))]
+    found = page_of([table])
+    assert len(found.places("circle", "ring")) == 2 and found.places("path", "break") == []
+    assert "Ringed: uses the context" in found.find("p", "notes")[0]
+    assert "Cross: the break point" not in found.find("p", "notes")[0]
+    assert len(page.places("path", "break")) == 2 * 3, "rope twice and sinusoidal, in two views"
+    assert "Cross: the break point" in page.find("p", "notes")[0]
+
+
 def test_the_names_of_lines_are_in_a_list_for_narrow_windows(tables, page):
     names = page.find("ul", "names")[0].split()
     assert names == [line.label for line in tables[0].lines]
@@ -318,7 +328,7 @@ def test_lines_are_drawn_as_in_the_pictures():
     light = style.split("@media")[0]
     assert re.findall(r"--colour\d: (#\w+);", light) == [colour.lower() for colour in COLOURS]
     assert f"stroke{len(STROKES) - 1}" in style and f"stroke{len(STROKES)}" not in style
-    assert tuple(MARKER_PATHS) == MARKERS
+    assert set(MARKER_PATHS) == set(MARKERS)
     assert len(set(line_styles(str(number) for number in range(60)).values())) == 60
 
 

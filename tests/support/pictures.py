@@ -13,6 +13,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from support.results import add_run
 
+from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.report.tables.build import Table, build_tables
 from pe_bench.report.tables.cells import ContextUse
 from pe_bench.report.tables.lines import Line, Position
@@ -60,7 +61,7 @@ def with_verdicts(tables: Sequence[Table], verdicts: Mapping[str, Mapping[int, s
         cells = {
             length: replace(cell, verdict=own.get(length, "holds")) for length, cell in line.cells.items()
         }
-        return replace(line, cells=cells)
+        return replace(line, cells=cells, break_point=find_break_point(cells, 128))
 
     return [replace(table, lines=tuple(add(line) for line in table.lines)) for table in tables]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_bench.plot.placing import keep_apart, spread_apart
 from pe_bench.plot.scale import Scale, scale_of_changes, scale_of_lengths, scale_of_levels
-from pe_bench.report.statistics import break_point, student_interval
+from pe_bench.report.statistics import student_interval
 from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
@@ -108,6 +108,22 @@ class Chart:
     def has_visible_band(self) -> bool:
         known = [point for point in self.points if np.isfinite(point.low) and np.isfinite(point.high)]
         return any(self.y.share(point.high) - self.y.share(point.low) > VISIBLE_BAND for point in known)
+
+    @property
+    def notes(self) -> list[str]:
+        """What crosses, bands, rings and grey are, where any is seen."""
+        notes = []
+        if any(curve.broken_at for curve in self.curves):
+            notes.append("Cross: the break point, the first length seen to degrade or fail.")
+        if self.has_visible_band:
+            of_what = "change, over documents and seeds" if self.values == "change" else "mean over seeds"
+            notes.append(f"Bands: the 95 % interval of the {of_what}.")
+        if any(point.uses_context for point in self.points):
+            notes.append("Ringed: uses the context beyond the training length.")
+        if self.values == "change":
+            beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
+            notes.append(f"Grey: within the margin of {self.margin:g}, where a change holds{beyond}.")
+        return notes
 
     def numbered(self, width: float, gap: float) -> list[int]:
         """Return the lengths whose numbers are `gap` apart on an axis of some width.
@@ -224,9 +240,8 @@ def _describe_order(table: Table) -> str:
 
 def _length_curve(line: Line, table: Table, values: View) -> Curve:
     points = {int(point.x): point for point in _points(line, table.group.train_length, values)}
-    verdicts = {length: cell.verdict for length, cell in line.cells.items()}
-    broken_at = break_point(verdicts, table.group.train_length)
-    return Curve(line.label, tuple(points.values()), points.get(broken_at) if broken_at else None)
+    breaks_at = line.break_point.breaks_at
+    return Curve(line.label, tuple(points.values()), points.get(breaks_at) if breaks_at else None)
 
 
 def _points(line: Line, train_length: int, values: View) -> list[Point]:

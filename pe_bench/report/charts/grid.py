@@ -18,7 +18,6 @@ from pe_bench.report.charts.marks import (
     mark_break_point,
     mark_context_use,
     mark_training_length,
-    notes_on_marks,
 )
 
 ABOVE, BELOW = 0.3, 0.6  # inches, for the names of the first panels, and for the x axis
@@ -63,7 +62,8 @@ class Grid:
 
     @property
     def _note(self) -> str:
-        return wrapped(_notes(self.chart))
+        order = f"{self.chart.order}; all others in grey."
+        return wrapped([order, f"Dashed: the training length, {self.chart.train_length}.", *self.chart.notes])
 
     def draw(self, figure: Figure, top: float) -> None:
         """Draw the panels, so many inches below the page's upper edge."""
@@ -119,11 +119,3 @@ def _all_points(chart: Chart) -> Iterator[tuple[float, float]]:
         for segment in curve.segments:
             yield from ((point.x, point.value) for point in segment)
             yield (np.nan, np.nan)
-
-
-def _notes(chart: Chart) -> list[str]:
-    notes = [f"{chart.order}; all others in grey."]
-    notes.append(f"Dashed: the training length, {chart.train_length}.")
-    if any(curve.broken_at for curve in chart.curves):
-        notes.append("Cross: the break point, the first length seen to degrade or fail.")
-    return [*notes, *notes_on_marks(chart)]

@@ -63,20 +63,6 @@ def mark_break_point(axes: Axes, curve: Curve, size: float) -> None:
     )
 
 
-def notes_on_marks(chart: Chart) -> list[str]:
-    """Return what bands and rings mean, where any is seen."""
-    notes = []
-    if chart.has_visible_band:
-        what = "change, over documents and seeds" if chart.values == "change" else "mean over seeds"
-        notes.append(f"Bands: the 95 % interval of the {what}.")
-    if any(point.uses_context for point in chart.points):
-        notes.append("Ringed: uses the context beyond the training length.")
-    if chart.values == "change":
-        beyond = "; beyond it the axis is logarithmic" if chart.y.shape == "asinh" else ""
-        notes.append(f"Grey: within the margin of {chart.margin:g}, where a change holds{beyond}.")
-    return notes
-
-
 def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
     if points:
         x, values = [point.x for point in points], [point.value for point in points]

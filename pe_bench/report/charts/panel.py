@@ -13,9 +13,9 @@ from pe_bench.report.charts.curves import Chart
 from pe_bench.report.charts.marks import (
     draw_axes,
     draw_curve,
+    mark_break_point,
     mark_context_use,
     mark_training_length,
-    notes_on_marks,
 )
 
 PANEL_WIDTH, PANEL_HEIGHT = 6.4, 3.6  # inches
@@ -24,7 +24,7 @@ MAX_TICKS = 9  # on the y axis
 TICK_GAP = 26  # points between the middles of two tick labels
 NAME_GAP = 1.3 * FONT  # points between the middles of two names
 MAX_NAME = 36  # characters
-RING = 10  # points
+RING, CROSS = 10, 8  # points
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Panel:
 
     @property
     def _note(self) -> str:
-        return wrapped(notes_on_marks(self.chart))
+        return wrapped(self.chart.notes)
 
     def draw(self, figure: Figure, top: float) -> None:
         """Draw the panel, so many inches below the page's upper edge."""
@@ -59,6 +59,7 @@ class Panel:
             style = self.styles[curve.label]
             draw_curve(axes, curve, style, linewidth=1.6, markersize=5)
             mark_context_use(axes, curve, style.colour, RING)
+            mark_break_point(axes, curve, CROSS)
         _name_training_length(axes, chart)
         _name_curves(axes, chart, self.styles)
 

@@ -31,6 +31,8 @@ class Marker:
     x: float
     y: float
     text: str
+    is_ringed: bool
+    is_break: bool
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,13 @@ def make_picture(chart: Chart, table: Table, prefix: str, styles: Mapping[str, L
             [path for points in curve.segments if (path := _band(picture, points))],
             [_path(picture, points) for points in curve.segments],
             [
-                Marker(picture.x(point.x), picture.y(point.value), _text(point, curve, chart, table))
+                Marker(
+                    picture.x(point.x),
+                    picture.y(point.value),
+                    _text(point, curve, chart, table),
+                    point.uses_context,
+                    point == curve.broken_at,
+                )
                 for point in curve.points
             ],
             name,
