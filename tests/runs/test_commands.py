@@ -3,7 +3,7 @@
 from pe_bench.runs.commands import VARIABLE, record_command, recorded_commands, remember_command
 
 
-def test_a_command_is_kept_as_it_was_typed_and_once(tmp_path, monkeypatch):
+def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
     remember_command(["train", "-m", "encoding=rope,alibi", "data.path=a folder"])
     record_command(tmp_path)
@@ -16,7 +16,7 @@ def test_a_command_is_kept_as_it_was_typed_and_once(tmp_path, monkeypatch):
     )
 
 
-def test_nothing_is_kept_where_no_command_was_typed(tmp_path, monkeypatch):
+def test_without_a_typed_command_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     record_command(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -29,8 +29,8 @@ def test_a_damaged_file_of_commands_hides_no_run(tmp_path):
         assert recorded_commands(tmp_path) == ()
 
 
-def test_scoring_the_newest_run_is_kept_with_its_name(tmp_path, monkeypatch):
-    """By and by another run is the newest."""
+def test_a_command_that_scored_the_newest_run_is_kept_with_that_runs_name(tmp_path, monkeypatch):
+    """Another run may be the newest later."""
     run = tmp_path / "rope-s0-1a2b3c4d"
     run.mkdir()
     for arguments, kept in [

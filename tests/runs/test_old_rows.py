@@ -1,4 +1,4 @@
-"""Rows in the files that older versions wrote: what they say in words comes back as columns."""
+"""Rows in files of older versions: facts in their sentences are read as columns."""
 
 import csv
 from dataclasses import replace
@@ -23,7 +23,7 @@ WINDOW = "each of 4 layers sees 128 tokens, so information travels up to 509"
 
 
 def read_old(folder: Path, *rows: Row, **words: str) -> list[Row]:
-    """Rows written as an older version did, with these words in the last one, and read again."""
+    """Write rows as an older version did, with this text in the last one, and read them."""
     records = [{name: getattr(row, name) for name in OLD_COLUMNS} for row in rows]
     records[-1] |= words
     with (folder / "eval.csv").open("w", encoding="utf-8", newline="") as file:
@@ -33,7 +33,7 @@ def read_old(folder: Path, *rows: Row, **words: str) -> list[Row]:
     return read_rows(folder / "eval.csv")
 
 
-def test_an_older_row_reads_as_the_same_row_of_today_does(tmp_path: Path) -> None:
+def test_an_older_row_is_read_as_the_same_row_in_current_form(tmp_path: Path) -> None:
     row = replace(ROW, length=128, context_mean=119.5, target_tokens=16)
     assert read_old(tmp_path, row) == [row]
     write_rows(tmp_path / "eval.csv", [row])
@@ -113,13 +113,13 @@ def test_a_stride_beyond_the_lengths_is_named_by_the_encoding_that_shows_it(tmp_
     assert set(rules_of(tmp_path, *short, *strided((64, 64), (256, 256), scored_with="yarn"))) == {"256"}
 
 
-def test_a_rule_that_only_another_encoding_was_scored_under_is_not_this_ones(tmp_path: Path) -> None:
+def test_a_stride_rule_of_another_encoding_does_not_apply_to_this_one(tmp_path: Path) -> None:
     other = strided((128, 64), (256, 64), scored_with="yarn")
     found = read_old(tmp_path, *strided((128, 64), (256, 128)), *other)
     assert {(row.stride_rule, row.scored_with) for row in found} == {("half", "rope"), ("64", "yarn")}
 
 
 @pytest.mark.parametrize("column", ["length", "stride", "context_mean"])
-def test_a_damaged_number_is_named_as_in_files_of_today(tmp_path: Path, column: str) -> None:
+def test_a_damaged_number_is_named_as_in_current_files(tmp_path: Path, column: str) -> None:
     with pytest.raises(RunError, match=r"eval\.csv is damaged"):
         read_old(tmp_path, ROW, **{column: "many"})

@@ -1,4 +1,4 @@
-"""What is known of how runs were made, and what is not."""
+"""The record of how runs were made, and its gaps."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ def add_whole_run(results, encoding="rope", overrides=(), **changes):
     return run
 
 
-def test_a_run_is_told_with_commands_data_versions_machine_and_date(tmp_path, monkeypatch):
+def test_a_run_is_described_with_commands_data_versions_machine_and_date(tmp_path, monkeypatch):
     run = add_whole_run(tmp_path, overrides=["train.length=64", "seed=1"], seed=1)
     monkeypatch.setenv(VARIABLE, "")
     remember_command(["train", "-m", "encoding=rope", "seed=0,1"])
@@ -46,14 +46,14 @@ def test_a_run_is_told_with_commands_data_versions_machine_and_date(tmp_path, mo
     assert record.date == "2026-01-02T03:04:05+00:00"
 
 
-def test_scores_of_another_version_or_machine_are_told_apart(tmp_path):
+def test_scores_from_another_version_or_machine_are_listed_separately(tmp_path):
     run = add_whole_run(tmp_path)
     edit_rows(run, lambda row: replace(row, torch="2.14.0", device="H200") if row.length == 256 else row)
     (record,) = provenance(tmp_path, [run.name])
     assert [(one.torch, one.device, one.python) for one in record.scored] == [("2.14.0", "H200", "")]
 
 
-def test_what_an_older_version_did_not_keep_is_missing_and_said(tmp_path):
+def test_facts_that_an_older_version_did_not_record_are_reported_missing(tmp_path):
     run = add_run(tmp_path, "rope", {128: 2.0}, date="2024-01-01")
     (record,) = provenance(tmp_path, [run.name])
     assert (record.commands, record.repeat) == ((), "")
@@ -77,8 +77,8 @@ def test_records_are_in_the_order_of_names_and_each_once(tmp_path):
     assert [record.run for record in provenance(tmp_path, [*names, *names])] == sorted(names)
 
 
-def test_what_runs_have_in_common_is_composed_once(tmp_path, monkeypatch):
-    """Composing takes a tenth of a second, and there may be thousands of runs."""
+def test_common_overrides_of_runs_are_composed_once(tmp_path, monkeypatch):
+    """Composing takes a tenth of a second, and there can be thousands of runs."""
     runs = [
         add_whole_run(tmp_path, encoding, seed=seed) for encoding in ("rope", "alibi") for seed in (0, 1, 2)
     ]
@@ -91,7 +91,7 @@ def test_what_runs_have_in_common_is_composed_once(tmp_path, monkeypatch):
     assert len(composed) == len(set(composed)) <= 2
 
 
-def test_the_command_asks_for_the_lengths_that_were_scored_since(tmp_path):
+def test_the_command_includes_lengths_that_were_scored_after_training(tmp_path):
     run = add_whole_run(tmp_path, overrides=["eval.lengths=[64,128]"])
     [record] = provenance(tmp_path, [run.name])
     assert "'eval.lengths=[64,128,256]'" in record.repeat

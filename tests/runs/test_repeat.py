@@ -1,4 +1,4 @@
-"""From a resolved configuration back to overrides: they compose to the same run."""
+"""Overrides recovered from a resolved configuration compose to the same run."""
 
 import shlex
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_overrides_survive_a_shell():
     assert composed(overrides).data.path == "/a folder/it's"
 
 
-def test_what_is_as_usual_is_not_said():
+def test_defaults_are_left_out_of_the_overrides():
     assert Repeater().overrides(as_written(composed([])), "float32") == [
         "encoding=rope",
         "seed=0",
@@ -106,11 +106,11 @@ def test_what_is_as_usual_is_not_said():
     assert found[3:] == ["model.d_model=64", "train.steps=8"], "d_head and tokens follow, or do not matter"
 
 
-def test_the_precision_that_auto_came_to_is_said_because_another_machine_would_choose_another():
+def test_the_precision_that_auto_chose_is_written_out_because_another_machine_may_choose_differently():
     assert "precision=bfloat16" in Repeater().overrides(as_written(composed([])), "bfloat16")
 
 
-def test_an_encoding_of_ones_own_is_repeated_with_its_own_files_which_are_named(tmp_path):
+def test_a_custom_encoding_is_repeated_with_its_files_which_are_named(tmp_path):
     (tmp_path / "encoding").mkdir()
     (tmp_path / "linear.py").write_text(LINEAR)
     yaml_file = tmp_path / "encoding" / "linear.yaml"
@@ -127,7 +127,7 @@ def test_an_encoding_of_ones_own_is_repeated_with_its_own_files_which_are_named(
     assert repeater.needs(as_written(composed([]))) == []
 
 
-def test_a_key_that_this_version_does_not_have_is_told():
+def test_a_key_that_this_version_lacks_is_named():
     config = as_written(composed([]))
     config["train"]["momentum"] = 0.9
     with pytest.raises(UserError, match=r"train\.momentum is no key of this version"):
@@ -158,18 +158,18 @@ def scored_at(*lengths, **changes):
         ([], [], None),
     ],
 )
-def test_the_command_asks_for_the_lengths_that_the_run_was_scored_at_since(overrides, rows, expected):
+def test_the_command_includes_lengths_that_the_run_was_scored_at_later(overrides, rows, expected):
     config = with_scored_lengths(as_written(composed(overrides)), rows)
     assert composed(Repeater().overrides(config, "float32")).eval.lengths == expected
 
 
-def test_lengths_beside_the_usual_ones_are_asked_for_with_them():
+def test_other_scored_lengths_are_added_to_the_default_ones():
     config = with_scored_lengths(as_written(composed([])), scored_at(96))
     found = composed(Repeater().overrides(config, "float32")).eval.lengths
     assert found == sorted({96, *composed([]).eval.resolved_lengths(128)})
 
 
-def test_runs_that_came_to_the_same_lengths_are_one_sweep_again():
+def test_runs_that_end_with_the_same_lengths_become_one_sweep():
     rows = scored_at(32, 128, 256)
     configs = [
         as_written(composed([f"encoding={name}", f"eval.lengths={lengths}"]))

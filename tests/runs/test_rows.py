@@ -1,4 +1,4 @@
-"""Rows in files, and files gathered."""
+"""Rows in files, and gathering those files."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
 
 
 def folder_contents(results_dir: Path) -> dict[str, bytes]:
-    """The files of the folder itself but the lock."""
+    """Return the files of the folder itself, without the lock."""
     files = (path for path in results_dir.iterdir() if path.is_file() and path.suffix != ".lock")
     return {path.name: path.read_bytes() for path in files}
 
@@ -36,7 +36,7 @@ def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "eval.csv") == rows
 
 
-def test_a_stride_comes_back_as_a_whole_number_of_the_same_key(tmp_path: Path) -> None:
+def test_a_stride_comes_back_as_a_whole_number_with_the_same_key(tmp_path: Path) -> None:
     rows = [replace(ROW, protocol="sliding", stride=32, stride_rule="half"), ROW]
     write_rows(tmp_path / "eval.csv", rows)
     found = read_rows(tmp_path / "eval.csv")
@@ -62,7 +62,7 @@ def test_a_second_score_of_the_same_thing_replaces_the_first(tmp_path: Path) -> 
     assert read_rows(tmp_path / "eval.csv") == [replace(ROW, nll=9.0), other]
 
 
-def test_a_length_scored_under_two_stride_rules_that_agree_there_is_two_rows(tmp_path: Path) -> None:
+def test_a_length_scored_under_two_stride_rules_has_two_rows(tmp_path: Path) -> None:
     rows = [replace(ROW, protocol="sliding", stride=32, stride_rule=rule) for rule in ("half", "32")]
     write_rows(tmp_path / "eval.csv", rows)
     assert read_rows(tmp_path / "eval.csv") == rows
@@ -139,7 +139,7 @@ def dies_in_gathering(results_dir: Path, moment: int) -> bool:
 MOMENTS = range(1, 4)  # the last of them is after the end of a gathering
 
 
-def test_a_gathering_killed_at_any_moment_and_repeated_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_gathering_that_was_killed_at_any_moment_ends_the_same_when_repeated(tmp_path: Path) -> None:
     ends, died = [], []
     for moment in (*MOMENTS, None):
         folder = tmp_path / str(moment)

@@ -72,7 +72,7 @@ def test_values_that_equal_their_defaults_are_not_in_the_identity():
         "train.from=other",
     ],
 )
-def test_what_changes_the_weights_changes_the_name(override):
+def test_an_override_that_changes_the_weights_changes_the_name(override):
     assert name_of(override) != name_of()
 
 
@@ -91,7 +91,7 @@ def test_what_changes_the_weights_changes_the_name(override):
         "train.steps=250",
     ],
 )
-def test_what_does_not_change_the_weights_does_not_change_the_name(override):
+def test_an_override_that_does_not_change_the_weights_keeps_the_name(override):
     assert name_of(override) == name_of()
 
 
@@ -106,7 +106,7 @@ def test_a_modifier_and_the_encoding_that_ships_with_it_are_one_run():
     assert name_of("encoding=rope", "modifier=[logn]") == name_of("encoding=logn")
 
 
-def test_settings_differ_by_all_but_encoding_and_seed():
+def test_the_setting_depends_on_everything_except_encoding_and_seed():
     base = setting(identity_of(config_of()))
     assert setting(identity_of(config_of("encoding=t5", "seed=4"))) == base
     assert setting(identity_of(config_of("train.steps=9"))) != base
@@ -129,11 +129,11 @@ def test_settings_differ_by_all_but_encoding_and_seed():
         (["encoding=learned", "encoding.max_position=512"], "learned max_position=512"),
     ],
 )
-def test_a_label_shows_the_options_that_somebody_chose(overrides, label):
+def test_a_label_shows_the_chosen_options(overrides, label):
     assert encoding_label(config_of(*overrides).encoding) == label
 
 
-def test_a_run_is_found_by_path_by_name_and_by_the_beginning_of_its_name(begin, folder):
+def test_a_run_is_found_by_path_by_name_and_by_a_prefix_of_its_name(begin, folder):
     begin("encoding=rope")
     run, results = only_run(folder), folder / "results"
     for name in (str(run), run.name, run.name[:9], "rope"):
@@ -168,7 +168,9 @@ def test_a_name_selects_all_the_runs_that_it_describes(begin, folder):
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_a_key_that_older_runs_have_is_read_past_and_said_where_it_had_an_effect(tmp_path, capsys, shard):
+def test_an_obsolete_key_of_an_older_run_is_ignored_with_a_warning_if_it_had_an_effect(
+    tmp_path, capsys, shard
+):
     config = config_of("encoding=rope")
     values = to_plain(config)
     values["train"]["shard"] = shard
@@ -191,7 +193,7 @@ def add_named(results, encoding, label, **result):
     "name",
     ["/tmp/nowhere", "/", ".", "..", "../..", "~", "", "a/b", "./rope", "\0", "rope\0", "\ud800", "x" * 5000],
 )
-def test_a_name_that_can_be_no_run_is_told_as_any_that_is_none(tmp_path, monkeypatch, name):
+def test_an_impossible_run_name_gets_the_same_error_as_an_unknown_one(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     add_named(tmp_path, "rope", "rope")
     with pytest.raises(UserError, match="no run '"):
@@ -216,7 +218,7 @@ def test_a_report_takes_the_path_of_a_run_as_eval_does(tmp_path, monkeypatch):
         assert matching_runs(path, tmp_path / "results") == [run], path
 
 
-def test_the_path_of_a_run_elsewhere_is_told_with_the_way_to_report_it(tmp_path):
+def test_the_path_of_a_run_elsewhere_is_refused_with_the_way_to_report_it(tmp_path):
     run = add_named(tmp_path / "other", "rope", "rope")
     add_named(tmp_path / "results", "rope", "rope")
     with pytest.raises(UserError, match=f"is not one of .*: say --results-dir {tmp_path}/other$"):
@@ -226,7 +228,7 @@ def test_the_path_of_a_run_elsewhere_is_told_with_the_way_to_report_it(tmp_path)
         matching_runs(str(copy), tmp_path / "results")
 
 
-def test_the_path_of_a_run_that_is_not_finished_is_told_as_that(tmp_path):
+def test_the_path_of_an_unfinished_run_is_refused_as_unfinished(tmp_path):
     run = add_named(tmp_path, "rope", "rope")
     (run / "result.json").unlink()
     for find in (find_run, matching_runs):

@@ -1,4 +1,4 @@
-"""From the NLLs of single targets to the numbers of a row."""
+"""The numbers of a row follow from the NLLs of single targets."""
 
 import math
 from pathlib import Path
@@ -25,14 +25,14 @@ def unequal() -> Scores:
     return Scores(nll, np.array([7, 7, 3, 7]), np.array([2, 2, 1, 2]))
 
 
-def test_documents_count_the_same_however_many_targets_they_gave() -> None:
+def test_documents_count_the_same_however_many_targets_they_have() -> None:
     level = mean_over_documents(unequal())
     assert level.nll == pytest.approx((2 + 8) / 2 * LOG2)
     assert level.perplexity == pytest.approx(2**5)
     assert level.bits_per_byte == pytest.approx((6 / 6 + 8 / 1) / 2)
 
 
-def test_tokens_count_the_same_in_the_papers_mean() -> None:
+def test_tokens_count_the_same_in_the_mean_that_papers_use() -> None:
     level = mean_over_tokens(unequal())
     assert level.nll == pytest.approx(14 / 4 * LOG2)
     assert level.bits_per_byte == pytest.approx(14 / 7)
@@ -70,7 +70,7 @@ def test_sums_do_not_lose_what_float32_would() -> None:
 
 
 @pytest.mark.parametrize("mean", [mean_over_tokens, mean_over_documents])
-def test_a_broken_down_score_is_seen_in_every_number(mean) -> None:
+def test_a_score_that_is_not_finite_shows_in_every_number(mean) -> None:
     infinite = Scores(np.array([1, math.inf], np.float32), np.array([0, 1]), np.array([1, 1]))
     assert set(vars(mean(infinite)).values()) == {math.inf}
     unknown = Scores(np.array([1, math.nan], np.float32), np.array([0, 1]), np.array([1, 1]))
@@ -91,7 +91,7 @@ def test_scores_come_back_exactly(tmp_path: Path) -> None:
         assert np.array_equal(getattr(found, name), value)
 
 
-def test_each_row_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_row_has_a_separate_score_file(tmp_path: Path) -> None:
     paths = {
         score_path(tmp_path, "paired", 128, "none", "abc"),
         score_path(tmp_path, "sliding", 128, "none", "abc"),

@@ -1,6 +1,6 @@
-"""A run's directory from somebody else: none of its code is run, nothing outside it is touched.
+"""A run directory from a stranger: none of its code is run, and nothing outside it is touched.
 
-What is wrong with it is refused by name in one line.
+A problem in it is reported in one line that names the file.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Stranger:
-    """A copy of that run, which may be spoilt, and all commands that read it."""
+    """A copy of that run, which a test may damage, and all commands that read it."""
 
     home: Path
     results: Path
@@ -66,7 +66,7 @@ class Stranger:
         return self.train(f"train.from={self.run}", f"results_dir={results}")
 
     def each(self) -> Iterator[tuple[str, Outcome]]:
-        """What every command makes of it; an error that is no line of ours would be raised here."""
+        """Run every command on it. An unexpected error is raised here."""
         yield "eval", self.eval()
         yield "report", self.report("--html", str(self.page), "--by", "train.lr")
         yield "list", self.list()
@@ -95,7 +95,7 @@ class Stranger:
         rows.write_text(rows.read_text().replace(old, new))
 
     def sign(self) -> None:
-        """The checksums that fit, as a stranger can write them."""
+        """Write matching checksums, as a stranger can."""
         meta = json.loads((self.step / "meta.json").read_text())
         names = ("weights.safetensors", "optimizer.safetensors")
         meta["checksums"] = {
@@ -104,7 +104,7 @@ class Stranger:
         (self.step / "meta.json").write_text(json.dumps(meta))
 
     def unfinish(self) -> None:
-        """As if training had been stopped at this checkpoint."""
+        """Make the run look as if training had stopped at this checkpoint."""
         (self.run / "result.json").unlink()
         meta = self.step / "meta.json"
         meta.write_text(meta.read_text().replace('"step": 8', '"step": 7'))
@@ -128,7 +128,7 @@ def stranger(
 
 
 class Evil:
-    """What touches the canary when it is unpickled."""
+    """An object that touches the canary when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return os.system, ('touch "$CANARY"',)
@@ -157,7 +157,7 @@ NOT_SAFETENSORS = {
 
 
 @pytest.mark.parametrize("name", NOT_SAFETENSORS)
-def test_weights_that_are_none_are_refused_by_name(stranger, name):
+def test_invalid_weights_are_refused_by_name(stranger, name):
     path = stranger.step / "weights.safetensors"
     path.write_bytes(NOT_SAFETENSORS[name])
     stranger.sign()
@@ -167,7 +167,7 @@ def test_weights_that_are_none_are_refused_by_name(stranger, name):
 
 
 @pytest.mark.parametrize("name", NOT_SAFETENSORS)
-def test_moments_that_are_none_are_refused_by_name(stranger, name):
+def test_invalid_moments_are_refused_by_name(stranger, name):
     (stranger.step / "optimizer.safetensors").write_bytes(NOT_SAFETENSORS[name])
     stranger.sign()
     stranger.unfinish()
@@ -175,7 +175,7 @@ def test_moments_that_are_none_are_refused_by_name(stranger, name):
     assert outcome.code == 2 and "optimizer.safetensors cannot be read as safetensors" in outcome.line
 
 
-def test_a_pickle_without_its_checksum_is_passed_over_and_trained_again(stranger):
+def test_a_pickle_without_its_checksum_is_skipped_and_trained_again(stranger):
     before = (stranger.step / "weights.safetensors").read_bytes()
     (stranger.step / "weights.safetensors").write_bytes(NOT_SAFETENSORS["a pickle"])
     assert "has no whole checkpoint of step 8" in stranger.eval().line
@@ -183,7 +183,7 @@ def test_a_pickle_without_its_checksum_is_passed_over_and_trained_again(stranger
     assert (stranger.step / "weights.safetensors").read_bytes() == before
 
 
-def test_moments_of_another_shape_are_refused_before_the_optimizer_has_them(stranger):
+def test_moments_of_another_shape_are_refused_before_the_optimizer_gets_them(stranger):
     from safetensors.torch import load_file, save_file
 
     path = stranger.step / "optimizer.safetensors"
@@ -197,7 +197,7 @@ def test_moments_of_another_shape_are_refused_before_the_optimizer_has_them(stra
 
 
 @pytest.mark.parametrize("name", NOT_SAFETENSORS)
-def test_scores_that_are_none_are_named_by_the_report_and_made_again_by_scoring(stranger, name):
+def test_invalid_scores_are_named_by_the_report_and_replaced_by_scoring(stranger, name):
     before = stranger.score.read_bytes()
     stranger.score.write_bytes(NOT_SAFETENSORS[name])
     assert f"{stranger.score.name} is damaged" in stranger.report("--markdown", "-").out
@@ -259,7 +259,7 @@ def test_a_class_that_the_run_names_is_never_imported(stranger, specification):
     assert stranger.report().code == stranger.list().code == 0
 
 
-def test_a_class_of_ours_that_is_no_encoding_is_refused(stranger):
+def test_a_class_of_pe_bench_that_is_no_encoding_is_refused(stranger):
     for specification in ("pe_bench.encodings.load:Path", "pe_bench.encodings.nothing:Nothing"):
         stranger.change_config(lambda values: values["encoding"].update({"class": specification}))  # noqa: B023
         assert stranger.eval().code == 2
@@ -269,7 +269,7 @@ def outside_modules() -> set[str]:
     return {name for name in sys.modules if name.startswith(OUTSIDE_MODULE)}
 
 
-def test_a_file_is_imported_only_where_its_hash_is_the_runs(stranger):
+def test_a_file_is_imported_only_if_it_has_the_hash_that_the_run_recorded(stranger):
     before = outside_modules()  # other tests may have named files of their own
     named = Path("named.py")
     named.write_text(CODE)
@@ -313,7 +313,7 @@ def test_a_run_that_is_itself_a_link_is_not_written_to(stranger, tmp_path):
     assert contents(elsewhere) == before
 
 
-def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(stranger):
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(stranger):
     (stranger.run / "config.yaml").unlink()
     os.mkfifo(stranger.run / "config.yaml")
     with pytest.raises(Exception, match="config.yaml is no plain file"), locked(stranger.run):
@@ -334,7 +334,7 @@ NOT_JSON = {
 
 @pytest.mark.parametrize("name", NOT_JSON)
 @pytest.mark.parametrize("files", [["result.json"], ["environment.json", "commands.json", "meta.json"]])
-def test_json_that_is_not_ours_is_named_or_passed_over(stranger, name, files):
+def test_invalid_json_is_named_or_skipped(stranger, name, files):
     for file in files:
         path = stranger.step / file if file == "meta.json" else stranger.run / file
         path.write_text(NOT_JSON[name])
@@ -358,7 +358,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_that_would_do_more_than_be_read_are_refused_by_name(stranger, name):
+def test_rows_that_could_do_harm_are_refused_by_name(stranger, name):
     old, new, said = ROWS[name]
     stranger.replace_in_rows(old, new)
     (problem,) = read_all(stranger.results).problems
@@ -383,7 +383,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_rows_that_lie_are_shown_as_what_they_say(stranger, name):
+def test_rows_with_false_values_are_shown_as_text_and_do_no_harm(stranger, name):
     stranger.replace_in_rows(*LIES[name])
     outcomes = [stranger.eval("--with", "yarn factor=2"), stranger.report("--html", str(stranger.page))]
     if "length" in name or "mathematics" in name:
@@ -411,7 +411,7 @@ def test_commands_that_are_not_pe_benchs_are_not_shown(stranger):
     assert "rm -rf" not in stranger.page.read_text() and SCRIPT not in stranger.page.read_text()
 
 
-def test_a_folder_of_another_name_shows_its_control_characters_as_text(stranger):
+def test_control_characters_in_a_folders_name_are_shown_as_text(stranger):
     for name in (f"x{ESCAPE}", "=1+1", "[red]x[-blue]", SCRIPT.replace("/", "")):
         shutil.copytree(stranger.run, stranger.run.with_name(name))
     for outcome in (stranger.list(), stranger.report(), stranger.report("--csv", "-")):
@@ -431,14 +431,14 @@ def test_no_folder_that_the_run_names_is_written_to(stranger, key, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/etc/shadow-or-not", "../../nothing"])
-def test_data_that_is_not_there_or_no_text_is_refused_by_name(stranger, path):
+def test_data_that_is_missing_or_not_text_is_refused_by_name(stranger, path):
     stranger.change_config(lambda values: values["data"].update(path=path))
     outcome = stranger.eval()
     assert outcome.code == 2 and path in outcome.line
 
 
 @pytest.mark.parametrize("path", ["pandas", "../evil", "/tmp/evil", "evil/local"])
-def test_a_data_set_of_the_hub_is_never_a_folder_here(stranger, path):
+def test_a_hub_data_set_is_never_read_from_a_local_folder(stranger, path):
     Path("evil/local").mkdir(parents=True)
     stranger.change_config(lambda values: values["data"].update(source="hub", path=path))
     outcome = stranger.eval()
