@@ -214,8 +214,8 @@ def eval(  # noqa: A001  (the command's name)
     changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
     changes |= {"controls": controls, "per_position": per_position or None, "precision": precision}
     machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
-    asked = read_with(with_ or [], config_dir or [], force)
-    score_runs(runs or [], lengths, changes, machine, code or [], results_dir, data_path, asked)
+    request = read_with(with_ or [], config_dir or [], force)
+    score_runs(runs or [], lengths, changes, machine, code or [], results_dir, data_path, request)
 
 
 @app.command(

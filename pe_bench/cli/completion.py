@@ -1,4 +1,4 @@
-"""Completion of words on the command line, from file names alone: it must answer at once."""
+"""Completion on the command line, from file names alone: it must answer at once."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ from pe_bench.config.schema import KEY_OF_FIELD, SECTIONS, Config
 
 
 def complete_typed(incomplete: str) -> list[str]:
-    """What may stand in place of what the shell calls the current word."""
+    """Return what may replace what the shell calls the current word."""
     if os.environ.get("_PE_BENCH_COMPLETE") == "complete_bash":
         typed = os.environ.get("COMP_WORDS", "")
         words = typed.split("\n" if "\n" in typed else None)  # as typer's script joins them
@@ -21,7 +21,7 @@ def complete_typed(incomplete: str) -> list[str]:
 
 
 def complete_in_bash(words: list[str], current: int) -> list[str]:
-    """Bash breaks `encoding=ro` into three words, and replaces the last of them alone."""
+    """Complete for bash, which breaks `encoding=ro` into three words and replaces the last one alone."""
     value = words[current] if current < len(words) else ""
     key = ""
     if value == "=":
@@ -32,7 +32,7 @@ def complete_in_bash(words: list[str], current: int) -> list[str]:
 
 
 def complete_word(incomplete: str) -> list[str]:
-    """`enc` gives `encoding=`, `encoding=ro` gives `encoding=rope`, `train.le` gives `train.length=`."""
+    """Complete `enc` to `encoding=`, `encoding=ro` to `encoding=rope`, `train.le` to `train.length=`."""
     key, equals, value = incomplete.partition("=")
     if equals and key in GROUPS:
         begun = re.split(r"[,\[]", value)[-1]
@@ -43,7 +43,7 @@ def complete_word(incomplete: str) -> list[str]:
 
 
 def complete_with(incomplete: str) -> list[str]:
-    """`yarn,rope_n` gives `yarn,rope_ntk`, `'yarn bet` gives `yarn beta_fast=`."""
+    """Complete `yarn,rope_n` to `yarn,rope_ntk`, `'yarn bet` to `yarn beta_fast=`."""
     words, space, begun = incomplete.rpartition(" ")
     if space:
         name = words.split(" ")[0]
@@ -55,7 +55,7 @@ def complete_with(incomplete: str) -> list[str]:
 
 
 def _options_of(name: str) -> list[str]:
-    """Of an encoding or a modifier, but for what the model decides."""
+    """Return the options of an encoding or a modifier, without those that the model decides."""
     found = []
     for group in ("modifier", "encoding"):
         path = config_dir() / group / f"{name}.yaml"

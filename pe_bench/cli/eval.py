@@ -14,7 +14,7 @@ from pe_bench.experiment.prepare import trusted
 from pe_bench.experiment.score import score_run
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, newest_run
-from pe_bench.scoring.other_encodings import With, find_others
+from pe_bench.scoring.other_encodings import WithOption, find_others
 from pe_bench.system.terminal import say
 
 
@@ -26,15 +26,14 @@ def score_runs(
     code: Sequence[Path],
     results_dir: Path,
     data_path: Path | None = None,
-    asked: With | None = None,
+    request: WithOption | None = None,
 ) -> None:
     """Score each named run, or the one that finished last; `None` in a dict leaves the run's own.
 
-    `data_path` is where a run's data lies now, `asked` under which encodings the runs are scored beside their
-    own. Raises `UserError` for a run that is missing or damaged and for options that cannot work, before any
+    `data_path` is where a run's data is now, `request` names other encodings to score the runs under. Raises `UserError` for a run that is missing or damaged and for options that cannot work, before any
     run is scored.
     """
-    asked = asked or With()
+    request = request or WithOption()
     changes = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
     for path in code:
         if not path.is_file():
@@ -43,15 +42,15 @@ def score_runs(
     if not words:
         say(f"the newest finished run: {runs[0]}")
     configs = [trusted(_changed(read_config(run), changes, machine, data_path), code) for run in runs]
-    others = [find_others(asked, run.name, config) for run, config in zip(runs, configs, strict=True)]
+    others = [find_others(request, run.name, config) for run, config in zip(runs, configs, strict=True)]
     for run, config, found in zip(runs, configs, others, strict=True):
-        print_run(score_run(run, config, results_dir, found, asked.search), run, config.report.margin)
+        print_run(score_run(run, config, results_dir, found, request.search), run, config.report.margin)
 
 
 def _changed(
     trained: Config, changes: dict[str, Any], machine: dict[str, Any], data_path: Path | None
 ) -> Config:
-    """The run's configuration with what the user asked for, checked like any other."""
+    """Return the run's configuration with the user's changes, checked like any other."""
     # A run may come from a stranger: where tokens are cached is for its reader to say.
     values = {**to_plain(trained), "cache_dir": None, **without_none(machine)}
     if changes.get("protocol") not in (None, "paired"):

@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _answer(arguments: list[str], message: str, unknown_option: str = "") -> str:
-    """The message, or in place of it the command's own spelling of what it complains of."""
+    """Return the message, or the command's own spelling of what it complains of."""
     from pe_bench.cli.spelling import describe_unknown_option, respell
 
     command = typer.main.get_command(app)

@@ -28,7 +28,7 @@ class Respelled(NamedTuple):
 
 
 def respell(command: Any, arguments: Sequence[str], message: str) -> str | None:
-    """An answer in place of `message`, where it complains of something known in another spelling.
+    """Return an answer in place of `message`, if it complains of something known in another spelling.
 
     command: the program's, as Typer makes it.
     """
@@ -47,7 +47,7 @@ def respell(command: Any, arguments: Sequence[str], message: str) -> str | None:
 
 
 def describe_unknown_option(command: Any, arguments: Sequence[str], option: str) -> str:
-    """`unknown option '--x': did you mean '--y'?`, or the command's options where none is close."""
+    """Say `unknown option '--x': did you mean '--y'?`, or name the command's options where none is close."""
     chosen = command.commands.get(arguments[0], command)
     return unknown(
         option, "option", [name for one in chosen.params for name in one.opts if name[0] == "-"], CLOSE
@@ -70,7 +70,7 @@ def _respell_each(command: Any, arguments: Sequence[str]) -> Iterator[Respelled]
 def _as_key(
     argument: str, following: str, options: Mapping[str, bool], keys: Sequence[str]
 ) -> Respelled | None:
-    """`--threads 2` as `threads=2`, `--lr 0.01` as `train.lr=0.01`."""
+    """Spell `--threads 2` as `threads=2`, `--lr 0.01` as `train.lr=0.01`."""
     option, equals, value = argument.partition("=")
     key = option[2:].replace("-", "_")
     meant = [known for known in keys if known == key] or [
@@ -84,7 +84,7 @@ def _as_key(
 
 
 def _as_option(argument: str, is_flag: Mapping[str, bool], keys: Sequence[str]) -> Respelled | None:
-    """`threads=2` as `--threads 2`, `eval.lengths=512` as `--lengths 512`."""
+    """Spell `threads=2` as `--threads 2`, `eval.lengths=512` as `--lengths 512`."""
     key, equals, value = argument.partition("=")
     names = (key, key.rpartition(".")[2])
     option = next((f"--{name}" for name in map(_dashed, names) if f"--{name}" in is_flag), None)
@@ -98,6 +98,6 @@ def _dashed(name: str) -> str:
 
 
 def _keys() -> list[str]:
-    """The keys of the configuration and the options of all encodings."""
+    """Return the keys of the configuration and the options of all encodings."""
     options = {option.split(" ")[1] for name in names_in("encoding") for option in complete_with(f"{name} ")}
     return sorted(key.removesuffix("=") for key in {*complete_word(""), *(f"encoding.{o}" for o in options)})

@@ -21,7 +21,7 @@ def read_command(
     info: str | None,
     config_dir: Path | None,
 ) -> HydraCommand:
-    """The command with these options. Raises `UserError` for options that exclude each other."""
+    """Return the command with these options. Raises `UserError` for options that exclude each other."""
     chosen = [name for name, given in (("-m", multirun), ("--cfg", cfg), ("--info", info)) if given]
     require(len(chosen) <= 1, f"{' and '.join(chosen)} exclude each other: give one of them")
     require(cfg is not None or not resolve, "--resolve goes with --cfg job")

@@ -62,13 +62,13 @@ def refuse_unused(configs: Sequence[Config], overrides: Sequence[str]) -> None:
 
 
 def obeyed(overrides: Sequence[str], data: DataConfig, evaluation: EvalConfig) -> list[str]:
-    """The overrides that `refuse_unused` takes for a run with these values."""
+    """Return the overrides that `refuse_unused` takes for a run with these values."""
     unused = unused_keys(data, evaluation)
     return [override for override in overrides if parse_override(override).key not in unused]
 
 
 def unused_keys(data: DataConfig, evaluation: EvalConfig) -> dict[str, tuple[str, str]]:
-    """The keys without effect beside these values: the value in the way, and what to do for an effect."""
+    """Return the keys without effect, each with the value in its way and with what to do for an effect."""
     chosen = [f"eval.protocol={evaluation.protocol}"]
     chosen += ["eval.per_position=true"] if evaluation.per_position else []
     unused = {
@@ -84,14 +84,14 @@ def unused_keys(data: DataConfig, evaluation: EvalConfig) -> dict[str, tuple[str
 
 
 def check_margin(margin: float, key: str) -> None:
-    """Raise `UserError` for one that would leave nothing between holding and failing."""
+    """Raise `UserError` for a margin that leaves nothing between holding and failing."""
     require(
         0 < margin < FAILURE, f"{key} is bits per byte above 0 and below {FAILURE} (failing), not {margin}"
     )
 
 
 def check_folder(folder: str | Path, key: str) -> Path:
-    """The folder, which need not exist yet. Raises `UserError` where a file is in its way."""
+    """Return the folder, which need not exist yet. Raises `UserError` where a file is in its way."""
     require(str(folder) != "", f"{key} is empty: name a folder")
     path = Path(folder).expanduser()
     existing = next((place for place in (path, *path.parents) if os.path.lexists(place)), Path())

@@ -30,7 +30,7 @@ def _compose(overrides: Sequence[str], directories: Sequence[str]) -> dict[str, 
 
 
 def to_plain_values(composed: Any) -> dict[str, Any]:
-    """Plain, resolved values; each part of the encoding names its options that were derived."""
+    """Resolve to plain values; each part of the encoding names its options that were derived."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -50,7 +50,7 @@ def to_plain_values(composed: Any) -> dict[str, Any]:
 
 
 def register_resolvers() -> None:
-    """What the YAML files compute."""
+    """Register the functions that the YAML files call."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("divide", _divide, replace=True)
@@ -76,7 +76,7 @@ def _divide(d_model: int, n_heads: int) -> int:
 
 
 def parse_composed(composed: Any) -> tuple[Config, list[Path]]:
-    """What Hydra hands to a task, and the folders of configurations that the command named."""
+    """Parse what Hydra hands to a task; return the command's folders of configurations too."""
     from hydra.core.hydra_config import HydraConfig
 
     register_resolvers()  # a launcher may have begun this process

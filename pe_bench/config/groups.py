@@ -23,7 +23,7 @@ HOW_TO_HAVE_NONE = {"modifier": "; modifier=[] is none", "experiment": "; withou
 
 
 def aliases() -> dict[str, str]:
-    """Each other name of an encoding, and the name of its file."""
+    """Return the name of the file of each other name of an encoding."""
     found = {}
     for path in sorted((config_dir() / "encoding").glob("*.yaml")):
         also = ALSO.search(path.read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ def aliases() -> dict[str, str]:
 
 
 def find_name(group: str, typed: str, directories: Sequence[str | Path] = ()) -> str:
-    """The name of the file in `group` that was meant: itself, an alias, or in other letters (`RoPE`, `swa`).
+    """Return the name of the file in `group` that was meant, also by an alias or in other letters (`RoPE`).
 
     A file in a person's own folder comes before an alias. Raises `UserError` for an unknown name.
     """
@@ -49,7 +49,7 @@ def find_name(group: str, typed: str, directories: Sequence[str | Path] = ()) ->
 
 
 def with_file_names(overrides: Sequence[str], directories: Sequence[str | Path] = ()) -> list[str]:
-    """The overrides with every name of a group as that of its file. Raises `UserError` for an unknown one."""
+    """Replace every name of a group by that of its file. Raises `UserError` for an unknown name."""
     parsed = parse_overrides(overrides)
     if any(override.key == SEARCH_PATH for override in parsed):
         return list(overrides)  # Hydra alone knows what lies there
@@ -72,7 +72,7 @@ def _fold(name: str) -> str:
 
 
 def _own_file(group: str, name: str, is_close: bool) -> str:
-    """How a file of the user's own is found: the one that lies here, or any, where no name is close."""
+    """Say how a custom file is found: the one that is here, or any, where no name is close."""
     file = f"{glob.escape(group)}/{glob.escape(name)}.yaml"
     here = [*Path().glob(file), *sorted(Path().glob(f"*/{file}"))]
     if here:
@@ -81,7 +81,7 @@ def _own_file(group: str, name: str, is_close: bool) -> str:
 
 
 def config_dir() -> Path:
-    """The folder of shipped YAML: inside the installed package, or beside it in a checkout."""
+    """Return the folder of shipped YAML: inside the installed package, or beside it in a checkout."""
     installed = Path(__file__).parent / "yaml"
     checkout = Path(__file__).parents[2] / "configs"
     return installed if installed.is_dir() else checkout
@@ -96,6 +96,6 @@ def description(group: str, name: str) -> str:
 
 
 def names_in(group: str, directories: Iterable[str | Path] = ()) -> list[str]:
-    """The names that a group offers, in the shipped folder and in the user's own."""
+    """Return the names that a group offers, in the shipped folder and in the user's own."""
     folders = [config_dir(), *map(Path, directories)]
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})

@@ -50,7 +50,7 @@ def name_job_in_error(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def explain_swept_option(option: str, without: str, with_: str) -> str:
-    """How to sweep over the values `with_` and `without` of a group, where `option` is for `with_` alone."""
+    """Say how to sweep over the values `with_` and `without` of a group: `option` is for `with_` alone."""
     chosen, (key, value) = parse_override(with_), option.split("=", 1)
     group, name = chosen.key, chosen.value
     line = f"{key.removeprefix(f'{group}.')}: {value}"
@@ -62,7 +62,7 @@ def explain_swept_option(option: str, without: str, with_: str) -> str:
 
 
 def cause(error: BaseException | None) -> UserError | None:
-    """The `UserError` that an error of Hydra's was raised from, where there is one."""
+    """Return the `UserError` that an error of Hydra's was raised from, where there is one."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error

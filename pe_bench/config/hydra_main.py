@@ -56,7 +56,7 @@ class HydraCommand:
 
 
 def complete_command(command: HydraCommand) -> HydraCommand:
-    """The command with the environment's overrides before its own, all checked. Raises `UserError`."""
+    """Put the environment's overrides before the command's, and check all. Raises `UserError`."""
     overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *command.overrides]
     check_overrides(overrides, command.directories)
     return replace(command, overrides=tuple(with_file_names(overrides, command.directories)))
@@ -110,6 +110,6 @@ def _lent_arguments(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _mend_argparse() -> None:
-    """Python 3.14 checks every help text when it is added, and Hydra 1.3's are not text."""
+    """Let Hydra 1.3 start on Python 3.14, which refuses its help texts because they are not text."""
     if sys.version_info >= (3, 14):
         argparse.ArgumentParser._check_help = lambda self, action: None  # pyright: ignore

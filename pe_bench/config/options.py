@@ -8,7 +8,7 @@ from pe_bench.config.override import Override
 
 
 def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
-    """The option by its whole key, of the encoding `name` or of a modifier; None if neither has it."""
+    """Return the option by its whole key, of the encoding `name` or a modifier; None if neither has it."""
     if "." in option.key:
         return option if option.prefix or _has(encoding, option.key) else None
     modifiers = [f"encoding.modifiers.{modifier}" for modifier in encoding.get("modifiers") or {}]

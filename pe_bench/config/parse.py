@@ -17,7 +17,7 @@ SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def parse_config(values: dict[str, Any]) -> Config:
-    """A checked `Config` from plain values, as YAML gives them.
+    """Turn plain values, as YAML gives them, into a checked `Config`.
 
     Raises `UserError` for an unknown key, a value of the wrong type or one that cannot work.
     """
@@ -38,7 +38,7 @@ def parse_config(values: dict[str, Any]) -> Config:
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """The opposite of `parse_config`: plain values under the keys that people type."""
+    """Turn a configuration back into plain values under the keys that people type."""
     values = dataclasses.asdict(config)
     for key, field_name in FIELD_OF_KEY.items():
         section, name = key.split(".")
@@ -64,14 +64,14 @@ def _parse_section(section: type[T], values: Any, name: str) -> T:
 
 
 def _parse_value(value: Any, wanted: Any, key: str) -> Any:
-    require(value != "", f"{key} is empty: give it a value, or leave it out")
+    require(value != "", f"{key} is empty: give it a value, or remove it")
     if wanted in (Precision, ScorePrecision) and isinstance(value, str):
         value = SHORT_PRECISIONS.get(value, value)
     return check_type(value, wanted, key)
 
 
 def _with_home(config: Config) -> Config:
-    """`~` in paths stands for the user's folder; a shell leaves it as it is inside KEY=VALUE."""
+    """Replace `~` in paths by the user's folder; a shell leaves it as it is inside KEY=VALUE."""
 
     def expanded(path: str | None) -> str | None:
         return None if path is None else os.path.expanduser(path)
@@ -85,14 +85,14 @@ def _with_home(config: Config) -> Config:
 
 
 def parse_lengths(text: str) -> list[int]:
-    """`512,2048` as numbers. Raises `UserError` for anything but positive whole ones."""
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
+    """Read `512,2048` as numbers. Raises `UserError` for anything but positive whole ones."""
+    lengths = [length.strip() for length in text.split(",")]
+    for length in lengths:
         require(
-            word.isdecimal() and int(word) > 0,
-            f"--lengths takes positive whole numbers, and '{word}' is not one",
+            length.isdecimal() and int(length) > 0,
+            f"--lengths takes positive whole numbers, and '{length}' is not one",
         )
-    return [int(word) for word in words]
+    return [int(length) for length in lengths]
 
 
 def without_none(values: dict[str, Any]) -> dict[str, Any]:

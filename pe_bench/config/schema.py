@@ -1,7 +1,7 @@
-"""What a configuration may hold: the types and the defaults, from plain values and back.
+"""The types of a configuration and their defaults.
 
 The YAML files under `configs/` say the same defaults with comments for people; a test holds
-the two together. Nothing heavy is imported here: a mistake must be told at once.
+the two together. Nothing heavy is imported here: a mistake must be answered at once.
 """
 
 import math
@@ -71,7 +71,7 @@ class TrainConfig:
 
     @property
     def total_steps(self) -> int:
-        """`steps` where it is set, else what `tokens` comes to."""
+        """`steps` where it is set, else as many as `tokens` need."""
         return self.steps if self.steps is not None else math.ceil(self.tokens / self.batch_tokens)
 
     @property

@@ -1,4 +1,4 @@
-"""The keys of a configuration, and the answer to one that is unknown."""
+"""The answer to an override whose key is unknown."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,13 +39,13 @@ class UnusableKeyError(UserError):
 
 
 def search_path(directories: Sequence[str]) -> list[str]:
-    """The override that lets Hydra find the files in a person's own folders; none where there are none."""
+    """Return the override that lets Hydra find files in a person's own folders, or none without folders."""
     files = [f"file://{Path(directory).resolve()}" for directory in directories]
     return [f"{SEARCH_PATH}={quote(files)}"] if files else []
 
 
 def unknown_key(key: str, values: Mapping[str, Any]) -> UnusableKeyError:
-    """The error for a key that is none of `values`, a configuration as it was composed."""
+    """Return the error for a key that is none of `values`, a configuration as it was composed."""
     known = [*_flatten(values), "modifier", "experiment"]
     section, _, name = key.rpartition(".")
     part = _part_at(values, section)
@@ -58,7 +58,7 @@ def unknown_key(key: str, values: Mapping[str, Any]) -> UnusableKeyError:
 
 
 def _part_at(values: Mapping[str, Any], section: str) -> Mapping[str, Any] | None:
-    """The encoding or the modifier whose options have keys that begin with `section`."""
+    """Return the encoding or the modifier whose options have keys that begin with `section`."""
     group, *inner = section.split(".")
     part = values.get("encoding")
     for key in inner if group == "encoding" else [""]:
@@ -77,14 +77,14 @@ def _unknown_option(key: str, part: Mapping[str, Any]) -> str:
 
 
 def options_of(part: Mapping[str, Any]) -> list[str]:
-    """The options of an encoding or a modifier as it was composed, but for what the model decides."""
+    """Return the options of a composed encoding or modifier, without those that the model decides."""
     return [
         key for key, value in part.items() if key not in NOT_OPTIONS and not str(value).startswith("${model.")
     ]
 
 
 def find_unknown_key(overrides: Sequence[Override], directories: Sequence[str]) -> UserError | None:
-    """The error for the first override whose key Hydra would not find; None where it knows all."""
+    """Return the error for the first override whose key Hydra does not find; None where it finds all."""
     values = _compose_unresolved(overrides, directories)
     known = set(_flatten(values))
     for override in overrides:
@@ -104,7 +104,7 @@ def find_unknown_key(overrides: Sequence[Override], directories: Sequence[str]) 
 
 
 def _compose_unresolved(overrides: Sequence[Override], directories: Sequence[str]) -> dict[str, Any]:
-    """The configuration with the groups that `overrides` choose, and the keys that they add."""
+    """Compose the configuration with the groups that `overrides` choose and the keys that they add."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf

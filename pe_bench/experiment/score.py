@@ -19,7 +19,7 @@ from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import Row
 from pe_bench.scoring.evaluate import TrainedModel, evaluate
-from pe_bench.scoring.other_encodings import Other
+from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import count_parts, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.system.files import remove_leftovers
@@ -38,7 +38,7 @@ def score_run(
     run: Path,
     config: Config,
     results_dir: Path,
-    others: Sequence[Other] = (),
+    others: Sequence[OtherEncoding] = (),
     search: Sequence[Path] = (),
 ) -> list[Row]:
     """Score a finished run at the lengths of its `config`, then its weights under `others`.
@@ -71,7 +71,7 @@ def score_run(
 def score_encodings(
     job: Job,
     trained: Checkpoint,
-    others: Sequence[Other] = (),
+    others: Sequence[OtherEncoding] = (),
     search: Sequence[Path] = (),
     bars: Bars = progress_bar,
 ) -> list[Row]:
@@ -106,7 +106,7 @@ def _rows(trained: TrainedModel, plans: Sequence[Plan], bars: Bars) -> list[Row]
         return evaluate(trained, plans, watch)
 
 
-def _with_encoding(other: Other, job: Job, search: Sequence[Path]) -> Decoder:
+def _with_encoding(other: OtherEncoding, job: Job, search: Sequence[Path]) -> Decoder:
     """Return the job's model with another encoding in its place, which has the trained one's parameters.
 
     The rest of the two is one and the same in memory, and neither is changed.

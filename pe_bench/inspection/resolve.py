@@ -73,7 +73,7 @@ def parameter_count(encoding: "Composition") -> int:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names of encodings, also as `encoding=NAME`, each once; and overrides."""
+    """Return the names of encodings, also those in `encoding=NAME`, each once; and the overrides."""
     prefix = "encoding="
     names = [text.removeprefix(prefix) for text in arguments if "=" not in text or text.startswith(prefix)]
     overrides = [text for text in arguments if "=" in text and not text.startswith(prefix)]
@@ -134,12 +134,12 @@ def _find_name(name: str, directories: Sequence[str]) -> str:
 
 
 def _is_option(override: Override) -> bool:
-    """Whether it is an encoding's, such as `encoding.base=500` or for short `base=500`."""
+    """Say whether it is an encoding's, such as `encoding.base=500` or for short `base=500`."""
     return override.section == "encoding" or ("." not in override.key and override.key not in KEYS)
 
 
 def _refuse_unknown(options: Sequence[Override], known: dict[str, dict[str, Any]]) -> None:
-    """Raise `UserError` for an option that no encoding has; a mistyped key of the run is answered as that."""
+    """Raise `UserError` for an option that no encoding has; or for a mistyped key of the run."""
     for option in options:
         if any(in_full(name, values["encoding"], option) for name, values in known.items()):
             continue
@@ -155,7 +155,7 @@ def _refuse_unknown(options: Sequence[Override], known: dict[str, dict[str, Any]
 
 
 def _with_missing_options(name: str, values: dict[str, Any], directories: Sequence[str]) -> dict[str, Any]:
-    """The configuration with those options of a class in a file that have no value yet."""
+    """Add the options of a class in a file that have no value yet to its configuration."""
     if ":" not in name:
         return values
     options = dict.fromkeys(option for option, _ in _parameters(name, directories))
@@ -163,20 +163,20 @@ def _with_missing_options(name: str, values: dict[str, Any], directories: Sequen
 
 
 def _short_options(encoding: dict[str, Any]) -> list[str]:
-    """Options of an encoding and its modifiers, as they are typed for short."""
+    """Return the options of an encoding and its modifiers, as they are typed for short."""
     parts = [encoding, *(encoding.get("modifiers") or {}).values()]
     return [option for part in parts for option in options_of(part) if option not in SIZES]
 
 
 def _each_value(option: Override) -> list[str]:
-    """`encoding.base=500,10000` as two overrides, one for each encoding that is made."""
+    """Split `encoding.base=500,10000` into two overrides, one for each encoding that is made."""
     value = option.value or ""
     values = [value] if re.search(r"[][(){}'\"]", value) else value.split(",")
     return [str(replace(option, value=each)) for each in values]
 
 
 def _choose(name: str, directories: Sequence[str]) -> list[str]:
-    """The overrides that choose an encoding; a class in a file gets the options of a usual YAML file."""
+    """Return the overrides that choose an encoding; a class in a file gets the options of a YAML file."""
     if ":" not in name:
         return [f"encoding={name}"]
     options = {"name": quote(name.rpartition(":")[2]), "class": quote(name)}
@@ -199,7 +199,7 @@ def _parameters(specification: str, directories: Sequence[str]) -> Iterator[tupl
 
 
 def _without_class(name: str, directories: Sequence[str]) -> str:
-    """The answer to a file alone, which is read and not run."""
+    """Return the answer to a file without a class; the file is read and not run."""
     from pe_bench.encodings.load import find_file
 
     source = find_file(name, [Path(directory) for directory in directories]).read_bytes()

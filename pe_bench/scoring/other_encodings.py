@@ -30,7 +30,7 @@ from pe_bench.encodings.identity import encoding_identity, encoding_label, with_
 from pe_bench.encodings.load import NOT_OPTIONS, build_encoding, find_class, options_of
 from pe_bench.errors import UserError, require
 from pe_bench.scoring.compatibility import incompatibility
-from pe_bench.scoring.with_option import Spec, read_specs
+from pe_bench.scoring.with_option import RequestedEncoding, read_requested
 from pe_bench.system.terminal import say
 
 AUTO, FIXED = "auto", "fixed"
@@ -38,16 +38,16 @@ SECTIONS = ("model", "data", "tokenizer", "train")
 
 
 @dataclass(frozen=True)
-class With:
-    """What was asked for beside the run's own encoding; `search` are folders with the user's own YAML."""
+class WithOption:
+    """The encodings requested by --with; `search` are folders with the user's own YAML."""
 
-    specs: tuple[Spec, ...] = ()
+    encodings: tuple[RequestedEncoding, ...] = ()
     search: tuple[Path, ...] = ()
     force: bool = False  # score incompatible encodings as well
 
 
 @dataclass(frozen=True)
-class Other:
+class OtherEncoding:
     """An encoding under which trained weights are scored: its name in tables, and its configuration."""
 
     label: str
@@ -55,39 +55,41 @@ class Other:
     forced: bool  # although it is not compatible with what was trained
 
 
-def read_with(texts: Sequence[str], folders: Sequence[Path] = (), force: bool = False) -> With:
+def read_with(texts: Sequence[str], folders: Sequence[Path] = (), force: bool = False) -> WithOption:
     """Read `eval --with`, `--config-dir` and `--force`. Raises `UserError`."""
     for folder in folders:
         require(folder.is_dir(), f"--config-dir {folder} is not a folder")
     require(bool(texts) or not folders, "--config-dir is for the encodings of --with: name one")
     require(bool(texts) or not force, "--force is for the encodings of --with: name one")
-    return With(tuple(read_specs(texts, list(map(str, folders)))), tuple(folders), force)
+    return WithOption(tuple(read_requested(texts, list(map(str, folders)))), tuple(folders), force)
 
 
-def find_others(asked: With, run: str, trained: Config) -> list[Other]:
-    """The encodings that are asked for beside the run's own, each once.
+def find_others(request: WithOption, run: str, trained: Config) -> list[OtherEncoding]:
+    """Return the requested encodings, each once and without the run's own.
 
     `trained` is the run's configuration with the lengths to score; its classes are trusted already. Raises
     `UserError` for what cannot be scored, and without `force` for what is not compatible.
     """
-    found: dict[str, Other] = {}
-    for spec in asked.specs:
+    found: dict[str, OtherEncoding] = {}
+    for requested in request.encodings:
         try:
-            encodings = list(_encodings(spec, trained, asked.search))
-            own = [one for one in encodings if _is_own(one, trained, asked.search)]
+            encodings = list(_encodings(requested, trained, request.search))
+            own = [encoding for encoding in encodings if _is_own(encoding, trained, request.search)]
             # A curve that only a bare name implies is not asked of a run that has the encoding already.
-            for encoding in own if own and not spec.options else encodings:
+            for encoding in own if own and not requested.options else encodings:
                 if encoding in own:
-                    say(f"--with {spec.text}: {run} was trained with it, and is scored with it in any case")
+                    say(
+                        f"--with {requested.text}: {run} was trained with it, and is scored with it in any case"
+                    )
                     continue
-                other = _other(encoding, trained, asked.search, asked.force)
+                other = _other(encoding, trained, request.search, request.force)
                 found.setdefault(other.label, other)
         except UserError as error:
-            raise UserError(f"--with {spec.text}, {run}: {error}") from error
+            raise UserError(f"--with {requested.text}, {run}: {error}") from error
     return list(found.values())
 
 
-def _other(encoding: dict[str, Any], trained: Config, search: Sequence[Path], force: bool) -> Other:
+def _other(encoding: dict[str, Any], trained: Config, search: Sequence[Path], force: bool) -> OtherEncoding:
     reason = incompatibility(trained.encoding, encoding, search)
     if reason is not None and not force:
         raise UserError(f"{reason} (--force scores it all the same, and labels the rows)")
@@ -98,7 +100,7 @@ def _other(encoding: dict[str, Any], trained: Config, search: Sequence[Path], fo
             "name in its YAML file"
         )
     _require_fit(label, encoding, trained, search)
-    return Other(label, encoding, forced=reason is not None)
+    return OtherEncoding(label, encoding, forced=reason is not None)
 
 
 def _is_own(encoding: dict[str, Any], trained: Config, search: Sequence[Path]) -> bool:
@@ -113,24 +115,26 @@ def _label(encoding: dict[str, Any], search: Sequence[Path]) -> str:
     return " ".join(part for part in (name, f"{option}={AUTO}" if is_auto else "", options) if part)
 
 
-def _encodings(spec: Spec, trained: Config, search: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """The configuration that a spec stands for, or two where its factor is not given."""
+def _encodings(
+    requested: RequestedEncoding, trained: Config, search: Sequence[Path]
+) -> Iterator[dict[str, Any]]:
+    """Yield the configuration of a requested encoding, or two where its factor is not given."""
     directories = list(map(str, search))
     overrides = [
-        f"encoding={spec.base or 'nope'}",
-        f"modifier=[{','.join(spec.modifiers)}]",
+        f"encoding={requested.base or 'nope'}",
+        f"modifier=[{','.join(requested.modifiers)}]",
         *_overrides_of(trained),
     ]
     bare = compose(overrides, directories)["encoding"]
-    if not spec.base:
+    if not requested.base:
         bare = {"modifiers": bare["modifiers"]}
-    option = find_class(bare["class"], search).window_factor if spec.base else None
-    given = dict(_full_option(spec, bare, override) for override in spec.options)
+    option = find_class(bare["class"], search).window_factor if requested.base else None
+    given = dict(_full_option(requested, bare, override) for override in requested.options)
     kind = given.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
     composed = compose([*overrides, *chosen], directories)["encoding"]
-    encoding = with_code_hashes(_over(trained.encoding, composed, spec, set(given), search), search)
-    if spec.base not in (None, *names_in("encoding", [])):
+    encoding = with_code_hashes(_combine(trained.encoding, composed, requested, set(given), search), search)
+    if requested.base not in (None, *names_in("encoding", [])):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
     if option is None:
@@ -144,15 +148,15 @@ def _encodings(spec: Spec, trained: Config, search: Sequence[Path]) -> Iterator[
 
 
 def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
-    """How much longer than in training the longest text is for which the scores are asked."""
+    """Return how many times longer than in training the longest text to score is."""
     lengths = evaluation.resolved_lengths(train_length)
     return max(evaluation.resolved_max_length(train_length), *lengths, train_length) / train_length
 
 
-def _full_option(spec: Spec, bare: dict[str, Any], text: str) -> tuple[str, str]:
+def _full_option(requested: RequestedEncoding, bare: dict[str, Any], text: str) -> tuple[str, str]:
     """`factor=4` as `encoding.factor` and 4; Hydra refuses an option that no part has."""
-    name = spec.base or spec.modifiers[0]
-    place = "encoding" if spec.base else f"encoding.modifiers.{name}"
+    name = requested.base or requested.modifiers[0]
+    place = "encoding" if requested.base else f"encoding.modifiers.{name}"
     option = parse_override(text)
     full = in_full(name, bare, option)
     key = option.key if option.section == "encoding" else f"{place}.{option.key}"
@@ -167,16 +171,16 @@ def _overrides_of(trained: Config) -> list[str]:
     ] + [f"seed={trained.seed}"]
 
 
-def _over(
+def _combine(
     trained: dict[str, Any],
     composed: dict[str, Any],
-    spec: Spec,
+    requested: RequestedEncoding,
     given: set[str],
     search: Sequence[Path],
 ) -> dict[str, Any]:
-    """What was composed in the place of what was trained, with the trained values of shared options."""
+    """Put what was composed in the place of what was trained, with the trained values of shared options."""
     kept = trained.get("modifiers") or {}
-    base = _with_trained_values(composed, trained, "encoding", given, search) if spec.base else trained
+    base = _with_trained_values(composed, trained, "encoding", given, search) if requested.base else trained
     added = {
         name: _with_trained_values(part, kept[name], f"encoding.modifiers.{name}", given, search)
         if name in kept

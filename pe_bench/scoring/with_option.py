@@ -11,8 +11,8 @@ PART = re.compile(r"(?:\[[^\]]*\]|\S)+")  # a list may hold spaces
 
 
 @dataclass(frozen=True)
-class Spec:
-    """One encoding as it was typed; without a base it is the run's own with modifiers on top."""
+class RequestedEncoding:
+    """An encoding as it was typed; without a base it is the run's own with modifiers on top."""
 
     text: str
     base: str | None
@@ -20,8 +20,8 @@ class Spec:
     options: tuple[str, ...]
 
 
-def read_specs(texts: Sequence[str], directories: Sequence[str] = ()) -> list[Spec]:
-    """`yarn,rope_ntk`, `yarn factor=4`, `logn`, `yarn+logn`. Raises `UserError`."""
+def read_requested(texts: Sequence[str], directories: Sequence[str] = ()) -> list[RequestedEncoding]:
+    """Read `yarn,rope_ntk`, `yarn factor=4`, `logn` or `yarn+logn`. Raises `UserError`."""
     modifiers = names_in("modifier", directories)
     return [
         _read(name, options, modifiers, directories)
@@ -52,7 +52,9 @@ def _names_and_options(text: str) -> Iterator[tuple[str, list[str]]]:
     yield name, options
 
 
-def _read(typed: str, options: Sequence[str], modifiers: Sequence[str], directories: Sequence[str]) -> Spec:
+def _read(
+    typed: str, options: Sequence[str], modifiers: Sequence[str], directories: Sequence[str]
+) -> RequestedEncoding:
     text = " ".join([typed, *options])
     names = [_find_name(name, modifiers, directories) for name in typed.removeprefix("+").split("+")]
     base = names.pop(0) if names[0] not in modifiers and not typed.startswith("+") else None
@@ -62,11 +64,11 @@ def _read(typed: str, options: Sequence[str], modifiers: Sequence[str], director
                 f"--with {text}: {name} is no modifier, and only one encoding can be the base: "
                 f"{', '.join(modifiers)} go on top of another"
             )
-    return Spec(text, base, tuple(names), tuple(options))
+    return RequestedEncoding(text, base, tuple(names), tuple(options))
 
 
 def _find_name(name: str, modifiers: Sequence[str], directories: Sequence[str]) -> str:
-    """The file of an encoding or of a modifier; most modifiers have an encoding of their name too."""
+    """Return the name of an encoding's or a modifier's file."""
     if name in modifiers:
         return name
     try:

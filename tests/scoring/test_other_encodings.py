@@ -17,7 +17,7 @@ from pe_bench.errors import UserError
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_with
-from pe_bench.scoring.with_option import read_specs
+from pe_bench.scoring.with_option import read_requested
 
 torch.set_num_threads(1)
 
@@ -420,15 +420,15 @@ def test_a_run_of_a_custom_encoding_needs_its_file_and_force(begin, evaluate, fo
 
 
 def test_arguments_are_parsed_as_typed():
-    specs = read_specs(["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn"])
-    assert [(spec.base, spec.modifiers, spec.options) for spec in specs] == [
+    requested = read_requested(["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn"])
+    assert [(each.base, each.modifiers, each.options) for each in requested] == [
         ("yarn", (), ()),
         ("rope_pi", (), ()),
         ("yarn", ("logn",), ("factor=4", "long=[1, 2]")),
         (None, ("logn",), ()),
     ]
     with pytest.raises(UserError, match="name encodings with commas between"):
-        read_specs(["yarn,"])
+        read_requested(["yarn,"])
 
 
 def test_longrope_is_given_its_factors(begin, folder):

@@ -51,7 +51,7 @@ class Request:
         return ResolvedEncoding(REFERENCE, config, search=tuple(map(Path, self.directories)))
 
     def _train_overrides(self, length: int) -> list[str]:
-        """With --train: a step of as many windows of this length as `train.batch_tokens` holds."""
+        """Return, with --train, the keys of a step of as many windows as `train.batch_tokens` holds."""
         if not self.train:
             return []
         windows = max(1, self._batch_tokens // length)
@@ -91,13 +91,13 @@ def _is_shared(text: str) -> bool:
 
 
 def _all_names(directories: Sequence[str]) -> tuple[str, ...]:
-    """Every encoding, and those in a person's own folders."""
+    """Return every encoding, with those in a person's own folders."""
     names = names_in("encoding")
     return (*names, *sorted(set(names_in("encoding", directories)) - set(names)))
 
 
 def with_examples(resolved: ResolvedEncoding) -> ResolvedEncoding:
-    """The encoding with an example for each option that its class refuses to do without."""
+    """Add an example for each option that the encoding's class requires."""
     from pe_bench.encodings import load
 
     encoding = load.with_examples(resolved.config.encoding, resolved.search)
