@@ -19,7 +19,7 @@ from pe_bench.system.terminal import say
 
 
 def score_runs(
-    words: Sequence[str],
+    names: Sequence[str],
     lengths: str | None,
     changes: dict[str, Any],
     machine: dict[str, Any],
@@ -30,16 +30,16 @@ def score_runs(
 ) -> None:
     """Score each named run, or the one that finished last; `None` in a dict leaves the run's own.
 
-    `data_path` is where a run's data is now, `request` names other encodings to score the runs under. Raises `UserError` for a run that is missing or damaged and for options that cannot work, before any
-    run is scored.
+    `data_path` is where a run's data is now, `request` names other encodings to score the runs under. Raises
+    `UserError` for a run that is missing or damaged and for options that cannot work, before scoring.
     """
     request = request or WithOption()
     changes = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
     for path in code:
         if not path.is_file():
             raise UserError(f"--code {path} is not a file")
-    runs = [find_run(word, results_dir) for word in words] or [newest_run(results_dir)]
-    if not words:
+    runs = [find_run(name, results_dir) for name in names] or [newest_run(results_dir)]
+    if not names:
         say(f"the newest finished run: {runs[0]}")
     configs = [trusted(_changed(read_config(run), changes, machine, data_path), code) for run in runs]
     others = [find_others(request, run.name, config) for run, config in zip(runs, configs, strict=True)]

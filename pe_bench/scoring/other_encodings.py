@@ -78,9 +78,7 @@ def find_others(request: WithOption, run: str, trained: Config) -> list[OtherEnc
             # A curve that only a bare name implies is not asked of a run that has the encoding already.
             for encoding in own if own and not requested.options else encodings:
                 if encoding in own:
-                    say(
-                        f"--with {requested.text}: {run} was trained with it, and is scored with it in any case"
-                    )
+                    say(f"--with {requested.text}: {run} was trained with it and is scored with it anyway")
                     continue
                 other = _other(encoding, trained, request.search, request.force)
                 found.setdefault(other.label, other)
