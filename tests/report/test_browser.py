@@ -1,4 +1,4 @@
-"""The page of a report in a real browser: it sorts, shows values, fits a phone, and asks for nothing."""
+"""The page of a report in a real browser: it sorts, shows values, fits a phone, and loads nothing."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def file(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def page(browser, file) -> Iterator:
-    """The page just opened in a wide and light window; it must not complain, nor ask for anything."""
+    """Open the page in a wide light window. It must log no error and load nothing."""
     use_window(browser, 1280, 900)
     use_theme(browser, "light")
     for kind in ("browser", "performance"):
@@ -128,7 +128,7 @@ def test_the_page_opens_ranked_and_says_so(page):
         ("works to", ["alibi", "learned", "rope", "sinusoidal"]),
     ],
 )
-def test_a_click_on_a_heading_sorts_by_its_column_best_first_and_another_the_other_way(page, column, first):
+def test_a_click_on_a_heading_sorts_its_column_best_first_and_a_second_click_reverses_it(page, column, first):
     directions = ["descending", "ascending"] if column == "works to" else ["ascending", "descending"]
     for direction in (*directions, directions[0]):
         button_of(page, column).click()
@@ -141,7 +141,7 @@ def test_a_click_on_a_heading_sorts_by_its_column_best_first_and_another_the_oth
         assert len(page.find_elements("css selector", "#table-1 th[aria-sort]")) == 1
 
 
-def test_what_is_no_number_is_last_both_ways(page):
+def test_cells_without_a_number_are_last_in_both_directions(page):
     for _ in range(2):
         button_of(page, "1024").click()
         assert order(page)[-1] == "learned"
@@ -181,7 +181,7 @@ def test_the_picture_shows_levels_or_changes(page):
     assert find(page, "#table-2 figure.of-levels").is_displayed()
 
 
-def test_names_of_lines_are_seen_at_every_width(page):
+def test_names_of_lines_are_visible_at_every_width(page):
     for width in (320, 390, 1280):
         use_window(page, width, 844)
         selector = "#table-1 .of-levels .names li" if width < 500 else "#table-1 .of-levels .label"
@@ -211,7 +211,7 @@ def test_the_keyboard_sorts(page, key):
     assert order(page) == ["sinusoidal", "alibi", "learned", "rope"]
 
 
-def test_a_point_shows_its_values_to_the_mouse_and_its_row_stands_out(page):
+def test_hovering_over_a_point_shows_its_values_and_highlights_its_row(page):
     hover(page, point(page, "sinusoidal at 1024"))
     said = tip(page).split("\n")
     assert said[0] == "sinusoidal at 1024 tokens"
@@ -223,7 +223,7 @@ def test_a_point_shows_its_values_to_the_mouse_and_its_row_stands_out(page):
     assert page.find_elements("css selector", ".on") == []
 
 
-def test_a_point_shows_its_values_to_the_keyboard_and_arrows_go_on(page):
+def test_focusing_a_point_shows_its_values_and_arrow_keys_move_to_the_next(page):
     page.execute_script("arguments[0].focus()", point(page, "rope at 64"))
     assert tip(page).startswith("rope at 64 tokens")
     press(page, "\ue014")
@@ -238,7 +238,7 @@ def test_a_point_shows_its_values_to_the_keyboard_and_arrows_go_on(page):
     assert not find(page, "#tip").is_displayed()
 
 
-def test_values_stay_beside_a_point_that_the_window_had_to_scroll_to(page):
+def test_values_stay_next_to_a_point_that_the_window_scrolled_to(page):
     use_window(page, 1280, 320)
     page.execute_script("arguments[0].focus()", point(page, "alibi at 1024"))
     page.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
@@ -256,7 +256,7 @@ def test_each_picture_is_one_stop_of_the_tab_key(page):
         assert len(picture.find_elements("css selector", "[tabindex='0']")) == 1
 
 
-def test_a_row_makes_its_line_stand_out_and_stays_so_while_it_is_open(page):
+def test_a_row_highlights_its_line_for_as_long_as_it_is_open(page):
     button = page.find_element("xpath", "//section[@id='table-1']//button[contains(., 'alibi')]")
     hover(page, button)
     line = button.find_element("xpath", "./ancestor::tbody").get_attribute("data-line")
@@ -272,7 +272,7 @@ def test_a_row_makes_its_line_stand_out_and_stays_so_while_it_is_open(page):
 
 
 @pytest.mark.parametrize("width", [320, 375, 768, 1280])
-def test_the_page_never_scrolls_sideways_though_tables_do(page, width):
+def test_tables_scroll_sideways_and_the_page_never_does(page, width):
     use_window(page, width, 800)
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
     box = find(page, "#table-1 .scroll")
@@ -282,7 +282,7 @@ def test_the_page_never_scrolls_sideways_though_tables_do(page, width):
     assert inside > outside or width >= 768
 
 
-def test_a_touch_shows_the_values_within_a_phones_window(page):
+def test_touching_a_point_shows_its_values_inside_a_phones_window(page):
     use_window(page, 375, 800)
     target = point(page, "sinusoidal at 1024")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", target)

@@ -1,4 +1,4 @@
-"""Many curves: a small panel for each, that they can be read, and that none is flattened by another."""
+"""Many curves: each has a small panel, can be read, and is not flattened by another."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from pe_bench.report.tables.build import Table, build_tables
 
 
 def many(folder: Path, encodings: int, levels: Mapping[str, Mapping[int, float | None]]) -> list[Table]:
-    """Encodings that rise by less the later they come, and some with levels of their own."""
+    """Return encodings that rise by less the later they come, some with given levels."""
     for index in range(encodings - len(levels)):
         slope = 0.5 / (1 + index)
         add_run(
@@ -41,7 +41,7 @@ def many(folder: Path, encodings: int, levels: Mapping[str, Mapping[int, float |
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Table, Figure]:
-    """51 encodings: one with a long name, one that explodes, one that ends early, one without a number."""
+    """Return 51 encodings: one has a long name, one explodes, one ends early, one has no number."""
     long_name = "longrope long_factors=[1.0, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0]"
     levels: dict[str, dict[int, float | None]] = {
         long_name: {64: 2.5, 128: 2.4, 256: 2.5, 512: 2.6},
@@ -70,7 +70,7 @@ def test_each_encoding_has_a_panel_in_the_order_of_the_table(drawn: tuple[Table,
     assert "by bits per byte at context length 512; all others in grey" in notes(figure)
 
 
-def test_fifty_one_panels_stand_on_one_page_with_words_that_do_not_overlap(
+def test_fifty_one_panels_fit_on_one_page_and_no_text_overlaps(
     drawn: tuple[Table, Figure],
 ) -> None:
     _, figure = drawn
@@ -138,7 +138,7 @@ def test_eight_encodings_share_a_panel_and_nine_have_one_each(tmp_path: Path) ->
     assert [len(draw([replace(table, lines=table.lines[:count])]).axes) for count in (8, 9)] == [1, 9]
 
 
-def test_few_and_many_stand_below_each_other(tmp_path: Path) -> None:
+def test_a_panel_of_few_curves_and_a_grid_of_many_are_stacked(tmp_path: Path) -> None:
     tables_of(tmp_path, 9)
     add_run(tmp_path, "encoding7", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
     figure = draw(build_tables(tmp_path))
@@ -161,12 +161,12 @@ def test_positions_of_many_are_a_grid_that_gives_no_verdict(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("seeds", "bands"), [(1, 0), (2, 1)])
-def test_a_band_of_its_own_needs_two_seeds(tmp_path: Path, seeds: int, bands: int) -> None:
+def test_a_panels_band_needs_two_seeds(tmp_path: Path, seeds: int, bands: int) -> None:
     figure = draw(tables_of(tmp_path, 9, seeds))
     assert {sum(len(band.get_paths()) for band in axes.collections) for axes in figure.axes} == {bands}
 
 
-def test_context_use_is_ringed(tmp_path: Path) -> None:
+def test_points_that_use_the_context_have_a_ring(tmp_path: Path) -> None:
     figure = draw(with_use(tables_of(tmp_path, 9), {256: "yes", 512: "no"}))
     for axes in figure.axes:
         rings = [line for line in axes.lines if line.get_markerfacecolor() == "none"]

@@ -1,4 +1,4 @@
-"""Pictures as files, what stands in all of them, and few curves in one panel."""
+"""Pictures as files, what all of them have, and few curves in one panel."""
 
 import math
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_the_suffix_is_the_format_and_a_second_drawing_is_the_same(
 
 
 @pytest.mark.parametrize("name", ["plot.jpg", "plot", "png"])
-def test_another_suffix_is_refused_with_those_there_are(tmp_path: Path, name: str) -> None:
+def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=r"\.png, \.svg or \.pdf"):
         plot_tables([], tmp_path / name)
 
@@ -111,7 +111,7 @@ def test_a_curve_that_ends_early_says_so_and_infinite_levels_are_left_out(tmp_pa
     assert sorted(names_beside(axes)) == ["encoding0 (to 128)", "encoding1 (to 128)", "encoding2"]
 
 
-def test_encodings_differ_in_looks_and_keep_theirs_in_every_panel(tmp_path: Path) -> None:
+def test_encodings_have_different_line_styles_and_keep_them_in_every_panel(tmp_path: Path) -> None:
     tables_of(tmp_path, 8)
     add_run(tmp_path, "encoding7", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
     figure = draw(with_positions(build_tables(tmp_path)))
@@ -144,7 +144,7 @@ def test_a_band_of_two_seeds_does_not_flatten_the_curves(tmp_path: Path) -> None
     assert (3.5 - 2.2) / (high - low) > 0.5
 
 
-def test_points_that_use_the_context_are_ringed_and_explained(tmp_path: Path) -> None:
+def test_points_that_use_the_context_have_a_ring_which_is_explained(tmp_path: Path) -> None:
     tables = tables_of(tmp_path, 2)
     plain_figure, figure = draw(tables), draw(with_use(tables, {256: "yes", 512: "unclear"}))
     assert "Ringed" not in notes(plain_figure)
@@ -185,7 +185,7 @@ def test_the_scored_lengths_are_the_ticks_of_a_log2_axis_with_the_training_lengt
     assert draws_training_length(axes, 128)
 
 
-def test_ticks_that_would_touch_keep_their_place_and_lose_their_number(tmp_path: Path) -> None:
+def test_ticks_too_close_together_stay_and_lose_their_number(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {16: 4.0, 127: 3.0, 128: 3.0, 129: 3.0, 2048: 3.0})
     [axes] = draw(build_tables(tmp_path)).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["16", "", "128", "", "2048"]
@@ -266,13 +266,13 @@ def test_bands_of_changes_are_their_intervals(tmp_path: Path) -> None:
     assert "the 95 % interval of the change" in notes(draw([table], "change"))
 
 
-def test_no_band_is_explained_that_is_too_thin_to_be_seen(tmp_path: Path) -> None:
+def test_a_band_too_thin_to_be_seen_is_not_explained(tmp_path: Path) -> None:
     for seed in range(3):
         add_run(tmp_path, "rope", {128: 2.0 + 1e-5 * seed, 256: 4.0 + 1e-5 * seed}, seed=seed)
     assert "Bands" not in notes(draw(build_tables(tmp_path)))
 
 
-def test_levels_next_to_nothing_are_not_magnified(tmp_path: Path) -> None:
+def test_levels_near_zero_are_not_magnified(tmp_path: Path) -> None:
     add_run(tmp_path, "copies", {128: 1e-6, 256: 1e-5, 512: 8.0})
     [axes] = draw(build_tables(tmp_path)).axes
     assert axes.get_yscale() == "linear"
@@ -288,7 +288,7 @@ def test_tables_of_two_protocols_have_their_common_positions_once(tmp_path: Path
     assert [len(charts) for charts in charts_of(tables)] == [2, 1]
 
 
-def test_tables_are_one_below_the_other_with_titles_that_tell_them_apart(tmp_path: Path) -> None:
+def test_tables_are_stacked_under_titles_that_distinguish_them(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.0})
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
     figure = draw(build_tables(tmp_path))
@@ -321,7 +321,7 @@ def test_positions_are_a_further_panel_that_gives_no_verdict(tmp_path: Path) -> 
     assert draws_training_length(by_position, 128)
 
 
-def test_only_encodings_with_positions_stand_among_them(tmp_path: Path) -> None:
+def test_only_encodings_with_positions_are_in_the_panel_of_positions(tmp_path: Path) -> None:
     [table] = tables_of(tmp_path, 2)
     [scored] = with_positions([table])
     figure = draw([replace(table, lines=(scored.lines[0], table.lines[1]))])
@@ -331,7 +331,7 @@ def test_only_encodings_with_positions_stand_among_them(tmp_path: Path) -> None:
 # Places
 
 
-def test_places_are_apart_in_order_and_inside() -> None:
+def test_places_are_spread_apart_in_order_inside_the_limits() -> None:
     wanted = np.array([5.0, 5.0, 99.0, 0.0])
     places = spread_apart(wanted, 10, 100)
     assert np.all(np.diff(np.sort(places)) >= 10 - 1e-9)

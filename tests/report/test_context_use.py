@@ -1,4 +1,4 @@
-"""What the controls and the lengths below training say of the use of context, and what they cannot say."""
+"""The controls and the lengths below training decide whether context is used, and say when they cannot."""
 
 import io
 from dataclasses import replace
@@ -40,7 +40,7 @@ def printed(results_dir: Path) -> str:
 
 
 def add_controlled(results_dir: Path, level: float, swap: float | None, window: float | None) -> Path:
-    """Seeds of one encoding at 512, with its controls there."""
+    """Add seeds of one encoding at 512, with its controls there."""
     for seed in range(3):
         run = add_run(results_dir, "rope", {**SENSITIVE, 512: level}, seed=seed, spread=0.002)
         add_run(results_dir, "rope", {512: swap}, seed=seed, spread=0.002, control="swap")
@@ -107,14 +107,14 @@ def test_without_a_score_at_a_quarter_the_way_to_judge_is_named(tmp_path: Path) 
     assert "no score at 32, a quarter of the training length: add it with --lengths 32" in printed(tmp_path)
 
 
-def test_an_encoding_with_a_window_of_its_own_has_nothing_to_beat(tmp_path: Path) -> None:
+def test_an_encoding_that_has_a_window_is_not_compared_with_one(tmp_path: Path) -> None:
     add_controlled(tmp_path, 2.8, 2.95, None)
     assert use_at(tmp_path).beats_window == "n/a"
     assert use_at(tmp_path).uses_context == "yes"
     assert "512 n/a" in printed(tmp_path)
 
 
-def test_a_swap_without_a_second_document_leaves_the_answer_empty_with_the_reason(tmp_path: Path) -> None:
+def test_without_a_second_document_to_swap_in_the_answer_is_empty_with_the_reason(tmp_path: Path) -> None:
     run = add_controlled(tmp_path, 2.8, None, 2.9)
     for one in run.parent.iterdir():
         edit_rows(
@@ -143,8 +143,8 @@ def test_a_table_without_controls_has_no_columns_for_them(tmp_path: Path) -> Non
     assert "beats" in printed(tmp_path) and "uses context" in printed(tmp_path)
 
 
-def test_controls_of_another_encoding_do_not_speak_for_the_runs_own(tmp_path: Path) -> None:
-    """What a run was scored with beside its own encoding has lines and controls of its own."""
+def test_controls_of_another_encoding_do_not_count_for_the_trained_one(tmp_path: Path) -> None:
+    """Other encodings that a run was scored with have separate lines and controls."""
     add_run(tmp_path, "rope", {**SENSITIVE, 512: 3.2}, spread=0.002)
     add_run(tmp_path, "rope", {128: 3.0, 512: 2.8}, spread=0.002, scored_with="yarn factor=auto")
     add_run(tmp_path, "rope", {512: 2.95}, spread=0.002, scored_with="yarn factor=auto", control="swap")
@@ -168,7 +168,7 @@ def test_the_frame_has_the_answers_and_their_intervals(tmp_path: Path) -> None:
 
 
 def blocks(documents: int, each: int) -> Scores:
-    """Targets of documents in turn, each byte worth the number of its target."""
+    """Return targets of documents in turn, where each byte is worth the number of its target."""
     document = np.repeat(np.arange(documents), each)
     nll = np.arange(documents * each, dtype=np.float32)
     return Scores(nll, document, np.ones(documents * each, np.int64))
@@ -178,15 +178,13 @@ def blocks(documents: int, each: int) -> Scores:
     ("documents", "each", "segments"),
     [(20, 640, 1), (30, 640, 1), (10, 640, 2), (3, 640, 7), (3, 200, 3), (1, 6400, 20), (5, 63, 1)],
 )
-def test_few_documents_are_cut_into_long_stretches_so_that_there_are_twenty(
-    documents: int, each: int, segments: int
-) -> None:
+def test_few_documents_are_cut_into_twenty_long_segments(documents: int, each: int, segments: int) -> None:
     assert segments_of(np.full(documents, each)) == segments
     clusters, bits = blocks(documents, each).by_cluster()
     assert len(clusters) == len(set(clusters.tolist())) == len(bits) == documents * segments
 
 
-def test_the_mean_over_a_documents_stretches_is_the_documents_own_number() -> None:
+def test_the_mean_over_a_documents_segments_is_the_documents_score() -> None:
     scores = blocks(3, 200)
     scores = replace(scores, bytes=np.random.default_rng(0).integers(1, 5, 600))
     _, by_document = scores.by_document()
@@ -197,7 +195,7 @@ def test_the_mean_over_a_documents_stretches_is_the_documents_own_number() -> No
     assert (np.diff(by_stretch.reshape(3, 3), axis=1) > 0).all()
 
 
-def test_intervals_over_few_documents_are_over_stretches_and_the_table_says_so(tmp_path: Path) -> None:
+def test_intervals_over_few_documents_resample_segments_and_the_table_says_so(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, documents=4)
     for row in read_rows(run / "eval.csv"):
         old = load_scores(file_of(run, row))
@@ -272,7 +270,7 @@ def test_encodings_that_know_the_length_are_named(tmp_path: Path) -> None:
     assert f"window control: {limited}" in text
 
 
-def test_what_a_scaling_does_at_a_quarter_is_no_use_of_context(tmp_path: Path) -> None:
+def test_a_scaling_that_hurts_short_texts_does_not_count_as_use_of_context(tmp_path: Path) -> None:
     """A fixed factor hurts short texts: losing less of them with length is not reading more."""
     add_run(tmp_path, "rope", {32: 3.0, 128: 3.0, 512: 3.0}, spread=0.002)
     fixed = {"scored_with": "yarn factor=16.0", "spread": 0.002}
@@ -292,7 +290,7 @@ def test_a_length_out_of_reach_has_no_answers(tmp_path: Path) -> None:
     assert "cannot judge" not in printed(tmp_path)
 
 
-def test_a_quarter_whose_scores_are_damaged_says_that(tmp_path: Path) -> None:
+def test_damaged_scores_at_a_quarter_of_the_length_are_reported(tmp_path: Path) -> None:
     run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
     row = next(row for row in read_rows(run / "eval.csv") if row.length == 32)
     file_of(run, row).write_bytes(b"nothing")
@@ -300,14 +298,14 @@ def test_a_quarter_whose_scores_are_damaged_says_that(tmp_path: Path) -> None:
     assert "is damaged" in use_at(tmp_path).missing
 
 
-def test_a_gain_that_is_not_sure_is_not_called_none(tmp_path: Path) -> None:
+def test_an_uncertain_gain_is_not_reported_as_no_gain(tmp_path: Path) -> None:
     for seed, quarter in enumerate((3.3, 2.9)):
         add_run(tmp_path, "rope", {32: quarter, 128: 3.0, 512: 2.8}, seed=seed)
         add_run(tmp_path, "rope", {512: 2.95}, seed=seed, control="swap")
     assert "the model does not surely improve from 32 to 128 tokens" in use_at(tmp_path).missing
 
 
-def test_a_quarter_that_is_too_short_for_the_targets_is_no_advice(tmp_path: Path) -> None:
+def test_a_quarter_too_short_for_the_targets_is_not_recommended(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8})
     add_run(tmp_path, "rope", {512: 2.95}, control="swap")
     edit_rows(run, lambda row: replace(row, target_tokens=32))
@@ -325,8 +323,8 @@ def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Pat
     assert "for want of seeds" not in printed(tmp_path)
 
 
-def test_the_table_of_one_protocol_takes_no_rows_of_another_with_the_same_targets(tmp_path: Path) -> None:
-    """Both protocols that cut windows score all of the text, and so have one hash."""
+def test_a_table_takes_no_rows_of_another_protocol_with_the_same_targets(tmp_path: Path) -> None:
+    """Both protocols that cut windows score the whole text, so their hashes are equal."""
     run = add_run(tmp_path, "rope", SENSITIVE, protocol="nonoverlapping")
     add_run(tmp_path, "rope", {128: 3.0, 256: 2.9}, sliding="half")
     rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "sliding"]

@@ -1,4 +1,4 @@
-"""The page of a report: whole, escaped, and alone."""
+"""The page of a report: valid, escaped, and self-contained."""
 
 import re
 from dataclasses import replace
@@ -173,7 +173,7 @@ def test_the_heading_names_columns_as_the_terminal_does(page):
     assert headings == ["encoding", "works to", "at 128", "256vs rope", "1024vs rope", "uses context"]
 
 
-def test_tables_that_may_not_be_compared_are_sections_with_their_reason_notes_and_legend(tables, page):
+def test_tables_that_cannot_be_compared_are_sections_with_their_reason_notes_and_legend(tables, page):
     assert len(tables) == 2
     sections = [text for text in page.find("section") if "Reproduce" not in text]
     for table, section in zip(tables, sections, strict=True):
@@ -215,7 +215,7 @@ def page_of(tables, records=()) -> Page:
     return Page(to_html(tables, records))
 
 
-def test_positions_are_drawn_where_there_are_any_and_once(tables, page):
+def test_positions_are_drawn_once_if_there_are_any(tables, page):
     captions = page.find("figcaption")
     by_position = f"position of the token (tokens before it). {NO_VERDICT}"
     assert [caption.split(" by ")[1] for caption in captions] == [
@@ -266,7 +266,7 @@ def test_the_names_of_lines_are_in_a_list_for_narrow_windows(tables, page):
     assert names == [line.label for line in tables[0].lines]
 
 
-def test_text_of_rows_is_escaped_wherever_it_stands(tables):
+def test_text_of_rows_is_escaped_everywhere(tables):
     table = tables[0]
     line = replace(table.lines[0], encoding=HOSTILE, scored_with=HOSTILE)
     cells = {
@@ -299,7 +299,7 @@ def test_text_of_rows_is_escaped_wherever_it_stands(tables):
     assert page.find("h1") == [HOSTILE]
 
 
-def test_the_page_asks_for_nothing_else(page):
+def test_the_page_loads_nothing_else(page):
     for attributes in page.attributes:
         for name in ("src", "href", "action", "srcset"):
             value = attributes.get(name) or ""
@@ -323,7 +323,7 @@ def test_the_page_is_the_same_when_written_twice(tables):
     assert to_html(tables, some_records()) == to_html(tables, some_records())
 
 
-def test_lines_are_drawn_as_in_the_pictures():
+def test_lines_have_the_same_style_as_in_the_pictures():
     style = files("pe_bench.report.html").joinpath("style.css").read_text(encoding="utf-8")
     light = style.split("@media")[0]
     assert re.findall(r"--colour\d: (#\w+);", light) == [colour.lower() for colour in COLOURS]
@@ -341,7 +341,7 @@ def relative_luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_words_have_the_contrast_that_is_asked_for_text(theme):
+def test_text_has_the_contrast_that_wcag_requires(theme):
     style = files("pe_bench.report.html").joinpath("style.css").read_text(encoding="utf-8")
     blocks = [
         dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
@@ -353,7 +353,7 @@ def test_words_have_the_contrast_that_is_asked_for_text(theme):
             assert (high + 0.05) / (low + 0.05) >= 4.5, (theme, name, ground)
 
 
-def test_what_repeats_the_report_comes_before_what_was_typed_and_each_is_said_once(page):
+def test_commands_that_repeat_the_report_precede_those_that_were_typed_and_none_is_listed_twice(page):
     section = next(text for text in page.find("section") if "Reproduce this report" in text)
     repeating = "pe-bench train -m encoding=rope,alibi seed=0,1 precision=float32"
     for said in (repeating, "AMD EPYC", "4f1d2c9ab012"):
@@ -375,7 +375,7 @@ def test_two_thousand_runs_make_a_page_of_less_than_two_megabytes(tables):
     assert len(text) < 2_000_000 and text.count("AMD EPYC") == 1
 
 
-def test_no_tables_and_no_records_are_a_page_too():
+def test_a_page_without_tables_and_records_is_valid():
     assert page_of([]).find("h1") == ["pe-bench report"]
 
 

@@ -1,4 +1,4 @@
-"""Which rows a report shows, what sets its lines apart, in which order, and against what."""
+"""The rows that a report shows, what distinguishes its lines, their order, and their baseline."""
 
 import re
 from dataclasses import replace
@@ -58,7 +58,7 @@ def results(tmp_path: Path) -> Path:
         ("seed==61", Condition("seed", "=", ("61",))),
     ],
 )
-def test_conditions_are_read_as_they_are_written(word: str, expected: Condition) -> None:
+def test_a_condition_is_parsed(word: str, expected: Condition) -> None:
     assert parse_condition(word) == expected
 
 
@@ -96,14 +96,14 @@ def test_conditions_choose_rows(results: Path, words: list[str], lines: list[str
     assert {line.seeds for line in table.lines} == {seeds}
 
 
-def test_a_condition_on_length_hides_columns_and_keeps_the_reference(results: Path) -> None:
+def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Path) -> None:
     table = only(results, where=where("length>128"))
     assert table.lengths == (256, 512)
     assert all(cell.change is not None for line in table.lines for cell in line.cells.values())
 
 
-def test_verdicts_are_corrected_for_all_that_were_scored_and_not_for_what_is_shown(results: Path) -> None:
-    """Else hiding a column would make the others surer."""
+def test_verdicts_are_corrected_for_all_scored_lengths_not_only_those_shown(results: Path) -> None:
+    """Otherwise, hiding a column would make the others more certain."""
     everything, some = only(results), only(results, where=where("length=512"))
     assert [line.cells[512].verdict for line in some.lines] == [
         line.cells[512].verdict for line in everything.lines
@@ -114,13 +114,13 @@ def test_verdicts_are_corrected_for_all_that_were_scored_and_not_for_what_is_sho
     ("words", "message"),
     [(["seed=9"], "seed=9"), (["length>9000"], "length>9000")],
 )
-def test_conditions_that_leave_nothing_say_so(results: Path, words: list[str], message: str) -> None:
+def test_conditions_that_no_row_meets_are_refused(results: Path, words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=f"no score is left by --where .*{message}"):
         build_tables(results, selection=Selection(where=where(*words)))
 
 
 def configured(results_dir: Path, encoding: str, lr: float, seed: int, levels: dict[int, float]) -> Path:
-    """A run whose configuration says with which rate it was trained."""
+    """Add a run whose configuration has its learning rate."""
     run = add_run(results_dir, encoding, levels, seed=seed, setting=f"{lr}", code=f"{lr}")
     options = {"name": encoding, "class": f"pe_bench.encodings.{encoding}:Any"}
     write_config(run, Config(options, train=TrainConfig(lr=lr), seed=seed))
@@ -152,7 +152,7 @@ def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:
 # by
 
 
-def test_by_a_key_of_training_its_values_are_lines_of_one_table(rates: Path) -> None:
+def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> None:
     assert len(build_tables(rates)) == 2, "without being asked for they are never ranked together"
     table = only(rates, by=("train.lr",))
     assert labels(table) == [
@@ -165,11 +165,11 @@ def test_by_a_key_of_training_its_values_are_lines_of_one_table(rates: Path) -> 
     assert table.why == ""
 
 
-def test_by_another_key_what_else_differs_stays_apart(rates: Path) -> None:
+def test_by_another_key_other_differences_still_separate_tables(rates: Path) -> None:
     assert len(build_tables(rates, selection=Selection(by=("train.clip",)))) == 2
 
 
-def test_by_the_model_other_widths_are_lines_of_one_table(tmp_path: Path) -> None:
+def test_by_the_model_widths_are_lines_of_one_table(tmp_path: Path) -> None:
     for width in (64, 128):
         run = add_run(tmp_path, "rope", ROPE, setting=f"{width}", code=f"{width}")
         write_config(
@@ -184,7 +184,7 @@ def test_by_the_model_other_widths_are_lines_of_one_table(tmp_path: Path) -> Non
     ]
 
 
-def test_by_steps_runs_of_other_lengths_of_training_are_one_table(tmp_path: Path) -> None:
+def test_by_steps_runs_trained_for_different_times_are_one_table(tmp_path: Path) -> None:
     for steps in (100, 200):
         run = add_run(tmp_path, "rope", ROPE, setting=f"{steps}", code=f"{steps}", steps=steps)
         write_config(
@@ -202,13 +202,13 @@ def test_by_seed_every_seed_is_a_line(results: Path) -> None:
     assert set(to_frame([table])["by"]) == {f"seed={seed}" for seed in range(3)}
 
 
-def test_data_and_targets_are_never_put_together(results: Path) -> None:
+def test_different_data_and_targets_never_share_a_table(results: Path) -> None:
     add_run(results, "t5", ROPE, data_hash="0ther")
     assert len(build_tables(results, selection=Selection(by=("data_hash",)))) == 2
 
 
 @pytest.mark.parametrize("word", ["", "length", "nothing", "setting"])
-def test_by_what_cannot_set_lines_apart_is_refused(word: str) -> None:
+def test_by_a_column_that_cannot_distinguish_lines_is_refused(word: str) -> None:
     with pytest.raises(UserError, match="--by"):
         parse_by(word)
 
@@ -227,7 +227,7 @@ def test_by_what_cannot_set_lines_apart_is_refused(word: str) -> None:
         ("tokens_per_second", ["rope", "alibi"], None),
     ],
 )
-def test_lines_are_in_the_order_that_is_asked_for(
+def test_lines_are_in_the_requested_order(
     results: Path, sort: str | None, expected: list[str], ranked_at: int | None
 ) -> None:
     table = only(results, sort=sort)
@@ -242,7 +242,7 @@ def test_a_line_without_the_length_ranks_last(results: Path) -> None:
     assert labels(only(results, sort="256")) == ["rope", "alibi", "t5"]
 
 
-def test_a_length_that_nothing_was_scored_at_is_refused_with_those_there_are(results: Path) -> None:
+def test_an_unscored_length_is_refused_with_the_scored_ones(results: Path) -> None:
     with pytest.raises(UserError, match="--sort 300: .*64, 128, 256, 512"):
         build_tables(results, selection=Selection(sort="300"))
 
@@ -293,7 +293,7 @@ def test_without_a_common_seed_there_is_no_comparison_and_the_table_says_so(tmp_
     assert any("t5 at 1024: rope has no score at this length" in note for note in notes)
 
 
-def test_a_baseline_that_is_not_there_is_refused_with_the_nearest(results: Path) -> None:
+def test_an_unknown_baseline_is_refused_with_the_nearest_name(results: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'rope'"):
         build_tables(results, selection=Selection(baseline="rop"))
 
@@ -365,7 +365,7 @@ def test_latex_is_a_booktabs_table_with_every_sign_escaped(results: Path, detail
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """Runs of an encoding of one's own, in two versions and with options, and of others."""
+    """Runs of a custom encoding, in two versions and with options, and of other encodings."""
     for number, label in enumerate(("root@0cba s=0.25", "root@0cba s=1.0", "root@1111", "root@0cba+logn")):
         edit_rows(
             add_run(tmp_path, "root", ROPE, code=str(number)),
@@ -403,7 +403,9 @@ def test_an_encoding_is_chosen_by_its_name_with_or_without_its_code_and_options(
         ("scored_with=yarm", "unknown --where scored_with 'yarm': did you mean 'yarn'?"),
     ],
 )
-def test_an_encoding_that_no_run_has_is_told_with_those_there_are(own: Path, word: str, message: str) -> None:
+def test_an_encoding_that_no_run_has_is_refused_with_those_there_are(
+    own: Path, word: str, message: str
+) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         build_tables(own, selection=Selection(where=where(word)))
 
@@ -435,12 +437,12 @@ def test_the_legend_counts_all_verdicts_that_were_corrected_together(results: Pa
     assert "all 4 judged together" in text
 
 
-def test_lines_of_other_numbers_of_seeds_are_told_apart(results: Path) -> None:
+def test_lines_with_different_numbers_of_seeds_get_a_note(results: Path) -> None:
     add_run(results, "t5", ROPE)
     assert any(note.startswith("lines are of 1 to 3 seeds") for note in only(results).notes)
 
 
-def test_a_length_that_only_another_table_has_orders_that_one_alone(results: Path) -> None:
+def test_a_length_that_only_one_table_has_orders_that_table_alone(results: Path) -> None:
     add_run(results, "t5", {128: 3.0, 300: 3.0}, data_hash="0ther")
     first, second = build_tables(results, selection=Selection(sort="300"))
     assert {first.ranked_at, second.ranked_at} == {300, 512}
@@ -476,12 +478,12 @@ def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None
     assert any("report.margin, which differ" in note for note in table.notes)
 
 
-def test_the_margin_and_the_failure_of_the_configuration_are_those_of_the_statistics() -> None:
+def test_the_configurations_margin_and_failure_threshold_equal_those_of_the_statistics() -> None:
     assert ReportConfig().margin == MARGIN
     assert checks.FAILURE == FAILURE
 
 
-def test_a_comparison_of_fewer_seeds_says_of_how_many(tmp_path: Path) -> None:
+def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:
     for seed in range(3):
         add_run(tmp_path, "alibi", ALIBI, seed=seed)
         add_run(tmp_path, "rope", ROPE if seed == 0 else {128: 2.7, 256: 2.8}, seed=seed)
@@ -498,7 +500,7 @@ def test_a_comparison_of_fewer_seeds_says_of_how_many(tmp_path: Path) -> None:
     }
 
 
-def test_two_seeds_are_said_to_know_little_of_how_seeds_differ(tmp_path: Path) -> None:
+def test_two_seeds_get_a_warning_that_they_say_little_about_variation(tmp_path: Path) -> None:
     for seed in range(2):
         add_run(tmp_path, "rope", ROPE, seed=seed)
     assert any(
@@ -506,12 +508,12 @@ def test_two_seeds_are_said_to_know_little_of_how_seeds_differ(tmp_path: Path) -
     )
 
 
-def test_scores_that_another_set_of_targets_took_the_place_of_are_named(results: Path) -> None:
+def test_scores_replaced_by_another_set_of_targets_are_named(results: Path) -> None:
     add_run(results, "rope", {256: 3.0}, seed=0, target_hash="0ther")
     assert any(note.startswith("not shown: rope at 256") for note in only(results).notes)
 
 
-def test_many_names_in_a_note_are_a_few_and_how_many_more(tmp_path: Path) -> None:
+def test_a_note_lists_a_few_names_and_counts_the_rest(tmp_path: Path) -> None:
     for name in "abcdefg":
         add_run(tmp_path, name, ROPE)
     for seed in range(3):

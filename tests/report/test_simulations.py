@@ -39,9 +39,9 @@ SMALL, LARGE = 0.1, 1.0  # the spread of seeds where that of documents is 1
 
 @dataclass(frozen=True)
 class Study:
-    """What is simulated: normal effects of seeds, and a rest a tenth as large as the documents' effects.
+    """A simulation with normal effects of seeds and a residual a tenth as large as the documents' effects.
 
-    One seed speaks of its own model alone, which has no other seeds to differ from.
+    A single seed describes its own model alone, so its effect is zero.
     """
 
     seeds: int
@@ -58,7 +58,7 @@ class Study:
     def interval_on(
         self, by_document: np.ndarray, generator: Generator, truth: float, spread: float
     ) -> Interval:
-        """With these effects of the documents, and seeds and a rest of its own."""
+        """Return the interval for these effects of documents, with new effects of seeds and residuals."""
         seed_spread = self.seed_spread if self.seeds > 1 else 0.0
         by_seed = seed_spread * generator.normal(size=(self.seeds, 1))
         rest = SMALL * generator.normal(size=(self.seeds, self.documents))
@@ -66,14 +66,14 @@ class Study:
 
 
 def slack(share: float, count: int) -> float:
-    """Three and a half standard errors of a share of `count` simulations: chance alone is 1 in 4,000."""
+    """Return 3.5 standard errors of a share of `count` simulations: chance exceeds them 1 time in 4,000."""
     return 3.5 * math.sqrt(share * (1 - share) / count)
 
 
 def coverage(study: Study, count: int) -> tuple[float, float]:
-    """The share of intervals that hold the truth, and their mean width over that of plain t intervals.
+    """Return the share of intervals that contain the truth, and their mean width over that of t intervals.
 
-    Skewness moves one bound only, so that the other one tells the plain interval.
+    Skewness moves one bound only, so the other one gives the width of the t interval.
     """
     generator = np.random.default_rng(0)
     found = [study.interval(generator) for _ in range(count)]
@@ -83,7 +83,7 @@ def coverage(study: Study, count: int) -> tuple[float, float]:
 
 
 def is_wrong(said: str, truth: float) -> bool:
-    """Whether a verdict claims what is not true; one that degrades may fail too, and was not shown to."""
+    """Return whether a verdict is false. `degrades` is true of a failure too, because it is a loss."""
     claims = {
         "holds": abs(truth) <= MARGIN,
         "degrades": truth >= MARGIN,
@@ -133,7 +133,7 @@ def on_the_same_documents(
 def share_of_wrong_tables(
     study: Study, name: str, count: int, judge: Judge = corrected, draw: Draw = on_documents_of_their_own
 ) -> tuple[float, float]:
-    """The share of tables with any wrong verdict, and that of cells with a verdict at all."""
+    """Return the share of tables with any wrong verdict, and the share of cells with a clear verdict."""
     generator = np.random.default_rng(1)
     wrong = clear = 0
     for _ in range(count):
@@ -153,7 +153,7 @@ CONTEXT = {
 
 
 def share_of_wrong_answers(study: Study, name: str, count: int) -> tuple[float, float]:
-    """Of the answers to `uses context`, the wrong ones and the clear ones."""
+    """Return the shares of wrong and of clear answers to `uses context`."""
     generator = np.random.default_rng(2)
     gain, swap_gain, spread = CONTEXT[name]
     true = {"yes": gain > 0 and swap_gain > 0, "no": swap_gain < MARGIN, "unclear": True}
@@ -224,7 +224,7 @@ def test_a_wrong_answer_on_context_is_rare(name: str) -> None:
     assert wrong <= 0.05 + slack(0.05, 200)
 
 
-def test_context_that_is_used_is_recognised_and_so_is_none() -> None:
+def test_used_and_unused_context_are_both_recognised() -> None:
     study = Study(5, 30, "normal")
     assert min(share_of_wrong_answers(study, name, 100)[1] for name in ("none", "used")) > 0.8
 

@@ -1,4 +1,4 @@
-"""The interval, the verdict, what is said of context and of a baseline, and the break point."""
+"""The interval, the verdict, the answers on context and on a baseline, and the break point."""
 
 import math
 import subprocess
@@ -61,7 +61,7 @@ def test_a_two_by_two_table_matches_the_sums_by_hand() -> None:
     assert (found.mean, found.high - found.mean) == pytest.approx((2.5, half))
 
 
-def test_a_share_of_the_variance_is_held_to_its_own_degrees_of_freedom() -> None:
+def test_each_variance_component_has_its_own_degrees_of_freedom() -> None:
     seeds, documents = np.array([-0.2, 0.0, 0.2]), symmetric_documents(9)
     differences = seeds[:, None] + documents[None, :]  # no residual
     by_seed, by_document = 9 * np.var(seeds, ddof=1), 3 * np.var(documents, ddof=1)
@@ -84,7 +84,7 @@ def test_constant_differences_give_an_interval_without_width(shape: tuple[int, i
     assert (found.low, found.high) == pytest.approx((0.1, 0.1), abs=1e-12)
 
 
-def test_one_document_and_one_seed_say_nothing() -> None:
+def test_one_document_and_one_seed_give_no_interval() -> None:
     found = paired_interval(np.array([[0.5]]))
     assert (found.mean, found.low, found.high) == (0.5, -math.inf, math.inf)
     assert verdict(found) == "unclear"
@@ -100,7 +100,7 @@ def test_skewed_documents_move_the_bound_on_their_long_side_alone(sign: int) -> 
     assert 2 * plain < far < 2.5 * plain
 
 
-def test_skewed_documents_widen_nothing_where_seeds_make_the_difference() -> None:
+def test_skewed_documents_widen_nothing_if_seeds_dominate_the_variance() -> None:
     differences = np.array([[-1.0], [0.0], [1.0]]) + 1e-6 * np.array([0.0] * 9 + [1.0])
     found = paired_interval(differences)
     assert found.high - found.mean == pytest.approx(found.mean - found.low)
@@ -208,14 +208,14 @@ def test_one_verdict_needs_no_correction() -> None:
     assert corrected_verdicts([]) == []
 
 
-def test_the_first_of_two_verdicts_is_judged_at_half_the_chance_of_error() -> None:
+def test_the_first_of_two_verdicts_is_judged_at_half_the_error_rate() -> None:
     limit = 0.01 + 0.1 * standard_errors(1 - 0.05 / 2)
     unclear = estimate(0.0, 1.0)
     assert corrected_verdicts([unclear, estimate(limit + 0.001, 0.1)]) == ["unclear", "degrades"]
     assert corrected_verdicts([unclear, estimate(limit - 0.001, 0.1)]) == ["unclear", "unclear"]
 
 
-def test_a_settled_verdict_leaves_its_place_to_the_others() -> None:
+def test_a_settled_verdict_relaxes_the_correction_of_the_others() -> None:
     weak = estimate(0.01 + 0.1 * standard_errors(0.96), 0.1)
     settled, unclear = estimate(0.0, 0.0001), estimate(0.0, 1.0)
     assert verdict(weak) == "degrades"
@@ -223,18 +223,18 @@ def test_a_settled_verdict_leaves_its_place_to_the_others() -> None:
     assert corrected_verdicts([weak, unclear]) == ["unclear", "unclear"]
 
 
-def test_the_last_verdict_is_judged_as_if_it_were_alone_and_no_more_boldly() -> None:
+def test_the_last_verdict_is_judged_as_if_it_were_the_only_one() -> None:
     settled, last = estimate(5.0, 0.01), estimate(0.01 + 0.1 * standard_errors(0.949), 0.1)
     assert corrected_verdicts([settled, last]) == ["fails", "unclear"]
 
 
-def test_a_failure_that_stands_only_as_a_loss_degrades() -> None:
+def test_a_failure_that_is_certain_only_as_a_loss_degrades() -> None:
     weak = estimate(0.25 + 0.05 * standard_errors(0.955), 0.05)
     assert verdict(weak) == "fails"
     assert corrected_verdicts([weak, *[estimate(0.0, 1.0)] * 9]) == ["degrades", *["unclear"] * 9]
 
 
-def test_a_cell_that_degrades_keeps_half_its_place_because_it_may_yet_be_called_failing() -> None:
+def test_a_cell_that_degrades_still_counts_half_because_it_may_yet_fail() -> None:
     # All ten surely degrade: the lower bound alone can err, in each of them by 5 % / 10.
     for confidence, expected in ((0.895, "degrades"), (0.905, "fails")):
         cell = estimate(0.25 + 0.01 * standard_errors(1 - (1 - confidence) / 10), 0.01)
@@ -246,7 +246,7 @@ def test_broken_scores_fail_in_any_table() -> None:
     assert corrected_verdicts([broken, *[estimate(0.0, 1.0)] * 400])[0] == "fails"
 
 
-def test_verdicts_are_corrected_by_the_margin_they_are_given() -> None:
+def test_corrected_verdicts_use_the_given_margin() -> None:
     assert corrected_verdicts([estimate(0.03, 0.001)] * 3) == ["degrades"] * 3
     assert corrected_verdicts([estimate(0.03, 0.001)] * 3, margin=0.05) == ["holds"] * 3
 
@@ -256,7 +256,7 @@ def test_a_comparison_says_better_same_worse_or_unclear_in_the_order_given() -> 
     assert compared(differences) == ["better", "same", "worse", "unclear"]
 
 
-def test_a_comparison_is_corrected_for_the_number_of_them() -> None:
+def test_comparisons_are_corrected_for_their_number() -> None:
     weak = estimate(-0.01 - 0.1 * standard_errors(0.96), 0.1)
     assert compared([weak]) == ["better"]
     assert compared([weak, estimate(0.0, 1.0)]) == ["unclear", "unclear"]
@@ -300,7 +300,7 @@ def test_a_control_is_beaten_by_a_positive_gain_that_may_be_of_use(
     assert beats(interval(low, high)) == expected
 
 
-def test_a_wider_margin_asks_more_of_a_gain() -> None:
+def test_a_wider_margin_requires_a_larger_gain() -> None:
     assert beats(interval(0.01, 0.04), margin=0.05) == "no"
     assert uses_context(interval(0.1, 0.2), interval(0.01, 0.04), margin=0.05) == "no"
 

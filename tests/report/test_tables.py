@@ -1,4 +1,4 @@
-"""What may stand in one table, what its numbers are, and that they can be read."""
+"""The rows that share a table, its numbers, and its layout."""
 
 import dataclasses
 import io
@@ -90,7 +90,7 @@ def test_holding_below_the_training_length_is_not_holding_past_it(tmp_path: Path
     assert (line.cells[64].verdict, line.break_point.kind) == ("", "unknown")
 
 
-def test_the_training_length_has_no_change_of_its_own(tmp_path: Path) -> None:
+def test_the_training_length_has_no_change(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     cell = line_of(only(tmp_path), "rope").cells[128]
     assert (cell.change, cell.interval, cell.missing) == (None, None, "")
@@ -114,7 +114,7 @@ def test_an_infinite_score_fails(tmp_path: Path) -> None:
         ({"score_dtype": "bfloat16"}, "score dtype"),
     ],
 )
-def test_rows_that_may_not_be_compared_are_in_tables_of_their_own(
+def test_rows_that_cannot_be_compared_are_in_separate_tables(
     tmp_path: Path, change: dict[str, object], named: str
 ) -> None:
     add_run(tmp_path, "rope", BREAKING)
@@ -125,7 +125,7 @@ def test_rows_that_may_not_be_compared_are_in_tables_of_their_own(
     assert "never averaged or ranked together" in printed(tables)
 
 
-def test_one_table_needs_no_word_about_others(tmp_path: Path) -> None:
+def test_one_table_does_not_mention_others(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "alibi", FLAT)
     assert only(tmp_path).why == ""
@@ -140,7 +140,7 @@ def test_the_title_says_what_was_trained(tmp_path: Path) -> None:
 
 
 def with_model(run: Path, **sizes: object) -> None:
-    """Write the run's configuration, of the tiny model but for these sizes."""
+    """Write the run's configuration: the tiny model with these sizes."""
     model = {**dataclasses.asdict(ModelConfig()), **sizes}
     (run / "config.yaml").write_text(yaml.safe_dump({"model": model}))
 
@@ -159,7 +159,7 @@ def test_the_title_says_which_sizes_are_not_those_of_the_models_name(tmp_path: P
     assert all("they differ in model, model sizes, and" in table.why for table in tables)
 
 
-def test_the_title_leaves_out_the_sizes_that_set_lines_apart(tmp_path: Path) -> None:
+def test_the_title_leaves_out_sizes_that_distinguish_lines(tmp_path: Path) -> None:
     with_model(add_run(tmp_path, "rope", FLAT, setting="aaaaaaaa"), d_ff=96)
     with_model(add_run(tmp_path, "rope", FLAT, setting="bbbbbbbb"), d_ff=96, n_layers=2)
     [table] = build_tables(tmp_path, selection=Selection(by=("model.n_layers",)))
@@ -198,7 +198,7 @@ def trained_on(run: Path, **changes: object) -> None:
         ({}, None),
     ],
 )
-def test_conditions_of_tokens_a_second_are_told_where_they_differ(
+def test_conditions_of_tokens_per_second_are_shown_where_they_differ(
     tmp_path: Path, change: dict[str, object], told: str | None
 ) -> None:
     trained_on(add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}))
@@ -257,7 +257,7 @@ def test_of_two_sets_of_targets_a_column_takes_the_one_that_more_rows_share(tmp_
     assert not any("not all rows" in note for note in table.notes)
 
 
-def test_levels_on_different_targets_are_said_to_be_that_with_the_lines_that_differ(tmp_path: Path) -> None:
+def test_a_note_names_the_lines_whose_levels_are_on_different_targets(tmp_path: Path) -> None:
     for name in ("alibi", "nope"):
         add_run(tmp_path, name, FLAT)
     add_run(tmp_path, "rope", BREAKING, target_hash="0ther")
@@ -329,7 +329,7 @@ def test_encodings_rank_by_the_longest_length_that_most_have(tmp_path: Path) -> 
     assert any("ranked by bits/byte at 256" in note for note in table.notes)
 
 
-def test_levels_on_different_targets_rank_nothing_and_the_way_to_rank_them_is_named(tmp_path: Path) -> None:
+def test_levels_on_different_targets_are_not_ranked_and_a_note_says_how_to_rank_them(tmp_path: Path) -> None:
     add_run(tmp_path, "b", {128: 2.0, 256: 3.0})
     add_run(tmp_path, "c", {128: 2.0, 256: 2.0})
     add_run(tmp_path, "a", {128: 3.0, 256: 4.0}, target_hash="0ther")
@@ -381,7 +381,7 @@ def test_without_a_common_length_the_order_is_that_of_names(tmp_path: Path) -> N
     assert (table.ranked_at, [line.label for line in table.lines]) == (None, ["a", "b"])
 
 
-def test_one_seed_and_few_documents_are_said(tmp_path: Path) -> None:
+def test_one_seed_and_few_documents_get_a_note(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING, documents=7)
     notes = " ".join(only(tmp_path).notes)
     assert "one seed: results describe these models, not the encodings" in notes
@@ -422,7 +422,7 @@ def test_a_damaged_run_is_named_under_the_tables_of_the_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("text", "told"), [("", "is damaged"), (None, "has no scores: make them with")])
-def test_a_named_run_without_whole_scores_is_told_and_hides_no_other_that_was_named(
+def test_a_named_run_without_complete_scores_is_reported_and_hides_no_other(
     tmp_path: Path, text: str | None, told: str
 ) -> None:
     good, bad = add_run(tmp_path, "rope", BREAKING), add_run(tmp_path, "alibi", FLAT)
@@ -444,12 +444,12 @@ def test_a_row_that_claims_a_number_it_lacks_is_undefined(tmp_path: Path) -> Non
     assert line_of(only(tmp_path), "rope").cells[512].verdict == "undefined"
 
 
-def test_the_table_of_one_run_is_the_reports_own(tmp_path: Path) -> None:
+def test_the_table_of_one_run_equals_the_reports_table(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
     assert run_table(read_rows(run / "eval.csv"), run) == only(tmp_path)
 
 
-def test_the_table_of_a_run_elsewhere_reads_the_scores_that_lie_there(tmp_path: Path) -> None:
+def test_the_table_of_a_run_elsewhere_reads_the_scores_in_its_folder(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING).rename(tmp_path / "elsewhere")
     table = run_table(read_rows(run / "eval.csv"), run)
     assert table.lines[0].cells[256].interval is not None
@@ -488,7 +488,7 @@ def test_a_wide_terminal_gets_one_block(tmp_path: Path) -> None:
 
 
 def rows_of(text: str, label: str) -> dict[str, list[str]]:
-    """The words of each row of one encoding, by the row's name."""
+    """Return the cells of each row of one encoding, by the row's name."""
     lines = text.splitlines()
     [first] = [number for number, line in enumerate(lines) if line.startswith(label)]
     found = {}
@@ -500,7 +500,7 @@ def rows_of(text: str, label: str) -> dict[str, list[str]]:
     return found
 
 
-def test_verdicts_are_words_beyond_the_training_length_and_explained(tmp_path: Path) -> None:
+def test_verdicts_past_the_training_length_are_spelled_out_and_explained(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     text = printed(build_tables(tmp_path))
     rows = rows_of(text, "rope")
@@ -585,7 +585,7 @@ def test_a_copied_run_is_left_out_as_long_as_its_original_is_there(tmp_path: Pat
     assert [line.runs for line in only(tmp_path).lines] == [(copy.name,)]
 
 
-def test_strides_by_another_rule_are_another_table_with_changes_of_its_own(tmp_path: Path) -> None:
+def test_another_stride_rule_is_another_table_with_separate_changes(tmp_path: Path) -> None:
     lengths = (64, 128, 256, 512)
     add_run(tmp_path, "rope", dict.fromkeys(lengths, 3.0), sliding="half")
     add_run(tmp_path, "alibi", {64: 3.1, 128: 2.0, 256: 2.5, 512: 2.6}, sliding=32)
@@ -619,7 +619,7 @@ def test_the_spelling_of_a_hash_does_not_choose_the_set_of_the_training_length(
     assert any(note.startswith("4096: scored on another set") for note in table.notes)
 
 
-def test_a_run_whose_targets_stand_for_no_byte_has_no_interval(tmp_path: Path) -> None:
+def test_a_run_whose_targets_have_no_bytes_has_no_interval(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     for row in read_rows(run / "eval.csv"):
         scores = load_scores(file_of(run, row))
@@ -630,7 +630,7 @@ def test_a_run_whose_targets_stand_for_no_byte_has_no_interval(tmp_path: Path) -
     assert any("stands for a byte" in note for note in table.notes)
 
 
-def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:
+def test_markdown_has_one_row_for_each_encoding(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "a|b", {128: 3.0, 256: None, 512: 3.0}, spread=0.001)
     lines = to_markdown(build_tables(tmp_path), details=True).splitlines()
@@ -661,7 +661,7 @@ def test_markdown_has_one_row_an_encoding(tmp_path: Path) -> None:
         ({}, "unknown", None, None),
     ],
 )
-def test_the_break_point_says_what_is_unclear_and_has_numbers_to_sort_by(
+def test_the_break_point_says_where_it_is_unclear_and_has_numbers_to_sort_by(
     verdicts: dict[int, str], words: str, holds_to: int | None, works_to: int | None
 ) -> None:
     cells = {
@@ -682,7 +682,7 @@ def test_a_length_out_of_an_encodings_reach_is_where_it_stops_working_but_not_on
     assert find_break_point(cells, 128).works_to == works_to  # pyright: ignore[reportArgumentType]
 
 
-def test_what_another_encoding_costs_at_the_training_length_is_judged(tmp_path: Path) -> None:
+def test_the_cost_of_another_encoding_at_the_training_length_has_a_verdict(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "rope", {128: 3.5, 256: 3.5}, scored_with="yarn factor=16.0")
     table = only(tmp_path)
@@ -692,7 +692,7 @@ def test_what_another_encoding_costs_at_the_training_length_is_judged(tmp_path: 
     assert "for the table's 4" in printed([table])
 
 
-def test_memory_is_that_of_the_longest_length_or_not_said(tmp_path: Path) -> None:
+def test_memory_is_that_of_the_longest_length_or_left_out(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, peak_memory_mb=700.0)
     add_run(tmp_path, "learned", {128: 3.0, 256: None}, peak_memory_mb=400.0)
     lines = {
@@ -715,7 +715,7 @@ def test_a_reason_of_several_lines_stays_one(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("details", [False, True])
-def test_a_label_is_no_markup_in_markdown(tmp_path: Path, details: bool) -> None:
+def test_a_label_is_escaped_in_markdown(tmp_path: Path, details: bool) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     edit_rows(
         next((tmp_path / "runs").iterdir()), lambda row: replace(row, encoding="<b>&|", scored_with="<b>&|")
