@@ -13,7 +13,7 @@ from pe_bench.config.schema import Protocol
 from pe_bench.errors import require
 from pe_bench.report.charts.curves import View
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.tables.build import Table, build_report, build_tables, run_table
+from pe_bench.report.tables.build import Report, Table, build_report, build_tables, run_table
 from pe_bench.report.tables.ranking import check_sort
 from pe_bench.report.tables.selection import CONDITION, Condition, Selection, parse_by, parse_condition
 from pe_bench.report.text import show
@@ -134,25 +134,25 @@ def print_report(
         if report.others:
             tables = "1 other table" if report.others == 1 else f"{report.others} other tables"
             write_out(f"{tables}: --all\n")
-    write_files(report.tables, outputs, results_dir, details)
+    write_files(report, outputs, details)
 
 
-def write_files(tables: Sequence[Table], outputs: Outputs, results_dir: Path, details: bool) -> None:
+def write_files(report: Report, outputs: Outputs, details: bool) -> None:
     for option, path in outputs.files.items():
         if option == "--plot":
             from pe_bench.report.charts.figure import plot_tables
 
-            plot_tables(tables, path, outputs.view)
+            plot_tables(report.tables, path, outputs.view)
         elif option == "--html":
-            write_text(path, _html(tables, results_dir, outputs.view))
+            write_text(path, _html(report, outputs.view))
         else:
-            write_text(path, text_of(option, tables, details))
+            write_text(path, text_of(option, report.tables, details))
         say(f"wrote {path}")
 
 
-def _html(tables: Sequence[Table], results_dir: Path, view: View) -> str:
+def _html(report: Report, view: View) -> str:
     from pe_bench.report.html.page import to_html
     from pe_bench.runs.provenance import provenance
 
-    runs = sorted({run for table in tables for line in table.lines for run in line.runs})
-    return to_html(tables, provenance(results_dir, runs), view=view)
+    runs = {run for table in report.tables for line in table.lines for run in line.runs}
+    return to_html(report.tables, provenance(map(report.folder_of, runs)), view=view)

@@ -1,4 +1,4 @@
-"""Columns that rows of older versions lack, derived from what those rows say in other words.
+"""Facts that older versions wrote as words: columns that their rows lack, and the kernel of a run.
 
 An older row has a stride, a remark in English, and a mark in the name of what it was scored with. Newer rows
 have a column for each such fact, and nothing else reads the words.
@@ -22,6 +22,11 @@ def with_added_columns(records: Sequence[Record]) -> list[Record]:
     Raises `ValueError` for a number that is none.
     """
     return [{**_with_facts(record), "stride_rule": rule} for rule, record in _by_stride_rule(records)]
+
+
+def kernel_in(sentence: str) -> str:
+    """Return the kernel and its type from what older versions said of attention, which begins with both."""
+    return sentence.partition(",")[0]
 
 
 def _with_facts(record: Record) -> Record:

@@ -3,19 +3,15 @@
 What is not known of a run (an older version kept less) stays empty and hides nothing else.
 """
 
-import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pe_bench.errors import RunError, UserError
+from pe_bench.errors import UserError
 from pe_bench.runs.commands import recorded_commands
-from pe_bench.runs.gather import runs_folder
+from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.repeat import Repeater, with_scored_lengths
-from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.untrusted import read_mapping
 
 
 @dataclass(frozen=True)
@@ -61,21 +57,20 @@ class RunRecord:
     date: str
 
 
-def provenance(results_dir: Path, run_names: Sequence[str]) -> list[RunRecord]:
-    """The records of runs, in the order of their names; each run once."""
+def provenance(folders: Iterable[RunFolder]) -> list[RunRecord]:
+    """Return the records of runs, in the order of their names."""
     repeater = Repeater()
-    folder = runs_folder(results_dir)
-    return [_record(folder / name, repeater) for name in sorted(set(run_names))]
+    return [_record(folder, repeater) for folder in sorted(folders, key=lambda folder: folder.path.name)]
 
 
-def _record(run: Path, repeater: Repeater) -> RunRecord:
-    rows, found = _rows(run), _read_json(run / "environment.json")
-    repeat, needs, missing = _repeat(run, rows, repeater)
+def _record(run: RunFolder, repeater: Repeater) -> RunRecord:
+    rows, found = run.rows, run.environment
+    repeat, needs, missing = _repeat(run, repeater)
     trained = _environment(found)
     scored = dict.fromkeys(_environment(vars(row)) for row in rows)
     return RunRecord(
-        run=run.name,
-        commands=recorded_commands(run),
+        run=run.path.name,
+        commands=recorded_commands(run.path),
         repeat=repeat,
         needs=needs,
         missing=missing,
@@ -86,10 +81,10 @@ def _record(run: Path, repeater: Repeater) -> RunRecord:
     )
 
 
-def _repeat(run: Path, rows: Sequence[Row], repeater: Repeater) -> tuple[str, tuple[str, ...], str]:
+def _repeat(run: RunFolder, repeater: Repeater) -> tuple[str, tuple[str, ...], str]:
     """The command that repeats a run, what it needs, and why there is none."""
     try:
-        config = read_mapping(run / "config.yaml")
+        config, rows = run.config, run.rows
         precision = rows[0].train_dtype if rows else config["precision"]
         overrides = repeater.overrides(with_scored_lengths(config, rows), precision)
         return shlex.join(["pe-bench", "train", *overrides]), tuple(repeater.needs(config)), ""
@@ -99,21 +94,6 @@ def _repeat(run: Path, rows: Sequence[Row], repeater: Repeater) -> tuple[str, tu
         return "", (), "the run has no config.yaml"
     except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError):
         return "", (), "the run's config.yaml is damaged"
-
-
-def _rows(run: Path) -> list[Row]:
-    try:
-        return read_rows(run / "eval.csv")
-    except RunError:
-        return []  # the report names the damage
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _environment(values: dict[str, Any]) -> Environment:

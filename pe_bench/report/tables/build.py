@@ -4,7 +4,7 @@ Rows of another setting (the model and how it was trained), data, tokenizer, tra
 protocol, stride or precision of scores are another table: they are never averaged or ranked together.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from pe_bench.report.tables.selection import EVERYTHING, Condition, RunKeys, Sel
 from pe_bench.report.tables.target_sets import rank_sets
 from pe_bench.report.tables.verdicts import count_comparisons, count_verdicts, judge, with_baseline
 from pe_bench.runs.find import finished_runs
+from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
 from pe_bench.runs.rows import HALF, POSITIONS, Row, read_rows
 from pe_bench.values import unknown
@@ -91,10 +92,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """Tables to show; others: how many more there are."""
+    """Tables to show; others: how many more there are; folder_of: what was read of a run, by its name."""
 
     tables: list[Table]
     others: int
+    folder_of: Callable[[str], RunFolder]
 
 
 def build_tables(
@@ -126,9 +128,7 @@ def build_report(
         folder = runs_folder(results_dir)
         raise UserError(f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
 
-    def folder_of(row: Row) -> Path:
-        return runs_folder(results_dir) / row.run
-
+    folder_of = folders_in(runs_folder(results_dir))
     keys = RunKeys(folder_of)
     rows = _of_protocol(_of_runs(found, runs), protocol)
     for key in selection.by:
@@ -151,7 +151,7 @@ def build_report(
     left_out = tuple(f"left out: {problem}" for problem in problems)
     last = tables[-1]
     last = replace(last, notes=(*last.notes, *left_out), caveats=(*last.caveats, *left_out))
-    return Report([*tables[:-1], last], others)
+    return Report([*tables[:-1], last], others, folder_of)
 
 
 def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
@@ -163,9 +163,10 @@ def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
     shown = tuple(str(length) for length in sorted({row.length for row in rows}))
     selection = Selection(where=(Condition("length", "=", shown),), margin=margin)
     rows += _quarters(run, rows)
-    keys = RunKeys(lambda row: run)
+    folder = RunFolder(run)
+    keys = RunKeys(lambda name: folder)
     groups = _groups_of(rows, keys, selection.by)
-    tables = _tables(groups, rows, ScoreFiles(lambda row: run), keys, selection)
+    tables = _tables(groups, rows, ScoreFiles(lambda name: folder), keys, selection)
     assert len(tables) == 1, "rows of one run, one protocol and one stride"
     return tables[0]
 

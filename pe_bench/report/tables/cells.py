@@ -66,6 +66,7 @@ class Cell:
     documents: int
     stride: int | None
     peak_memory_mb: float | None
+    segments: int = 1  # of each document, in the interval of the change
     changes: tuple[float, ...] = ()  # of each seed, where there is a change
     baseline: Difference | None = None  # none where the table has no baseline, or this is it
     use: ContextUse | None = None  # none where no control was scored
@@ -100,7 +101,7 @@ def make_cell(
     seeds = Counter(row.target_hash for row in scored)
     chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
     scored = sorted((row for row in scored if row.target_hash == chosen), key=lambda row: row.run)
-    change, interval, missing = _change(scored, references, files)
+    change = _change(scored, references, files)
     nll = _mean([row.nll for row in scored if row.nll is not None])
     memory = [row.peak_memory_mb for row in scored if row.peak_memory_mb is not None]
     return Cell(
@@ -109,10 +110,11 @@ def make_cell(
         reason="",
         levels=tuple(row.bits_per_byte for row in scored if row.bits_per_byte is not None),
         perplexity=perplexity_of(nll) if nll is not None else None,
-        change=change,
-        interval=interval,
+        change=change.mean,
+        interval=change.interval,
         verdict="",  # it depends on how many verdicts the table has
-        missing=missing,
+        missing=change.missing,
+        segments=change.segments,
         target_hash=chosen,
         targets=min(row.targets for row in scored),
         documents=min(row.documents for row in scored),

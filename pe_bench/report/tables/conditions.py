@@ -1,18 +1,19 @@
 """How a run was trained, as far as its tokens a second depend on it."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
-from pe_bench.runs.untrusted import read_json
+from pe_bench.runs.old_rows import kernel_in
 
 Conditions = Mapping[str, str]
 
 
-def conditions_of(run: Path) -> Conditions:
-    """In words: the machine, its threads and the path of attention; none where the run does not say."""
-    try:
-        found = read_json(run / "environment.json")
-    except (OSError, ValueError):
+def conditions_of(found: Mapping[str, Any]) -> Conditions:
+    """Return the machine, its threads and the kernel of attention.
+
+    found: what environment.json says; empty where it is not known.
+    """
+    if not found:
         return {}
     on_processor, threads = found.get("device") == "cpu", found.get("threads")
     counted = "1 thread" if threads == 1 else f"{threads} threads"
@@ -24,8 +25,8 @@ def conditions_of(run: Path) -> Conditions:
 
 
 def _kernel_name(attention: object) -> str:
-    """Return the kernel and its type; older runs have a sentence, which begins with both."""
+    """Return the kernel and its type."""
     if isinstance(attention, dict):
         name, dtype = attention.get("name", ""), attention.get("dtype", "")
         return f"{name} in {dtype}" if dtype else str(name)
-    return str(attention or "").partition(",")[0]
+    return kernel_in(str(attention or ""))

@@ -2,32 +2,36 @@
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from pe_bench.errors import RunError
 from pe_bench.report.statistics import Interval, paired_interval
+from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Clusters, load_scores, score_file
 
 
 class Paired(NamedTuple):
-    """A mean difference in bits per byte, its interval, and why either is missing."""
+    """A mean difference in bits per byte, its interval, and why either is missing.
+
+    segments: into how many each document was cut for the interval.
+    """
 
     mean: float | None
     interval: Interval | None
     missing: str
+    segments: int = 1
 
 
 class ScoreFiles:
     """The bits per byte of single documents, or segments of them, read from each score file once.
 
-    `folder_of` says where the run of a row lies.
+    folder_of: by the name of a run.
     """
 
-    def __init__(self, folder_of: Callable[[Row], Path]) -> None:
+    def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
         self._folder_of = folder_of
         self._known: dict[Row, tuple[np.ndarray, np.ndarray]] = {}
         self._clusters: dict[str, Clusters] = {}
@@ -39,8 +43,12 @@ class ScoreFiles:
             found = self._known[row] = self._read(row)
         return found
 
+    def segments(self, row: Row) -> int:
+        """Return into how many segments each document of a row that was read is cut."""
+        return self._clusters[row.target_hash].segments
+
     def _read(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
-        path = score_file(self._folder_of(row), row)
+        path = score_file(self._folder_of(row.run).path, row)
         scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
         self._clusters[row.target_hash] = scores.clusters
         found, claimed = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte, level_of(row)
@@ -56,7 +64,7 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     except RunError as error:
         means = [level_of(row) - level_of(other) for row, other in pairs]
         return Paired(float(np.mean(means)), None, str(error))
-    return Paired(interval.mean, interval, "")
+    return Paired(interval.mean, interval, "", files.segments(pairs[0][0]))
 
 
 def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:

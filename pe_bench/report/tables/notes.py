@@ -139,10 +139,10 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
         return
     fewest = min(cell.documents for cell in few)
     documents = "1 document" if fewest == 1 else f"{fewest} documents"
-    units = [cell.interval.documents // cell.documents for cell in few if cell.interval is not None]
-    if max(units, default=1) > 1:
+    segments = max(cell.segments for cell in few)
+    if segments > 1:
         yield (
-            f"{documents} only: intervals are over {max(units)} segments of each, which are more alike than "
+            f"{documents} only: intervals are over {segments} segments of each, which are more alike than "
             "documents are, so they say little of other texts"
         )
     else:

@@ -7,8 +7,6 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pe_bench.errors import UserError
@@ -16,6 +14,7 @@ from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.conditions import Conditions, conditions_of
 from pe_bench.report.tables.model_sizes import changed_sizes
 from pe_bench.runs.find import names_of_label
+from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.identity import NOT_IDENTITY
 from pe_bench.runs.rows import COLUMNS, Row
 from pe_bench.values import unknown
@@ -133,16 +132,16 @@ def _check_key(key: str, option: str) -> None:
 class RunKeys:
     """The values of rows' columns, and of keys in the configurations and environments of their runs."""
 
-    def __init__(self, folder_of: Callable[[Row], Path]) -> None:
+    def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
+        """folder_of: by the name of a run."""
         self._folder_of = folder_of
-        self._config = cache(_read_flat)
-        self._conditions = cache(conditions_of)
 
     def value(self, row: Row, key: str) -> Any:
-        """None where a run does not have such a key."""
-        if key in COLUMNS:
-            return getattr(row, key)
-        return self._config(self._folder_of(row)).get(key)
+        """Return a value; None where a run does not have such a key."""
+        return getattr(row, key) if key in COLUMNS else self._config(row).get(key)
+
+    def _config(self, row: Row) -> dict[str, Any]:
+        return self._folder_of(row.run).flat_config
 
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
         """The rows that meet all conditions, but for those on what is only shown.
@@ -159,7 +158,7 @@ class RunKeys:
     def require(self, rows: Sequence[Row], key: str, option: str) -> None:
         if key in COLUMNS or any(self.value(row, key) is not None for row in _one_a_run(rows)):
             return
-        known = {name for row in _one_a_run(rows) for name in self._config(self._folder_of(row))}
+        known = {name for row in _one_a_run(rows) for name in self._config(row)}
         raise UserError(unknown(key, option, known))
 
     def _require_encodings(self, rows: Sequence[Row], condition: Condition) -> None:
@@ -173,7 +172,7 @@ class RunKeys:
         """A line for each run whose configuration is asked for and cannot be read."""
         if not any("." in key for key in keys):
             return []
-        runs = [row for row in _one_a_run(rows) if not self._config(self._folder_of(row))]
+        runs = [row for row in _one_a_run(rows) if not self._config(row)]
         return [
             f"{row.run}: its config.yaml cannot be read, so {' and '.join(keys)} are not known"
             for row in runs
@@ -186,12 +185,12 @@ class RunKeys:
 
     def conditions(self, rows: Sequence[Row]) -> dict[str, Conditions]:
         """Of the training of each run."""
-        return {row.run: self._conditions(self._folder_of(row)) for row in _one_a_run(rows)}
+        return {row.run: conditions_of(self._folder_of(row.run).environment) for row in _one_a_run(rows)}
 
     def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
         """In words, what the name of the model of all these rows does not say, but for these keys."""
         for row in _one_a_run(rows):
-            config = self._config(self._folder_of(row))
+            config = self._config(row)
             model = {
                 key.removeprefix("model."): value
                 for key, value in config.items()
@@ -210,7 +209,7 @@ class RunKeys:
         """A hash of what rows must share to be compared, but for these keys of the configuration."""
         if not any("." in key for key in by):
             return row.setting
-        config = self._config(self._folder_of(row))
+        config = self._config(row)
         left = {
             key: value
             for key, value in config.items()
@@ -224,24 +223,6 @@ class RunKeys:
 
 def _one_a_run(rows: Sequence[Row]) -> list[Row]:
     return list({row.run: row for row in rows}.values())
-
-
-def _read_flat(run: Path) -> dict[str, Any]:
-    """A run's configuration with keys such as train.lr; nothing where it cannot be read."""
-    from pe_bench.runs.untrusted import InvalidYamlError, read_mapping
-
-    try:
-        return _flat(read_mapping(run / "config.yaml"), "")
-    except (OSError, InvalidYamlError):
-        return {}
-
-
-def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return found
 
 
 def _equal(value: Any, wanted: str) -> bool:

@@ -1,0 +1,58 @@
+"""A run's folder: its configuration, environment and rows, each read once."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pe_bench.errors import RunError
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.untrusted import InvalidYamlError, read_json, read_mapping
+
+
+class RunFolder:
+    """A run on disk. What is damaged or missing of it is empty, so that it hides nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return its configuration. Raises `OSError`, and `InvalidYamlError` where it is damaged."""
+        return read_mapping(self.path / "config.yaml")
+
+    @cached_property
+    def flat_config(self) -> dict[str, Any]:
+        """Return its configuration with keys such as train.lr; empty where it cannot be read."""
+        try:
+            return _flat(self.config, "")
+        except (OSError, InvalidYamlError):
+            return {}
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        try:
+            return read_json(self.path / "environment.json")
+        except (OSError, ValueError):
+            return {}
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        try:
+            return read_rows(self.path / "eval.csv")
+        except RunError:
+            return []
+
+
+def folders_in(runs: Path) -> Callable[[str], RunFolder]:
+    """Return a function that gives the folder of a run by its name, always the same one."""
+    known: dict[str, RunFolder] = {}
+    return lambda name: known.setdefault(name, RunFolder(runs / name))
+
+
+def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
