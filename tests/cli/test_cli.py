@@ -260,7 +260,7 @@ def test_the_version_is_the_packages(command):
         (["train", "encoding=nope", "encoding.base=500"], "unknown key 'encoding.base': nope has no options"),
         (["train", "--resume"], "--resume is no option of train: not needed: the same command goes on"),
         (["train", "--dry-run", "seed=1"], "--cfg job prints every key and trains nothing"),
-        (["report", "--json"], "unknown option '--json': there are: --baseline, --by"),
+        (["report", "--json"], "unknown option '--json': there are: --all, --baseline, --by"),
         (["train", "-sc"], "unknown option '-s'"),
         (["train", "--experimental-rerun", "x"], "unknown option '--experimental-rerun'"),
         (["train", "--cfg=jobb"], "'jobb' is not one of 'job', 'hydra', 'all'"),

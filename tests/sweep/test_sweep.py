@@ -131,7 +131,7 @@ def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(t
     assert "3 jobs: 1 done, 2 failed" in done.stderr, done.stderr
     assert len(finished(tmp_path)) == 1
     assert len({row.run for row in read_rows(tmp_path / "results" / "results.csv")}) == 1
-    assert done.stdout.count("paired protocol") == 1, "one table of all that is done"
+    assert done.stdout.count("works to") == 1, "one table of all that is done"
     # Why, in the summary and in the directory.
     assert "  failed: encoding.end=raise: " in done.stderr and "it ended badly" in done.stderr
     assert "  failed: encoding.end=kill: killed by SIGKILL, by somebody or for lack of memory" in done.stderr
