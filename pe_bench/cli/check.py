@@ -1,12 +1,11 @@
 """The `check` command: the conformance suite on some encodings, as a table."""
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -15,8 +14,9 @@ from pe_bench.config.override import parse_override
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.check.case import Case, find_cases
 from pe_bench.inspection.check.finding import Finding
-from pe_bench.inspection.check.suite import Property, check_all
+from pe_bench.inspection.check.suite import PROPERTIES, Property, check_all
 from pe_bench.inspection.resolve import split_arguments
+from pe_bench.system.progress import progress_bar
 from pe_bench.system.terminal import render, say, width_of, wrap, write_out
 
 # In colour too, and not by colour alone.
@@ -44,7 +44,7 @@ def check_encodings(
     for encoding in found:
         for option, value in encoding.examples.items():
             say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
-    results = {encoding.name: check_all(encoding) for encoding in _with_progress(found)}
+    results = _check_each(found)
     _print_tables(results, verbose)
     states = [finding.state for result in results.values() for finding in result.values()]
     if "fails" in states or "not checked" in states:
@@ -138,8 +138,13 @@ def all_names(directories: Sequence[str] = ()) -> list[str]:
     return [*(name for name in names if name not in own), *own]
 
 
-def _with_progress(found: list[Case]) -> Sequence[Case]:
-    console = Console(stderr=True)
-    if len(found) == 1 or not console.is_terminal:
-        return found
-    return track(found, "checking", console=console, transient=True)  # type: ignore[return-value]
+def _check_each(found: Sequence[Case]) -> dict[str, Results]:
+    """Check every encoding, with a bar on a terminal."""
+    results: dict[str, Results] = {}
+    with progress_bar("check", len(found) * len(PROPERTIES)) as bar:
+        for case in found:
+            done = itertools.count(len(results) * len(PROPERTIES))
+            results[case.name] = check_all(
+                case, lambda wanted, name=case.name, done=done: bar.show(next(done), f"{name}: {wanted.name}")
+            )
+    return results

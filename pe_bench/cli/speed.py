@@ -42,12 +42,13 @@ def time_encodings(
         require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
         require(not output.is_dir(), f"--output {output}: a folder has that name")
-        require(os.access(output.parent, os.W_OK), f"--output {output}: {output.parent} cannot be written")
     asked = read_request(arguments, train, directories)
     first = asked.at(wanted[0])
     for length in wanted[1:] if train else []:
         asked.reference(length)
     file = output or check_folder(first[0].config.results_dir, "results_dir") / FILE
+    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    require(os.access(folder, os.W_OK), f"{file}: {folder} cannot be written: name another with --output")
     read_rows(file)
     _try_each(first, min(wanted[0], first[0].config.train.length))
     if not asked.is_choice:
@@ -112,8 +113,8 @@ def _measure(
     try:
         with progress_bar("speed", len(first) * len(lengths)) as bar:
             for row in bench.rows(lengths, at, lambda now: bar.show(len(rows), now)):
+                write_rows(file, [*rows, row])
                 rows.append(row)
-                write_rows(file, rows)
                 bar.show(len(rows), row.line, row.line)
     except Exception:
         is_drawn = False

@@ -18,6 +18,7 @@ from pe_bench.config.schema import Config
 from pe_bench.config.unknown_keys import UnusableKeyError
 from pe_bench.errors import UserError
 from pe_bench.sweep.launchers import require_one_start
+from pe_bench.system.progress import progress_bar
 
 LAUNCHER = "hydra.launcher."
 MAX_CHECKED = 20  # jobs, before the first of them runs
@@ -59,11 +60,14 @@ def check_sweep(command: HydraCommand, check: Job) -> Swept:
         return parse_config(compose([*plain, *chosen], directories))
 
     combinations = _combinations(composed)
-    for place, chosen in enumerate(combinations):
-        with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
-            configs.append(_parse_job(parse, chosen, values, plain))
-            if place < MAX_CHECKED:
-                check(configs[-1], search)
+    with progress_bar("sweep", len(combinations)) as bar:
+        for place, chosen in enumerate(combinations):
+            first = "checking every value before the first job starts" if place == 0 else None
+            bar.show(place, f"checking {' '.join(chosen)}", first)
+            with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
+                configs.append(_parse_job(parse, chosen, values, plain))
+                if place < MAX_CHECKED:
+                    check(configs[-1], search)
     refuse_unused(configs, overrides)
     keys = tuple(override.get_key_element() for override in swept)
     return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))

@@ -13,10 +13,9 @@ from rich.text import Text
 
 from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
 from pe_bench.sweep.summary import all_done_before
-from pe_bench.system.progress import LINES_PER_RUN, duration
+from pe_bench.system.progress import LINES_PER_RUN, bar_text, duration
 
 POLL_SECONDS = 0.2
-BAR_CELLS = 10
 STARTS = "starts"
 STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
 WIDTH_WITH_BAR = 70  # columns beside a job's label: below, the numbers need them more than a bar
@@ -98,14 +97,11 @@ class View:
         running = [state for state in states if state.state == RUNNING]
         width = max((len(state.label) for state in running), default=0)
         has_room = self.console.width - width >= WIDTH_WITH_BAR
-        lines = [
-            Text(
-                f"{state.label:<{width}}  {_bar(state.share) if has_room else ''}  {state.text or STARTS}",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-            for state in running
-        ]
+        lines = []
+        for state in running:
+            bar = bar_text(state.share) if has_room else ""
+            line = f"{state.label:<{width}}  {bar}  {state.text or STARTS}"
+            lines.append(Text(line, no_wrap=True, overflow="ellipsis"))
         # The total first: a terminal that is not high enough cuts at the bottom.
         total = self.total(states) + (STOPPING if self.folder.is_stopped else "")
         return Group(Text(total, no_wrap=True, overflow="ellipsis"), *lines)
@@ -149,8 +145,3 @@ def _ended(state: JobState) -> str:
         STOPPED: state.text or "stopped",
     }
     return f"{state.label}: {texts[state.state]}"
-
-
-def _bar(share: float) -> str:
-    full = round(min(1.0, share) * BAR_CELLS)
-    return "━" * full + "·" * (BAR_CELLS - full)

@@ -76,6 +76,7 @@ def test_a_sweep_makes_every_run_and_prints_each_table(train, folder):
     assert outcome.out.count("works to") == 1, "one table of all"
     assert sorted(re.findall("^(?:rope|nope)(?= )", outcome.out, re.MULTILINE)) == ["nope", "rope"]
     assert len(read_rows(folder / "results" / "results.csv")) == 8
+    assert outcome.err.startswith("sweep: checking every value before the first job starts\n")
 
 
 def test_a_failing_job_does_not_stop_a_sweep_and_is_told_in_one_line(train, folder):

@@ -175,6 +175,23 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
         write_rows(tmp_path / "file" / "speed.csv", [row("rope", 16, 1.0)])
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(command, folder, monkeypatch):
+    monkeypatch.setattr("pe_bench.cli.speed.os.access", lambda *_: False)
+    for arguments in ([], ["--output", "mine.csv"]):
+        outcome = command("speed", "rope", *arguments)
+        assert outcome.code == 2 and "cannot be written: name another with --output" in outcome.line
+        assert not outcome.out
+
+
+def test_rows_that_could_not_be_written_are_not_said_to_be(speed, monkeypatch):
+    def full(*_):
+        raise RunError("results/speed.csv could not be written: no space left on device")
+
+    monkeypatch.setattr("pe_bench.inspection.speed.rows.write_rows", full)
+    outcome = speed("rope")
+    assert outcome.code == 1 and "wrote" not in outcome.err and not outcome.out
+
+
 @pytest.mark.parametrize("content", [b"encoding,length\nrope,16\n", b"\xff\xfe\x00"])
 def test_a_file_of_something_else_is_left_as_it_is(command, folder, content):
     Path("mine.csv").write_bytes(content)
@@ -468,6 +485,14 @@ def test_the_table_fits_eighty_columns_and_shows_brackets_as_they_are():
     assert "65,536" in text and "12.50" in text and "median of 5 passes" in text
     assert "this machine: 1.23 TFLOP/s in float32 matrix products, 12 GB/s in a copy" in text
     assert "nope reaches 60% of the former at 16 tokens" in text
+
+
+@pytest.mark.parametrize(("threads", "advice"), [(1, "machine"), (2, "try threads=1")])
+def test_noisy_passes_are_named_and_one_thread_is_proposed_to_those_who_have_more(threads, advice):
+    noisy = {"milliseconds_min": 1.0, "milliseconds_max": 9.0, "threads": threads}
+    text = render([row("nope", 16, 1.0, **noisy)], Limits(1e12, 1e9))
+    (note,) = [line for line in text.splitlines() if line.startswith("noisy: ")]
+    assert note.startswith("noisy: passes of nope at 16 took 1 to 9 ms") and note.endswith(advice)
 
 
 def test_curves_have_a_point_where_there_is_a_number():

@@ -152,9 +152,15 @@ def check(case: Case, wanted: Property) -> Finding:
         return Finding("fails", f"{where(error)}: {first_line(error)}", raised=True)
 
 
-def check_all(case: Case) -> dict[Property, Finding]:
-    """Check all properties; an error that several of them end with says nothing of any."""
-    found = {wanted: check(case, wanted) for wanted in PROPERTIES}
+def check_all(case: Case, watch: Callable[[Property], None] = lambda _: None) -> dict[Property, Finding]:
+    """Check all properties; an error that several of them end with says nothing of any.
+
+    `watch` gets each property before it is checked.
+    """
+    found = {}
+    for wanted in PROPERTIES:
+        watch(wanted)
+        found[wanted] = check(case, wanted)
     errors = Counter(finding.measured for finding in found.values() if finding.raised)
     return {
         wanted: finding._replace(state="not checked")

@@ -113,9 +113,10 @@ def _on_noise(rows: Sequence[Row]) -> list[str]:
     worst, row = max(spreads, key=lambda one: one[0], default=(0.0, None))
     if row is None or worst < NOISE:
         return []
+    advice = "; try threads=1" if row.threads > 1 else ""
     return [
         f"noisy: passes of {row.encoding} at {row.length:,} took {number(row.milliseconds_min or 0)} to "
-        f"{number(row.milliseconds_max or 0)} ms; is the machine busy? then try threads=1"
+        f"{number(row.milliseconds_max or 0)} ms, as on a busy machine{advice}"
     ]
 
 
