@@ -23,13 +23,13 @@ def record_command(run: Path) -> None:
 
     Only the holder of the run's lock may call this.
     """
-    command, known = _naming(os.environ.get(VARIABLE, ""), run), recorded_commands(run)
+    command, known = _with_run_name(os.environ.get(VARIABLE, ""), run), recorded_commands(run)
     if command and command not in known:
         write_text(_file(run), json.dumps([*known, command], indent=1, ensure_ascii=False) + "\n")
 
 
-def _naming(command: str, run: Path) -> str:
-    """`pe-bench eval` of the newest run with that run's name: another may be the newest by and by."""
+def _with_run_name(command: str, run: Path) -> str:
+    """Add the run's name to `pe-bench eval` of the newest run, because another may be the newest later."""
     arguments = shlex.split(command)
     if arguments[1:2] == ["eval"] and (len(arguments) == 2 or arguments[2].startswith("-")):
         arguments.insert(2, run.name)
@@ -37,7 +37,7 @@ def _naming(command: str, run: Path) -> str:
 
 
 def recorded_commands(run: Path) -> tuple[str, ...]:
-    """Those of a run in the order of their first use; none where they were not kept, or are unreadable."""
+    """Return a run's commands in the order of their first use; none where they are missing or unreadable."""
     try:
         found = json.loads(_file(run).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -46,7 +46,7 @@ def recorded_commands(run: Path) -> tuple[str, ...]:
 
 
 def _is_ours(command: object) -> bool:
-    """Whether a shell would run pe-bench with it and nothing else: the file may be a stranger's."""
+    """Return whether a shell would run pe-bench with it and nothing else: the file may be a stranger's."""
     if not isinstance(command, str):
         return False
     try:

@@ -24,7 +24,7 @@ def write_config(run: Path, config: Config) -> None:
 
 
 def read_config(run: Path) -> Config:
-    """The configuration of a run directory. Raises `UserError` when it is damaged."""
+    """Return the configuration of a run. Raise `UserError` where it is damaged."""
     try:
         values = without_retired_keys(read_mapping(run / "config.yaml"), run)
         _refuse_changed((run / "config.yaml").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def without_retired_keys(values: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _refuse_changed(text: str) -> None:
-    """What has no checksum, as if written by hand, is taken as it is; else a byte may make it another run."""
+    """Raise `ValueError` for a text that differs from its checksum; a text without one passes."""
     written, has_checksum, checksum = text.rpartition(CHECKSUM)
     if has_checksum and checksum.strip() != _checksum(written):
         raise ValueError("its checksum is of something else: delete its last line if you changed it")
@@ -58,7 +58,7 @@ def _checksum(text: str) -> str:
 
 
 def with_absolute_paths(data: DataConfig) -> DataConfig:
-    """Local paths as they are from any folder, so that the run can be scored from another one."""
+    """Make local paths absolute, so that the run can be scored from another folder."""
     if data.source != "files":
         return data
     paths = {name: getattr(data, name) for name in ("path", "validation_path")}

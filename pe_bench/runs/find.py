@@ -1,4 +1,4 @@
-"""A run: its identity, its directory, its lock, and finding runs again.
+"""Finished runs, found by path, by name or by the name of their encoding.
 
 A run is named by its content, so that repeating a command finds what was done before:
 `<encoding>-s<seed>-<hash>`.
@@ -17,44 +17,44 @@ from pe_bench.runs.gather import read_result, runs_folder
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
-    """The runs with a `result.json`, the one that finished last at the end."""
+    """Return the runs with a `result.json`, the one that finished last at the end."""
     found = runs_folder(results_dir).glob("*/result.json")
     return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
 
 
 def find_run(word: str, results_dir: Path) -> Path:
-    """The finished run that a path, a name or the beginning of one name stands for."""
+    """Return the finished run that a path, a name or the unique beginning of a name stands for."""
     folder = runs_folder(results_dir)
     path = _run_at(word)
     if path is not None:
-        return _finished(path)
+        return _require_finished(path)
     names = sorted(path.name for path in folder.glob("*") if path.is_dir())
     name = word.rstrip("/")
-    matching = [name] if name in names else [one for one in names if name and one.startswith(name)]
+    matching = [name] if name in names else [found for found in names if name and found.startswith(name)]
     if len(matching) == 1:
-        return _finished(folder / matching[0])
+        return _require_finished(folder / matching[0])
     if matching:
         raise UserError(f"'{word}' is the beginning of several runs: {', '.join(matching)}")
     raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` names those there are")
 
 
 def matching_runs(word: str, results_dir: Path) -> list[Path]:
-    """The finished runs that a word selects.
+    """Return the finished runs that a word selects.
 
-    By their encoding, their name, its beginning or a pattern, by the name that tables call their encoding, or
-    by the path of one of them.
+    It is their encoding, their name, its beginning or a pattern, the name that tables give their encoding, or
+    the path of one of them.
     """
     names = {run.name: run for run in finished_runs(results_dir)}
     name = word.rstrip("/")
     ways: tuple[Callable[[str], bool], ...] = (
-        lambda one: one == name,
-        lambda one: one.rpartition("-s")[0] == name,
-        lambda one: one.startswith(name),
-        lambda one: fnmatch.fnmatch(one, name),
-        lambda one: name in names_of_label(_label(names[one])),
+        lambda found: found == name,
+        lambda found: found.rpartition("-s")[0] == name,
+        lambda found: found.startswith(name),
+        lambda found: fnmatch.fnmatch(found, name),
+        lambda found: name in names_of_label(_encoding_label(names[found])),
     )
     for is_selected in ways if name else ():
-        selected = [run for one, run in names.items() if is_selected(one)]
+        selected = [run for found, run in names.items() if is_selected(found)]
         if selected:
             return selected
     path = _run_at(word)
@@ -64,7 +64,7 @@ def matching_runs(word: str, results_dir: Path) -> list[Path]:
 
 
 def names_of_label(label: str) -> tuple[str, ...]:
-    """What an encoding may be called: as tables do, without its options, and without the letters of its code.
+    """Return the names of an encoding: its label, also without options, and without its code's hash.
 
     `root_bias@1a2b strength=0.25` is `root_bias@1a2b` and `root_bias` too.
     """
@@ -82,15 +82,15 @@ def newest_run(results_dir: Path) -> Path:
 
 
 def _run_at(word: str) -> Path | None:
-    """The run that a path leads to, if one does: whatever a person typed, it is no error here."""
+    """Return the run that a path leads to, if any; whatever was typed is no error here."""
     return Path(word).resolve() if word and os.path.isfile(os.path.join(word, "config.yaml")) else None
 
 
 def _run_in_folder(run: Path, word: str, results_dir: Path) -> Path:
-    """The finished run of the results folder that lies at this path. Raises `UserError` for another."""
+    """Return the finished run of the results folder at this path. Raise `UserError` for any other run."""
     folder = runs_folder(results_dir)
     if run.parent == folder.resolve():
-        return folder / _finished(run).name
+        return folder / _require_finished(run).name
     if run.parent.name == "runs":
         way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
     else:
@@ -98,14 +98,14 @@ def _run_in_folder(run: Path, word: str, results_dir: Path) -> Path:
     raise UserError(f"the run {word} is not one of {folder}: {way_out}")
 
 
-def _label(run: Path) -> str:
-    """What tables call the encoding of a finished run; empty where its result does not say."""
+def _encoding_label(run: Path) -> str:
+    """Return the label of a finished run's encoding; empty where its result has none."""
     with suppress(RunError):
         return str((read_result(run) or {}).get("encoding", ""))
     return ""
 
 
-def _finished(run: Path) -> Path:
+def _require_finished(run: Path) -> Path:
     try:
         result = read_result(run)
     except RunError as error:

@@ -29,9 +29,9 @@ NOT_IDENTITY = {
 def identity(
     config: Config, data_hash: str, train_dtype: str, encoding_options: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What makes a run this run. Values that equal their defaults are left out.
+    """Return what makes a run this run. Values that equal their defaults are left out.
 
-    The data stands here by the hash of what was tokenized, wherever it lay. `encoding_options`
+    The data are represented by the hash of what was tokenized, wherever it lay. `encoding_options`
     are the parts of the encoding, without options that equal the constructors' defaults.
     """
     return {
@@ -51,18 +51,18 @@ def run_name(config: Config, identity: dict[str, Any]) -> str:
 
 
 def encoding_in(run_name: str) -> str:
-    """The encoding that a run's name begins with; the whole name where it is none of ours."""
+    """Return the encoding that a run's name begins with; the whole name where it has another form."""
     return re.sub(r"-s\d+-[0-9a-f]+$", "", run_name)
 
 
 def setting(identity: dict[str, Any]) -> str:
-    """The hash of all but encoding and seed: runs with one setting may be compared."""
+    """Return the hash of all but encoding and seed: runs with one setting may be compared."""
     return _hash({key: value for key, value in identity.items() if key not in ("encoding", "seed")})
 
 
 def _changed(section: Any, defaults: Any) -> dict[str, Any]:
-    values, usual = dataclasses.asdict(section), dataclasses.asdict(defaults)
-    return {key: value for key, value in values.items() if value != usual[key] and key not in NOT_IDENTITY}
+    values, default = dataclasses.asdict(section), dataclasses.asdict(defaults)
+    return {key: value for key, value in values.items() if value != default[key] and key not in NOT_IDENTITY}
 
 
 def _hash(value: dict[str, Any]) -> str:

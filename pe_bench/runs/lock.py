@@ -1,4 +1,4 @@
-"""One process at a time works on a run; what went wrong is kept in its folder."""
+"""The lock of a run, on which one process works at a time, and the file of its last error."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ ERROR = "error.txt"
 
 @contextmanager
 def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold the run. Where another process does, one that `waits` is told so first; else it is a `RunError`.
+    """Hold the run. Where another process does, call `waits` with that and wait; without it raise `RunError`.
 
-    `RunError` also for what is not safe to write to.
+    Raise `RunError` also for a run that is not safe to write to.
     """
     check_files(run)
     lock = FileLock(run / "lock")
@@ -37,7 +37,7 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
 
 @contextmanager
 def record_error(run: Path) -> Iterator[None]:
-    """What fails in here stands in the run's `error.txt`, until it succeeds; the holder of the lock's."""
+    """Write what fails inside to `error.txt`, which success deletes; only the lock's holder may use this."""
     try:
         yield
     except Exception as error:
@@ -47,6 +47,6 @@ def record_error(run: Path) -> Iterator[None]:
 
 
 def write_error(run: Path, text: str) -> None:
-    """Where the disk takes no more, the error is only said."""
+    """Write `error.txt`; where the disk takes no more, the error is only printed."""
     with suppress(RunError, OSError):
         write_text(run / ERROR, f"{text.rstrip()}\n")

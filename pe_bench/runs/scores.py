@@ -35,7 +35,7 @@ class Clusters:
     bytes: np.ndarray
 
     def by_document(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The documents in rising order, and the bits per byte of each, float64.
+        """Return the documents in rising order, and the bits per byte of each, float64.
 
         A document whose targets stand for no byte has no bits per byte, and is left out.
         """
@@ -43,7 +43,7 @@ class Clusters:
         return self.documents[some], self.nats(nll)[some] / math.log(2) / self.sizes[some]
 
     def by_cluster(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The clusters in a fixed order, and the bits per byte of each, float64 [clusters].
+        """Return the clusters in a fixed order, and the bits per byte of each, float64 [clusters].
 
         A cluster is a document; where there are fewer than 20, one of equally many segments of each document,
         of 64 targets or more. The mean over a document's segments is that of the document.
@@ -56,7 +56,7 @@ class Clusters:
         return self.names[some], bits[some] / sizes[some]
 
     def nats(self, nll: np.ndarray) -> np.ndarray:
-        """The sum of each document, float64 [documents]."""
+        """Return the sum of each document, float64 [documents]."""
         return np.bincount(self.group, weights=nll.astype(np.float64))
 
     @cached_property
@@ -70,17 +70,17 @@ class Clusters:
 
     @property
     def group(self) -> np.ndarray:
-        """The place of each target's document among `documents`, int64 [targets]."""
+        """Return the place of each target's document among `documents`, int64 [targets]."""
         return self._grouped[1]
 
     @property
     def counts(self) -> np.ndarray:
-        """Targets of each document."""
+        """Return the number of targets of each document."""
         return self._grouped[2]
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Bytes of each document's targets."""
+        """Return the number of bytes of each document's targets."""
         return np.bincount(self.group, weights=self.bytes)
 
     @cached_property
@@ -152,14 +152,14 @@ class Level:
 
 
 def mean_over_documents(scores: Scores) -> Level:
-    """Every document counts the same, however many targets it gave: the `paired` protocol."""
+    """Average over documents, which count the same however many targets they gave: for `paired`."""
     nll = float(np.mean(scores.clusters.nats(scores.nll) / scores.clusters.counts))
     _, bits_per_byte = scores.by_document()
     return Level(nll, perplexity_of(nll), float(np.mean(bits_per_byte)) if bits_per_byte.size else math.nan)
 
 
 def mean_over_tokens(scores: Scores) -> Level:
-    """The papers' mean: all nats over all tokens, summed in float64 and divided once."""
+    """Average as papers do: all nats over all tokens, summed in float64 and divided once."""
     nats = float(np.sum(scores.nll, dtype=np.float64))
     nll = nats / len(scores.nll)
     size = int(scores.bytes.sum())
@@ -184,7 +184,7 @@ def score_path(
     stride: int | None = None,
     score_dtype: str = "float32",
 ) -> Path:
-    """Where a run keeps the scores behind one row.
+    """Return the file of the scores from which a row was made.
 
     `scored_with` is given only where it is not the encoding that the run was trained with.
     """
@@ -213,7 +213,7 @@ def save_scores(path: Path, scores: Scores) -> None:
 
 
 def load_scores(path: Path) -> Scores:
-    """The scores in a file. Raises `RunError` when it is missing or damaged."""
+    """Return the scores in a file. Raise `RunError` where it is missing or damaged."""
     try:
         content = path.read_bytes()
         found = load(content)
@@ -242,17 +242,17 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def _checksum_in(content: bytes) -> str | None:
-    """What a whole file says of itself; None where it was written without."""
+    """Return the checksum in a file; None where it was written without one."""
     size = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(CHECKSUM)
 
 
 def perplexity_of(nll: float) -> float:
-    """The exponential; infinite where it is beyond what a float can hold."""
+    """Return the exponential; infinity where it is beyond what a float can hold."""
     return math.inf if nll >= 700 else math.exp(nll)
 
 
 def delete_scores(run: Path) -> None:
-    """Scores of weights that are about to be replaced."""
+    """Delete the scores of weights that are about to be replaced."""
     (run / "eval.csv").unlink(missing_ok=True)
     shutil.rmtree(run / "scores", ignore_errors=True)

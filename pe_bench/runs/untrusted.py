@@ -1,4 +1,4 @@
-"""What a run's directory may hold, for it may be a stranger's: plain files, plain values, plain text.
+"""Checks of a run's folder, which may be a stranger's: it holds plain files, plain values, plain text.
 
 Whatever reads or writes a run calls `check_files` first; `docs/security.md` says what follows from it.
 """
@@ -22,7 +22,7 @@ MAX_DEPTH = 20  # lists and mappings inside one another
 
 
 def check_files(run: Path) -> None:
-    """Raises `RunError` for a run that is no folder of plain files and folders, each of a sensible size.
+    """Raise `RunError` for a run that is no folder of plain files and folders, each of a sensible size.
 
     So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
     """
@@ -32,7 +32,7 @@ def check_files(run: Path) -> None:
 
 
 def check_values(values: Any) -> None:
-    """Raises `ValueError` for what is no plain value, nested too deeply, or text that steers a terminal."""
+    """Raise `ValueError` for what is no plain value, nested too deeply, or text that steers a terminal."""
     level = [values]
     for _ in range(MAX_DEPTH):
         level = [inner for value in level for inner in _inner(value)]
@@ -41,7 +41,7 @@ def check_values(values: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The plain values of a file. Raises `OSError`, and `ValueError` where it holds anything else."""
+    """Return the plain values of a file. Raise `OSError`, and `ValueError` where it holds anything else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Everything below, no link followed; what another process takes away meanwhile is passed over."""
+    """Yield everything below, following no link; what another process deletes meanwhile is left out."""
     folders = [str(folder)]
     while folders:
         with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
@@ -94,7 +94,7 @@ _WAY_OUT = "delete it, or ask for a whole copy of the run"
 
 
 class InvalidYamlError(ValueError):
-    """A file that holds no mapping of plain values; the text says why."""
+    """An error about a file that holds no mapping of plain values; its text says why."""
 
 
 # libyaml's reader is as safe as Python's, and reads thousands of files in a second.
@@ -102,7 +102,7 @@ SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Loader(SAFE):
-    """Refuses deep nesting before libyaml's own recursion ends the process."""
+    """A loader that refuses deep nesting before libyaml's own recursion ends the process."""
 
     depth = 0
 
@@ -116,7 +116,7 @@ class Loader(SAFE):
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The file's values. Raises `InvalidYamlError`, and `OSError` where there is no file.
+    """Return the file's values. Raise `InvalidYamlError`, and `OSError` where there is no file.
 
     Aliases are refused: a few lines of them can stand for more than any memory holds, and no file of ours
     has one.
@@ -130,7 +130,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _text_of(path: Path) -> str:
-    """Text, for YAML would take bytes in UTF-16 too, where an alias looks different."""
+    """Return the file as text: from bytes YAML would read UTF-16 too, in which an alias looks different."""
     most = MAX_BYTES[".yaml"]
     with path.open("rb") as file:
         found = file.read(most + 1)

@@ -17,7 +17,7 @@ from pe_bench.encodings.base import PositionalEncoding, Side
 from pe_bench.scoring.protocols import Plan, paired_plan
 from pe_bench.scoring.targets import TargetBlocks
 
-USUAL_TIMES = (2, 16)  # the training length: where context should begin to help, and where most is asked
+DEFAULT_TIMES = (2, 16)  # the training length: where context should begin to help, and where most is asked
 
 
 def control_plans(
@@ -32,7 +32,7 @@ def control_plans(
 def controlled_lengths(
     evaluation: EvalConfig, lengths: list[int], train_length: int, target_tokens: int
 ) -> list[int]:
-    """Which of the lengths get controls: by default those of 2 and 16 times the training length.
+    """Return the lengths that get controls: by default those of 2 and 16 times the training length.
 
     Where none of these is scored, it is the longest. A control needs a token that is further than the
     training length before the first target.
@@ -42,8 +42,8 @@ def controlled_lengths(
         return possible
     if evaluation.controls == "none":
         return []
-    usual = [length for length in possible if length in [times * train_length for times in USUAL_TIMES]]
-    return usual or [max(possible)]
+    default = [length for length in possible if length in [times * train_length for times in DEFAULT_TIMES]]
+    return default or [max(possible)]
 
 
 def window_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
@@ -66,7 +66,7 @@ def swap_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
 
 
 def donors(blocks: TargetBlocks) -> np.ndarray:
-    """For each block another document's block, int64 [blocks], which the set of targets alone decides.
+    """Return for each block another document's block, int64 [blocks], which only the set of targets decides.
 
     The k-th block of a document takes the far context of the k-th of the next document, in the order
     in which the documents were dealt.
@@ -76,7 +76,7 @@ def donors(blocks: TargetBlocks) -> np.ndarray:
     first, counts = first[order], counts[order]
     following = np.roll(np.arange(len(documents)), -1)
     return np.concatenate(
-        [first[n] + np.arange(own) % counts[n] for n, own in zip(following, counts, strict=True)]
+        [first[n] + np.arange(count) % counts[n] for n, count in zip(following, counts, strict=True)]
     )
 
 
@@ -90,7 +90,7 @@ def why_not(plan: Plan, encoding: PositionalEncoding, n_layers: int) -> tuple[st
 
 
 def remark(plan: Plan, n_layers: int) -> str:
-    """What the row of a scored plan says beside its numbers."""
+    """Return what the row of a scored plan says beside its numbers."""
     if plan.limit is None:
         return ""
     reach = n_layers * (plan.limit - 1) + 1
@@ -99,7 +99,7 @@ def remark(plan: Plan, n_layers: int) -> str:
 
 
 def is_windowed(encoding: PositionalEncoding, n_layers: int, length: int) -> bool:
-    """Whether every layer hides some of `length` tokens from the last one by itself."""
+    """Return whether every layer by itself hides some of `length` tokens from the last one."""
     index = torch.arange(length)
     nothing = torch.empty(1, 1, length, 0)
     keys = Side(nothing, nothing, index, index, {})

@@ -13,10 +13,10 @@ PAUSE = 1  # omp_pause_soft
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Inside, denormal numbers count as zeros on a CPU, in all threads that compute; then as before.
+    """Count denormal numbers as zeros on a CPU inside, in all threads that compute.
 
     Each thread has a switch of its own, which a new thread has as the one that started it. PyTorch turns that
-    of the calling thread. So OpenMP is told to let its threads go, and starts new ones when it needs them.
+    of the calling thread. So OpenMP has to end its threads, and starts new ones when it needs them.
     """
     before = _is_flushing()
     if not torch.set_flush_denormal(True):  # not every processor can
@@ -35,7 +35,7 @@ def _is_flushing() -> bool:
 
 
 def _renew_threads() -> None:
-    """Best effort: where there is no OpenMP, or an old one, only the calling thread changes."""
+    """Have OpenMP end its threads; where there is none, or an old one, only the calling thread changes."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         ctypes.CDLL(str(library)).omp_pause_resource_all(PAUSE)

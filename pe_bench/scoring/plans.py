@@ -1,4 +1,4 @@
-"""Which windows are scored at each length, and which lengths have too few documents."""
+"""The plans of a run: the windows that are scored at each length, and sets of targets that are too small."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

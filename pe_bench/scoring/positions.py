@@ -32,7 +32,7 @@ def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]
 
 
 def range_ends(longest: int) -> list[int]:
-    """0, and where each range ends: 1, 2, 3, 4, 6, 8, 12, ... and the longest."""
+    """Return 0, and where each range ends: 1, 2, 3, 4, 6, 8, 12, ... and the longest."""
     octaves = range(longest.bit_length())
     ends = {end for octave in octaves for end in (2**octave, 3 * 2**octave // 2) if end < longest}
     return [0, *sorted(ends), longest]

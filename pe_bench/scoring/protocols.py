@@ -1,4 +1,4 @@
-"""What is scored: the windows that each protocol feeds, and which of their targets count.
+"""The protocols: the windows that each feeds, and which of their targets are scored.
 
 - `paired`: every length scores the very same target blocks; the `length` tokens that end with a
   block are fed, so that target k of T sees length - T + k tokens.
@@ -21,7 +21,7 @@ from pe_bench.scoring.targets import ScoredText, TargetBlocks
 
 @dataclass(frozen=True)
 class Window:
-    """`size` tokens of a document from `start` are fed, and targets are scored from `first` on.
+    """A window: `size` tokens of a document from `start` are fed, and targets are scored from `first` on.
 
     Target n is the token after input n; there are `targets` of them from `first`. With a donor, the first
     `foreign` inputs are another document's: those of `donor` from `donor_start`.
@@ -55,13 +55,13 @@ class Plan:
 
     @property
     def context_mean(self) -> float:
-        """The mean number of tokens that a scored target sees."""
+        """Return the mean number of tokens that a scored target sees."""
         contexts = sum(w.targets * (w.first + 1 + w.first + w.targets) / 2 for w in self.windows)
         return contexts / sum(w.targets for w in self.windows)
 
     @property
     def target_tokens(self) -> int | None:
-        """The size of a target block; None under the protocols that have none."""
+        """Return the size of a target block; None under the protocols that have none."""
         return self.windows[0].targets if self.protocol == "paired" else None
 
     @property
@@ -101,7 +101,7 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
 
 
 def text_hash(data: Data, text: ScoredText) -> str:
-    """Of the targets of both window protocols: every token of this text but the first of each document."""
+    """Hash the targets of both window protocols: every token of the text but the first of each document."""
     words = f"{data.hash}/{','.join(f'{document}:{tokens}' for document, tokens in _pieces(text))}"
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
@@ -111,7 +111,7 @@ def _pieces(text: ScoredText) -> Iterator[tuple[int, int]]:
 
 
 def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
-    """Neighbours of one size and one place of their targets, about `batch_tokens` tokens at once."""
+    """Yield neighbours with one size and one place of their targets, about `batch_tokens` tokens at once."""
     batch: list[Window] = []
     for window in windows:
         fits = not batch or (
@@ -126,13 +126,13 @@ def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
 
 
 def inputs(split: Split, batch: list[Window]) -> Tensor:
-    """Token ids [B, size], of the windows' own documents throughout."""
+    """Return the token ids [B, size] of the windows, without donors."""
     rows = [split.document(w.document)[w.start : w.start + w.size] for w in batch]
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 def with_donors(split: Split, batch: list[Window], tokens: Tensor) -> Tensor:
-    """The inputs [B, size] with the first tokens of each window from its donor."""
+    """Return the inputs [B, size] with the first tokens of each window from its donor."""
     swapped = tokens.clone()
     for row, window in enumerate(batch):
         donor = split.document(window.donor)[window.donor_start : window.donor_start + window.foreign]
@@ -141,13 +141,13 @@ def with_donors(split: Split, batch: list[Window], tokens: Tensor) -> Tensor:
 
 
 def targets(split: Split, batch: list[Window]) -> Tensor:
-    """Token ids [B, targets]."""
+    """Return the token ids [B, targets] of the targets."""
     rows = [split.document(w.document)[first : first + w.targets] for w, first in _first_targets(batch)]
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 def target_bytes(split: Split, windows: list[Window]) -> np.ndarray:
-    """How many bytes of the text each target stands for, in the windows' order: int64 [targets]."""
+    """Return the bytes of the text that each target stands for, in the windows' order: int64 [targets]."""
     assert split.byte_ends is not None, "training documents are not scored"
     counts = []
     for window, first in _first_targets(windows):
@@ -161,7 +161,7 @@ def target_documents(windows: list[Window]) -> np.ndarray:
 
 
 def _first_targets(windows: list[Window]) -> Iterator[tuple[Window, int]]:
-    """Each window with the place of its first target in the document."""
+    """Yield each window with the place of its first target in the document."""
     return ((window, window.start + window.first + 1) for window in windows)
 
 

@@ -1,4 +1,4 @@
-"""Which tokens are scored: the same ones at every context length, a pure function of data and seed."""
+"""The tokens that are scored: the same at every context length, a pure function of data and seed."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pe_bench.errors import UserError
 
 @dataclass(frozen=True)
 class TargetBlocks:
-    """Block b is the `target_tokens` tokens before `end[b]` in document `document[b]`, int64 [blocks].
+    """A set of blocks: the `target_tokens` tokens before `end[b]` in `document[b]`, int64 [blocks].
 
     `hash` stands for the text, the places and the longest context: equal hashes, equal targets.
     """
@@ -26,9 +26,9 @@ class TargetBlocks:
 def target_blocks(
     split: Split, max_length: int, target_tokens: int, count: int, seed: int, data_hash: str
 ) -> TargetBlocks:
-    """At most `count` blocks, each with `max_length` tokens that end with it in its own document.
+    """Choose at most `count` blocks, each with `max_length` tokens that end with it in its document.
 
-    They are dealt round-robin over the documents, evenly spaced in each, and never overlap. Raises
+    They are dealt round-robin over the documents, evenly spaced in each, and never overlap. Raise
     `UserError` when no document is long enough.
     """
     order = _eligible(split, max_length, seed)
@@ -46,14 +46,14 @@ def target_blocks(
 
 @dataclass(frozen=True)
 class ScoredText:
-    """Of document `document[d]` the first `tokens[d]` tokens, int64 [documents]."""
+    """A text to cut into windows: the first `tokens[d]` tokens of each `document[d]`, int64 [documents]."""
 
     document: np.ndarray
     tokens: np.ndarray
 
 
 def scored_documents(split: Split, longest: int, token_budget: int, seed: int) -> ScoredText:
-    """The beginnings of documents, each of more than `longest` tokens, for the protocols that cut windows.
+    """Return beginnings of documents, each of more than `longest` tokens, for the protocols that cut windows.
 
     As many documents as the budget lets take part, at least one, and it is dealt evenly over them.
     Raises `UserError` when no document is long enough.
@@ -65,7 +65,7 @@ def scored_documents(split: Split, longest: int, token_budget: int, seed: int) -
 
 
 def _eligible(split: Split, length: int, seed: int) -> np.ndarray:
-    """Documents of at least `length` tokens, in the order of a hash of the seed and their content."""
+    """Return the documents of at least `length` tokens, ordered by a hash of the seed and their content."""
     lengths = split.lengths
     longest = int(lengths.max(initial=0))
     if longest < length:
@@ -82,7 +82,7 @@ def _eligible(split: Split, length: int, seed: int) -> np.ndarray:
 
 
 def _deal(capacities: np.ndarray, count: int) -> np.ndarray:
-    """How many of `count` each gets, int64 [documents], when they are dealt one by one in rounds."""
+    """Return how many of `count` each gets, int64 [documents], when they are dealt one by one in rounds."""
     shares = np.zeros_like(capacities)
     left = count
     while left and (shares < capacities).any():
@@ -93,7 +93,7 @@ def _deal(capacities: np.ndarray, count: int) -> np.ndarray:
 
 
 def _pour(room: np.ndarray, amount: int) -> np.ndarray:
-    """How much of `amount` each gets, int64 [documents]: the same for all, or all that it has room for."""
+    """Return how much of `amount` each gets, int64 [documents]: the same, or all that it has room for."""
     shares = np.zeros(len(room), np.int64)
     for served, place in enumerate(np.argsort(room, kind="stable")):
         shares[place] = min(int(room[place]), amount // (len(room) - served))
@@ -102,7 +102,7 @@ def _pour(room: np.ndarray, amount: int) -> np.ndarray:
 
 
 def _evenly_spaced(space: int, count: int, gap: int) -> np.ndarray:
-    """`count` whole numbers from 0 to `space`, at least `gap` apart, centred: int64 [count]."""
+    """Return `count` whole numbers from 0 to `space`, at least `gap` apart, centred: int64 [count]."""
     step = max(gap, space / max(1, count))
     margin = (space - step * (count - 1)) / 2
     return np.floor(margin + step * np.arange(count)).astype(np.int64)

@@ -1,1 +1,1 @@
-"""Many runs from one command: a process for each job, how they stand, how they ended."""
+"""Many runs from one command: a process for each job, their progress, their summary."""

@@ -1,4 +1,4 @@
-"""What a sweep's arguments ask for, composed and checked before the first of its jobs runs."""
+"""The jobs of a sweep, composed and checked before the first of them runs."""
 
 import math
 import re
@@ -26,7 +26,7 @@ MAX_CHECKED = 20  # jobs, before the first of them runs
 
 @dataclass(frozen=True)
 class Swept:
-    """What is known of a sweep before its first job runs."""
+    """The facts of a sweep before its first job runs."""
 
     keys: tuple[str, ...]  # that are swept over
     jobs: int
@@ -79,7 +79,7 @@ def _parse_job(
     values: Sequence[Sequence[str]],
     plain: Sequence[str],
 ) -> Config:
-    """`chosen` holds one of each of the `values`. Raises `UserError`."""
+    """Parse the job of `chosen`, one of each of the `values`. Raise `UserError`."""
     try:
         return parse(chosen)
     except UnusableKeyError as error:
@@ -103,7 +103,7 @@ def _parses(parse: Callable[[Sequence[str]], Config], overrides: Sequence[str]) 
 
 
 def _values(override: Any, directories: Sequence[str]) -> list[str]:
-    """The values of a sweep as overrides of one value."""
+    """Return the values of a sweep as overrides of one value."""
     from hydra.core.override_parser.types import Glob
 
     pattern = override.value()
@@ -117,7 +117,7 @@ def _values(override: Any, directories: Sequence[str]) -> list[str]:
 
 
 def _combinations(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Every value once, with the first of the others."""
+    """Return combinations with every value once, with the first of the others."""
     first = tuple(values[0] for values in options)
     others = [
         (*first[:place], value, *first[place + 1 :])
@@ -128,7 +128,7 @@ def _combinations(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def with_swept_options(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Options of a group that is swept, as sweeps of one value.
+    """Write options of a group that is swept as sweeps of one value.
 
     Hydra composes a sweep without what it sweeps over before it composes the jobs, and would
     refuse `encoding.n_buckets=8` of `encoding=t5,t5_wide` because the default has no such option.

@@ -1,4 +1,4 @@
-"""How many jobs of a sweep a launcher runs side by side on this machine, and so how many cores each gets."""
+"""Launchers: how many jobs they run side by side on this machine, and so how many cores each job gets."""
 
 from collections.abc import Mapping
 from typing import Any

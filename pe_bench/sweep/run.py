@@ -130,7 +130,7 @@ def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
 
 
 def _new_folder(command: HydraCommand, swept: Swept) -> Path:
-    """One that no other sweep has: below that of `results_dir`, or the one that the overrides name."""
+    """Return a new folder below `results_dir`, or below the one that the overrides name."""
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
     return _parent(command, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
 
@@ -148,7 +148,7 @@ def _parent(command: HydraCommand, swept: Swept) -> Path:
 
 
 def _with_folder(command: HydraCommand, folder: Path) -> list[str]:
-    """The folder by name: an interpolation, resolved anew in each process, would find another."""
+    """Name the folder: an interpolation, resolved anew in each process, would find another."""
     others = [text for text in command.overrides if not _names_folder(text)]
     return [*others, f"{SWEEP_DIR}={quote(str(folder.absolute()))}"]
 

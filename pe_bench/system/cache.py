@@ -20,18 +20,18 @@ META = "meta.json"
 
 
 def cache_root(cache_dir: str | None) -> Path:
-    """`cache_dir`, else $PE_BENCH_CACHE, else the user's own cache folder."""
+    """Return `cache_dir`, else $PE_BENCH_CACHE, else the user's cache folder."""
     chosen = cache_dir or os.environ.get("PE_BENCH_CACHE") or platformdirs.user_cache_dir("pe-bench")
     return Path(chosen).expanduser()
 
 
 def key_of(*parts: Any) -> str:
-    """The name of an entry: a hash of everything that its content follows from."""
+    """Return the name of an entry: a hash of everything that its content follows from."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def cached_folder(root: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> Path:
-    """The folder `root/key`, whole: found, or built by `build`, which fills it and returns its `meta`.
+    """Return the folder `root/key`, found, or built by `build`, which fills it and returns its `meta`.
 
     A build that is killed leaves a temporary folder, which the next one removes; an entry of which a
     file is missing or cut short is built again. Raises `UserError` for a folder that cannot be written
@@ -60,7 +60,7 @@ def read_meta(entry: Path) -> dict[str, Any]:
 
 
 def is_whole(entry: Path) -> bool:
-    """Whether every file that the entry's list names is there in its full size."""
+    """Return whether every file that the entry's list names is there in its full size."""
     try:
         sizes = read_meta(entry)["files"]
         return all((entry / name).stat().st_size == size for name, size in sizes.items())
@@ -69,7 +69,7 @@ def is_whole(entry: Path) -> bool:
 
 
 def _is_full(error: OSError) -> bool:
-    # numpy writes past Python's files, and tells of a full disk only in words.
+    # numpy writes past Python's files, and reports a full disk only in the text of its error.
     return error.errno in (errno.ENOSPC, errno.EDQUOT) or str(error).endswith(" written")
 
 

@@ -1,4 +1,4 @@
-"""What a run happens on: device, threads, precision, memory, and the versions that rows carry."""
+"""The machine of a run: its device, its processor, its cores, and the precision that suits it."""
 
 import math
 import os
@@ -29,7 +29,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_precision(precision: str, device: str) -> torch.dtype:
-    """The type that matrices are multiplied in while training; parameters stay float32."""
+    """Return the type that matrices are multiplied in while training; parameters stay float32."""
     if precision == "auto":
         # Stock bfloat16 attention is slower than float32 on a CPU at these sizes.
         return torch.bfloat16 if resolve_device(device).type == "cuda" else torch.float32
@@ -37,14 +37,14 @@ def resolve_precision(precision: str, device: str) -> torch.dtype:
 
 
 def set_threads(threads: str | int) -> int:
-    """Use this many cores, or all that this process may use; how many that is."""
+    """Use this many cores, or all that this process may use, and return how many."""
     count = threads if isinstance(threads, int) else available_cores()
     torch.set_num_threads(count)
     return count
 
 
 def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
-    """Those that this process may use: of the machine's, and of what a container's `quota` leaves of them."""
+    """Return how many of the machine's cores this process, in a container with this `quota`, may use."""
     seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         allowed, period = quota.read_text(encoding="ascii").split()
@@ -54,7 +54,7 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 
 
 def processor_facts() -> dict[str, str]:
-    """What Linux says of the first processor: its `model name`, its `flags`; empty elsewhere."""
+    """Return what Linux lists for the first processor: its `model name`, its `flags`; empty elsewhere."""
     lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
     found: dict[str, str] = {}
     for name, _, value in (line.partition(":") for line in lines):

@@ -15,7 +15,7 @@ def start_method() -> str:
 
 
 def child_context(preloaded: Sequence[str]) -> Any:
-    """The `multiprocessing` context of such children, which find the modules `preloaded` imported."""
+    """Return the `multiprocessing` context of such children, which find the modules `preloaded` imported."""
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # Joblib's workers have a method of their own by default, which a child would not find.
         multiprocessing.set_start_method(start_method(), force=True)

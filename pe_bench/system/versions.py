@@ -13,7 +13,7 @@ from pe_bench.system.machine import available_cores, processor_name
 
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
-    """What stands in a run's environment.json."""
+    """Return the content of a run's environment.json."""
     return {
         "pe_bench": package_version(),
         "git": git_commit(),
@@ -42,7 +42,7 @@ def today() -> str:
 
 @cache
 def git_commit() -> str:
-    """The commit of a checkout of pe-bench, `+` where it was changed since; empty when installed."""
+    """Return the commit of a checkout of pe-bench, with `+` after changes; empty when installed."""
     checkout = Path(__file__).parents[2]
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     if not (checkout / ".git").exists():

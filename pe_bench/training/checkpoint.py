@@ -32,7 +32,7 @@ WEIGHTS, OPTIMIZER, META = "weights.safetensors", "optimizer.safetensors", "meta
 
 @dataclass(frozen=True)
 class Meta:
-    """What is known of a checkpoint besides its tensors."""
+    """The facts of a checkpoint besides its tensors: its meta.json."""
 
     format: int
     step: int
@@ -93,25 +93,25 @@ def delete_old_checkpoints(folder: Path) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole. Raises `UserError` for one of another format."""
+    """Return the newest checkpoint that is whole. Raise `UserError` for one of another format."""
     return next(filter(None, map(read_checkpoint, _newest_first(folder))), None)
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The one at `path`; None where it is not whole. Raises `UserError` for one of another format."""
+    """Return the checkpoint at `path`, None where it is damaged. Raise `UserError` for another format."""
     meta = _read_meta(path)
     return None if meta is None else Checkpoint(path, meta)
 
 
 def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
-    """That of a run's last step, where its weights are whole: nothing else of it is wanted any more."""
+    """Return the checkpoint of a run's last step where its weights are whole: scoring needs nothing else."""
     path = run / "checkpoints" / _name(steps)
     meta = _read_meta(path, (WEIGHTS,))
     return Checkpoint(path, meta) if meta is not None and meta.step == steps else None
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Raises `UserError` where the weights are not those of such a model, naming what differs."""
+    """Load the weights. Raise `UserError` where they are not those of such a model, naming what differs."""
     path = checkpoint.path / WEIGHTS
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     _require_fit(f"the weights in {checkpoint.path}", _shapes(path), wanted)
@@ -119,7 +119,7 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 
 def _shapes(path: Path) -> dict[str, torch.Size]:
-    """Those of the tensors in a file, from its first bytes: nothing of their size is read."""
+    """Return the shapes of the tensors in a file, from its header alone."""
     try:
         with safe_open(path, "pt") as file:
             return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -145,9 +145,9 @@ def _misfit(saved: dict[str, torch.Size], wanted: dict[str, torch.Size]) -> str 
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter its own moments back, by name.
+    """Give every parameter its moments back, by name.
 
-    Raises `UserError` for what is not their shape, which the fused kernel would not notice.
+    Raise `UserError` for other shapes than theirs, which the fused kernel would not notice.
     """
     path = checkpoint.path / OPTIMIZER
     saved = _shapes(path)
@@ -158,7 +158,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.op
         state = {key.rpartition("/")[2]: tensors[key] for key in keys}
         # AdamW keeps its moments beside the parameter, and its count of steps there only when fused.
         optimizer.state[parameter] = {
-            # A copy, for what was loaded is a view of the file.
+            # A copy, because what was loaded is a view of the file.
             key: value.to(
                 parameter.device if value.dim() or _fused(optimizer) else "cpu", torch.float32, copy=True
             )
@@ -167,7 +167,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.op
 
 
 def _moments_of(model: nn.Module, saved: Iterable[str]) -> dict[str, torch.Size]:
-    """What AdamW keeps for the parameters that have anything in `saved`: one may have had no gradient yet."""
+    """Return what AdamW keeps for the parameters in `saved`; others may have had no gradient yet."""
     begun = {key.rpartition("/")[0] for key in saved}
     wanted = {}
     for name, parameter in model.named_parameters():
@@ -190,7 +190,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU: a parameter that two modules share is written under both names."""
+    """Copy to the CPU: a parameter that two modules share is written under both names."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -206,7 +206,7 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta | None:
-    """The meta.json of a checkpoint whose `files` are as they were written, else None."""
+    """Return the meta.json of a checkpoint whose `files` are as they were written, else None."""
     try:
         found = read_json(path / META)
     except (OSError, ValueError):

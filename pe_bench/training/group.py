@@ -15,9 +15,9 @@ from pe_bench.system.signals import finish_step_on_signal
 
 
 class Group:
-    """One process alone, unless it is told its place among several.
+    """One process of several that train together, by default one alone.
 
-    What is added up or agreed on has to be called by all of them, equally often.
+    All of them have to call what adds up or agrees, equally often.
     """
 
     def __init__(
@@ -27,32 +27,32 @@ class Group:
         device: torch.device | None = None,
         was_asked: Callable[[], bool] | None = None,
     ):
-        """`was_asked` tells of the process that started this one whether it was asked to end."""
+        """`was_asked` returns whether the process that started this one was asked to end."""
         self.rank, self.count = rank, count
         self.device = device or torch.device("cpu")  # on which the processes exchange numbers
         self.was_asked = was_asked
 
     @property
     def is_first(self) -> bool:
-        """The first process writes and tells; the others only take part."""
+        """Return whether this process is the one that writes and reports."""
         return self.rank == 0
 
     def share(self, rows: Tensor) -> Tensor:
-        """This process's rows of a batch, in order; the first where there are too few for all to have one."""
+        """Return this process's rows of a batch, in order; the first row where there are too few for all."""
         if self.count == 1:
             return rows
         return rows.tensor_split(self.count)[self.rank] if self.rank < len(rows) else rows[:1]
 
     def sum(self, *values: float) -> list[float]:
-        """Each value, added up over the processes."""
+        """Return each value, added up over the processes."""
         return self._reduced(list(values), "SUM")
 
     def any(self, fact: bool) -> bool:
-        """Whether it holds in one of the processes."""
+        """Return whether it holds in one of the processes."""
         return self._reduced([float(fact)], "MAX") != [0.0]
 
     def mean(self, values: Tensor) -> float:
-        """Of the values of all processes together."""
+        """Return the mean of the values of all processes together."""
         if self.count == 1:
             return float(values.double().mean())
         total, number = self.sum(float(values.double().sum()), values.numel())
@@ -72,18 +72,18 @@ class Group:
             return
         parameters = list(model.parameters())
         # What has a gradient nowhere stays without one, and the optimizer leaves it alone.
-        found = self._reduced([float(one.grad is not None) for one in parameters], "MAX")
-        parameters = [one for one, is_found in zip(parameters, found, strict=True) if is_found]
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        found = self._reduced([float(p.grad is not None) for p in parameters], "MAX")
+        parameters = [p for p, is_found in zip(parameters, found, strict=True) if is_found]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         together.all_reduce(flat)
-        parts = flat.split([one.numel() for one in parameters])
-        for one, part in zip(parameters, parts, strict=True):
-            one.grad = part.view_as(one)
+        parts = flat.split([p.numel() for p in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
 
     @contextmanager
     def finish_step_on_signal(self) -> Iterator[Callable[[], bool]]:
-        """As that of `signals`; all processes hear of it after the same step."""
+        """Do as the function of `signals` of that name; all processes learn of it after the same step."""
         if self.was_asked is None:
             with finish_step_on_signal() as is_asked:
                 yield is_asked

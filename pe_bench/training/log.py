@@ -11,7 +11,7 @@ from pe_bench.system.files import write_text
 
 @dataclass(frozen=True)
 class Step:
-    """What is known after one step; one in `train.log_every` is a row of train.csv."""
+    """The facts of one step; one in `train.log_every` is a row of train.csv."""
 
     step: int
     tokens: int
@@ -23,7 +23,7 @@ class Step:
 
 
 def read_log(path: Path, last_step: int) -> list[Step]:
-    """The rows up to a step; later ones are done again."""
+    """Return the rows up to a step; later steps are taken again."""
     if not path.exists() or last_step == 0:
         return []
     try:

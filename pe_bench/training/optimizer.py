@@ -9,7 +9,7 @@ from pe_bench.model.decoder import Decoder
 
 
 def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> torch.optim.AdamW:
-    """AdamW; only the decoder's matrices decay: no norm, embedding or parameter of an encoding."""
+    """Return AdamW; only the decoder's matrices decay: no norm, embedding or parameter of an encoding."""
     decaying, other = [], []
     for name, parameter in model.named_parameters():
         matrix = parameter.dim() == 2 and not name.startswith(("encoding.", "embedding."))
@@ -23,7 +23,7 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:
-    """Linear warm-up, then a cosine that ends at `final_lr` times `lr` with the last step."""
+    """Return the rate of a step: a linear warm-up, then a cosine down to `final_lr` times `lr`."""
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
     past = (step - train.warmup_steps) / max(1, train.total_steps - 1 - train.warmup_steps)

@@ -19,11 +19,11 @@ from pe_bench.training.optimizer import learning_rate
 
 
 class NonFiniteError(ArithmeticError):
-    """The loss or the gradient is infinite or not a number; the weights are as before the step."""
+    """An infinite loss or gradient, or one that is no number; the weights are as before the step."""
 
 
 class Trainer:
-    """One step at a time; each is a function of the weights, the optimizer and its number."""
+    """A trainer whose every step is a function of the weights, the optimizer and the step's number."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Trainer:
         self.validation = TrainingWindows(data.validation, length, data.end_of_text, side="validation")
 
     def step(self, number: int, seconds: float) -> Step:
-        """Step `number` (from zero); `seconds` were spent before it."""
+        """Take step `number` (from zero); `seconds` were spent before it."""
         train = self.config.train
         started = time.perf_counter()
         for group in self.optimizer.param_groups:
@@ -75,7 +75,7 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self, is_asked: Callable[[], bool] = lambda: False) -> float | None:
-        """Mean nats per token over windows of the validation documents, the same at every call.
+        """Return the mean nats per token over windows of the validation documents, the same at every call.
 
         None where the process `is_asked` to end meanwhile.
         """
@@ -91,7 +91,7 @@ class Trainer:
         return self.group.mean(torch.cat(nll))
 
     def _share(self, windows: Tensor, seed: int, *, train: bool) -> tuple[Tensor, Tensor]:
-        """What this process has of a batch, and the position ids, which are drawn for all of it."""
+        """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""
         ids = self._ids(windows[:, :-1], seed, train=train)
         return self.group.share(windows), self.group.share(ids) if ids.dim() == 2 else ids
 
