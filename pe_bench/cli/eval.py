@@ -44,7 +44,7 @@ def score_runs(
     configs = [trusted(_changed(read_config(run), changes, machine, data_path), code) for run in runs]
     others = [find_others(request, run.name, config) for run, config in zip(runs, configs, strict=True)]
     for run, config, found in zip(runs, configs, others, strict=True):
-        print_run(score_run(run, config, results_dir, found, request.search), run, config.report.margin)
+        print_run(score_run(run, config, results_dir, found), run, config.report.margin)
 
 
 def _changed(

@@ -131,13 +131,14 @@ def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
     import torch
 
     from pe_bench.data.tokenizer import ByteTokenizer
-    from pe_bench.encodings.load import build_encoding, part_classes, with_examples
+    from pe_bench.encodings.spec import EncodingSpec
     from pe_bench.inspection.resolve import parameter_count
 
-    part = part_classes(config)[-1]
+    spec = EncodingSpec(config).with_examples()
     with torch.random.fork_rng(devices=[]):
-        built = build_encoding(with_examples(config), n_layers, vocabulary=ByteTokenizer().vocabulary)
-    return part.family, parameter_count(built), built.past_training, part.paper
+        built = spec.build(n_layers, ByteTokenizer().vocabulary)
+    declared = spec.parts[-1].encoding_class
+    return declared.family, parameter_count(built), built.past_training, declared.paper
 
 
 def _parts_and_names(name: str, config: dict[str, Any], is_modifier: bool, also: list[str]) -> str:

@@ -64,7 +64,7 @@ def _try_each(found: Sequence[ResolvedEncoding], length: int) -> None:
     from pe_bench.model.dry_run import dry_run
 
     encodings = [_built(subject) for subject in found]
-    model = build_decoder(found[0].config, ByteTokenizer().vocabulary)
+    model = build_decoder(found[0].config, ByteTokenizer().vocabulary, found[0].spec)
     for subject, encoding in zip(found, encodings, strict=True):
         model.encoding = encoding
         with suppress(LengthError):  # is measured, and says so in its row

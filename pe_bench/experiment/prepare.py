@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, load_data
-from pe_bench.encodings.identity import encoding_identity, encoding_label, with_code_hashes, with_trusted_code
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.experiment.trackers import check_tracker
 from pe_bench.model.decoder import Decoder, build_decoder
@@ -58,32 +58,31 @@ def check(config: Config, search: Sequence[Path] = ()) -> Job:
 
 def trusted(config: Config, code: Sequence[Path]) -> Config:
     """Return a run's configuration with no class from outside but those in files that the user named."""
-    return replace(config, encoding=with_trusted_code(config.encoding, code))
+    return replace(config, encoding=EncodingSpec(config.encoding).with_trusted_code(code).values)
 
 
 def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
     """Build and try all that a run needs, before a folder is made. Raise `UserError` for what is wrong."""
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config.data, config.tokenizer, config.cache_dir)
-    config = replace(config, encoding=with_code_hashes(config.encoding, search))
+    encoding = EncodingSpec(config.encoding, tuple(search)).with_code_hashes()
+    config = replace(config, encoding=encoding.values)
     with user_code_errors():
-        model = build_decoder(config, data.vocabulary, search)
+        model = build_decoder(config, data.vocabulary, encoding)
     dry_run_training(model, config.train.length, config.encoding["name"])
     plans = make_plans(config, config.eval, data)
     check_windows(data, config.train.length)
     dtype = resolve_precision(config.precision, config.device)
-    known = identity(
-        config, data.hash, str(dtype).removeprefix("torch."), encoding_identity(config.encoding, search)
-    )
+    known = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
     setup = Setup(
         config=config,
         run=runs_folder(Path(config.results_dir)) / run_name(config, known),
         setting=setting(known),
-        label=_label(config, search),
+        label=_label(config, encoding),
         device=device,
         dtype=dtype,
         threads=threads,
-        search=tuple(search),
+        search=encoding.search,
     )
     return Job(setup, data, model, plans)
 
@@ -109,7 +108,7 @@ def _source(name: str, results_dir: Path) -> Checkpoint:
     return found
 
 
-def _label(config: Config, search: Sequence[Path]) -> str:
+def _label(config: Config, encoding: EncodingSpec) -> str:
     """Name the encoding, and the run whose weights it started from: fine-tuning makes another line."""
-    label, source = encoding_label(config.encoding, search), config.train.from_run
+    label, source = encoding.label, config.train.from_run
     return f"{label} from={encoding_in(source)}" if source else label

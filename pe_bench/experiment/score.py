@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from pe_bench.config.schema import Config
-from pe_bench.encodings.load import build_encoding
 from pe_bench.errors import UserError
 from pe_bench.experiment.prepare import Job, prepare
 from pe_bench.experiment.progress import scoring_progress
@@ -39,12 +38,10 @@ def score_run(
     config: Config,
     results_dir: Path,
     others: Sequence[OtherEncoding] = (),
-    search: Sequence[Path] = (),
 ) -> list[Row]:
     """Score a finished run at the lengths of its `config`, then its weights under `others`.
 
-    The classes of `config` are `trusted`; those of `others` may lie in the folders `search`. The rows are
-    gathered when the run is one of `results_dir`.
+    The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
     """
     result = read_result(run) or {}
     job = prepare(config)
@@ -62,7 +59,7 @@ def score_run(
     _warn_of_other_data(job, result)
     with locked(run):
         remove_leftovers(run)
-        rows = score_encodings(job, trained, others, search)
+        rows = score_encodings(job, trained, others)
     if run.resolve().parent == runs_folder(results_dir).resolve():
         gather_and_warn(results_dir)
     return rows
@@ -72,7 +69,6 @@ def score_encodings(
     job: Job,
     trained: Checkpoint,
     others: Sequence[OtherEncoding] = (),
-    search: Sequence[Path] = (),
     bars: Bars = progress_bar,
 ) -> list[Row]:
     """Return the rows of the trained encoding, then those of the others, at the same lengths and targets."""
@@ -80,7 +76,7 @@ def score_encodings(
     record_command(setup.run)
     load_weights(trained, job.model)
     # All are built before any is scored, so that an error in the last comes first.
-    models = [_with_encoding(other, job, search) for other in others]
+    models = [_with_encoding(other, job) for other in others]
     speed = trained.meta.step * setup.config.train.batch_tokens / trained.meta.train_seconds
     # This moves what all models share to the device.
     own = TrainedModel(setup, job.data, job.model.to(setup.device).eval(), setup.label, speed)
@@ -106,17 +102,17 @@ def _rows(trained: TrainedModel, plans: Sequence[Plan], bars: Bars) -> list[Row]
         return evaluate(trained, plans, watch)
 
 
-def _with_encoding(other: OtherEncoding, job: Job, search: Sequence[Path]) -> Decoder:
+def _with_encoding(other: OtherEncoding, job: Job) -> Decoder:
     """Return the job's model with another encoding in its place, which has the trained one's parameters.
 
     The rest of the two is one and the same in memory, and neither is changed.
     """
     config = job.setup.config
-    encoding = build_encoding(other.encoding, config.model.n_layers, search, job.data.vocabulary)
+    encoding = other.encoding.build(config.model.n_layers, job.data.vocabulary)
     encoding.load_state_dict(job.model.encoding.state_dict(), strict=True)
     model = copy.copy(job.model)
     model._modules = {**job.model._modules, "encoding": encoding}
-    dry_run_training(model, config.train.length, other.encoding["name"])
+    dry_run_training(model, config.train.length, other.encoding.values["name"])
     return model.eval()
 
 

@@ -24,6 +24,7 @@ from pe_bench.values import close_to, unknown
 
 if TYPE_CHECKING:
     from pe_bench.encodings.compose import Composition
+    from pe_bench.encodings.spec import EncodingSpec
 
 MAX_LABEL = 40  # characters
 SIZES = ("d_model", "n_heads", "d_head", "n_layers")
@@ -45,26 +46,28 @@ class ResolvedEncoding:
     search: tuple[Path, ...] = ()
 
     @cached_property
+    def spec(self) -> "EncodingSpec":
+        from pe_bench.encodings.spec import EncodingSpec
+
+        return EncodingSpec(self.config.encoding, self.search)
+
+    @cached_property
     def encoding(self) -> "Composition":
         """The encoding with the initial values of a run with this seed, and the vocabulary of bytes."""
         import torch
 
         from pe_bench.data.tokenizer import ByteTokenizer
-        from pe_bench.encodings.load import build_encoding
         from pe_bench.model.seeds import derive_seed
         from pe_bench.model.user_code import user_code_errors
 
         with torch.random.fork_rng(devices=[]), user_code_errors():
             torch.manual_seed(derive_seed(self.config.seed, "encoding"))
-            vocabulary = ByteTokenizer().vocabulary
-            return build_encoding(self.config.encoding, self.config.model.n_layers, self.search, vocabulary)
+            return self.spec.build(self.config.model.n_layers, ByteTokenizer().vocabulary)
 
     @cached_property
     def label(self) -> str:
         """The name and the options that were given, to tell it from the others."""
-        from pe_bench.encodings.identity import encoding_label
-
-        label = encoding_label(self.config.encoding, self.search)
+        label = self.spec.label
         return label if len(label) <= MAX_LABEL else self.name
 
 

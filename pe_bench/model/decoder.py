@@ -6,7 +6,6 @@ tokens, D model width, H query heads, K head width.
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch.nn import functional
 from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import build_encoding
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.attention import attention
 from pe_bench.model.seeds import derive_seed
 
@@ -135,14 +134,15 @@ class Decoder(nn.Module):
             nn.init.normal_(self.head.weight, std=model.d_model**-0.5, generator=generator)
 
 
-def build_decoder(config: Config, vocabulary: Sequence[str], search: Sequence[Path] = ()) -> Decoder:
-    """The decoder of a run, on the CPU: weights and encoding parameters from streams of their own.
+def build_decoder(config: Config, vocabulary: Sequence[str], encoding: EncodingSpec | None = None) -> Decoder:
+    """Build the decoder of a run on the CPU; weights and the encoding's parameters have streams of their own.
 
-    `vocabulary` has the text of every token id; `search` are folders in which an encoding's file may lie.
-    Raises `UserError`.
+    `vocabulary` has the text of every token id; `encoding` is by default the one of `config`. Raises
+    `UserError`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "encoding"))
-        encoding = build_encoding(config.encoding, config.model.n_layers, search, vocabulary)
+        spec = encoding or EncodingSpec(config.encoding)
+        built = spec.build(config.model.n_layers, vocabulary)
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "decoder"))
-        return Decoder(config.model, len(vocabulary), encoding, generator)
+        return Decoder(config.model, len(vocabulary), built, generator)

@@ -6,66 +6,60 @@ trained with stay. If they are compatible with the base themselves, the weights 
 them; any other modifier makes them weights of another model, about which nothing is known.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import yaml
 
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings.identity import first_name
-from pe_bench.encodings.load import find_class, options_of
+from pe_bench.encodings.load import find_class
+from pe_bench.encodings.spec import EncodingSpec, PartSpec
 from pe_bench.values import shown
 
 
-def incompatibility(
-    trained: dict[str, Any], encoding: dict[str, Any], search: Sequence[Path] = ()
-) -> str | None:
+def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None:
     """Return why weights trained with one encoding may not be scored with the other; None if they may."""
-    return next(_incompatibilities(trained, encoding, search), None)
+    return next(_incompatibilities(trained, encoding), None)
 
 
-def _incompatibilities(
-    trained: dict[str, Any], encoding: dict[str, Any], search: Sequence[Path]
-) -> Iterator[str]:
-    base, kept = first_name(trained), trained.get("modifiers") or {}
-    modifiers = encoding.get("modifiers") or {}
-    added = {name: part for name, part in modifiers.items() if name not in kept}
-    replaced = encoding["class"] != trained["class"]
+def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterator[str]:
+    base, kept = trained.base.name, trained.modifiers
+    added = [part for name, part in encoding.modifiers.items() if name not in kept]
+    replaced = [encoding.base] if _has_other_class(trained.base, encoding.base) else []
     for name, before, part in [
-        (base, trained, encoding),
-        *((name, part, modifiers[name]) for name, part in kept.items()),
+        (base, trained.base, encoding.base),
+        *((name, modifier, encoding.modifiers[name]) for name, modifier in kept.items()),
     ]:
-        if part["class"] == before["class"]:
-            yield from _changed_options(name, before, part, search)
-    for part in ([encoding] if replaced else []) + list(added.values()):
-        compatible = find_class(part["class"], search).compatible_with
+        if not _has_other_class(before, part):
+            yield from _changed_options(name, before, part)
+    for part in replaced + added:
+        compatible = part.encoding_class.compatible_with
         if base not in compatible:
-            yield f"{_works_on(first_name(part), compatible)}; this run used {base} {_alternatives(base)}"
+            yield f"{_works_on(part.name, compatible)}; this run used {base} {_alternatives(base)}"
         for name, modifier in kept.items():
-            if base not in find_class(modifier["class"], search).compatible_with:
+            if base not in modifier.encoding_class.compatible_with:
                 yield (
                     f"this run was trained with {base} and {name}, and on such weights only {name}'s options "
-                    f"may change {_changeable(modifier, search)}"
+                    f"may change {_changeable(modifier)}"
                 )
 
 
-def _changed_options(
-    name: str, before: dict[str, Any], part: dict[str, Any], search: Sequence[Path]
-) -> Iterator[str]:
-    trained, given = options_of(before, search), options_of(part, search)
-    changeable = find_class(part["class"], search).changeable_after_training
-    for option, value in given.items():
-        if value != trained.get(option) and option not in changeable:
+def _has_other_class(before: PartSpec, part: PartSpec) -> bool:
+    return part.values["class"] != before.values["class"]
+
+
+def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[str]:
+    for option, value in part.options.items():
+        old = before.options.get(option)
+        if value != old and option not in part.encoding_class.changeable_after_training:
             yield (
-                f"this run was trained with {name} {option}={shown(trained.get(option))}, and {option} "
-                f"cannot change to {shown(value)} after training {_changeable(part, search)}"
+                f"this run was trained with {name} {option}={shown(old)}, and {option} "
+                f"cannot change to {shown(value)} after training {_changeable(part)}"
             )
 
 
-def _changeable(part: dict[str, Any], search: Sequence[Path]) -> str:
-    names = sorted(find_class(part["class"], search).changeable_after_training)
+def _changeable(part: PartSpec) -> str:
+    names = sorted(part.encoding_class.changeable_after_training)
     return f"(changeable: {', '.join(names) or 'none'})"
 
 

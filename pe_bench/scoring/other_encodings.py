@@ -26,8 +26,7 @@ from pe_bench.config.options import in_full
 from pe_bench.config.override import parse_override, quote
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.encodings.identity import encoding_identity, encoding_label, with_code_hashes
-from pe_bench.encodings.load import NOT_OPTIONS, build_encoding, find_class, options_of
+from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec
 from pe_bench.errors import UserError, require
 from pe_bench.scoring.compatibility import incompatibility
 from pe_bench.scoring.with_option import RequestedEncoding, read_requested
@@ -51,7 +50,7 @@ class OtherEncoding:
     """An encoding under which trained weights are scored: its name in tables, and its configuration."""
 
     label: str
-    encoding: dict[str, Any]
+    encoding: EncodingSpec
     forced: bool  # although it is not compatible with what was trained
 
 
@@ -71,53 +70,48 @@ def find_others(request: WithOption, run: str, trained: Config) -> list[OtherEnc
     `UserError` for what cannot be scored, and without `force` for what is not compatible.
     """
     found: dict[str, OtherEncoding] = {}
+    own = EncodingSpec(trained.encoding, request.search)
     for requested in request.encodings:
         try:
-            encodings = list(_encodings(requested, trained, request.search))
-            own = [encoding for encoding in encodings if _is_own(encoding, trained, request.search)]
+            encodings = list(_encodings(requested, trained, own))
+            same = [encoding for encoding in encodings if encoding.identity() == own.identity()]
             # A curve that only a bare name implies is not asked of a run that has the encoding already.
-            for encoding in own if own and not requested.options else encodings:
-                if encoding in own:
+            for encoding in same if same and not requested.options else encodings:
+                if encoding in same:
                     say(f"--with {requested.text}: {run} was trained with it and is scored with it anyway")
                     continue
-                other = _other(encoding, trained, request.search, request.force)
+                other = _other(encoding, own, trained.model.n_layers, request.force)
                 found.setdefault(other.label, other)
         except UserError as error:
             raise UserError(f"--with {requested.text}, {run}: {error}") from error
     return list(found.values())
 
 
-def _other(encoding: dict[str, Any], trained: Config, search: Sequence[Path], force: bool) -> OtherEncoding:
-    reason = incompatibility(trained.encoding, encoding, search)
+def _other(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:
+    reason = incompatibility(trained, encoding)
     if reason is not None and not force:
         raise UserError(f"{reason} (--force scores it all the same, and labels the rows)")
-    label = _label(encoding, search)
-    if label == encoding_label(trained.encoding, search):
+    label = _label(encoding)
+    if label == trained.label:
         raise UserError(
             f"its rows would be called {label}, as the run's own are, though it is another: give it another "
             "name in its YAML file"
         )
-    _require_fit(label, encoding, trained, search)
+    _require_fit(label, encoding, trained, n_layers)
     return OtherEncoding(label, encoding, forced=reason is not None)
 
 
-def _is_own(encoding: dict[str, Any], trained: Config, search: Sequence[Path]) -> bool:
-    return encoding_identity(encoding, search) == encoding_identity(trained.encoding, search)
-
-
-def _label(encoding: dict[str, Any], search: Sequence[Path]) -> str:
-    """As of a trained encoding, and `factor=auto` where the factor is that of each window."""
-    option = find_class(encoding["class"], search).window_factor
-    name, _, options = encoding_label(encoding, search).partition(" ")
-    is_auto = option is not None and encoding.get(option) is None
+def _label(encoding: EncodingSpec) -> str:
+    """Return the label of a trained encoding, with `factor=auto` where the factor is that of each window."""
+    option = encoding.base.encoding_class.window_factor
+    name, _, options = encoding.label.partition(" ")
+    is_auto = option is not None and encoding.values.get(option) is None
     return " ".join(part for part in (name, f"{option}={AUTO}" if is_auto else "", options) if part)
 
 
-def _encodings(
-    requested: RequestedEncoding, trained: Config, search: Sequence[Path]
-) -> Iterator[dict[str, Any]]:
-    """Yield the configuration of a requested encoding, or two where its factor is not given."""
-    directories = list(map(str, search))
+def _encodings(requested: RequestedEncoding, trained: Config, own: EncodingSpec) -> Iterator[EncodingSpec]:
+    """Yield the encoding that is requested, or two where its factor is not given."""
+    directories = list(map(str, own.search))
     overrides = [
         f"encoding={requested.base or 'nope'}",
         f"modifier=[{','.join(requested.modifiers)}]",
@@ -126,23 +120,24 @@ def _encodings(
     bare = compose(overrides, directories)["encoding"]
     if not requested.base:
         bare = {"modifiers": bare["modifiers"]}
-    option = find_class(bare["class"], search).window_factor if requested.base else None
+    option = PartSpec(bare, own.search).encoding_class.window_factor if requested.base else None
     given = dict(_full_option(requested, bare, override) for override in requested.options)
     kind = given.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
-    composed = compose([*overrides, *chosen], directories)["encoding"]
-    encoding = with_code_hashes(_combine(trained.encoding, composed, requested, set(given), search), search)
+    composed = EncodingSpec(compose([*overrides, *chosen], directories)["encoding"], own.search)
+    encoding = _with_trained_values(composed, own, requested, set(given)).with_code_hashes().values
     if requested.base not in (None, *names_in("encoding", [])):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
     if option is None:
-        yield encoding
+        yield EncodingSpec(encoding, own.search)
         return
     encoding = {option: encoding[option], **encoding}  # the first that a label says
     if encoding[option] is not None or kind != FIXED:
-        yield encoding
+        yield EncodingSpec(encoding, own.search)
     if encoding[option] is None and kind in (None, FIXED):
-        yield {**encoding, option: fixed_factor(trained.eval, trained.train.length)}
+        factor = fixed_factor(trained.eval, trained.train.length)
+        yield EncodingSpec({**encoding, option: factor}, own.search)
 
 
 def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
@@ -169,52 +164,46 @@ def _overrides_of(trained: Config) -> list[str]:
     ] + [f"seed={trained.seed}"]
 
 
-def _combine(
-    trained: dict[str, Any],
-    composed: dict[str, Any],
-    requested: RequestedEncoding,
-    given: set[str],
-    search: Sequence[Path],
-) -> dict[str, Any]:
-    """Put what was composed in the place of what was trained, with the trained values of shared options."""
-    kept = trained.get("modifiers") or {}
-    base = _with_trained_values(composed, trained, "encoding", given, search) if requested.base else trained
-    added = {
-        name: _with_trained_values(part, kept[name], f"encoding.modifiers.{name}", given, search)
-        if name in kept
-        else part
-        for name, part in (composed.get("modifiers") or {}).items()
-    }
-    return {**base, "modifiers": {**kept, **added}}
-
-
 def _with_trained_values(
-    part: dict[str, Any], trained: dict[str, Any], place: str, given: set[str], search: Sequence[Path]
-) -> dict[str, Any]:
-    before = {**trained, **find_class(trained["class"], search).implied(options_of(trained, search))}
+    composed: EncodingSpec, trained: EncodingSpec, requested: RequestedEncoding, given: set[str]
+) -> EncodingSpec:
+    """Return the composed encoding in place of the trained one, with the trained values of shared options."""
+    kept = trained.modifiers
+    base = _with_shared_options(composed.base, trained.base, given) if requested.base else trained.values
+    added = {
+        name: _with_shared_options(part, kept[name], given) if name in kept else part.values
+        for name, part in composed.modifiers.items()
+    }
+    modifiers = {**{name: part.values for name, part in kept.items()}, **added}
+    return EncodingSpec({**base, "modifiers": modifiers}, composed.search)
+
+
+def _with_shared_options(part: PartSpec, trained: PartSpec, given: set[str]) -> dict[str, Any]:
+    """Return a part's values with the trained ones of options that both have and that are not `given`."""
+    before = {**trained.values, **trained.encoding_class.implied(trained.options)}
     shared = {
         name: before[name]
-        for name in part
-        if name in before and name not in NOT_OPTIONS and f"{place}.{name}" not in given
+        for name in part.values
+        if name in before and name not in NOT_OPTIONS and f"{part.key}.{name}" not in given
     }
-    was_derived = trained.get("derived") or []
-    derived = [name for name in part.get("derived") or [] if name not in shared or name in was_derived]
-    return {**part, **shared, "derived": derived}
+    was_derived, derived = trained.values.get("derived") or [], part.values.get("derived") or []
+    kept = [name for name in derived if name not in shared or name in was_derived]
+    return {**part.values, **shared, "derived": kept}
 
 
-def _require_fit(label: str, encoding: dict[str, Any], trained: Config, search: Sequence[Path]) -> None:
+def _require_fit(label: str, encoding: EncodingSpec, trained: EncodingSpec, n_layers: int) -> None:
     """Parameters of the same names and shapes. Raises `UserError` also where options make no encoding."""
-    wanted, saved = (_shapes(one, trained, search) for one in (encoding, trained.encoding))
+    wanted, saved = _shapes(encoding, n_layers), _shapes(trained, n_layers)
     for name in sorted(wanted.keys() | saved.keys()):
         if wanted.get(name) != saved.get(name):
             raise UserError(
-                f"weights trained with {encoding_label(trained.encoding, search)} do not fit {label}: "
+                f"weights trained with {trained.label} do not fit {label}: "
                 f"{name} is {saved.get(name, 'missing')} there and {wanted.get(name, 'missing')} here; "
                 "train it, from these weights with train.from"
             )
 
 
-def _shapes(encoding: dict[str, Any], trained: Config, search: Sequence[Path]) -> dict[str, list[int]]:
+def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
     with torch.random.fork_rng(devices=[]):
-        built = build_encoding(encoding, trained.model.n_layers, search)
+        built = encoding.build(n_layers)
     return {name: list(tensor.shape) for name, tensor in built.state_dict().items()}

@@ -22,6 +22,7 @@ import torch
 
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import load_data
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.setup import Setup
@@ -225,7 +226,7 @@ def _train(setup: Setup, source: Checkpoint | None, rank: int, pipe: Connection)
     config, count = setup.config, setup.config.train.processes
     set_threads(max(1, setup.threads // count))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
-    model = build_decoder(config, data.vocabulary, setup.search)
+    model = build_decoder(config, data.vocabulary, EncodingSpec(config.encoding, setup.search))
     if source is not None:
         load_weights(source, model)
     device = setup.device

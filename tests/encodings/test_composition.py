@@ -9,12 +9,12 @@ from torch import Tensor
 from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition, Stack
-from pe_bench.encodings.load import build_encoding
 from pe_bench.encodings.logn import LogN
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.randomized import Randomized
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.model.attention import project, reference_attention
 
@@ -142,27 +142,26 @@ def test_a_whole_composition_is_its_formula() -> None:
 def test_two_owners_of_one_hook_are_refused_in_a_sentence(base, modifier, hook: str) -> None:
     config = {**base, "modifiers": {"other": modifier}}
     with pytest.raises(UserError, match=rf"the encoding and other both replace {hook}, .* leave one"):
-        build_encoding(config, n_layers=2)
+        EncodingSpec(config).build(n_layers=2)
 
 
 @pytest.mark.parametrize("base", [ROPE, SHAW, LEARNED])
 def test_modifiers_change_no_name_in_the_state(base) -> None:
-    plain = build_encoding(base, n_layers=2)
-    modified = build_encoding(
-        {**base, "modifiers": {"logn": LOGN, "sliding_window": WINDOW, "randomized": RANDOM}}, n_layers=2
-    )
+    plain = EncodingSpec(base).build(n_layers=2)
+    modifiers = {"logn": LOGN, "sliding_window": WINDOW, "randomized": RANDOM}
+    modified = EncodingSpec({**base, "modifiers": modifiers}).build(n_layers=2)
     modified.load_state_dict(plain.state_dict(), strict=True)
     assert list(modified.state_dict()) == list(plain.state_dict())
 
 
 def test_a_part_that_is_per_layer_has_parameters_of_its_own_in_each() -> None:
-    shaw = build_encoding({**SHAW, "modifiers": {"logn": LOGN}}, n_layers=3)
+    shaw = EncodingSpec({**SHAW, "modifiers": {"logn": LOGN}}).build(n_layers=3)
     assert len(list(shaw.parameters())) == 2 * 3
     queries, keys = both_sides()
     scores = [shaw.double().layer(number).scores(queries, keys, 0.5) for number in range(3)]
     assert not torch.equal(scores[0], scores[1])
     t5 = {"name": "t5", "class": f"{MODULE}t5:T5", "d_model": 8, "n_heads": HEADS}
-    shared = build_encoding(t5, n_layers=3)
+    shared = EncodingSpec(t5).build(n_layers=3)
     assert shared.layer(0) is shared.layer(2)
 
 
@@ -174,16 +173,16 @@ def test_neutral_parts_cost_nothing() -> None:
 
 def test_ids_are_the_owners() -> None:
     tokens = torch.zeros(1, 5, dtype=torch.long)
-    modified = build_encoding({**ROPE, "modifiers": {"randomized": RANDOM}}, n_layers=1)
+    modified = EncodingSpec({**ROPE, "modifiers": {"randomized": RANDOM}}).build(n_layers=1)
     ids = modified.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
     expected = Randomized(40).ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
     assert torch.equal(ids, expected)
-    plain = build_encoding(ROPE, n_layers=1).ids(tokens, train=True, generator=None)
+    plain = EncodingSpec(ROPE).build(n_layers=1).ids(tokens, train=True, generator=None)
     assert torch.equal(plain, torch.arange(5))
 
 
 def test_parameters_of_modifiers_are_registered_once() -> None:
-    composition = build_encoding({**LEARNED, "modifiers": {"shaw": SHAW}}, n_layers=2)
+    composition = EncodingSpec({**LEARNED, "modifiers": {"shaw": SHAW}}).build(n_layers=2)
     names = [name for name, _ in composition.named_parameters()]
     assert len(names) == len(set(names)) == 1 + 2 * 2
     assert set(composition.state_dict()) == set(names)

@@ -11,7 +11,6 @@ from torch import nn
 
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.identity import encoding_label
 from pe_bench.encodings.load import find_class
 from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.errors import UserError
@@ -83,16 +82,15 @@ def test_label_is_the_files_name_or_the_bases_and_the_modifiers(name: str) -> No
     modifiers = one.config.get("modifiers", {})
     assert list(modifiers) == [name] if modifiers else one.config["name"] == name
     label = "+".join([one.config["name"], *modifiers])
-    assert encoding_label(one.config).split(" ")[0] == label
-    if not any(find_class(part["class"]).example(part) for part in (one.config, *modifiers.values())):
-        assert encoding_label(one.config) == label
+    assert one.spec.label.split(" ")[0] == label
+    if not any(part.example() for part in one.spec.parts):
+        assert one.spec.label == label
 
 
 @every_encoding
 def test_docstring_says_what_happens_past_the_training_length_and_what_is_cited(name: str) -> None:
-    one = case_of(name)
-    for part in (one.config, *one.config.get("modifiers", {}).values()):
-        encoding = find_class(part["class"])
+    for part in case_of(name).spec.parts:
+        encoding = part.encoding_class
         page = inspect.getmodule(encoding).__doc__ or ""
         assert "\n\nPast the training length: " in page
         cited = encoding.paper.split(" ")[0]

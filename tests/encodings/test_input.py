@@ -20,13 +20,13 @@ from pe_bench.encodings.cape import CAPE
 from pe_bench.encodings.complex import Complex
 from pe_bench.encodings.conv import Convolution, causal_convolution
 from pe_bench.encodings.learned import Learned, Overflow
-from pe_bench.encodings.load import build_encoding
 from pe_bench.encodings.multiplicative import Multiplicative
 from pe_bench.encodings.pose import PoSE
 from pe_bench.encodings.recursive import Cell, FlowCell, GatedCell, Recursive, euler_step, rk4_step
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.shape import SHAPE
 from pe_bench.encodings.sinusoidal import Sinusoidal, sinusoids
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.model.attention import attention
 
@@ -500,7 +500,7 @@ def test_bipe_gives_segment_numbers_to_the_encoding_under_it(base: str) -> None:
     overrides = ["model.d_model=8", "model.n_heads=2", "train.length=16"]
     config = compose([f"encoding={base}", "modifier=[bipe]", *overrides])["encoding"]
     torch.manual_seed(0)
-    encoding = build_encoding(config, n_layers=2, vocabulary=VOCABULARY)
+    encoding = EncodingSpec(config).build(n_layers=2, vocabulary=VOCABULARY)
     tokens = torch.tensor([[0, 9, 3, 3]])  # a . d d
     ids = encoding.ids(tokens, train=True, generator=None)
     assert ids.tolist() == [[0, 0, 1, 1]]

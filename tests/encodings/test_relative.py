@@ -18,10 +18,10 @@ from pe_bench.config.compose import compose
 from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.deberta import DeBERTa, Terms, log_buckets
-from pe_bench.encodings.load import build_encoding
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.shaw import Shaw
 from pe_bench.encodings.sinusoidal import sinusoids
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.encodings.t5 import T5
 from pe_bench.encodings.transformer_xl import TransformerXL
 from pe_bench.encodings.tupe import TUPE, Positions
@@ -414,7 +414,7 @@ def test_option_changes_the_output(name: str, option: str) -> None:
     q, k, v = (series(torch.sin, step, 1, H, TRAIN, K) for step in (0.3, 0.5, 0.7))
     outputs = []
     for overrides in ([], [f"encoding.{option}"]):
-        layer = with_parameters(build_encoding(composed(name, *overrides), LAYERS)).layer(1)
+        layer = with_parameters(EncodingSpec(composed(name, *overrides)).build(LAYERS)).layer(1)
         outputs.append(attention(layer, q, q, k, v, torch.arange(TRAIN)).detach())
     assert not near(outputs[0], outputs[1], 1e-3)
 

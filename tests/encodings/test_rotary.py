@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.hope import HoPE
-from pe_bench.encodings.load import build_encoding
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.p_rope import PRoPE
 from pe_bench.encodings.partial_rope import PartialRoPE
 from pe_bench.encodings.pope import PoPE
 from pe_bench.encodings.rope import Form, Layout, RoPE, rope_frequencies, rotate
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.encodings.xpos import XPos
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import find_case
@@ -517,7 +517,7 @@ def test_pope_phases_are_bounded_and_each_layers_own() -> None:
     fill(outside.phase, torch.tensor([0.5, -9.0]).repeat(4).expand(H, 8))
     assert near(products(outside), products(inside), 1e-12)
     config = {"class": "pe_bench.encodings.pope:PoPE", "n_heads": 2, "d_head": 4}
-    assert len(list(build_encoding(config, n_layers=3).parameters())) == 3
+    assert len(list(EncodingSpec(config).build(n_layers=3).parameters())) == 3
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, -2 * math.pi, -9.0, -1.0])

@@ -82,7 +82,7 @@ def test_what_an_option_follows_from_is_spelled_out():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_begins_a_line_and_no_line_is_wider_than_the_page(name):
     subject = one(name)
-    keys = {option for option, *_ in _options(subject, "encoding", subject.config.encoding)}
+    keys = {option for option, *_ in _options(subject, subject.spec.base)}
     for width in (60, 80, 100):
         text = page(subject, width)
         blocks = [block for block in text.split("\n\n") if block.startswith("encoding.")]

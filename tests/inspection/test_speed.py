@@ -288,7 +288,7 @@ def test_the_path_that_is_named_is_the_one_that_attention_took(name, kind, monke
 
     monkeypatch.setattr(pe_bench.model.attention, "choose", recorded)
     (subject,) = resolve([name, *TINY])
-    timed = kind(subject.config, subject.search, 16, CPU)
+    timed = kind(subject.config, subject.spec, 16, CPU)
     assert not took, "asking for the path takes none"
     timed()
     assert timed.path == "+".join(took)

@@ -1,6 +1,5 @@
 """A model that reads later tokens is refused before training; every shipped encoding passes."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tokenizer import ByteTokenizer
-from pe_bench.encodings.load import with_examples
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.decoder import build_decoder
 from pe_bench.model.lookahead import refuse_lookahead
 
@@ -29,8 +28,8 @@ LEAKS = {
 @pytest.mark.parametrize("name", one_of_a_kind(names_in("encoding")))
 def test_every_shipped_encoding_passes(name: str) -> None:
     config = parse_config(compose([f"encoding={name}"]))
-    config = replace(config, encoding=with_examples(config.encoding))
-    refuse_lookahead(build_decoder(config, ByteTokenizer().vocabulary), 64, name)
+    encoding = EncodingSpec(config.encoding).with_examples()
+    refuse_lookahead(build_decoder(config, ByteTokenizer().vocabulary, encoding), 64, name)
 
 
 @pytest.mark.parametrize("leak", LEAKS)

@@ -15,7 +15,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import build_encoding, with_examples
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.decoder import Decoder, build_decoder
 
 torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def encoding_of(name: str, model: ModelConfig = SMALL) -> Composition:
     sizes = [f"model.{key}={getattr(model, key)}" for key in keys]
     torch.manual_seed(0)
     config = composed(f"encoding={name}", *sizes).encoding
-    return build_encoding(with_examples(config), model.n_layers, vocabulary=VOCABULARY)
+    return EncodingSpec(config).with_examples().build(model.n_layers, VOCABULARY)
 
 
 def decoder(model: ModelConfig = SMALL, encoding: str = "rope", vocab_size: int = 11) -> Decoder:
@@ -89,13 +89,13 @@ def test_models_have_the_parameters_that_their_files_say(name: str, vocab_size: 
     width, d_ff = size.d_model, size.d_ff
     by_hand = size.n_layers * (4 * width * width + 3 * width * d_ff + 2 * width) + width + vocab_size * width
     with torch.device("meta"):  # counts without drawing
-        model = Decoder(size, vocab_size, build_encoding(config.encoding, size.n_layers))
+        model = Decoder(size, vocab_size, EncodingSpec(config.encoding).build(size.n_layers))
     assert model.parameter_count == by_hand == parameters
 
 
 def test_parameters_of_the_encoding_are_counted_once() -> None:
     config = composed("encoding=learned", "model.d_model=24", "train.length=16")
-    learned = Decoder(SMALL, 11, build_encoding(config.encoding, SMALL.n_layers))
+    learned = Decoder(SMALL, 11, EncodingSpec(config.encoding).build(SMALL.n_layers))
     assert learned.parameter_count == decoder(encoding="nope").parameter_count + 16 * 24
 
 
@@ -261,7 +261,7 @@ def test_the_residual_stream_stays_at_the_scale_of_the_input_at_every_depth() ->
 def started(name: str, seed: int = 0) -> Decoder:
     overrides = ("train.length=64", "model.n_layers=2", f"seed={seed}")
     config = composed(f"encoding={name}", *overrides)
-    return build_decoder(replace(config, encoding=with_examples(config.encoding)), VOCABULARY)
+    return build_decoder(config, VOCABULARY, EncodingSpec(config.encoding).with_examples())
 
 
 def own_weights(model: Decoder) -> dict[str, Tensor]:

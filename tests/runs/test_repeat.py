@@ -11,7 +11,7 @@ from pe_bench.config.checks import refuse_unused
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
-from pe_bench.encodings.identity import encoding_identity, with_code_hashes
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.identity import identity, run_name
 from pe_bench.runs.repeat import Repeater, sweep_commands, with_scored_lengths
@@ -33,9 +33,9 @@ def composed(overrides, directories=()) -> Config:
 
 
 def name_of(config: Config, search=()) -> str:
-    config_with_hashes = with_code_hashes(config.encoding, search)
-    config = parse_config({**to_plain(config), "encoding": config_with_hashes})
-    return run_name(config, identity(config, "data", "float32", encoding_identity(config.encoding, search)))
+    encoding = EncodingSpec(config.encoding, tuple(search)).with_code_hashes()
+    config = parse_config({**to_plain(config), "encoding": encoding.values})
+    return run_name(config, identity(config, "data", "float32", encoding.identity()))
 
 
 def as_written(config: Config) -> dict:
@@ -116,7 +116,9 @@ def test_a_custom_encoding_is_repeated_with_its_files_which_are_named(tmp_path):
     yaml_file = tmp_path / "encoding" / "linear.yaml"
     yaml_file.write_text("name: linear\nclass: linear.py:Linear\nn_heads: ${model.n_heads}\nslope: 0.1\n")
     config = composed(["encoding=linear", "encoding.slope=0.5"], [tmp_path])
-    written = as_written(config) | {"encoding": with_code_hashes(config.encoding, [tmp_path])}
+    written = as_written(config) | {
+        "encoding": EncodingSpec(config.encoding, (tmp_path,)).with_code_hashes().values
+    }
     repeater = Repeater()
     found = repeater.overrides(written, "float32")
     assert found[:2] == ["encoding=linear", "encoding.slope=0.5"]

@@ -12,7 +12,7 @@ from support.results import add_run
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
-from pe_bench.encodings.identity import encoding_identity, encoding_label
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, matching_runs, newest_run
@@ -25,7 +25,7 @@ def config_of(*overrides: str) -> Config:
 
 
 def identity_of(config: Config, data_hash: str = "d", dtype: str = "float32"):
-    return identity(config, data_hash, dtype, encoding_identity(config.encoding))
+    return identity(config, data_hash, dtype, EncodingSpec(config.encoding).identity())
 
 
 def name_of(*overrides: str) -> str:
@@ -130,7 +130,7 @@ def test_the_setting_depends_on_everything_except_encoding_and_seed():
     ],
 )
 def test_a_label_shows_the_chosen_options(overrides, label):
-    assert encoding_label(config_of(*overrides).encoding) == label
+    assert EncodingSpec(config_of(*overrides).encoding).label == label
 
 
 def test_a_run_is_found_by_path_by_name_and_by_a_prefix_of_its_name(begin, folder):

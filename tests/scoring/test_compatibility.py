@@ -1,5 +1,6 @@
 """The encodings that trained weights can be scored with: the catalogue's table against the classes."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -8,9 +9,7 @@ import pytest
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import Config
-from pe_bench.encodings.identity import first_name
-from pe_bench.encodings.load import find_class, options_of
+from pe_bench.encodings.spec import EncodingSpec, PartSpec
 from pe_bench.scoring.compatibility import compatible_encodings, incompatibility
 
 NAMES = names_in("encoding", [])
@@ -45,26 +44,26 @@ NEUTRAL = {"logn", "sliding_window", "temperature"}
 
 
 @cache
-def config(name: str, *overrides: str) -> Config:
-    return parse_config(compose([f"encoding={name}", *overrides]))
+def spec(name: str, *overrides: str) -> EncodingSpec:
+    return EncodingSpec(parse_config(compose([f"encoding={name}", *overrides])).encoding)
 
 
-def modifiers_of(encoding: dict[str, Any]) -> dict[str, Any]:
-    return encoding.get("modifiers") or {}
+def named_part(name: str) -> PartSpec:
+    """The modifier of that name, or the encoding."""
+    return spec(name).modifiers.get(name, spec(name).base)
 
 
-def scored_with(trained: dict[str, Any], name: str) -> dict[str, Any]:
+def scored_with(trained: EncodingSpec, name: str) -> EncodingSpec:
     """A modifier on top of what was trained, any other encoding in the place of its base."""
-    asked, kept = config(name).encoding, modifiers_of(trained)
+    kept = trained.values.get("modifiers") or {}
     if name in MODIFIERS:
-        return {**trained, "modifiers": {**kept, **modifiers_of(asked)}}
-    return {**asked, "modifiers": kept}
+        return EncodingSpec({**trained.values, "modifiers": {**kept, **spec(name).values["modifiers"]}})
+    return EncodingSpec({**spec(name).values, "modifiers": kept})
 
 
 def allowed(trained: str, name: str) -> bool:
     """Return whether the table above allows it; an encoding's own weights always can."""
-    before = config(trained).encoding
-    base, kept = first_name(before), set(modifiers_of(before))
+    base, kept = spec(trained).base.name, set(spec(trained).modifiers)
     if name == base or name in kept:
         return True
     return name in WHITELIST.get(base, set()) and kept <= NEUTRAL
@@ -72,7 +71,7 @@ def allowed(trained: str, name: str) -> bool:
 
 @pytest.mark.parametrize("trained", NAMES)
 def test_compatible_encodings_are_those_of_the_catalogues_table(trained: str) -> None:
-    before = config(trained).encoding
+    before = spec(trained)
     may = {name for name in NAMES if incompatibility(before, scored_with(before, name)) is None}
     assert may == {name for name in NAMES if allowed(trained, name)}
 
@@ -87,17 +86,15 @@ def test_the_table_has_every_encoding() -> None:
 )
 def test_an_option_named_in_the_catalogue_may_change_after_training(name: str, override: str) -> None:
     place = f"encoding.modifiers.{name}" if name in MODIFIERS else "encoding"
-    assert incompatibility(config(name).encoding, config(name, f"{place}.{override}").encoding) is None
+    assert incompatibility(spec(name), spec(name, f"{place}.{override}")) is None
 
 
 def test_no_other_option_may_change_after_training() -> None:
     """No class declares an option that the table lacks."""
     found = {}
     for name in NAMES:
-        encoding = config(name).encoding
-        part = modifiers_of(encoding).get(name, encoding)
-        if find_class(part["class"]).changeable_after_training:
-            found[name] = set(find_class(part["class"]).changeable_after_training)
+        if changeable := named_part(name).encoding_class.changeable_after_training:
+            found[name] = set(changeable)
     assert found == {
         name: {override.partition("=")[0] for override in overrides} for name, overrides in CHANGES.items()
     }
@@ -105,32 +102,30 @@ def test_no_other_option_may_change_after_training() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_declarations_name_existing_encodings_and_options(name: str) -> None:
-    encoding = config(name).encoding
-    for part in (encoding, *modifiers_of(encoding).values()):
-        declared = find_class(part["class"])
+    for part in spec(name).parts:
+        declared = part.encoding_class
         assert declared.compatible_with <= set(NAMES)
-        assert declared.changeable_after_training <= set(part)
-        assert declared.window_factor is None or part[declared.window_factor] is None
+        assert declared.changeable_after_training <= set(part.values)
+        assert declared.window_factor is None or part.values[declared.window_factor] is None
 
 
 def test_every_encoding_is_known_by_the_name_of_its_file() -> None:
     for name in NAMES:
-        encoding = config(name).encoding
-        assert first_name(modifiers_of(encoding).get(name, encoding)) == name
+        assert named_part(name).name == name
 
 
 def test_a_changed_option_is_refused_with_both_values() -> None:
-    reason = incompatibility(config("rope").encoding, config("rope", "encoding.base=500").encoding)
+    reason = incompatibility(spec("rope"), spec("rope", "encoding.base=500"))
     assert reason == (
         "this run was trained with rope base=10000.0, and base cannot change to 500.0 after training "
         "(changeable: none)"
     )
-    reason = incompatibility(config("alibi").encoding, {**config("alibi").encoding, "n_heads": 2})
+    reason = incompatibility(spec("alibi"), spec("alibi", "encoding.n_heads=2"))
     assert reason is not None and reason.endswith("(changeable: slope_scale)")
 
 
 def test_modifiers_that_made_other_weights_are_named() -> None:
-    reason = incompatibility(config("pose").encoding, scored_with(config("pose").encoding, "yarn"))
+    reason = incompatibility(spec("pose"), scored_with(spec("pose"), "yarn"))
     assert reason == (
         "this run was trained with rope and pose, and on such weights only pose's options may change "
         "(changeable: none)"
@@ -144,21 +139,15 @@ def test_compatible_encodings_of_a_base_are_those_that_name_it(name: str) -> Non
 
 def test_what_a_class_implies_is_an_option_of_its_compatible_encodings() -> None:
     """A fraction means two things in p_rope and partial_rope, and a scaling can have either."""
-    implied = {
-        name: find_class(config(name).encoding["class"]).implied(config(name).encoding) for name in NAMES
-    }
-    assert {name for name in NAMES if implied[name]} == {"p_rope"}, "of the features it is the default"
-    whole = config("p_rope", "encoding.fraction=1.0").encoding
-    assert not find_class(whole["class"]).implied(whole), "of all of them it means nothing"
+    assert {name for name in NAMES if implied(spec(name))} == {"p_rope"}, "of the features it is the default"
+    assert not implied(spec("p_rope", "encoding.fraction=1.0")), "of all of them it means nothing"
     scalings = [name for name in LENGTHENED if name in NAMES and name not in (*MODIFIERS, "nope")]
     for name in scalings:
-        assert {"fraction", "fraction_of", "base", "layout"} <= set(options_of(with_factors(name)))
+        assert {"fraction", "fraction_of", "base", "layout"} <= set(spec(name).with_examples().base.options)
 
 
-def with_factors(name: str) -> dict[str, Any]:
-    encoding = config(name).encoding
-    example = find_class(encoding["class"]).example(encoding)
-    return {**encoding, **example}
+def implied(encoding: EncodingSpec) -> Mapping[str, Any]:
+    return encoding.base.encoding_class.implied(encoding.values)
 
 
 def test_the_shipped_folder_is_what_is_tested() -> None:

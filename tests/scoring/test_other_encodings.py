@@ -12,7 +12,7 @@ from support.commands import Command, Outcome, only_run, tiny_overrides
 
 from pe_bench.cli.completion import complete_with
 from pe_bench.config.schema import EvalConfig
-from pe_bench.encodings.load import build_encoding
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.rows import Row, read_rows
@@ -239,12 +239,8 @@ def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, argu
 
 
 def test_a_divided_position_has_the_embedding_of_its_quotient():
-    wide = build_encoding(
-        {"name": "s", "class": "pe_bench.encodings.sinusoidal:Sinusoidal", "d_model": 8, "factor": 4.0}, 1
-    )
-    plain = build_encoding(
-        {"name": "s", "class": "pe_bench.encodings.sinusoidal:Sinusoidal", "d_model": 8}, 1
-    )
+    values = {"name": "s", "class": "pe_bench.encodings.sinusoidal:Sinusoidal", "d_model": 8}
+    wide, plain = (EncodingSpec(values | factor).build(1) for factor in ({"factor": 4.0}, {}))
     x, tokens = torch.zeros(1, 5, 8), torch.zeros(1, 5, dtype=torch.long)
     spread = wide.embed(x, 4 * torch.arange(5), tokens)
     assert torch.equal(spread, plain.embed(x, torch.arange(5), tokens))
@@ -447,7 +443,7 @@ def test_every_other_encoding_is_composed_over_the_run_s_own_model(begin, folder
     config = read_config(only_run(folder))
     found = find_others(read_with(["rerope,sliding_window,streaming,lm_infinite"]), "run", config)
     assert [other.label for other in found] == ["rerope", "rope+sliding_window", "streaming", "lm_infinite"]
-    rerope, window, streaming, _ = (other.encoding for other in found)
+    rerope, window, streaming, _ = (other.encoding.values for other in found)
     assert (rerope["d_head"], rerope["train_length"], rerope["window"]) == (8, 16, 8)
     assert window["modifiers"]["sliding_window"]["window"] == streaming["cache"] == 16
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition, Stack
-from pe_bench.encodings.load import build_encoding, with_examples
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, first_line
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 from pe_bench.model.decoder import Decoder
@@ -37,15 +37,14 @@ class Case:
     """An encoding's configuration, resolved for a model of the size `MODEL` trained at `TRAIN_LENGTH`."""
 
     name: str
-    config: dict[str, Any]
-    search: Sequence[Path] = ()
+    spec: EncodingSpec
     examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
 
     def as_built(self) -> Composition:
         """Build the encoding with its initial values, in the types that it chose."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return build_encoding(self.config, MODEL.n_layers, self.search, VOCABULARY)
+            return self.spec.build(MODEL.n_layers, VOCABULARY)
 
     def with_random_parameters(self) -> Composition:
         """Build the encoding with random parameters: at their initial zeros, many encodings do nothing."""
@@ -60,6 +59,10 @@ class Case:
         """Build a decoder in float64 whose own weights are always the same."""
         generator = torch.Generator().manual_seed(1)
         return Decoder(MODEL, len(VOCABULARY), encoding, generator).double()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.spec.values
 
     @cached_property
     def encoding(self) -> Composition:
@@ -108,10 +111,9 @@ def find_case(name: str, overrides: Sequence[str] = (), directories: Sequence[st
 
 
 def _case(subject: ResolvedEncoding, name: str) -> Case:
-    given, search = subject.config.encoding, subject.search
-    config = with_examples(given, search)
-    examples = {option: value for option, value in config.items() if given.get(option, {}) != value}
-    found = Case(name, config, search, examples)
+    given, spec = subject.config.encoding, subject.spec.with_examples()
+    examples = {option: value for option, value in spec.values.items() if given.get(option, {}) != value}
+    found = Case(name, spec, examples)
     try:
         found.as_built()
     except UserError:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings.load import NOT_OPTIONS, find_class, source_file
+from pe_bench.encodings.spec import NOT_OPTIONS, PartSpec
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 from pe_bench.system.terminal import PIPED_WIDTH, wrap
@@ -31,7 +31,7 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, must_be_built: boo
     Raises `UserError` for one that cannot be built where it `must_be_built`.
     """
     width = min(width, PIPED_WIDTH)  # longer lines are hard to read
-    parts = [_part(subject, key, part, width) for key, part in _parts(subject)]
+    parts = [_part(subject, part, width) for part in _parts(subject)]
     title = f"{subject.label}\n{'=' * len(subject.label)}"
     facts = _facts(subject, width, must_be_built)
     return "\n\n".join([title, *parts, facts, _next_steps(subject, width)]) + "\n"
@@ -72,20 +72,17 @@ def _next_steps(subject: ResolvedEncoding, width: int) -> str:
     return _columns(lines, width)
 
 
-def _parts(subject: ResolvedEncoding) -> list[tuple[str, dict[str, Any]]]:
-    """Return the encoding and its modifiers by the keys of their options, the one that is named first."""
-    config = subject.config.encoding
-    modifiers = {f"encoding.modifiers.{name}": part for name, part in config.get("modifiers", {}).items()}
-    parts = {"encoding": config, **modifiers}
-    return sorted(parts.items(), key=lambda item: item[0] != f"encoding.modifiers.{subject.name}")
+def _parts(subject: ResolvedEncoding) -> list[PartSpec]:
+    """Return the encoding and its modifiers, the one that is named first."""
+    return sorted(subject.spec.parts, key=lambda part: part.key != f"encoding.modifiers.{subject.name}")
 
 
-def _part(subject: ResolvedEncoding, key: str, part: dict[str, Any], width: int) -> str:
+def _part(subject: ResolvedEncoding, part: PartSpec, width: int) -> str:
     """Describe the encoding or one of its modifiers."""
-    encoding_class = find_class(part["class"], subject.search)
+    encoding_class = part.encoding_class
     docstring = sys.modules[encoding_class.__module__].__doc__ or encoding_class.__doc__ or "(no docstring)"
-    options = list(_options(subject, key, part))
-    facts = [("family", encoding_class.family), ("file", _file(part["class"], subject.search))]
+    options = list(_options(subject, part))
+    facts = [("family", encoding_class.family), ("file", _file(part.code.path))]
     if encoding_class.compatible_with:
         facts.append(("compatible with", ", ".join(sorted(encoding_class.compatible_with))))
     if encoding_class.changeable_after_training:
@@ -112,21 +109,20 @@ def _hanging(line: str) -> int:
     return item.end() - (len(line) - len(line.lstrip(" "))) if item else 0
 
 
-def _file(specification: str, search: tuple[Path, ...]) -> str:
-    path = source_file(specification, search)
+def _file(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _options(subject: ResolvedEncoding, key: str, part: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _options(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, ...]]:
     """Yield each option's key, its value, where that is from, and what it means."""
-    text = _yaml(subject, key)
+    key, text = part.key, _yaml(subject, part.key)
     default, comments = yaml.safe_load(text) or {}, dict(COMMENT.findall(text))
-    for option, value in part.items():
+    for option, value in part.values.items():
         if option in NOT_OPTIONS:
             continue
         if f"{key}.{option}" in subject.given:
             origin = "given"
-        elif option in part.get("derived", []):
+        elif option in part.values.get("derived", []):
             origin = f"from {_formula(str(default.get(option, 'the rest')))}"
         else:
             origin = "default" if default.get(option, value) == value else f"of {subject.name}"

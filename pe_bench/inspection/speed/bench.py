@@ -76,7 +76,7 @@ class Bench:
             self._pass(subject, length)()
 
     def _pass(self, subject: ResolvedEncoding, length: int) -> Pass:
-        return self._kind(subject.config, subject.search, length, self.device)
+        return self._kind(subject.config, subject.spec, length, self.device)
 
     @property
     def _kind(self) -> type[ScoringPass] | type[TrainingPass]:

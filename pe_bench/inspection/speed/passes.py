@@ -4,10 +4,9 @@ Letters: B batch, H query heads, T tokens, K head width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ import torch
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.speed.limits import matrix_parameters, scoring_flops, training_flops
 from pe_bench.model.attention import choose
 from pe_bench.model.decoder import Decoder, build_decoder
@@ -61,11 +61,11 @@ class ScoringPass(Pass):
     kind = "score"
     batch = 1
 
-    def __init__(self, config: Config, search: Sequence[Path], length: int, device: torch.device):
+    def __init__(self, config: Config, encoding: EncodingSpec, length: int, device: torch.device):
         data = random_data(length + 1)
         self.device, self.length = device, length
         self.dtype = dtype_of(config, train=False)
-        model = build_decoder(config, data.vocabulary, search).to(device).eval()
+        model = build_decoder(config, data.vocabulary, encoding).to(device).eval()
         targets = min(config.eval.resolved_target_tokens(config.train.length), length // 2)
         blocks = TargetBlocks(np.array([0]), np.array([length + 1]), length, targets, "")
         self.plan = paired_plan(blocks, length)
@@ -85,13 +85,13 @@ class TrainingPass(Pass):
 
     kind = "train"
 
-    def __init__(self, config: Config, search: Sequence[Path], length: int, device: torch.device):
+    def __init__(self, config: Config, encoding: EncodingSpec, length: int, device: torch.device):
         assert length == config.train.length
         endless = replace(config.train, steps=NEVER, validate_every=NEVER)
         config = replace(config, train=endless)
         data = random_data(max(TEXT, length + 1))
         self.device, self.dtype, self.batch = device, dtype_of(config, train=True), endless.batch
-        model = build_decoder(config, data.vocabulary, search).to(device)
+        model = build_decoder(config, data.vocabulary, encoding).to(device)
         optimizer = make_optimizer(model, endless, device)
         self.flops = self.batch * length * flops_of(training_flops, model, config, length)
         self.trainer = Trainer(config, model, optimizer, data, device, self.dtype)

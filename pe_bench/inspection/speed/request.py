@@ -98,7 +98,4 @@ def _all_names(directories: Sequence[str]) -> tuple[str, ...]:
 
 def with_examples(resolved: ResolvedEncoding) -> ResolvedEncoding:
     """Add an example for each option that the encoding's class requires."""
-    from pe_bench.encodings import load
-
-    encoding = load.with_examples(resolved.config.encoding, resolved.search)
-    return replace(resolved, config=replace(resolved.config, encoding=encoding))
+    return replace(resolved, config=replace(resolved.config, encoding=resolved.spec.with_examples().values))

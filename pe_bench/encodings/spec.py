@@ -1,0 +1,208 @@
+"""The encoding that a configuration specifies: its label, its identity, its options, and how it is built."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
+from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.load import Code, EncodingClass, digest, find_code, is_built_in
+from pe_bench.errors import UserError
+from pe_bench.values import check_type, unknown
+
+# `derived` names the options that followed from the rest of the configuration.
+NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "modifiers")
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """One class with its options: an encoding without its modifiers, or a modifier."""
+
+    values: Mapping[str, Any]
+    search: tuple[Path, ...] = ()
+    key: str = "encoding"  # where the configuration has it
+
+    @cached_property
+    def code(self) -> Code:
+        """The class and its source, which are read once. Raises `UserError`."""
+        return find_code(self.values["class"], self.search)
+
+    @property
+    def encoding_class(self) -> EncodingClass:
+        return self.code.encoding_class
+
+    @property
+    def is_built_in(self) -> bool:
+        return is_built_in(str(self.values["class"]))
+
+    @property
+    def name(self) -> str:
+        """The name that `compatible_with` uses: the module's, or for outside code the one in its YAML."""
+        specification = str(self.values["class"])
+        if self.is_built_in:
+            return specification.partition(":")[0].rpartition(".")[2]
+        return str(self.values.get("name", specification))
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The options as the constructor gets them, so that 500000 and 500000.0 are one base."""
+        options = {name: value for name, value in self.values.items() if name not in NOT_OPTIONS}
+        parameters = _parameters(self.encoding_class)
+        for name in options:
+            if name not in parameters:
+                known = [f"{self.key}.{parameter}" for parameter in parameters]
+                raise UserError(unknown(f"{self.key}.{name}", "option", known))
+        needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+        missing = [name for name in needed if name not in options]
+        if missing:
+            raise UserError(
+                f"{self.key} needs a value for {', '.join(missing)}: give {self.key}.{missing[0]}=..."
+            )
+        hints = get_type_hints(self.encoding_class.__init__) if parameters else {}
+        return {
+            name: check_type(value, hints.get(name, Any), f"{self.key}.{name}")
+            for name, value in options.items()
+        }
+
+    def changed_options(self) -> dict[str, Any]:
+        """Return the options that differ from the constructor's defaults, or have none."""
+        parameters = _parameters(self.encoding_class)
+        return {name: value for name, value in self.options.items() if value != parameters[name].default}
+
+    def chosen_options(self) -> dict[str, Any]:
+        """Return the changed options that do not follow from the rest of the configuration."""
+        derived = self.values.get("derived") or []
+        return {name: value for name, value in self.changed_options().items() if name not in derived}
+
+    def example(self) -> Mapping[str, Any]:
+        """Return values for options that have no default, for `check` and `list`."""
+        return self.encoding_class.example(self.values)
+
+    def build(self, n_layers: int) -> PositionalEncoding:
+        encoding, options = self.encoding_class, self.options
+        if issubclass(encoding, PositionalEncoding):
+            return encoding(**options)
+        return Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
+
+    def identity(self) -> dict[str, Any]:
+        """Return the class, the hash of outside code, and options: they make a run what it is."""
+        specification = self.values["class"]
+        return {
+            # Where a file lies does not matter: its hash says what is in it.
+            "class": specification if self.is_built_in else specification.rpartition(":")[2],
+            "code": self.values.get("code_sha256"),
+            "options": self.changed_options(),
+        }
+
+
+@dataclass(frozen=True)
+class EncodingSpec:
+    """An encoding and its modifiers, as a configuration has them.
+
+    `search` are the folders in which the file of a class may lie.
+    """
+
+    values: dict[str, Any]
+    search: tuple[Path, ...] = ()
+
+    @cached_property
+    def base(self) -> PartSpec:
+        return PartSpec(self.values, self.search)
+
+    @cached_property
+    def modifiers(self) -> dict[str, PartSpec]:
+        return {
+            name: PartSpec(part, self.search, f"encoding.modifiers.{name}")
+            for name, part in (self.values.get("modifiers") or {}).items()
+        }
+
+    @property
+    def parts(self) -> list[PartSpec]:
+        return [self.base, *self.modifiers.values()]
+
+    def build(self, n_layers: int, vocabulary: Sequence[str] = ()) -> Composition:
+        """Build the encoding of a model; parameters draw from torch's global generator.
+
+        `vocabulary` has the text of every token. Raises `UserError`.
+        """
+        base = self.base.build(n_layers)
+        modifiers = {name: part.build(n_layers) for name, part in self.modifiers.items()}
+        for part in (base, *modifiers.values()):
+            part.read_vocabulary(vocabulary)
+        return Composition(base, modifiers, n_layers)
+
+    @property
+    def label(self) -> str:
+        """The name in tables: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
+        names = [(str(self.values["name"]), self.base), *self.modifiers.items()]
+        options = [f"{option}={value}" for option, value in self.base.chosen_options().items()]
+        for name, part in self.modifiers.items():
+            options += [f"{name}.{option}={value}" for option, value in part.chosen_options().items()]
+        return " ".join(["+".join(_with_version(*pair) for pair in names), *options])
+
+    def identity(self) -> list[dict[str, Any]]:
+        """Return the identity of each part, for the hash in a run's name."""
+        return [part.identity() for part in self.parts]
+
+    def with_examples(self) -> "EncodingSpec":
+        """Return the same with a value for each option that its class refuses to do without."""
+
+        def completed(part: PartSpec) -> dict[str, Any]:
+            missing = {name: value for name, value in part.example().items() if part.values.get(name) is None}
+            return {**part.values, **missing}
+
+        return self._changed(completed)
+
+    def with_code_hashes(self) -> "EncodingSpec":
+        """Return the same with the hash of every class's source that is not pe-bench's own."""
+
+        def hashed(part: PartSpec) -> dict[str, Any]:
+            if part.is_built_in:
+                return dict(part.values)
+            return {**part.values, "class": part.code.specification, "code_sha256": part.code.sha256}
+
+        return self._changed(hashed)
+
+    def with_trusted_code(self, files: Sequence[Path]) -> "EncodingSpec":
+        """Return the same with its outside classes taken from `files`, which the user named.
+
+        Raises `UserError` where a class is not pe-bench's own and no file has its hash: nothing that a
+        run directory names is ever imported.
+        """
+        hashes = {digest(path.read_bytes()): path for path in files}
+
+        def trusted(part: PartSpec) -> dict[str, Any]:
+            specification, wanted = str(part.values["class"]), part.values.get("code_sha256")
+            if part.is_built_in:
+                return dict(part.values)
+            if wanted not in hashes:
+                given = ", ".join(f"{path} has {found}" for found, path in hashes.items())
+                as_it_was = "give the file as it was when the run was trained"
+                way = as_it_was if given else "name its file with --code FILE.py"
+                raise UserError(
+                    f"this run's encoding is code from outside pe-bench, {specification} with hash {wanted}"
+                    f"{'; ' if given else ''}{given}: {way}, if you trust it"
+                )
+            return {**part.values, "class": f"{hashes[wanted]}:{specification.rpartition(':')[2]}"}
+
+        return self._changed(trusted)
+
+    def _changed(self, change: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
+        modifiers = {name: change(part) for name, part in self.modifiers.items()}
+        return EncodingSpec({**change(self.base), "modifiers": modifiers}, self.search)
+
+
+def _with_version(name: str, part: PartSpec) -> str:
+    """Return a name, and for outside code four letters of its hash: another version is another encoding."""
+    code = part.values.get("code_sha256")
+    return f"{name}@{code[:4]}" if code else name
+
+
+def _parameters(encoding: EncodingClass) -> dict[str, inspect.Parameter]:
+    if encoding.__init__ is LayerEncoding.__init__ or encoding.__init__ is PositionalEncoding.__init__:
+        return {}
+    parameters = dict(inspect.signature(encoding.__init__).parameters)
+    return {name: parameter for name, parameter in parameters.items() if name != "self"}
