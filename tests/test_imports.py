@@ -83,7 +83,7 @@ ALLOWED = {
     "data": "errors system config",
     "model": "errors system config encodings",
     "runs": "errors values system config",
-    "training": "errors values system config data model runs",
+    "training": "errors values system config encodings data model runs",
     "scoring": "errors values system config encodings data model runs",
     "report": "errors values system config plot runs",
     "inspection": "errors values system config encodings plot data model training scoring",
