@@ -28,12 +28,12 @@ class Outputs:
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files by the option that names them."""
+        """Return the files by the option that names them."""
         return {option: path for option, path in self._given.items() if path != STANDARD_OUTPUT}
 
     @property
     def printed(self) -> list[str]:
-        """The options that print in place of the table."""
+        """Return the options that print in place of the table."""
         return [option for option, path in self._given.items() if path == STANDARD_OUTPUT]
 
     @property

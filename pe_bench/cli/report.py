@@ -27,7 +27,7 @@ from pe_bench.values import check_type
 if TYPE_CHECKING:
     from pe_bench.sweep.summary import Asked
 
-USUAL_FOLDER = Path("results")
+DEFAULT_FOLDER = Path("results")
 HINT = "95 % intervals, controls, speed: --details    picture: --plot curve.png"
 
 
@@ -55,15 +55,15 @@ def _hint(results_dir: Path, runs: Sequence[Path]) -> str:
 
 
 def _option(results_dir: Path) -> str:
-    return "" if results_dir == USUAL_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
+    return "" if results_dir == DEFAULT_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
 def print_asked(asked: Sequence["Asked"]) -> None:
-    """The tables that a sweep asked for, and where its runs are."""
-    folders = {run.parent.parent: None for each in asked for run in each.runs}
+    """Print the tables that a sweep asked for, and where its runs are."""
+    folders = {run.parent.parent: None for request in asked for run in request.runs}
     for results_dir in folders:
-        tables = [table for each in asked for table in _tables_of(each, results_dir)]
-        show(tables, hint=_hint(results_dir, [run for each in asked for run in each.runs]))
+        tables = [table for request in asked for table in _tables_of(request, results_dir)]
+        show(tables, hint=_hint(results_dir, [run for request in asked for run in request.runs]))
         rows, command = results_file(results_dir), f"pe-bench report{_option(results_dir)}"
         say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   all runs: {command}")
 

@@ -8,7 +8,7 @@ from pe_bench.report.tables.ranking import memory_at
 
 
 def level_text(line: Line, cell: Cell) -> str:
-    """Bits per byte, and the number of seeds where it is not all of the encoding's."""
+    """Return the bits per byte, and the number of seeds where it is not all of the encoding's."""
     seeds = len(cell.levels)
     return f"{cell.bits_per_byte:.3f}" + (f" (n={seeds})" if seeds != line.seeds else "")
 
@@ -18,7 +18,7 @@ def change_text(change: float | None) -> str:
 
 
 def verdict_of(cell: Cell, table: Table) -> str:
-    """In words. None below the training length, where less context costs by nature."""
+    """Return the verdict, empty below the training length, where less context costs by nature."""
     return cell.verdict if cell.length >= table.group.train_length else ""
 
 
@@ -28,7 +28,7 @@ def memory_text(line: Line, length: int) -> str:
 
 
 def pairs_text(line: Line, cell: Cell) -> str:
-    """The number of seeds that are compared with the baseline, where it is not all of the line's."""
+    """Return the number of seeds that are compared with the baseline, where it is not all of the line's."""
     interval = cell.baseline.interval if cell.baseline is not None else None
     return f" (n={interval.seeds})" if interval is not None and interval.seeds != line.seeds else ""
 
@@ -45,6 +45,6 @@ def break_text(found: BreakPoint) -> str:
 
 
 def context_text(line: Line, question: str) -> str:
-    """The answers to `uses_context` or `beats_window`, each behind its length; empty without any."""
+    """Return the answers to `uses_context` or `beats_window`, each after its length; empty without any."""
     asked = [(length, getattr(cell.use, question)) for length, cell in sorted(line.cells.items()) if cell.use]
     return "\n".join(f"{length} {answer or '-'}" for length, answer in asked)

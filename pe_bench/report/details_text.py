@@ -54,7 +54,7 @@ def render_details(table: Table, width: int) -> Group:
 
 
 def _blocks(table: Table, width: int) -> list[Grid]:
-    """As few tables as fit: columns go to a block as long as it stays within the width."""
+    """Return as few tables as fit: columns go to a block as long as it stays within the width."""
     label_width = max(MIN_LABEL, width // 5)
     blocks: list[list[Column]] = []
     for column in _columns(table):

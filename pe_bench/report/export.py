@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
-    """One row for each line and length of each table, in the tables' order.
+    """Return one row for each line and length of each table, in the tables' order.
 
     `run` is empty where seeds are averaged; `stride` is the number of tokens at that length.
     """
@@ -81,7 +81,7 @@ def _cell_record(cell: Cell) -> dict[str, Any]:
 def _interval_record(
     name: str, interval: Interval | None, mean: float | None = None
 ) -> dict[str, float | None]:
-    """The mean and its bounds; a mean may be known where its interval is not."""
+    """Return the mean and its bounds; a mean may be known where its interval is not."""
     if interval is None:
         return {name: mean, f"{name}_low": None, f"{name}_high": None}
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def legend(table: Table) -> list[str]:
-    """Whole lines."""
+    """Return what the words of the detailed form mean, in whole lines."""
     return [*_of_changes(table), *_of_baseline(table), *_of_context(table)]
 
 

@@ -81,7 +81,7 @@ _COMPARISON_PLACES = {"unclear": 1.0, "better": 0.0, "same": 0.0, "worse": 0.0}
 
 @dataclass(frozen=True)
 class Spread:
-    """What the width of an interval comes from.
+    """The sources of the width of an interval.
 
     variance: of the mean difference. seed_share: the part of it that comes from seeds, 0 to 1.
     skewness: of the documents' means.
@@ -104,7 +104,7 @@ class Interval:
     spread: Spread | None = field(default=None, repr=False, compare=False)
 
     def at(self, confidence: float) -> Bounds:
-        """The bounds at another level of confidence, 0 to 1; infinite ones are so at every level.
+        """Return the bounds at another level of confidence, 0 to 1; infinite ones are so at every level.
 
         Raises `ValueError` for an interval that was made without its spread.
         """
@@ -118,7 +118,7 @@ class Interval:
 
 
 def paired_interval(differences: np.ndarray) -> Interval:
-    """The interval of the mean of `differences`, float64 [seeds, documents].
+    """Return the interval of the mean of `differences`, float64 [seeds, documents].
 
     One seed (or one document) leaves the spread over the other alone. One of each leaves no spread
     to judge by, and the interval is infinite. A difference of +inf or NaN is a score that broke
@@ -140,12 +140,12 @@ def paired_interval(differences: np.ndarray) -> Interval:
 
 
 def verdict(interval: Interval, margin: float = MARGIN) -> Verdict:
-    """What the interval of a change in bits per byte says, positive being worse."""
+    """Return the verdict on the interval of a change in bits per byte, positive being worse."""
     return _verdict(interval.low, interval.high, margin)
 
 
 def corrected_verdicts(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Verdict]:
-    """The verdicts of one table, so that the chance of any wrong one among them is at most 5 %.
+    """Return the verdicts of one table, so that the chance of any wrong one among them is at most 5 %.
 
     Holm's step-down. A verdict is a claim, and its p the smallest alpha at which the interval of
     confidence 1 - alpha makes it. The first of m, in the order of p, is judged at 5 % / m; what is
@@ -167,7 +167,7 @@ def corrected_verdicts(intervals: Sequence[Interval], margin: float = MARGIN) ->
 
 
 def compared(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Comparison]:
-    """What differences from a baseline say, negative being better; corrected as verdicts are.
+    """Return the verdicts on differences from a baseline, negative being better; corrected as verdicts are.
 
     A difference inside the margin is the `same`. Every claim settles its cell.
     """
@@ -175,7 +175,7 @@ def compared(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Comp
 
 
 def uses_context(gain: Interval, swap_gain: Interval, margin: float = MARGIN) -> Answer:
-    """Whether a model uses the context beyond its training length; positive gains mean it does.
+    """Return whether a model uses the context beyond its training length; positive gains mean it does.
 
     gain: the level at the training length minus the level here. swap_gain: the level with the far
     context taken from another document minus the level here.
@@ -190,7 +190,7 @@ def uses_context(gain: Interval, swap_gain: Interval, margin: float = MARGIN) ->
 
 
 def beats(gain: Interval, margin: float = MARGIN) -> Answer:
-    """Whether a level is better than a control's; gain: the control's level minus this one.
+    """Return whether a level is better than a control's; gain: the control's level minus this one.
 
     The rule of `uses_context`, so that the two answers can be read side by side: a gain surely below
     the margin is of no use, else one surely above zero is a gain.
@@ -201,18 +201,18 @@ def beats(gain: Interval, margin: float = MARGIN) -> Answer:
 
 
 def is_sensitive(gain: Interval) -> bool:
-    """Whether a model gains from 1/4 to 1 times its training length; the gain is positive."""
+    """Return whether a model gains from 1/4 to 1 times its training length; the gain is positive."""
     return _above_zero(gain)
 
 
 def break_point(verdicts: Mapping[int, str], train_length: int) -> int | None:
-    """The first length beyond the training length that degrades or fails; None where none does."""
+    """Return the first length beyond the training length that degrades or fails; None where none does."""
     broken = (length for length, found in verdicts.items() if found in ("degrades", "fails"))
     return min((length for length in broken if length > train_length), default=None)
 
 
 def student_interval(values: np.ndarray) -> Bounds:
-    """The 95 % interval of the mean of `values` [n]; infinite for fewer than two, or for one not finite."""
+    """Return the 95 % interval of the mean of `values` [n]; infinite for fewer than two finite ones."""
     if len(values) < 2 or not np.all(np.isfinite(values)):
         return -math.inf, math.inf
     half = _critical(len(values), CONFIDENCE) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
@@ -242,12 +242,12 @@ def _comparison(low: float, high: float, margin: float) -> Comparison:
 def _step_down(
     intervals: Sequence[Interval], claim: Callable[[float, float], Claim], places: Mapping[str, float]
 ) -> list[Claim]:
-    """The claims that stand at one level for all; the places that they leave open decide on it."""
+    """Return the claims that hold at one level for all; the places that they leave open decide on it."""
     open_places = float(len(intervals))
     while True:
         confidence = 1 - (1 - CONFIDENCE) / max(open_places, 1.0)
         found = [claim(*interval.at(confidence)) for interval in intervals]
-        left = sum(places[one] for one in found)
+        left = sum(places[claimed] for claimed in found)
         if left == open_places or open_places <= 1:
             return found
         open_places = left
@@ -285,7 +285,7 @@ def _bounds(mean: float, spread: Spread, seeds: int, documents: int, confidence:
 
 
 def _rest(differences: np.ndarray, seed_means: np.ndarray, document_means: np.ndarray) -> float:
-    """The mean square of what neither the seed nor the document explains."""
+    """Return the mean square of what neither the seed nor the document explains."""
     residual = differences - seed_means[:, None] - document_means[None, :] + differences.mean()
     return float(np.sum(residual**2)) / ((len(seed_means) - 1) * (len(document_means) - 1))
 
@@ -296,7 +296,7 @@ def _critical(count: int, confidence: float) -> float:
 
 
 def _critical_square(count: int, confidence: float) -> float:
-    """One alone has no spread, and no part in the variance."""
+    """Return the square; one alone has no spread, and no part in the variance."""
     return _critical(count, confidence) ** 2 if count > 1 else 0.0
 
 

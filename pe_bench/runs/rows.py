@@ -73,7 +73,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a row is of; a second score of the same thing replaces the first."""
+        """Return what identifies a score; a second one with the same key replaces the first."""
         return tuple(map(str, _KEY_OF(self)))
 
     @property
@@ -99,7 +99,7 @@ _AT_LEAST = {"train_length": 1, "length": 1}
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of one CSV file, none where there is no file.
+    """Return the rows of one CSV file, none where there is no file.
 
     Raises `RunError` when the file is damaged, or has other columns than this version's.
     """
@@ -118,7 +118,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def to_csv(rows: Iterable[Row]) -> str:
-    """Rows as CSV, later ones winning over earlier ones of the same key."""
+    """Return rows as CSV, later ones winning over earlier ones of the same key."""
     latest = {row.key: row for row in rows}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -28,7 +28,7 @@ class BreakPoint:
 
     @property
     def breaks_at(self) -> int | None:
-        """The first length that degrades or fails."""
+        """Return the first length that degrades or fails."""
         return self.length if self.kind in ("at", "by") else None
 
 

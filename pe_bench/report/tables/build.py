@@ -30,7 +30,7 @@ PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of the
 
 @dataclass(frozen=True)
 class Group:
-    """What all rows of a table have in common."""
+    """The values that all rows of a table have in common."""
 
     model: str
     data: str
@@ -155,7 +155,7 @@ def build_report(
 
 
 def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
-    """The table of one run's rows under one protocol and stride; `run` is its directory.
+    """Return the table of one run's rows under one protocol and stride; `run` is its directory.
 
     What the run gains within its training length is known from its other rows, where it is not from these.
     """
@@ -172,7 +172,7 @@ def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
 
 
 def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
-    """The run's rows at a quarter of the training length that are not among these, on the same targets."""
+    """Return the run's other rows at a quarter of the training length, on the same targets."""
     known, sets = {row.key for row in rows}, {(row.target_hash, row.score_dtype) for row in rows}
     return [
         row
@@ -200,12 +200,16 @@ def _group_of(row: Row, keys: RunKeys, by: Sequence[str]) -> Group:
 
 
 def _of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
-    """Those of the named runs that can be read: the problems say what is wrong with the others."""
+    """Return the rows of the named runs that can be read: the problems say what is wrong with the others."""
     if runs is None:
         return found.rows
     names = [Path(run).name for run in runs]
     known = {row.run for row in found.rows}
-    problems = {name: [one for one in found.problems if name in one] for name in names if name not in known}
+    problems = {
+        name: [problem for problem in found.problems if name in problem]
+        for name in names
+        if name not in known
+    }
     for name, about in problems.items():
         if not about:
             raise UserError(unknown(name, "run", known))
@@ -215,7 +219,7 @@ def _of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
 
 
 def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
-    """Positions belong to whatever protocol is shown."""
+    """Return the rows under a protocol, and those of positions, which belong to any."""
     chosen = [row for row in rows if protocol in (None, row.protocol) or row.protocol == POSITIONS]
     there = sorted({row.protocol for row in rows} - {POSITIONS})
     if protocol is not None and protocol not in there:
@@ -297,7 +301,7 @@ def _tables(
 
 
 def _why(index: int, groups: Sequence[Group]) -> str:
-    """Which of the groups' values differ; the setting only where nothing else tells them apart."""
+    """Return which of the groups' values differ; the setting only where nothing else tells them apart."""
     if len(groups) == 1:
         return ""
     names = [name for name in vars(groups[index]) if name != "setting"]
@@ -370,13 +374,13 @@ def _table(
 
 
 def _shown(line: Line, selection: Selection) -> Line:
-    """The line at the lengths that are asked for."""
+    """Return the line at the lengths that are asked for."""
     cells = {length: cell for length, cell in line.cells.items() if selection.shows(length)}
     return replace(line, cells=cells)
 
 
 def _baseline_in(lines: Sequence[Line], wanted: str | None) -> str:
-    """The label of the line that `--baseline` names: exactly, or as the only one of that encoding."""
+    """Return the label of the line that `--baseline` names: exactly, or as the only one of that encoding."""
     labels = [line.label for line in lines]
     if wanted is None or wanted in labels:
         return wanted or ""

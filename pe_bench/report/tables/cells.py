@@ -15,7 +15,7 @@ from pe_bench.runs.scores import perplexity_of
 
 @dataclass(frozen=True)
 class Difference:
-    """From the table's baseline at the same length, in bits per byte; negative is better.
+    """A difference from the table's baseline at the same length, in bits per byte; negative is better.
 
     verdict: better, same, worse or unclear; empty without an interval, and `missing` says why.
     """
@@ -28,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ContextUse:
-    """What the controls at one length say of the context beyond the training length.
+    """The answers of the controls at one length about the context beyond the training length.
 
     uses_context: yes, no or unclear; empty where it cannot be judged, and `missing` says why.
     beats_window: yes, no or unclear; n/a where the encoding is windowed itself, empty without the control.
@@ -45,7 +45,7 @@ class ContextUse:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is known of an encoding at a length.
+    """An encoding at a length: its levels, and the change with its verdict.
 
     levels: bits per byte, one for each seed, in the order of the runs' names. A number that is not
     known is None; `missing` says why there is no change, or no interval of it. The verdict is that of the
@@ -90,7 +90,7 @@ class Scored(Protocol):
 def make_cell(
     rows: Sequence[Row], references: Sequence[Row], ranks: Mapping[str, Any], files: ScoreFiles
 ) -> Cell:
-    """The cell of `rows`, the seeds of one encoding at one length.
+    """Return the cell of `rows`, the seeds of one encoding at one length.
 
     references: the same runs, unmodified, at their training length. ranks: of the table's sets of
     targets; of several the one that most seeds were scored on is taken, then the one ranked highest.
@@ -120,15 +120,17 @@ def make_cell(
         documents=min(row.documents for row in scored),
         stride=scored[0].stride,
         peak_memory_mb=max(memory, default=None),
-        changes=tuple(level_of(row) - level_of(one) for row, one in pairs_by_run(scored, references)),
+        changes=tuple(
+            level_of(row) - level_of(reference) for row, reference in pairs_by_run(scored, references)
+        ),
     )
 
 
-def label_of(one: Scored) -> str:
-    """The name to show: of the encoding, and of what it was scored with where that is another."""
-    if one.scored_with == one.encoding:
-        return one.encoding
-    return f"{one.encoding} -> {one.scored_with}" + (" (forced)" if one.forced else "")
+def label_of(scored: Scored) -> str:
+    """Return the name to show: of the encoding, and of what it was scored with where that is another."""
+    if scored.scored_with == scored.encoding:
+        return scored.encoding
+    return f"{scored.encoding} -> {scored.scored_with}" + (" (forced)" if scored.forced else "")
 
 
 def _empty(rows: Sequence[Row]) -> Cell:

@@ -14,7 +14,7 @@ def quarter_of(train_length: int) -> int:
 
 
 def sensitivity(unmodified: Sequence[Row], files: ScoreFiles) -> Paired:
-    """What the models gain from a quarter to all of their training length, as they were trained.
+    """Return what the models gain from a quarter to all of their training length, as they were trained.
 
     unmodified: the rows of a line's runs with their own encoding. What weights can make of context within
     training is theirs, whatever they are scored with: another encoding may do worse at a quarter alone.
@@ -26,7 +26,7 @@ def sensitivity(unmodified: Sequence[Row], files: ScoreFiles) -> Paired:
 
 
 def _of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
-    """Those on the set of targets that most of them are on."""
+    """Return the pairs on the set of targets that most of them are on."""
     sets = Counter(row.target_hash for row, _ in pairs)
     chosen = max(sets, key=lambda target_hash: (sets[target_hash], target_hash), default="")
     return [pair for pair in pairs if pair[0].target_hash == chosen]
@@ -40,7 +40,7 @@ def context_use(
     margin: float,
     files: ScoreFiles,
 ) -> ContextUse | None:
-    """What the controls at one length say; None where there is none, or no number to control.
+    """Return what the controls at one length say; None where there is none, or no number to control.
 
     rows: the line's at that length on one set of targets; controls: of the same at that length.
     """
@@ -64,13 +64,13 @@ def context_use(
 
 
 def _gain(worse: Sequence[Row], rows: Sequence[Row], files: ScoreFiles) -> Paired:
-    """How much better `rows` are than the same runs' `worse` ones, on the same targets."""
+    """Return how much better `rows` are than the same runs' `worse` ones, on the same targets."""
     pairs = pairs_by_run(worse, rows)
     return paired(pairs, files) if pairs else Paired(None, None, "no score on the same targets")
 
 
 def _unjudged(row: Row, sensitive: Paired, margin: float) -> str:
-    """Why a model's use of context cannot be judged by what it does within training; empty where it can."""
+    """Return why its levels within training leave a model's use of context open; empty where they do not."""
     quarter = quarter_of(row.train_length)
     if sensitive.missing:
         return sensitive.missing

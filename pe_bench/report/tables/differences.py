@@ -58,7 +58,7 @@ class ScoreFiles:
 
 
 def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
-    """The first of each pair minus the second; a pair for each seed, all on one set of targets."""
+    """Return the first of each pair minus the second; a pair for each seed, all on one set of targets."""
     try:
         interval = paired_interval(np.stack([_difference(*pair, files) for pair in pairs]))
     except RunError as error:
@@ -68,14 +68,14 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
 
 
 def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Rows with the other of the same run on the same targets, where there is one."""
+    """Return rows with the other of the same run on the same targets, where there is one."""
     other_of = {(row.run, row.target_hash): row for row in others if has_number(row)}
     keyed = [(row, other_of.get((row.run, row.target_hash))) for row in rows if has_number(row)]
     return [(row, other) for row, other in keyed if other is not None]
 
 
 def pairs_by_seed(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Rows with the other of the same seed, which had the same decoder weights and the same batches."""
+    """Return rows with the other of the same seed: of the same decoder weights and batches."""
     other_of = {(row.seed, row.target_hash): row for row in others if has_number(row)}
     keyed = [(row, other_of.get((row.seed, row.target_hash))) for row in rows if has_number(row)]
     return [(row, other) for row, other in keyed if other is not None]
@@ -86,7 +86,7 @@ def has_number(row: Row) -> bool:
 
 
 def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
-    """The difference of each cluster in bits per byte, float64 [U]."""
+    """Return the difference of each cluster in bits per byte, float64 [U]."""
     clusters, bits = files.by_cluster(row)
     same_clusters, other_bits = files.by_cluster(other)
     if not np.array_equal(clusters, same_clusters):
@@ -100,7 +100,7 @@ def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
 
 
 def level_of(row: Row) -> float:
-    """Bits per byte of a row that has a number."""
+    """Return the bits per byte of a row that has a number."""
     assert row.bits_per_byte is not None
     return row.bits_per_byte
 

@@ -78,7 +78,7 @@ class Member:
 def members_of(
     rows: Sequence[Row], controls: Sequence[Row], positions: Sequence[Row], by: Callable[[Row], str]
 ) -> list[Member]:
-    """The rows of each line, after the name of its run where it holds only one of several.
+    """Return the rows of each line, with the name of its run where it holds only one of several.
 
     Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something its
     name does not show: which of them belong together is not known, and so each is a line.
@@ -100,7 +100,7 @@ def members_of(
 def make_line(
     member: Member, unmodified: Sequence[Row], ranks: Mapping[str, Rank], margin: float, files: ScoreFiles
 ) -> Line:
-    """The line without verdicts, which depend on the whole table.
+    """Return the line without verdicts, which depend on the whole table.
 
     unmodified: the rows of these runs that were scored with what was trained.
     """
@@ -135,7 +135,7 @@ def make_line(
 
 
 def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
-    """The labels of the lines whose level at a length is of other targets than that of most lines."""
+    """Return the labels of the lines whose level at a length is of other targets than that of most lines."""
     cells = {line.label: line.cells[length] for line in lines if length in line.cells}
     set_of = {label: cell.target_hash for label, cell in cells.items() if cell.levels}
     most = Counter(set_of.values()).most_common(1)
@@ -174,7 +174,7 @@ def _use(
 
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
-    """Of the set of windows that reaches furthest; a range that a seed lacks is left out."""
+    """Return those of the set of windows that reaches furthest; a range that a seed lacks is left out."""
     scored = [row for row in rows if has_number(row)]
     if not scored:
         return ()
@@ -192,6 +192,6 @@ def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
 
 
 def _suffix(run: str) -> str:
-    """Seed and hash, which end a run's name."""
+    """Return the seed and the hash, which end a run's name."""
     found = re.fullmatch(r".*-(s\d+-.+)", run)
     return found[1] if found else run

@@ -8,7 +8,7 @@ from pe_bench.config.groups import config_dir, names_in
 
 
 def changed_sizes(model: Mapping[str, Any]) -> str:
-    """Such as `d_model=96 d_head=24`; empty for a model as its file says, or of a file of the user's own."""
+    """Return sizes such as `d_model=96 d_head=24`; empty for those of the file, and for a custom file."""
     usual = _usual_sizes(str(model.get("name")))
     changed = {key: model[key] for key, value in usual.items() if model.get(key, value) != value}
     return " ".join(f"{key}={value}".lower() for key, value in changed.items() if isinstance(value, int))

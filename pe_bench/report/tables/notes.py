@@ -88,7 +88,7 @@ def _few_seeds(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
-    """Means over other seeds are of other models, in a column as well as along a row."""
+    """Yield where numbers are means over different seeds, and so of different models."""
     counts = {line.seeds for line in lines}
     if len(counts) > 1:
         yield (
@@ -98,7 +98,7 @@ def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
     fewer = [
         line.label
         for line in lines
-        if any(_seeds_behind(cell) < line.seeds for cell in line.cells.values() if cell.levels)
+        if any(_fewest_seeds(cell) < line.seeds for cell in line.cells.values() if cell.levels)
     ]
     if fewer:
         yield (
@@ -107,14 +107,14 @@ def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
         )
 
 
-def _seeds_behind(cell: Cell) -> int:
-    """The fewest behind a number of the cell."""
+def _fewest_seeds(cell: Cell) -> int:
+    """Return the fewest seeds of a number of the cell."""
     interval = cell.baseline.interval if cell.baseline is not None else None
     return len(cell.levels) if interval is None else min(len(cell.levels), interval.seeds)
 
 
 def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iterator[str]:
-    """Unclear verdicts where each seed alone is worse by more than the margin: more seeds settle them."""
+    """Yield the unclear verdicts that more seeds settle: each alone is worse by more than the margin."""
     places: dict[str, list[int]] = {}
     for line in lines:
         for length, cell in sorted(line.cells.items()):
@@ -126,7 +126,7 @@ def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iter
 
 
 def _seeds_agree(cell: Cell, margin: float) -> bool:
-    """Whether each seed alone is worse, and it is their differences that make the interval wide."""
+    """Return whether each seed alone is worse, and it is their differences that make the interval wide."""
     spread = cell.interval.spread if cell.interval is not None else None
     decided_by_seeds = spread is not None and spread.seed_share > 0.5
     return decided_by_seeds and len(cell.changes) > 1 and min(cell.changes) > margin
@@ -150,7 +150,7 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
-    """The lengths at which levels are of different text from line to line."""
+    """Yield the lengths at which levels are of different text from line to line."""
     places: dict[tuple[str, ...], list[int]] = {}
     for length in sorted({length for line in lines for length in line.cells}):
         labels = on_other_targets(lines, length)
@@ -164,7 +164,7 @@ def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
-    """The lengths at which a row's levels are of other targets than its other levels."""
+    """Yield the lengths at which a row's levels are of other targets than its other levels."""
     places: dict[tuple[int, ...], list[str]] = {}
     for line in lines:
         found = lengths_on_other_sets(line.cells, train_length)
@@ -220,7 +220,7 @@ def _missing_baseline(lines: Sequence[Line], train_length: int) -> Iterator[Note
 
 
 def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
-    """Why the use of context is left empty; lines of one reason together."""
+    """Yield why the use of context is left empty; lines of one reason together."""
     reasons: dict[str, list[str]] = {}
     for line in lines:
         for cell in line.cells.values():
@@ -231,7 +231,7 @@ def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
-    """How far information travels all the same under the control."""
+    """Yield how far information travels all the same under the control."""
     shown = [cell.use for line in lines for cell in line.cells.values() if cell.use is not None]
     if any(use.window_gain is not None for use in shown):
         scored = [row for row in rows if row.control == "window" and has_number(row)]
@@ -250,7 +250,7 @@ def _forced(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _speeds(lines: Sequence[Line], conditions: Mapping[str, Conditions]) -> Iterator[str]:
-    """What the tokens a second of some lines owe to other conditions than those of others."""
+    """Yield the conditions of training that differ, which tokens a second depend on."""
     known = {run: conditions[run] for line in lines for run in line.runs if conditions[run]}
     values = {
         name: {each[name] for each in known.values()} - {""} for each in known.values() for name in each
@@ -267,7 +267,7 @@ def _speeds(lines: Sequence[Line], conditions: Mapping[str, Conditions]) -> Iter
 
 
 def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
-    """Scores that another set of targets took the place of; the training length is scored on each."""
+    """Yield the scores on a set of targets that is not shown; the training length is scored on each."""
     shown = {(label_of(line), length): cell for line in lines for length, cell in line.cells.items()}
     places: dict[str, set[int]] = {}
     for row in rows:
@@ -279,7 +279,7 @@ def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _which(labels: Sequence[str], lines: Sequence[Line]) -> str:
-    """The labels in brackets, a few of many; nothing where they are all."""
+    """Return the labels in brackets, a few of many; nothing where they are all."""
     names = list(dict.fromkeys(labels))
     return "" if len(names) == len(lines) else f" ({_few(names)})"
 

@@ -63,13 +63,13 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
 
 
 def memory_at(line: Line, length: int) -> float | None:
-    """Peak megabytes while that length was scored; None where it has no number."""
+    """Return the peak megabytes while that length was scored; None where it has no number."""
     cell = line.cells.get(length)
     return cell.peak_memory_mb if cell is not None and cell.levels else None
 
 
 def largest_memory(line: Line) -> float | None:
-    """Peak megabytes over all lengths."""
+    """Return the peak megabytes over all lengths."""
     found = [cell.peak_memory_mb for cell in line.cells.values() if cell.peak_memory_mb is not None]
     return max(found, default=None)
 

@@ -52,20 +52,20 @@ class Condition:
         return any(self._names(value, wanted) for wanted in self.values) is (self.sign == "=")
 
     def unmet(self, found: Iterable[Any]) -> list[str]:
-        """The values that are asked for and that nothing of what was found has."""
+        """Return the values that are asked for and were not found."""
         wanted = self.values if self.sign == "=" else ()
         different = list(dict.fromkeys(found))
-        return [one for one in wanted if not any(self._names(value, one) for value in different)]
+        return [name for name in wanted if not any(self._names(value, name) for value in different)]
 
     def _names(self, value: Any, wanted: str) -> bool:
-        """Of an encoding any of its names will do."""
+        """Return whether a value is the wanted one; any of its names is, for an encoding."""
         names = names_of_label(str(value)) if self.key in LABELS else (value,)
         return any(_equal(name, wanted) for name in names)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What of all results is shown, and how.
+    """The choice of what is shown of all results, and how.
 
     where: conditions that all hold. by: keys whose values set lines apart. sort: a length or a key of
     `order`. baseline: an encoding. margin: bits per byte.
@@ -82,11 +82,11 @@ class Selection:
         return MARGIN if self.margin is None else self.margin
 
     def shows(self, length: int) -> bool:
-        """Whether a length has a column; without one it still serves as a reference."""
+        """Return whether a length has a column; without one it still serves as a reference."""
         return all(condition.holds(length) for condition in self.where if condition.key == "length")
 
     def takes(self, scored_with: str) -> bool:
-        """Whether an encoding that runs were scored with has a line."""
+        """Return whether an encoding that runs were scored with has a line."""
         return all(condition.holds(scored_with) for condition in self.where if condition.key == "scored_with")
 
 
@@ -144,7 +144,7 @@ class RunKeys:
         return self._folder_of(row.run).flat_config
 
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
-        """The rows that meet all conditions, but for those on what is only shown.
+        """Return the rows that meet all conditions, but for those on what is only shown.
 
         Raises `UserError` for a key that no run has, and for an encoding that none has.
         """
@@ -153,7 +153,11 @@ class RunKeys:
         wanted = [condition for condition in where if condition.key not in SHOWN]
         for condition in wanted:
             self.require(rows, condition.key, "--where")
-        return [row for row in rows if all(one.holds(self.value(row, one.key)) for one in wanted)]
+        return [
+            row
+            for row in rows
+            if all(condition.holds(self.value(row, condition.key)) for condition in wanted)
+        ]
 
     def require(self, rows: Sequence[Row], key: str, option: str) -> None:
         if key in COLUMNS or any(self.value(row, key) is not None for row in _one_a_run(rows)):
@@ -179,16 +183,16 @@ class RunKeys:
         ]
 
     def margins(self, rows: Sequence[Row]) -> set[float]:
-        """What the runs' own configurations say, where they say it."""
+        """Return the margins of the runs' own configurations."""
         found = [self.value(row, "report.margin") for row in _one_a_run(rows)]
         return {float(margin) for margin in found if _is_number(margin)}
 
     def conditions(self, rows: Sequence[Row]) -> dict[str, Conditions]:
-        """Of the training of each run."""
+        """Return the conditions under which each run was trained."""
         return {row.run: conditions_of(self._folder_of(row.run).environment) for row in _one_a_run(rows)}
 
     def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
-        """In words, what the name of the model of all these rows does not say, but for these keys."""
+        """Return the sizes that the name of these rows' model does not imply, but for these keys."""
         for row in _one_a_run(rows):
             config = self._config(row)
             model = {

@@ -15,7 +15,7 @@ Rank = tuple[int, int, int, int, str]
 
 
 def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
-    """Of the sets in a table: most lengths first, then the smaller longest length, rows and targets."""
+    """Return the rank of each set: most lengths first, then the smaller longest one, rows and targets."""
     of_set: dict[str, list[Row]] = {}
     for row in rows:
         of_set.setdefault(row.target_hash, []).append(row)
@@ -23,7 +23,7 @@ def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
 
 
 def lengths_on_other_sets(cells: Mapping[int, Cell], train_length: int) -> tuple[int, ...]:
-    """The lengths whose level is of other targets than the training length's, or than most."""
+    """Return the lengths whose level is of other targets than the training length's, or than most."""
     sets = {length: cell.target_hash for length, cell in sorted(cells.items()) if cell.levels}
     if not sets:
         return ()

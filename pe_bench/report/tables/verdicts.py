@@ -13,7 +13,7 @@ Place = tuple[int, int]  # a line's number, and a length
 
 
 def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]:
-    """The lines with verdicts on their changes, and their break points.
+    """Return the lines with verdicts on their changes, and their break points.
 
     From the training length on, where only what was not trained has a change, the verdicts are those of one
     table, by Holm's correction. Below it less context costs by nature, and nothing is judged.
@@ -30,7 +30,7 @@ def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]
 
 
 def count_verdicts(lines: Sequence[Line], train_length: int) -> int:
-    """How many were corrected together."""
+    """Return how many were corrected together."""
     judged = [cell for line in lines for length, cell in line.cells.items() if length >= train_length]
     return sum(cell.interval is not None for cell in judged)
 
@@ -43,7 +43,7 @@ def count_comparisons(lines: Sequence[Line]) -> int:
 def with_baseline(
     lines: Sequence[Line], members: Sequence[Member], baseline: str, margin: float, files: ScoreFiles
 ) -> list[Line]:
-    """The lines with their differences from the line of that label, which has none itself."""
+    """Return the lines with their differences from the line of that label, which has none itself."""
     number = [line.label for line in lines].index(baseline)
     base_line, base = lines[number], members[number]
     differences: dict[Place, Paired] = {}
