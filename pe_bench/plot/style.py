@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 from zlib import crc32
 
-# Okabe and Ito's colours, told apart by colour-blind people, without the yellow that white swallows.
+# Okabe and Ito's colours, which colour-blind people can tell apart, without the yellow that white swallows.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#0072B2", "#CC79A7", "#000000", "#D55E00")
 MARKERS = ("P", "<", "o", ">", "s", "D", "v", "^")  # without the cross, which marks a break point
 STROKES = ("-", "--", ":")
 # Chosen by trial, so that the encodings that are compared most often get different colours.
 SALT = 178926
 DASHES = (0, (4, 3))
-GREY = "0.35"  # of words and marks beside the data
+GREY = "0.35"  # of text and marks beside the data
 PALE = "0.83"  # of the other curves behind one
 
 WIDTH = 9.0  # inches, of the page

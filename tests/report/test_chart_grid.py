@@ -114,8 +114,8 @@ def test_a_curve_that_explodes_flattens_no_other_in_the_view_of_changes(
 
 def test_a_curve_that_ends_early_or_has_no_number_says_so(drawn: tuple[Table, Figure]) -> None:
     _, figure = drawn
-    for name, words in (("learned", "(to 128)"), ("missing", "(no number)")):
-        assert words in [text.get_text() for text in figure.axes[title_of(figure, name)].texts]
+    for name, remark in (("learned", "(to 128)"), ("missing", "(no number)")):
+        assert remark in [text.get_text() for text in figure.axes[title_of(figure, name)].texts]
 
 
 def test_the_break_point_is_marked(tmp_path: Path) -> None:

@@ -115,11 +115,11 @@ def test_encodings_have_different_line_styles_and_keep_them_in_every_panel(tmp_p
     tables_of(tmp_path, 8)
     add_run(tmp_path, "encoding7", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
     figure = draw(with_positions(build_tables(tmp_path)))
-    looks = [
+    styles = [
         {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in curve_lines(axes)}
         for axes in figure.axes
     ]
-    small, small_by_position, large, large_by_position = sorted(looks, key=len)
+    small, small_by_position, large, large_by_position = sorted(styles, key=len)
     assert (len(small), len(large)) == (1, 8)
     assert small == small_by_position
     assert large == large_by_position

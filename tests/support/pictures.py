@@ -94,8 +94,8 @@ def rendered(figure: Figure) -> tuple[Bbox, list[Bbox]]:
     renderer = canvas.get_renderer()
     picture = figure.get_tightbbox(renderer)
     edges = Bbox(picture.get_points() * figure.dpi).padded(0.1)  # for rounding
-    words = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
-    shown = [text for text in words if text.get_visible() and not _is_hidden_tick(text, figure)]
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+    shown = [text for text in texts if text.get_visible() and not _is_hidden_tick(text, figure)]
     return edges, [Text.get_window_extent(text, renderer) for text in shown]
 
 

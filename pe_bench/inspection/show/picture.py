@@ -44,7 +44,7 @@ MASK_NOTE = "A query sees all keys before it where no picture shows others."
 
 
 @dataclass(frozen=True)
-class Row:
+class PanelRow:
     """A row of panels: the layers of one kind, or the inputs. mask: of visible keys, if not all before."""
 
     title: str
@@ -67,12 +67,12 @@ def draw_subjects(subjects: Sequence[ResolvedEncoding], path: Path) -> None:
     save_picture(lambda: draw(rows_of(subjects)), path)
 
 
-def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
+def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[PanelRow]:
     styles = styles_of(subject.label for subject in subjects)
     return [row for subject in subjects for row in _rows(subject, styles[subject.label].colour)]
 
 
-def draw(rows: Sequence[Row]) -> Figure:
+def draw(rows: Sequence[PanelRow]) -> Figure:
     """Return a figure with a row of panels for each of `rows`, below what can be laid over each other."""
     compared = [row for row in rows if row.scores is not None]
     with_all = len(compared) > 1
@@ -98,7 +98,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _rows(subject: ResolvedEncoding, colour: str) -> list[Row]:
+def _rows(subject: ResolvedEncoding, colour: str) -> list[PanelRow]:
     reach, mask_reach = (curves.length_within(subject, times) for times in (REACH, MASK_REACH))
     products = curves.input_products(subject, reach)
     kinds = curves.kinds(subject)
@@ -108,14 +108,16 @@ def _rows(subject: ResolvedEncoding, colour: str) -> list[Row]:
         values = (products[0].numpy(), products[1])
         mask = None if drawn else _mask(subject, kinds[0], mask_reach)
         title = f"{subject.label}: the input"
-        rows.append(Row(title, subject, colour, reach, products=values, mask=mask, mask_reach=mask_reach))
+        rows.append(
+            PanelRow(title, subject, colour, reach, products=values, mask=mask, mask_reach=mask_reach)
+        )
     return rows
 
 
 def _row_of_kind(
     subject: ResolvedEncoding, kind: Kind, n_kinds: int, colour: str, reach: int, mask_reach: int
-) -> Row:
-    return Row(
+) -> PanelRow:
+    return PanelRow(
         title=subject.label if n_kinds == 1 else f"{subject.label}, {_numbers('layer', kind.numbers)}",
         subject=subject,
         colour=colour,
@@ -139,7 +141,7 @@ Labels = list[tuple[Any, float]]  # texts right of a panel, and the values that 
 Labelled = tuple[Axes, Labels]
 
 
-def _draw_all(figure: SubFigure, rows: Sequence[Row]) -> list[Labelled]:
+def _draw_all(figure: SubFigure, rows: Sequence[PanelRow]) -> list[Labelled]:
     """Draw what the rows have in common, over each other."""
     turning = [row for row in rows if row.wavelengths]
     widths = [WIDTHS["curve"], *([WIDTHS["wavelengths"]] if turning else [])]
@@ -150,7 +152,7 @@ def _draw_all(figure: SubFigure, rows: Sequence[Row]) -> list[Labelled]:
     return labelled
 
 
-def _draw_rows(figure: SubFigure, rows: Sequence[Row], columns: Sequence[str]) -> list[Labelled]:
+def _draw_rows(figure: SubFigure, rows: Sequence[PanelRow], columns: Sequence[str]) -> list[Labelled]:
     widths = [WIDTHS[name] for name in columns]
     grid = figure.add_gridspec(len(rows), len(columns), width_ratios=widths)
     labelled = []
@@ -169,7 +171,7 @@ def _draw_rows(figure: SubFigure, rows: Sequence[Row], columns: Sequence[str]) -
 # Curves by distance
 
 
-def _draw_scores(axes: Axes, row: Row) -> Labelled:
+def _draw_scores(axes: Axes, row: PanelRow) -> Labelled:
     assert row.scores is not None
     scores = row.scores.scores.numpy()
     groups = _equal_heads(scores)
@@ -191,7 +193,7 @@ def _draw_scores(axes: Axes, row: Row) -> Labelled:
     return axes, labels
 
 
-def _draw_products(axes: Axes, row: Row) -> Labelled:
+def _draw_products(axes: Axes, row: PanelRow) -> Labelled:
     assert row.products is not None
     values, of_contents = row.products
     axes.plot(values, color=row.colour, linewidth=1.5)
@@ -203,7 +205,7 @@ def _draw_products(axes: Axes, row: Row) -> Labelled:
     return axes, []
 
 
-def _draw_shares(axes: Axes, rows: Sequence[Row]) -> Labelled:
+def _draw_shares(axes: Axes, rows: Sequence[PanelRow]) -> Labelled:
     """Draw the share of attention that a query gives to keys within a distance, all contents being one."""
     subjects = dict.fromkeys(row.subject.label for row in rows)
     rows = [row for row in rows if row.scores is not None]
@@ -282,12 +284,12 @@ def _end(values: np.ndarray, bottom: float) -> str:
     """Return what the panel does not show of a curve's end."""
     finite = np.flatnonzero(np.isfinite(values))
     end = values[finite[-1]]
-    words = []
+    remarks = []
     if finite[-1] < len(values) - 1:
-        words.append(f"masked from {finite[-1] + 1:,}")
+        remarks.append(f"masked from {finite[-1] + 1:,}")
     if end < bottom - 1e-6:
-        words.append(f"to \N{MINUS SIGN}{-end:,.0f}" if end > -9_999 else "to no weight")
-    return f" ({', '.join(words)})" if words else ""
+        remarks.append(f"to \N{MINUS SIGN}{-end:,.0f}" if end > -9_999 else "to no weight")
+    return f" ({', '.join(remarks)})" if remarks else ""
 
 
 def _space(axes: Axes, labels: Labels) -> None:
@@ -321,7 +323,7 @@ def _equal_heads(scores: np.ndarray) -> list[list[int]]:
 # Wavelengths and masks
 
 
-def _draw_wavelengths(axes: Axes, rows: Sequence[Row]) -> Labelled:
+def _draw_wavelengths(axes: Axes, rows: Sequence[PanelRow]) -> Labelled:
     """Draw 2 pi / theta of each feature pair, with how many turn fully within the training length."""
     labels = []
     for place, row in enumerate(rows):
@@ -361,7 +363,7 @@ def _draw_wavelengths(axes: Axes, rows: Sequence[Row]) -> Labelled:
     return axes, labels
 
 
-def _draw_mask(axes: Axes, row: Row) -> None:
+def _draw_mask(axes: Axes, row: PanelRow) -> None:
     assert row.mask is not None
     length, reach = row.train_length, row.mask_reach
     colours = ListedColormap(["0.95", _blend(row.colour, 1.0, 0.4)])
@@ -377,20 +379,20 @@ def _draw_mask(axes: Axes, row: Row) -> None:
     axes.set_ylabel("query", labelpad=1)
 
 
-# Words and colours
+# Names and colours
 
 
-def _numbers(word: str, numbers: Sequence[int]) -> str:
+def _numbers(noun: str, numbers: Sequence[int]) -> str:
     """Return `head 3` or `heads 0-2, 5`."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]
     shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}\N{EN DASH}{run[-1]}" for run in runs)
-    return f"{word} {shown}" if len(numbers) == 1 else f"{word}s {shown}"
+    return f"{noun} {shown}" if len(numbers) == 1 else f"{noun}s {shown}"
 
 
-def _stroke(row: Row, rows: Sequence[Row]) -> Any:
+def _stroke(row: PanelRow, rows: Sequence[PanelRow]) -> Any:
     """Return another stroke for each row that shares its colour with one before."""
     before = rows[: [other is row for other in rows].index(True)]
     return STROKES[sum(other.colour == row.colour for other in before) % len(STROKES)]

@@ -31,7 +31,9 @@ MAX_NAME = 36  # characters
 
 
 @dataclass(frozen=True)
-class Curve:
+class SpeedCurve:
+    """The times of an encoding relative to the reference, at rising lengths."""
+
     label: str
     lengths: list[int]
     relative: list[float]
@@ -44,18 +46,18 @@ def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
         save_picture(lambda: draw(curves, rows[0].encoding, title), path)
 
 
-def curves_of(rows: Sequence[Row]) -> list[Curve]:
+def curves_of(rows: Sequence[Row]) -> list[SpeedCurve]:
     """Return a curve for each encoding, where it has a number."""
     known = [row for row in rows if row.relative is not None]
     known.sort(key=lambda row: (row.encoding, row.length))
     return [
-        Curve(label, [row.length for row in group], [row.relative or 0.0 for row in group])
+        SpeedCurve(label, [row.length for row in group], [row.relative or 0.0 for row in group])
         for label, found in groupby(known, key=lambda row: row.encoding)
         for group in [list(found)]
     ]
 
 
-def draw(curves: Sequence[Curve], reference: str, title: str) -> Figure:
+def draw(curves: Sequence[SpeedCurve], reference: str, title: str) -> Figure:
     top = lines_height(title, FONT) + 0.15
     height = max(PANEL_HEIGHT, NAME_HEIGHT * len(curves))
     figure = Figure(figsize=(WIDTH, top + height + 0.55))
@@ -84,7 +86,7 @@ def draw(curves: Sequence[Curve], reference: str, title: str) -> Figure:
     return figure
 
 
-def _set_axes(axes: Axes, curves: Sequence[Curve], x: Scale, y: Scale) -> None:
+def _set_axes(axes: Axes, curves: Sequence[SpeedCurve], x: Scale, y: Scale) -> None:
     lengths = sorted({length for curve in curves for length in curve.lengths}, reverse=True)
     places = [72 * PANEL_WIDTH * x.share(length) for length in lengths]
     numbered = keep_apart(lengths, places, TICK_GAP)
@@ -95,7 +97,7 @@ def _set_axes(axes: Axes, curves: Sequence[Curve], x: Scale, y: Scale) -> None:
 
 
 def _name_curves(
-    axes: Axes, curves: Sequence[Curve], styles: Mapping[str, Style], y: Scale, height: float
+    axes: Axes, curves: Sequence[SpeedCurve], styles: Mapping[str, Style], y: Scale, height: float
 ) -> None:
     """Write the names right of the panel, each as near as can be to where its curve ends."""
     names = fitting([curve.label for curve in curves], MAX_NAME)

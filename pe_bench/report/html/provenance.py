@@ -9,8 +9,8 @@ from pe_bench.runs.repeat import sweep_commands
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A plain table."""
+class PlainTable:
+    """Headings and rows of text, in the order of the page."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -23,9 +23,9 @@ class Provenance:
     repeating: Sequence[str]
     notes: Sequence[str]
     typed: Sequence[tuple[str, int]]
-    data: Grid
-    environments: Grid
-    runs: Grid
+    data: PlainTable
+    environments: PlainTable
+    runs: PlainTable
 
 
 def summarize(records: Sequence[RunRecord]) -> Provenance:
@@ -60,22 +60,22 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _data(records: Sequence[RunRecord]) -> Grid:
+def _data(records: Sequence[RunRecord]) -> PlainTable:
     found: Counter[Dataset] = Counter(dataset for record in records for dataset in record.data)
     rows = [(dataset.name, dataset.hash, dataset.tokenizer, count) for dataset, count in found.items()]
-    return Grid(("data", "hash", "tokenizer", "runs"), rows)
+    return PlainTable(("data", "hash", "tokenizer", "runs"), rows)
 
 
-def _environments(environments: Sequence[Environment]) -> Grid:
+def _environments(environments: Sequence[Environment]) -> PlainTable:
     names = [field.name for field in fields(Environment)]
     rows = [
         (number, *(getattr(environment, name) for name in names))
         for number, environment in enumerate(environments, start=1)
     ]
-    return Grid(("no.", *(name.replace("_", "-") for name in names)), rows)
+    return PlainTable(("no.", *(name.replace("_", "-") for name in names)), rows)
 
 
-def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> Grid:
+def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> PlainTable:
     def numbers(found: Iterable[Environment]) -> str:
         return ", ".join(str(environments.index(one) + 1) for one in found if one != Environment())
 
@@ -89,7 +89,7 @@ def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> 
         )
         for record in records
     ]
-    return Grid(("run", "date", "data", "trained on", "scored on as well"), rows)
+    return PlainTable(("run", "date", "data", "trained on", "scored on as well"), rows)
 
 
 def _first_of(runs: Sequence[str]) -> str:
