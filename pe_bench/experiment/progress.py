@@ -18,13 +18,13 @@ def training_progress(
 
 @contextmanager
 def scoring_progress(bars: Bars, name: str, total: int) -> Iterator["ScoringProgress"]:
-    """`total` is the number of lengths that may have to be scored."""
+    """Show scoring while this context is entered; `total` lengths may have to be scored."""
     with bars(name, total) as bar:
         yield ScoringProgress(bar)
 
 
 class TrainingProgress:
-    """Shows loss, tokens per second and the time left after each step."""
+    """A display of loss, tokens per second and the time left, after each step."""
 
     def __init__(self, bar: Bar, total_steps: int, batch_tokens: int):
         self.bar, self.total, self.batch_tokens = bar, total_steps, batch_tokens
@@ -46,7 +46,7 @@ class TrainingProgress:
 
 
 class ScoringProgress:
-    """Counts finished lengths, and the share of the one that is being scored."""
+    """A count of finished lengths, with the share of the one that is being scored."""
 
     def __init__(self, bar: Bar):
         self.bar = bar

@@ -15,13 +15,13 @@ from pe_bench.system.versions import device_name, package_version, today
 
 # The encodings of one length, the reference first.
 Choose = Callable[[int], Sequence[ResolvedEncoding]]
-# Told before each measurement what it is.
+# Called before each measurement with a description of it.
 Watcher = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all rows of a command share."""
+    """The facts that all rows of a command share."""
 
     setting: str
     train: bool
@@ -31,7 +31,7 @@ class Bench:
     matmul_rate: float  # operations a second
 
     def rows(self, lengths: Sequence[int], choose: Choose, watch: Watcher) -> Iterator[Row]:
-        """Short lengths first; of each the reference first: its pass is timed with all others."""
+        """Time short lengths first, and at each the reference, whose pass is timed with all others."""
         self._load_kernels(choose(lengths[0])[0], lengths[0])
         for length in lengths:
             reference: Pass | None = None
@@ -45,7 +45,7 @@ class Bench:
     def row(
         self, subject: ResolvedEncoding, length: int, reference: Pass | None, *, is_reference: bool = False
     ) -> tuple[Row, Pass | None]:
-        """The measurement, and the pass that was timed where there is one."""
+        """Time one encoding; return its row, and the pass if there is one."""
         row, timed = self._empty_row(subject, length), None
         try:
             timed = self._pass(subject, length)
@@ -71,7 +71,7 @@ class Bench:
         return row, timed
 
     def _load_kernels(self, subject: ResolvedEncoding, length: int) -> None:
-        """A process loads its libraries with its first pass, and that is no encoding's memory or time."""
+        """Run one pass: the first loads libraries, which are no encoding's memory or time."""
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
             self._pass(subject, length)()
 

@@ -19,7 +19,7 @@ SLOW = 0.1
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, sides: tuple[int, ...] | None = None) -> float:
-    """Floating-point operations a second in products of square matrices: the best of several sizes.
+    """Measure floating-point operations a second in products of square matrices, of the best size.
 
     A product of matrices with side n takes 2 n^3 operations. Each rate is from the median of several runs.
     Larger matrices than one whose product takes `SLOW` seconds are left out: some processors have no fast
@@ -39,7 +39,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, sides: tuple[int, ...]
 
 
 def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
-    """Bytes a second that a copy of `size` bytes reads and writes, from the median of several runs."""
+    """Measure the bytes a second that a copy of `size` bytes reads and writes: the median of runs."""
     size = size or COPIED_BYTES[device.type]
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
@@ -47,7 +47,7 @@ def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
 
 
 def scoring_flops(matrix_parameters: int, layers: int, attention_width: int, length: int) -> float:
-    """Floating-point operations that a token costs in a pass without gradients, on average over a window.
+    """Count the floating-point operations of a token without gradients, on average over a window.
 
     2 N for the matrices, and 4 H K for each key that the token sees in each layer: a product with the keys
     and one with the values, each of a multiplication and an addition. `attention_width` is H K. A token of
@@ -59,7 +59,7 @@ def scoring_flops(matrix_parameters: int, layers: int, attention_width: int, len
 
 
 def training_flops(matrix_parameters: int, layers: int, attention_width: int, length: int) -> float:
-    """The same in a training step: three times as many, for the backward pass has two products for each one.
+    """Count those of a training step: three times as many, since each product has two in the backward pass.
 
     6 N + 12 L H K (T + 1) / 2. Logits that are computed again in the backward pass are not counted again.
     """
@@ -67,14 +67,14 @@ def training_flops(matrix_parameters: int, layers: int, attention_width: int, le
 
 
 def matrix_parameters(model: nn.Module, output_weight: Tensor) -> int:
-    """N: the weights of the linear layers and of the output, and no embedding that is only looked up."""
+    """Count N: weights of linear layers and of the output, and no embedding that is only looked up."""
     weights = {id(layer.weight): layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)}
     weights[id(output_weight)] = output_weight
     return sum(weight.numel() for weight in weights.values())
 
 
 def _median_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of several runs after two that warm up, each to its end on the device."""
+    """Time several runs after two that warm up, each to its end on the device; return the median."""
     seconds = []
     for _ in range(2 + REPEATS):
         _finish(device)
@@ -86,6 +86,6 @@ def _median_seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _finish(device: torch.device) -> None:
-    """A GPU works on after a call returns."""
+    """Wait for a GPU, which works on after a call returns."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

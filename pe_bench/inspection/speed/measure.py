@@ -13,8 +13,8 @@ from pe_bench.system.memory import PeakMemory, give_back_free_memory, is_out_of_
 from pe_bench.training.trainer import NonFiniteError
 
 REPEATS = 5  # of a pass, at least
-MOST_REPEATS = 25
-SHORT = 0.5  # seconds: a pass is repeated for so long if that is not more often than `MOST_REPEATS`
+MAX_REPEATS = 25
+SHORT = 0.5  # seconds: a pass is repeated for so long if that is not more often than `MAX_REPEATS`
 LONG = 20.0  # seconds: none begins after so long, though there be fewer than `REPEATS`
 
 
@@ -47,7 +47,7 @@ def time_pass(timed: Pass, reference: Pass | None, repeats: int | None = None) -
 
 
 def _pairs(timed: Pass, reference: Pass | None, repeats: int | None) -> Iterator[tuple[float, float | None]]:
-    """The seconds of each pass, and of the reference's just before."""
+    """Yield the seconds of each pass, and of the reference's just before."""
     began, done = time.perf_counter(), 0
     while is_due(done, time.perf_counter() - began, repeats):
         before = _seconds(reference) if reference is not None and reference is not timed else None
@@ -57,7 +57,7 @@ def _pairs(timed: Pass, reference: Pass | None, repeats: int | None) -> Iterator
 
 
 def outcome_of(error: Exception) -> tuple[str, str] | None:
-    """The status and the reason of a row that has no numbers; None for what is no answer but a fault."""
+    """Return the status and reason of a row without numbers; None if the error is a fault of ours."""
     reason = " ".join(str(error).split())
     if isinstance(error, LengthError):
         return "undefined", reason
@@ -70,16 +70,16 @@ def outcome_of(error: Exception) -> tuple[str, str] | None:
 
 
 def is_due(done: int, elapsed: float, repeats: int | None) -> bool:
-    """Whether one more pass is timed, after so many in so many seconds."""
+    """Return whether one more pass is timed, after so many in so many seconds."""
     if repeats is not None:
         return done < repeats
     if done == 0 or elapsed > LONG:
         return done == 0
-    return done < REPEATS or (done < MOST_REPEATS and elapsed < SHORT)
+    return done < REPEATS or (done < MAX_REPEATS and elapsed < SHORT)
 
 
 def peak_of(first: Pass) -> float | None:
-    """Megabytes that a first pass needs above what was held before it, the weights of the model among that.
+    """Measure the megabytes that a first pass needs above what was held before it, such as the weights.
 
     On a GPU of PyTorch's tensors, else of the whole process; None where the system cannot tell. What a first
     pass loads and later ones find is counted too, and is a few megabytes.

@@ -32,7 +32,7 @@ NEVER = 10**9  # steps
 
 
 class Pass(ABC):
-    """One that can be repeated; `path` is what attention takes in it, `flops` are its operations."""
+    """A pass that can be repeated; `path` is the one that attention takes, `flops` its operations."""
 
     kind: str
     batch: int
@@ -51,12 +51,12 @@ class Pass(ABC):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """What the process is told for as long as many such passes follow each other."""
+        """Prepare the process for many such passes in a row."""
         yield
 
 
 class ScoringPass(Pass):
-    """The scorer's work on one window, whose last tokens are the targets."""
+    """A pass of the scorer over one window, whose last tokens are the targets."""
 
     kind = "score"
     batch = 1
@@ -81,7 +81,7 @@ class ScoringPass(Pass):
 
 
 class TrainingPass(Pass):
-    """The trainer's steps, of `train.batch_tokens` tokens in windows of `train.length`."""
+    """A step of the trainer, of `train.batch_tokens` tokens in windows of `train.length`."""
 
     kind = "train"
 
@@ -112,7 +112,7 @@ class TrainingPass(Pass):
 
 
 def dtype_of(config: Config, train: bool) -> torch.dtype:
-    """What matrices are multiplied in."""
+    """Return the type in which matrices are multiplied."""
     return (
         resolve_precision(config.precision, config.device) if train else getattr(torch, config.eval.precision)
     )
@@ -127,7 +127,7 @@ def path_of(
     dtype: torch.dtype,
     train: bool,
 ) -> str:
-    """What attention chooses for queries like those of the pass, of each layer; several are joined by +.
+    """Name the path that attention chooses in each layer for queries like the pass's; + joins several.
 
     Whether a gradient is wanted follows from the mode that this is called in.
     """
@@ -146,7 +146,7 @@ def flops_of(
     length: int,
     output: bool = True,
 ) -> float:
-    """Operations for one token, those of the matrix of the `output` among them or not."""
+    """Count the operations for one token, with or without those of the `output` matrix."""
     parameters = matrix_parameters(model, model.output_weight)
     parameters -= 0 if output else model.output_weight.numel()
     return count(parameters, config.model.n_layers, config.model.n_heads * config.model.d_head, length)
@@ -157,7 +157,7 @@ def _casting(device: torch.device, dtype: torch.dtype) -> torch.autocast:
 
 
 def random_data(tokens: int) -> Data:
-    """One document of random bytes on either side."""
+    """Make one document of random bytes for training, which validates too."""
     drawn = np.random.default_rng(0).integers(BYTES, size=tokens).astype(np.uint16)
     split = Split(drawn, np.array([0, tokens]), ["random"], tokens, np.arange(1, tokens + 1, dtype=np.uint32))
     tokenizer = ByteTokenizer()

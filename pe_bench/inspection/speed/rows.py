@@ -15,7 +15,7 @@ from pe_bench.system.files import name_write_errors, write_text
 
 @dataclass(frozen=True)
 class Row:
-    """What a pass of one encoding took at one length. An empty number has its status and reason."""
+    """The measurement of one encoding at one length. An empty number has a status and a reason."""
 
     encoding: str
     setting: str  # the command's words that are no option of the encoding
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def line(self) -> str:
-        """For whoever waits."""
+        """Describe the row to whoever waits."""
         what = f"{self.encoding}, {self.length:,} tokens: "
         if self.milliseconds is None:
             return what + self.status.replace("_", " ")
@@ -55,7 +55,7 @@ class Row:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
-# A word of Python's cannot name a field.
+# `pass` is a keyword of Python, and cannot name a field.
 COLUMNS = tuple("pass" if name == "kind" else name for name in FIELDS)
 
 
@@ -66,7 +66,7 @@ Cells = Mapping[str, str]
 
 
 def read_rows(path: Path) -> Sequence[Cells]:
-    """The rows that the file has, as they are spelled; none without a file. Raises `UserError`."""
+    """Read the rows of a file, as they are spelled; none without a file. Raises `UserError`."""
     if not path.exists():
         return []
     try:
@@ -82,9 +82,9 @@ def read_rows(path: Path) -> Sequence[Cells]:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Put these rows behind those that the file has, which are kept where they say something else.
+    """Append rows to a file, in place of those that measured the same.
 
-    Under a lock: of two commands at once, the later one has read what the other wrote.
+    A lock makes the later of two commands read what the other wrote.
     """
     ours = [dict(zip(COLUMNS, map(_spelled, dataclasses.astuple(row)), strict=True)) for row in rows]
     measured = {_key(row) for row in ours}

@@ -1,4 +1,4 @@
-"""The rows in words: encodings by what they cost at the longest length, and of each its lengths."""
+"""The table of a measurement: the cheapest encoding at the longest length first, with all its lengths."""
 
 import math
 import sys
@@ -22,14 +22,14 @@ OF_PASS = {"score": "scoring one window", "train": "a training step"}
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a machine: operations a second in products of matrices, and bytes a second in a copy."""
+    """The limits of a machine: operations a second in matrix products, bytes a second in a copy."""
 
     matmul_rate: float
     memory_bandwidth: float
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """The cheapest encoding at the longest length first; those without a number there last."""
+    """Put the cheapest encoding at the longest length first, and those without a number there last."""
     longest = max(row.length for row in rows)
     cost = {row.encoding: row.relative for row in rows if row.length == longest}
 
@@ -41,7 +41,7 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
 
 
 def title(rows: Sequence[Row]) -> str:
-    """What was timed, with what, and where."""
+    """Say what was timed, with what, and where."""
     first = rows[0]
     machine = first.processor if first.device == "cpu" else first.device
     dtype = next((row.dtype for row in rows if row.dtype), "")
@@ -83,12 +83,12 @@ def _cells(row: Row) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Spell a number with three digits, or with all before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """What the columns do not say."""
+    """Explain the columns, and rows without numbers."""
     first, counts = rows[0], [row.repeats for row in rows if row.repeats]
     notes = [f"x {first.encoding}: median of the ratios to a pass of {first.encoding} just before"]
     if counts:
@@ -104,7 +104,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _on_noise(rows: Sequence[Row]) -> list[str]:
-    """A line where passes of one thing differ by more than any encoding would."""
+    """Return a line if the passes of one row differ by more than encodings do."""
     spreads = [
         (row.milliseconds_max / row.milliseconds_min, row)
         for row in rows
@@ -121,7 +121,7 @@ def _on_noise(rows: Sequence[Row]) -> list[str]:
 
 
 def _on_limits(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """What the machine can do, and how much of it the reference had at the longest length."""
+    """Say what the machine can do, and how much of it the reference reached at the longest length."""
     dtype = next((row.dtype for row in rows if row.dtype), "")
     rate, copied = limits.matmul_rate / 1e9, limits.memory_bandwidth / 1e9
     speed = f"{number(rate / 1e3)} TFLOP/s" if rate >= 1e3 else f"{number(rate)} GFLOP/s"
