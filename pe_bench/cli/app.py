@@ -1,7 +1,7 @@
 """The commands: they parse and delegate, nothing else. Heavy imports happen inside functions."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -82,20 +82,25 @@ def train(
         bool, typer.Option("--multirun", "-m", help="A sweep: train each combination of listed values.")
     ] = False,
     cfg: Annotated[
-        Literal["job", "hydra", "all"] | None,
+        str | None,
         typer.Option(
-            "--cfg", "-c", metavar="job|hydra|all", help="Print every key and its value instead of training."
+            "--cfg",
+            "-c",
+            metavar="job|hydra|all",
+            help="Print every key and its value instead of training.",
+            autocompletion=first_of("job", "hydra", "all"),
         ),
     ] = None,
     resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: print computed values.")] = False,
     info: Annotated[
-        Literal["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"] | None,
+        str | None,
         typer.Option(
             "--info",
             "-i",
             metavar="WHAT",
-            help="Print how Hydra composes the configuration: WHAT is all, config, "
-            "defaults, defaults-tree, plugins or searchpath.",
+            help="Print how Hydra composes the configuration: all, config, defaults, defaults-tree, "
+            "plugins or searchpath.",
+            autocompletion=first_of("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
         ),
     ] = None,
     config_dir: Annotated[

@@ -12,6 +12,12 @@ from pe_bench.runs.gather import results_file
 from pe_bench.sweep.grid import check_sweep
 from pe_bench.system.signals import Stopped
 
+# What Hydra prints in place of a run.
+PRINTED = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+
 
 def read_command(
     overrides: Sequence[str],
@@ -24,6 +30,9 @@ def read_command(
     """Return the command with these options. Raises `UserError` for options that exclude each other."""
     chosen = [name for name, given in (("-m", multirun), ("--cfg", cfg), ("--info", info)) if given]
     require(len(chosen) <= 1, f"{' and '.join(chosen)} exclude each other: give one of them")
+    for option, value in (("--cfg", cfg), ("--info", info)):
+        known = ", ".join(PRINTED[option])
+        require(value is None or value in PRINTED[option], f"{option} prints one of {known}, not '{value}'")
     require(cfg is not None or not resolve, "--resolve goes with --cfg job")
     require(config_dir is None or config_dir.is_dir(), f"--config-dir {config_dir} is not a folder")
     printing = [*(["--cfg", cfg] if cfg else []), *(["--resolve"] if resolve else [])]

@@ -15,6 +15,7 @@ EXAMPLES = {
     "experiment": "quick",
     "modifier": "logn",
 }
+CLASSES = ("encoding", "modifier")  # groups whose files name a class
 KEY = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
 
 
@@ -46,6 +47,11 @@ def _check_form(text: str, override: Override, directories: Sequence[str]) -> No
         group = override.key
         example = f"[{EXAMPLES[group]}]" if group == "modifier" else EXAMPLES[group]
         raise UserError(f"'{text}' names nothing: say {group}=NAME, such as {group}={example}")
+    if override.key in CLASSES and re.fullmatch(r"[^'\"]+:[A-Za-z_]\w*", override.value or ""):
+        raise UserError(
+            f"{text} is a class: name it in a file FOLDER/{override.key}/NAME.yaml with "
+            f"'class: {override.value}', and say {override.key}=NAME --config-dir FOLDER"
+        )
     if KEY.fullmatch(override.key) and (override.value is not None or override.prefix == "~"):
         return
     group = next((group for group in GROUPS if text in names_in(group, directories)), None)
