@@ -56,9 +56,8 @@ def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
     """
     if details:
         return "\n\n".join(map(_details_latex, tables)) + "\n"
-    return (
-        "\n\n".join(_short_latex(table, _label(place, tables)) for place, table in enumerate(tables)) + "\n"
-    )
+    names = [_latex_label(place, tables) for place in range(len(tables))]
+    return "\n\n".join(map(_short_latex, tables, names)) + "\n"
 
 
 def _details_markdown(table: Table) -> list[str]:
@@ -232,7 +231,7 @@ def _names_width(table: Table, type_: Type) -> float:
     return max(type_.width(text) for text in ("encoding", *(line.label for line in table.lines)))
 
 
-def _label(place: int, tables: Sequence[Table]) -> str:
+def _latex_label(place: int, tables: Sequence[Table]) -> str:
     """Return a name to refer to a table by, which no two of these have."""
     group = tables[place].group
     words = re.sub(r"[^a-z0-9]+", "-", f"{group.model}-{group.data}-{group.train_length}".lower())
