@@ -161,4 +161,4 @@ def with_enough_rows(one: Case) -> Case:
     spread = [part["max_position"] for part in one.config["modifiers"].values() if "max_position" in part]
     if not spread or one.past_training != "undefined" or "max_position" not in one.config:
         return one
-    return replace(one, config=one.config | {"max_position": max(spread)})
+    return replace(one, spec=replace(one.spec, values=one.config | {"max_position": max(spread)}))
