@@ -87,7 +87,7 @@ def _repeat(run: RunFolder, repeater: Repeater) -> tuple[str, tuple[str, ...], s
         config, rows = run.config, run.rows
         precision = rows[0].train_dtype if rows else config["precision"]
         overrides = repeater.overrides(with_scored_lengths(config, rows), precision)
-        return shlex.join(["pe-bench", "train", *overrides]), tuple(repeater.needs(config)), ""
+        return shlex.join(["pe-bench", "train", *overrides]), tuple(repeater.requirements(config)), ""
     except UserError as error:
         return "", (), str(error)
     except FileNotFoundError:

@@ -29,14 +29,14 @@ INTERPOLATION = "${"
 
 
 class Repeater:
-    """Words that repeat runs; what the groups hold is composed once for all runs that share it."""
+    """A writer of overrides that repeat runs; the groups that runs share are composed once."""
 
     def __init__(self) -> None:
         self._file = cache(_read_group_file)
         self._composed = cache(_compose)
 
     def overrides(self, config: Mapping[str, Any], precision: str) -> list[str]:
-        """The overrides after `pe-bench train` for a resolved configuration, and the precision it came to.
+        """Return the overrides after `pe-bench train` for a resolved configuration and precision.
 
         Where results and caches lie and what machine is used stay open. Raises `UserError` for a
         configuration that this version cannot express.
@@ -44,8 +44,8 @@ class Repeater:
         groups = [*self._encoding_overrides(config["encoding"]), f"seed={config.get('seed', 0)}"]
         return [*groups, f"precision={precision}", *self._section_overrides(config)]
 
-    def needs(self, config: Mapping[str, Any]) -> list[str]:
-        """What the command needs beside pe-bench: files of an encoding that is not pe-bench's own."""
+    def requirements(self, config: Mapping[str, Any]) -> list[str]:
+        """List what the command needs besides pe-bench: custom encodings, another run's weights."""
         encoding = config["encoding"]
         modifiers = encoding.get("modifiers") or {}
         files = [f"encoding/{encoding['name']}", *(f"modifier/{name}" for name in modifiers)]
@@ -72,9 +72,9 @@ class Repeater:
         overrides = []
         for group, key in NAME_IN_GROUP.items():
             values = config.get(group, {})
-            usual = self._file(f"{group}/{values.get(key)}") or {}
-            literal = {name: value for name, value in usual.items() if not _is_derived(value)}
-            overrides += [f"{group}={quote(values[key])}"] if usual else []
+            default = self._file(f"{group}/{values.get(key)}") or {}
+            literal = {name: value for name, value in default.items() if not _is_derived(value)}
+            overrides += [f"{group}={quote(values[key])}"] if default else []
             overrides += [
                 f"{group}.{name}={quote(value)}"
                 for name, value in values.items()
@@ -86,15 +86,15 @@ class Repeater:
         overrides = obeyed(
             overrides, DataConfig(**config.get("data", {})), EvalConfig(**config.get("eval", {}))
         )
-        return [override for override in overrides if override not in self._usual_overrides()]
+        return [override for override in overrides if override not in self._default_overrides()]
 
-    def _usual_overrides(self) -> list[str]:
-        usual = self._composed(())
-        return [f"{group}={usual[group][key]}" for group, key in NAME_IN_GROUP.items()]
+    def _default_overrides(self) -> list[str]:
+        default = self._composed(())
+        return [f"{group}={default[group][key]}" for group, key in NAME_IN_GROUP.items()]
 
 
 def with_scored_lengths(config: Mapping[str, Any], rows: Iterable[Row]) -> Mapping[str, Any]:
-    """The configuration, asking too for the lengths that the run's own protocol has scored it at since."""
+    """Return the configuration with the lengths added at which its protocol has scored the run since."""
     evaluation, train_length = config.get("eval", {}), config["train"]["length"]
     known = EvalConfig(**{key: evaluation[key] for key in LENGTHS_FOLLOW if key in evaluation})
     asked = set(known.resolved_lengths(train_length))
@@ -105,29 +105,29 @@ def with_scored_lengths(config: Mapping[str, Any], rows: Iterable[Row]) -> Mappi
     return {**config, "eval": {**evaluation, "lengths": sorted(asked | scored)}}
 
 
-def _option_overrides(key: str, part: Mapping[str, Any], usual: Mapping[str, Any] | None) -> Iterator[str]:
-    """The options that are not as in the shipped file; all that nothing else decided where there is none."""
+def _option_overrides(key: str, part: Mapping[str, Any], default: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the options that differ from the shipped file; without one, all that nothing else decides."""
     derived = part.get("derived") or []
     for name, value in part.items():
         if name in NOT_OPTIONS:
             continue
-        if usual is None:
+        if default is None:
             if name not in ("name", "class", *derived):
                 yield f"{key}.{name}={quote(value)}"
-        elif name not in usual:
+        elif name not in default:
             yield f"+{key}.{name}={quote(value)}"
-        elif not (name in derived if _is_derived(usual[name]) else usual[name] == value):
+        elif not (name in derived if _is_derived(default[name]) else default[name] == value):
             yield f"{key}.{name}={quote(value)}"
 
 
-def _differences(section: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
+def _differences(section: str, values: Mapping[str, Any], default: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
         if f"{section}.{name}" in RETIRED_KEYS:
             continue
-        if name not in usual:
+        if name not in default:
             raise UserError(f"{section}.{name} is no key of this version of pe-bench")
         decided_by_steps = (section, name) == ("train", "tokens") and values.get("steps") is not None
-        if value != usual[name] and not decided_by_steps:
+        if value != default[name] and not decided_by_steps:
             yield f"{section}.{name}={quote(value)}"
 
 
@@ -136,7 +136,7 @@ def _is_derived(value: object) -> bool:
 
 
 def _read_group_file(name: str) -> dict[str, Any] | None:
-    """The keys of `configs/NAME.yaml` as they stand there; None for a file that is not pe-bench's own."""
+    """Return the keys of `configs/NAME.yaml` as written there; None for any other file."""
     path = config_dir() / f"{name}.yaml"
     known = GROUP_FILE.fullmatch(name) is not None and path.is_file()
     return yaml.safe_load(path.read_text(encoding="utf-8")) if known else None
@@ -149,7 +149,7 @@ def _compose(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def sweep_commands(commands: Iterable[str]) -> list[str]:
-    """Commands that make the runs of all of `commands`, each of one run.
+    """Join commands of one run each into as few commands that make the same runs.
 
     Runs that differ in nothing but encoding and seed become one sweep, of as many encodings as were
     run with the same seeds.

@@ -34,7 +34,7 @@ class Swept:
 
 
 def check_sweep(command: HydraCommand, check: Job) -> Swept:
-    """Compose a sweep's values one by one, so that a mistake in the last is told before the first runs.
+    """Compose a sweep's values one by one, so that a mistake in the last is found before the first runs.
 
     `check` is called with the first of the jobs. Raises `UserError`.
     """

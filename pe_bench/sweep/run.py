@@ -41,7 +41,7 @@ SWEEP_DIR = "hydra.sweep.dir"
 
 
 def run_sweep(command: HydraCommand, swept: Swept) -> Summary:
-    """Launch every job that `command` asks for, show how they stand, and tell how all of them ended.
+    """Launch every job that `command` asks for, show their progress, and summarize how they ended.
 
     A signal stops all jobs, which save; a second one leaves at once.
     """

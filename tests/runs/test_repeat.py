@@ -123,10 +123,10 @@ def test_a_custom_encoding_is_repeated_with_its_files_which_are_named(tmp_path):
     found = repeater.overrides(written, "float32")
     assert found[:2] == ["encoding=linear", "encoding.slope=0.5"]
     assert name_of(composed(found, [tmp_path]), [tmp_path]) == name_of(config, [tmp_path])
-    file, code = repeater.needs(written)
+    file, code = repeater.requirements(written)
     assert "encoding/linear.yaml" in file and "--config-dir" in file
     assert code.startswith("linear.py:Linear (sha256 ")
-    assert repeater.needs(as_written(composed([]))) == []
+    assert repeater.requirements(as_written(composed([]))) == []
 
 
 def test_a_key_that_this_version_lacks_is_named():
