@@ -17,7 +17,7 @@ from pe_bench.report.statistics import FAILURE, MARGIN, compared, corrected_verd
 from pe_bench.report.tables.build import Table, build_tables
 from pe_bench.report.tables.selection import Condition, Selection, parse_by, parse_condition
 from pe_bench.runs.config_file import write_config
-from pe_bench.runs.rows import read_rows
+from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import load_scores
 
 ROPE = {64: 2.9, 128: 2.7, 256: 2.8, 512: 4.0}
@@ -519,3 +519,16 @@ def test_a_note_lists_a_few_names_and_counts_the_rest(tmp_path: Path) -> None:
     for seed in range(3):
         add_run(tmp_path, "z", ROPE, seed=seed)
     assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)
+
+
+def test_scores_that_are_not_shown_are_those_of_one_line(results: Path) -> None:
+    """Two lines of one encoding show each its own set of targets; only one of them has a second set."""
+    for seed, target_hash in enumerate(("first", "second", "third")):
+        add_run(results, "rope", {128: 2.7, 256: 2.8}, seed=seed, target_hash=target_hash)
+        run = results / "runs" / f"rope-s{seed}-5e77da7a"
+        kept = (target_hash, "7a56e7") if seed == 2 else (target_hash,)
+        write_rows(run / "eval.csv", [row for row in read_rows(run / "eval.csv") if row.target_hash in kept])
+
+    notes = [note for note in only(results, by=("seed",)).notes if note.startswith("not shown")]
+
+    assert [note.partition(" on ")[0] for note in notes] == ["not shown: rope seed=2 at 256"]

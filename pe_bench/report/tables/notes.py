@@ -268,12 +268,15 @@ def _speeds(lines: Sequence[Line], conditions: Mapping[str, Conditions]) -> Iter
 
 def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     """Yield the scores on a set of targets that is not shown; the training length is scored on each."""
-    shown = {(label_of(line), length): cell for line in lines for length, cell in line.cells.items()}
+    line_of = {(run, line.scored_with): line for line in lines for run in line.runs}
     places: dict[str, set[int]] = {}
     for row in rows:
-        cell = shown.get((label_of(row), row.length))
-        if cell and cell.levels and row.target_hash != cell.target_hash and row.length != row.train_length:
-            places.setdefault(label_of(row), set()).add(row.length)
+        line = line_of.get((row.run, row.scored_with))
+        cell = line.cells.get(row.length) if line is not None else None
+        if line is None or cell is None or not cell.levels or row.length == row.train_length:
+            continue
+        if row.target_hash != cell.target_hash:
+            places.setdefault(line.label, set()).add(row.length)
     for label, lengths in places.items():
         yield f"not shown: {label} at {_numbers(lengths)} on another set of targets; results.csv has it"
 
