@@ -10,6 +10,7 @@ from pe_bench.report.short import (
     MISSING,
     Value,
     best_of,
+    context_answer,
     dropped_text,
     fitted,
     half_width,
@@ -20,7 +21,6 @@ from pe_bench.report.short import (
     numbers_text,
     short_lengths,
     short_title,
-    uses_context,
     value_at,
     works_to,
 )
@@ -125,7 +125,7 @@ def _columns(
         columns.append(column(str(length), [value_at(line, length, table) for line in table.lines]))
     columns.append(Column(("works", "to"), [_answer(works_to(line, table), missing) for line in table.lines]))
     if has_controls(table):
-        answers = [_answer(uses_context(line), missing) for line in table.lines]
+        answers = [_answer(context_answer(line), missing) for line in table.lines]
         columns.append(Column(("uses", "context"), answers))
     return columns
 

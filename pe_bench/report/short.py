@@ -162,7 +162,7 @@ def has_controls(table: Table) -> bool:
     return any(cell.use for line in table.lines for cell in line.cells.values())
 
 
-def uses_context(line: Line) -> str:
+def context_answer(line: Line) -> str:
     """Return one answer for all lengths: yes where it is at any, no where it is at all that were judged."""
     answers = {cell.use.uses_context for cell in line.cells.values() if cell.use} - {""}
     if "yes" in answers:

@@ -10,6 +10,7 @@ from pe_bench.report.short import (
     MARKS,
     MISSING,
     Value,
+    context_answer,
     fitted,
     has_controls,
     has_trained_level,
@@ -17,7 +18,6 @@ from pe_bench.report.short import (
     short_legend,
     short_lengths,
     short_title,
-    uses_context,
     value_at,
     works_to,
 )
@@ -79,7 +79,7 @@ def _value_text(value: Value | None) -> Text:
 
 
 def _answer(line: Line) -> Text:
-    answer = uses_context(line)
+    answer = context_answer(line)
     return Text(answer, style=STYLES.get(answer, ""))
 
 

@@ -1,7 +1,22 @@
-"""What sets of paired differences say: intervals, verdicts of a table, use of context, break points.
+"""Statistics of paired differences: intervals, verdicts of a table, use of context, break points.
 
-Seeds and documents are crossed: every seed's model scores the same documents. With one difference
-for each pair, the model is `mean + seed + document + rest`, all three effects random, and with
+The verdict on a change against the training length, in bits per byte (positive is worse), follows from
+its 95 % interval. MARGIN is 0.01 (`report.margin` and `--margin` change it), FAILURE is 0.25:
+
+    fails     all of the interval is above FAILURE
+    degrades  all of it is above the margin, not all above FAILURE
+    improves  all of it is below minus the margin
+    holds     all of it is within the margin, both ways
+    unclear   anything else
+
+All verdicts of a table are corrected together (Holm), so that the chance of any wrong one is at most 5 %;
+see `corrected_verdicts`. The break point is the first length beyond the training length that degrades or
+fails. Differences from a baseline follow the same rule without FAILURE: worse, better, same, unclear. Use
+of context is a rule on two gains; see `judge_context_use`.
+
+How an interval is computed: seeds and documents are crossed, because every seed's model scores the same
+documents. With one difference for each pair, the model is `mean + seed + document + rest`, all three
+effects random, and with
 
     A = D var(means of seeds),  B = S var(means of documents),  E = the rest's mean square
 
@@ -49,7 +64,7 @@ true changes lie a hair beyond a boundary, every cell the likeliest to be judged
 (mirrored: lognormal, the long tail on the other side.) Thirty documents, or stretches of documents, keep
 the 5 % in every case, and so do ten normal ones. Ten skewed ones at five seeds do not in the worst
 case, where 1.5 % of the single verdicts are wrong: the tail is hardly seen where the level is high. With
-most changes well inside their regions no table in 400 is wrong, nor at ten documents. `uses_context`
+most changes well inside their regions no table in 400 is wrong, nor at ten documents. `judge_context_use`
 is wrong in at most 2.4 % over thirty documents, and in 5.5 % over ten at the edge of its margin. Three
 seeds cost power: at the level of 24 cells the critical value of two degrees of freedom is 22, so that
 what differs between seeds stays unclear.
@@ -139,7 +154,7 @@ def paired_interval(differences: np.ndarray) -> Interval:
     return Interval(mean, *_bounds(mean, spread, seeds, documents, CONFIDENCE), seeds, documents, spread)
 
 
-def verdict(interval: Interval, margin: float = MARGIN) -> Verdict:
+def uncorrected_verdict(interval: Interval, margin: float = MARGIN) -> Verdict:
     """Return the verdict on the interval of a change in bits per byte, positive being worse."""
     return _verdict(interval.low, interval.high, margin)
 
@@ -166,7 +181,7 @@ def corrected_verdicts(intervals: Sequence[Interval], margin: float = MARGIN) ->
     return _step_down(intervals, lambda low, high: _verdict(low, high, margin), _VERDICT_PLACES)
 
 
-def compared(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Comparison]:
+def corrected_comparisons(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Comparison]:
     """Return the verdicts on differences from a baseline, negative being better; corrected as verdicts are.
 
     A difference inside the margin is the `same`. Every claim settles its cell.
@@ -174,7 +189,7 @@ def compared(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Comp
     return _step_down(intervals, lambda low, high: _comparison(low, high, margin), _COMPARISON_PLACES)
 
 
-def uses_context(gain: Interval, swap_gain: Interval, margin: float = MARGIN) -> Answer:
+def judge_context_use(gain: Interval, swap_gain: Interval, margin: float = MARGIN) -> Answer:
     """Return whether a model uses the context beyond its training length; positive gains mean it does.
 
     gain: the level at the training length minus the level here. swap_gain: the level with the far
@@ -189,10 +204,10 @@ def uses_context(gain: Interval, swap_gain: Interval, margin: float = MARGIN) ->
     return "yes" if _above_zero(gain) and _above_zero(swap_gain) else "unclear"
 
 
-def beats(gain: Interval, margin: float = MARGIN) -> Answer:
+def judge_gain_over_control(gain: Interval, margin: float = MARGIN) -> Answer:
     """Return whether a level is better than a control's; gain: the control's level minus this one.
 
-    The rule of `uses_context`, so that the two answers can be read side by side: a gain surely below
+    The rule of `judge_context_use`, so that the two answers can be read side by side: a gain surely below
     the margin is of no use, else one surely above zero is a gain.
     """
     if gain.high < margin:

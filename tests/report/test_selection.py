@@ -13,7 +13,13 @@ from pe_bench.config.schema import Config, ModelConfig, ReportConfig, TrainConfi
 from pe_bench.errors import UserError
 from pe_bench.report.export import to_frame
 from pe_bench.report.markup import to_latex, to_markdown
-from pe_bench.report.statistics import FAILURE, MARGIN, compared, corrected_verdicts, paired_interval
+from pe_bench.report.statistics import (
+    FAILURE,
+    MARGIN,
+    corrected_comparisons,
+    corrected_verdicts,
+    paired_interval,
+)
 from pe_bench.report.tables.build import Table, build_tables
 from pe_bench.report.tables.selection import Condition, Selection, parse_by, parse_condition
 from pe_bench.runs.config_file import write_config
@@ -274,7 +280,7 @@ def test_a_baselines_verdicts_are_corrected_over_the_table(results: Path) -> Non
     table = only(results, baseline="rope")
     cells = [cell for line in table.lines for cell in line.cells.values() if cell.baseline]
     intervals = [cell.baseline.interval for cell in cells if cell.baseline and cell.baseline.interval]
-    assert [cell.baseline.verdict for cell in cells if cell.baseline] == compared(intervals)
+    assert [cell.baseline.verdict for cell in cells if cell.baseline] == corrected_comparisons(intervals)
     assert {cell.length: cell.baseline.verdict for cell in cells if cell.baseline} == {
         64: "worse",
         128: "worse",

@@ -17,9 +17,9 @@ from pe_bench.report.statistics import (
     MARGIN,
     Interval,
     corrected_verdicts,
+    judge_context_use,
     paired_interval,
-    uses_context,
-    verdict,
+    uncorrected_verdict,
 )
 
 Generator = np.random.Generator
@@ -111,7 +111,7 @@ def corrected(intervals: list[Interval]) -> list[str]:
 
 
 def one_by_one(intervals: list[Interval]) -> list[str]:
-    return [verdict(interval) for interval in intervals]
+    return [uncorrected_verdict(interval) for interval in intervals]
 
 
 Draw = Callable[[Study, Generator, list[tuple[float, float]]], list[Interval]]
@@ -158,7 +158,9 @@ def share_of_wrong_answers(study: Study, name: str, count: int) -> tuple[float, 
     gain, swap_gain, spread = CONTEXT[name]
     true = {"yes": gain > 0 and swap_gain > 0, "no": swap_gain < MARGIN, "unclear": True}
     said = [
-        uses_context(study.interval(generator, gain, spread), study.interval(generator, swap_gain, spread))
+        judge_context_use(
+            study.interval(generator, gain, spread), study.interval(generator, swap_gain, spread)
+        )
         for _ in range(count)
     ]
     return sum(not true[one] for one in said) / count, 1 - said.count("unclear") / count

@@ -13,15 +13,15 @@ from pe_bench.report.statistics import (
     CONFIDENCE,
     Interval,
     Spread,
-    beats,
     break_point,
-    compared,
+    corrected_comparisons,
     corrected_verdicts,
     is_sensitive,
+    judge_context_use,
+    judge_gain_over_control,
     paired_interval,
     student_interval,
-    uses_context,
-    verdict,
+    uncorrected_verdict,
 )
 
 
@@ -87,7 +87,7 @@ def test_constant_differences_give_an_interval_without_width(shape: tuple[int, i
 def test_one_document_and_one_seed_give_no_interval() -> None:
     found = paired_interval(np.array([[0.5]]))
     assert (found.mean, found.low, found.high) == (0.5, -math.inf, math.inf)
-    assert verdict(found) == "unclear"
+    assert uncorrected_verdict(found) == "unclear"
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -144,13 +144,13 @@ def test_one_broken_score_is_a_failure_and_is_not_dropped(broken: float) -> None
     differences[1, 7] = broken
     found = paired_interval(differences)
     assert found.mean == math.inf
-    assert verdict(found) == "fails"
+    assert uncorrected_verdict(found) == "fails"
 
 
 def test_a_broken_reference_is_no_improvement() -> None:
     differences = np.zeros((3, 30))
     differences[1, 7] = -math.inf
-    assert verdict(paired_interval(differences)) == "unclear"
+    assert uncorrected_verdict(paired_interval(differences)) == "unclear"
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
@@ -183,12 +183,12 @@ def test_a_quantile_needs_no_import_of_all_statistics() -> None:
     ],
 )
 def test_the_verdict_changes_exactly_at_its_boundaries(low: float, high: float, expected: str) -> None:
-    assert verdict(interval(low, high)) == expected
+    assert uncorrected_verdict(interval(low, high)) == expected
 
 
 def test_a_wider_margin_turns_a_small_loss_into_holding() -> None:
-    assert verdict(interval(0.02, 0.04)) == "degrades"
-    assert verdict(interval(0.02, 0.04), margin=0.05) == "holds"
+    assert uncorrected_verdict(interval(0.02, 0.04)) == "degrades"
+    assert uncorrected_verdict(interval(0.02, 0.04), margin=0.05) == "holds"
 
 
 def estimate(mean: float, standard_error: float) -> Interval:
@@ -218,7 +218,7 @@ def test_the_first_of_two_verdicts_is_judged_at_half_the_error_rate() -> None:
 def test_a_settled_verdict_relaxes_the_correction_of_the_others() -> None:
     weak = estimate(0.01 + 0.1 * standard_errors(0.96), 0.1)
     settled, unclear = estimate(0.0, 0.0001), estimate(0.0, 1.0)
-    assert verdict(weak) == "degrades"
+    assert uncorrected_verdict(weak) == "degrades"
     assert corrected_verdicts([weak, settled]) == ["degrades", "holds"]
     assert corrected_verdicts([weak, unclear]) == ["unclear", "unclear"]
 
@@ -230,7 +230,7 @@ def test_the_last_verdict_is_judged_as_if_it_were_the_only_one() -> None:
 
 def test_a_failure_that_is_certain_only_as_a_loss_degrades() -> None:
     weak = estimate(0.25 + 0.05 * standard_errors(0.955), 0.05)
-    assert verdict(weak) == "fails"
+    assert uncorrected_verdict(weak) == "fails"
     assert corrected_verdicts([weak, *[estimate(0.0, 1.0)] * 9]) == ["degrades", *["unclear"] * 9]
 
 
@@ -253,13 +253,13 @@ def test_corrected_verdicts_use_the_given_margin() -> None:
 
 def test_a_comparison_says_better_same_worse_or_unclear_in_the_order_given() -> None:
     differences = [estimate(-0.5, 0.01), estimate(0.0, 0.001), estimate(0.5, 0.01), estimate(0.0, 1.0)]
-    assert compared(differences) == ["better", "same", "worse", "unclear"]
+    assert corrected_comparisons(differences) == ["better", "same", "worse", "unclear"]
 
 
 def test_comparisons_are_corrected_for_their_number() -> None:
     weak = estimate(-0.01 - 0.1 * standard_errors(0.96), 0.1)
-    assert compared([weak]) == ["better"]
-    assert compared([weak, estimate(0.0, 1.0)]) == ["unclear", "unclear"]
+    assert corrected_comparisons([weak]) == ["better"]
+    assert corrected_comparisons([weak, estimate(0.0, 1.0)]) == ["unclear", "unclear"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_comparisons_are_corrected_for_their_number() -> None:
 def test_context_is_used_where_both_gains_are_positive(
     gain: tuple[float, float], swap_gain: tuple[float, float], expected: str
 ) -> None:
-    assert uses_context(interval(*gain), interval(*swap_gain)) == expected
+    assert judge_context_use(interval(*gain), interval(*swap_gain)) == expected
 
 
 @pytest.mark.parametrize(
@@ -297,12 +297,12 @@ def test_context_is_used_where_both_gains_are_positive(
 def test_a_control_is_beaten_by_a_positive_gain_that_may_be_of_use(
     low: float, high: float, expected: str
 ) -> None:
-    assert beats(interval(low, high)) == expected
+    assert judge_gain_over_control(interval(low, high)) == expected
 
 
 def test_a_wider_margin_requires_a_larger_gain() -> None:
-    assert beats(interval(0.01, 0.04), margin=0.05) == "no"
-    assert uses_context(interval(0.1, 0.2), interval(0.01, 0.04), margin=0.05) == "no"
+    assert judge_gain_over_control(interval(0.01, 0.04), margin=0.05) == "no"
+    assert judge_context_use(interval(0.1, 0.2), interval(0.01, 0.04), margin=0.05) == "no"
 
 
 @pytest.mark.parametrize(("low", "high", "expected"), [(0.001, 0.1, True), (0.0, 0.1, False)])

@@ -18,11 +18,11 @@ from pe_bench.report.short import (
     MARKS,
     MISSING,
     Value,
+    context_answer,
     has_controls,
     has_trained_level,
     level_at_training,
     short_lengths,
-    uses_context,
     value_at,
     works_to,
 )
@@ -117,7 +117,7 @@ def _cells(line: Line, table: Table) -> Iterator[ShortCell]:
         # The baseline shows levels among the others' differences from it.
         yield replace(found, value=_sortable(0.0)) if line.label == table.baseline else found
     if has_controls(table):
-        answer = uses_context(line)
+        answer = context_answer(line)
         place = ANSWERS.index(answer) if answer in ANSWERS else None
         yield ShortCell(
             answer, _sortable(place), classes=f"answer {answer}" if place is not None else "answer"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from pe_bench.report.statistics import beats, is_sensitive, uses_context
+from pe_bench.report.statistics import is_sensitive, judge_context_use, judge_gain_over_control
 from pe_bench.report.tables.cells import ContextUse
 from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, paired, pairs_by_run
 from pe_bench.runs.rows import Row
@@ -53,7 +53,7 @@ def context_use(
     missing = _unjudged(rows[0], sensitive, margin) or _unscored(gain, swap, controls)
     answer = ""
     if not missing and gain.interval is not None and swap.interval is not None:
-        answer = uses_context(gain.interval, swap.interval, margin)
+        answer = judge_context_use(gain.interval, swap.interval, margin)
     return ContextUse(
         uses_context=answer,
         beats_window=_beats_window(window, window_rows, margin),
@@ -94,5 +94,5 @@ def _unscored(gain: Paired, swap: Paired, controls: Sequence[Row]) -> str:
 
 def _beats_window(window: Paired, rows: Sequence[Row], margin: float) -> str:
     if window.interval is not None:
-        return beats(window.interval, margin)
+        return judge_gain_over_control(window.interval, margin)
     return "n/a" if any(row.status == "undefined" for row in rows) else ""

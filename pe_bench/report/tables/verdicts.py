@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pe_bench.report.statistics import Interval, compared, corrected_verdicts
+from pe_bench.report.statistics import Interval, corrected_comparisons, corrected_verdicts
 from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.report.tables.cells import Cell, Difference
 from pe_bench.report.tables.differences import Paired, ScoreFiles, paired, pairs_by_seed
@@ -54,7 +54,7 @@ def with_baseline(
     intervals: dict[Place, Interval] = {
         place: difference.interval for place, difference in differences.items() if difference.interval
     }
-    found = dict(zip(intervals, compared(list(intervals.values()), margin), strict=True))
+    found = dict(zip(intervals, corrected_comparisons(list(intervals.values()), margin), strict=True))
     return [_with_differences(line, place, differences, found) for place, line in enumerate(lines)]
 
 
