@@ -20,12 +20,9 @@ from pe_bench.values import unknown
 BUILT_IN = re.compile(r"pe_bench\.encodings\.[a-z0-9_]+:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
 ENTRY_POINTS = "pe_bench.encodings"
-# Attributes that encodings once had, and what they are called today.
-RENAMED = {
-    "may_follow": "compatible_with",
-    "may_change": "changeable_after_training",
-    "pieces": "terms",
-}
+# Names of attributes in version 0.1.0. A file that says them still works, because a run that was trained with
+# it holds its hash: editing the file would part the two.
+EARLIER_NAMES = {"may_follow": "compatible_with", "may_change": "changeable_after_training"}
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 
 
@@ -127,17 +124,19 @@ def _checked(found: Any, specification: str) -> EncodingClass:
             "that derives from LayerEncoding or PositionalEncoding"
         )
     if not is_built_in(specification):
-        _refuse_renamed(found)
+        _adopt_earlier_names(found)
         _refuse_no_hook(found)
         _refuse_unknown_claims(found)
     return found
 
 
-def _refuse_renamed(encoding: EncodingClass) -> None:
-    """Raise `UserError` for an attribute that would be ignored under its old name."""
-    for old, new in RENAMED.items():
-        if hasattr(encoding, old):
-            raise UserError(f"{encoding.__name__}.{old} is called {new} today: rename it")
+def _adopt_earlier_names(encoding: EncodingClass) -> None:
+    """Set attributes from those that have their earlier names, where the class does not set them itself."""
+    for earlier, name in EARLIER_NAMES.items():
+        if hasattr(encoding, earlier) and not getattr(encoding, name):
+            setattr(encoding, name, getattr(encoding, earlier))
+    if hasattr(encoding, "pieces"):
+        raise UserError(f"{encoding.__name__}.pieces is called terms: see pe_bench/encodings/base.py")
 
 
 def _refuse_no_hook(encoding: EncodingClass) -> None:
