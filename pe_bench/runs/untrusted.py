@@ -40,6 +40,15 @@ def check_values(values: Any) -> None:
         raise ValueError("it is nested too deeply")
 
 
+def _has_interpolation(value: Any) -> bool:
+    """Return whether a text in plain values, a key included, holds what OmegaConf would resolve."""
+    if isinstance(value, dict):
+        return any(_has_interpolation(inner) for pair in value.items() for inner in pair)
+    if isinstance(value, list):
+        return any(map(_has_interpolation, value))
+    return isinstance(value, str) and "${" in value
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the plain values of a file. Raise `OSError`, and `ValueError` where it holds anything else."""
     try:
@@ -142,10 +151,12 @@ def _text_of(path: Path) -> str:
 def _mapping_in(text: str) -> dict[str, Any]:
     if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader)):
         raise InvalidYamlError("it has aliases, such as *name")
-    if "${" in text:  # which Hydra would fill in, with a secret of the environment for one
-        raise InvalidYamlError("it has interpolations, such as ${name}, and a run's values are resolved")
     values = yaml.load(text, Loader)
     if not isinstance(values, dict):
         raise InvalidYamlError("it holds no keys")
     check_values(values)
+    # Of the values, because an escape such as \x24 hides a dollar sign in the text. Hydra would resolve one,
+    # to a secret of the environment for example.
+    if _has_interpolation(values):
+        raise InvalidYamlError("it has interpolations, such as ${name}, and a run's values are resolved")
     return values

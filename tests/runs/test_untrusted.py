@@ -228,6 +228,40 @@ def test_a_configuration_that_holds_more_than_plain_values_is_refused_by_name(st
         assert outcome.code in (1, 2) and said in outcome.line and "config.yaml" in outcome.line
 
 
+INTERPOLATIONS = {
+    "plain": "${oc.env:PE_BENCH_SECRET}",
+    "a hexadecimal escape": r'"\x24{oc.env:PE_BENCH_SECRET}"',
+    "an escape of four digits": r'"\u0024{oc.env:PE_BENCH_SECRET}"',
+    "an escape of eight digits": r'"\U00000024{oc.env:PE_BENCH_SECRET}"',
+    "an escaped brace": r'"$\x7boc.env:PE_BENCH_SECRET}"',
+    "a continued line": '"$\\\n  {oc.env:PE_BENCH_SECRET}"',
+    "in a list": r'["\x24{oc.env:PE_BENCH_SECRET}"]',
+    "in a key": r'{"\x24{oc.env:PE_BENCH_SECRET}": 1}',
+}
+
+
+@pytest.mark.parametrize("name", INTERPOLATIONS)
+@pytest.mark.parametrize("key", ["d_model", "path"])
+def test_no_interpolation_is_resolved_however_its_dollar_sign_is_written(stranger, name, key, monkeypatch):
+    monkeypatch.setenv("PE_BENCH_SECRET", "hunter2")
+    config = stranger.run / "config.yaml"
+    lines = config.read_text().split("# sha256")[0].splitlines()
+    (place,) = [number for number, line in enumerate(lines) if line.startswith(f"  {key}: ")]
+    config.write_text(
+        "\n".join([*lines[:place], f"  {key}: {INTERPOLATIONS[name]}", *lines[place + 1 :]]) + "\n"
+    )
+    for outcome in (stranger.eval(), stranger.eval("--with", "yarn factor=2")):
+        assert (
+            outcome.code in (1, 2)
+            and "config.yaml" in outcome.line
+            and "it has interpolations" in outcome.line
+        )
+    for outcome in (*(outcome for _, outcome in stranger.each()), stranger.report("--markdown", "-")):
+        assert "hunter2" not in outcome.out + outcome.err
+    for path in stranger.results.parent.rglob("*"):
+        assert not path.is_file() or b"hunter2" not in path.read_bytes()
+
+
 TARGETS = {
     "in the encoding": lambda values: values["encoding"].update(_target_="os.system"),
     "at the top": lambda values: values.update(_target_="os.system"),
