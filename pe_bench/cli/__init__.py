@@ -1,4 +1,4 @@
-"""The commands, one file each; shell completion; suggestions for a mistyped line."""
+"""app.py declares all commands and options; one file per command does the work."""
 
 from pe_bench.cli.program import main
 

@@ -1,8 +1,4 @@
-"""Finished runs, found by path, by name or by the name of their encoding.
-
-A run is named by its content, so that repeating a command finds what was done before:
-`<encoding>-s<seed>-<hash>`.
-"""
+"""Find finished runs: by path, by name or its beginning, by a pattern, by their encoding, or the newest."""
 
 import fnmatch
 import os
@@ -14,6 +10,7 @@ from pathlib import Path
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.runs.gather import read_result, runs_folder
+from pe_bench.runs.identity import encoding_in
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
@@ -48,7 +45,7 @@ def matching_runs(word: str, results_dir: Path) -> list[Path]:
     name = word.rstrip("/")
     ways: tuple[Callable[[str], bool], ...] = (
         lambda found: found == name,
-        lambda found: found.rpartition("-s")[0] == name,
+        lambda found: encoding_in(found) == name,
         lambda found: found.startswith(name),
         lambda found: fnmatch.fnmatch(found, name),
         lambda found: name in names_of_label(_encoding_label(names[found])),

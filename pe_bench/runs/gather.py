@@ -1,4 +1,8 @@
-"""Gather the rows of all runs into results.csv."""
+"""Gather the rows of all runs into results.csv.
+
+A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebuilt whole under
+a lock and never appended to, so that processes that finish together lose nothing.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,8 +1,4 @@
-"""The rows of results: their columns, one file in each run, and all of them gathered.
-
-A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebuilt whole under
-a lock and never appended to, so that processes that finish together lose nothing.
-"""
+"""The columns of results, and reading and writing one CSV file of them."""
 
 import csv
 import dataclasses
