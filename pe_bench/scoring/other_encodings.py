@@ -75,7 +75,7 @@ def find_others(request: WithOption, run: str, trained: Config) -> list[OtherEnc
         try:
             encodings = list(_encodings(requested, trained, own))
             same = [encoding for encoding in encodings if encoding.identity() == own.identity()]
-            # A curve that only a bare name implies is not asked of a run that has the encoding already.
+            # A bare name stands for two curves; skip the second if the run already has this encoding.
             for encoding in same if same and not requested.options else encodings:
                 if encoding in same:
                     say(f"--with {requested.text}: {run} was trained with it and is scored with it anyway")
@@ -125,7 +125,7 @@ def _encodings(requested: RequestedEncoding, trained: Config, own: EncodingSpec)
     kind = given.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
     composed = EncodingSpec(compose([*overrides, *chosen], directories)["encoding"], own.search)
-    encoding = _with_trained_values(composed, own, requested, set(given)).with_code_hashes().values
+    encoding = _replace_trained(composed, own, requested, set(given)).with_code_hashes().values
     if requested.base not in (None, *names_in("encoding", [])):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
@@ -164,10 +164,10 @@ def _overrides_of(trained: Config) -> list[str]:
     ] + [f"seed={trained.seed}"]
 
 
-def _with_trained_values(
+def _replace_trained(
     composed: EncodingSpec, trained: EncodingSpec, requested: RequestedEncoding, given: set[str]
 ) -> EncodingSpec:
-    """Return the composed encoding in place of the trained one, with the trained values of shared options."""
+    """Return the composed encoding; options that it shares with the trained one keep the trained values."""
     kept = trained.modifiers
     base = _with_shared_options(composed.base, trained.base, given) if requested.base else trained.values
     added = {

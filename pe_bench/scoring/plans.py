@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
@@ -74,8 +75,10 @@ def _plans(
     text = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed)
     if evaluation.protocol == "nonoverlapping":
         yield from (nonoverlapping_plan(data, text, length) for length in lengths)
-    else:
+    elif evaluation.protocol == "sliding":
         strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
         rule = str(evaluation.stride or HALF)
         for length in lengths:
             yield replace(sliding_plan(data, text, length, strides[length]), stride_rule=rule)
+    else:
+        assert_never(evaluation.protocol)
