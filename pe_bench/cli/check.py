@@ -4,12 +4,11 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from pe_bench.config.groups import names_in
+from pe_bench.config.groups import encoding_names
 from pe_bench.config.override import parse_override
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.check.case import Case, find_cases
@@ -40,7 +39,7 @@ def check_encodings(
         override = parse_override(text)
         is_option = "." not in override.key or override.section == "encoding"
         require(is_option, f"check has a model of its own, and {text} is no option of an encoding")
-    found = find_cases([*(all_names(directories) if everything else []), *arguments], directories)
+    found = find_cases([*(encoding_names(directories) if everything else []), *arguments], directories)
     for encoding in found:
         for option, value in encoding.examples.items():
             say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
@@ -129,13 +128,6 @@ def _failed_checks(states: Sequence[str]) -> str:
     return (
         f"{failed} of {total} checks failed" if failed else f"{unknown} of {total} checks could not be made"
     )
-
-
-def all_names(directories: Sequence[str] = ()) -> list[str]:
-    """Return the names of every encoding, and of those in a person's own folders."""
-    names = names_in("encoding")
-    own = sorted(path.stem for folder in directories for path in Path(folder).glob("encoding/*.yaml"))
-    return [*(name for name in names if name not in own), *own]
 
 
 def _check_each(found: Sequence[Case]) -> dict[str, Results]:

@@ -45,7 +45,8 @@ def find_name(group: str, typed: str, directories: Sequence[str | Path] = ()) ->
         return known.get(typed) or folded[_fold(typed)]
     offered = known if close_to(typed, known, 0.8) else names
     message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
-    raise UserError(message if directories else message + _own_file(group, typed, "did you mean" in message))
+    own_file = "" if directories else _own_file(group, typed, is_close=bool(close_to(typed, offered)))
+    raise UserError(message + own_file)
 
 
 def with_file_names(overrides: Sequence[str], directories: Sequence[str | Path] = ()) -> list[str]:
@@ -99,3 +100,9 @@ def names_in(group: str, directories: Iterable[str | Path] = ()) -> list[str]:
     """Return the names that a group offers, in the shipped folder and in the user's own."""
     folders = [config_dir(), *map(Path, directories)]
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+
+
+def encoding_names(directories: Iterable[str | Path] = ()) -> list[str]:
+    """Return the name of every encoding: the shipped ones first, then those in a person's own folders."""
+    shipped = names_in("encoding")
+    return [*shipped, *(name for name in names_in("encoding", directories) if name not in shipped)]

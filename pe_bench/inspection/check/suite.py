@@ -153,7 +153,7 @@ def check(case: Case, wanted: Property) -> Finding:
 
 
 def check_all(case: Case, watch: Callable[[Property], None] = lambda _: None) -> dict[Property, Finding]:
-    """Check all properties; an error that several of them end with says nothing of any.
+    """Check all properties; those that fail with the same error become 'not checked'.
 
     `watch` gets each property before it is checked.
     """

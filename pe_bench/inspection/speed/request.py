@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import names_in
+from pe_bench.config.groups import encoding_names
 from pe_bench.config.hydra_main import OVERRIDES_VARIABLE
 from pe_bench.config.override import parse_override
 from pe_bench.config.overrides import check_overrides
@@ -81,19 +81,13 @@ def read_request(arguments: Sequence[str], train: bool, directories: Sequence[st
             f"{text} has no effect: with --train each of --lengths is the training length in turn; remove it",
         )
     before = os.environ.get(OVERRIDES_VARIABLE, "").split()
-    found = tuple(names) or _all_names(directories)
+    found = tuple(names or encoding_names(directories))
     return Request(found, (*before, *overrides), tuple(directories), train, is_choice=bool(names))
 
 
 def _is_shared(text: str) -> bool:
     override = parse_override(text)
     return override.section in SHARED or override.key == SCORE_PRECISION
-
-
-def _all_names(directories: Sequence[str]) -> tuple[str, ...]:
-    """Return every encoding, with those in a person's own folders."""
-    names = names_in("encoding")
-    return (*names, *sorted(set(names_in("encoding", directories)) - set(names)))
 
 
 def with_examples(resolved: ResolvedEncoding) -> ResolvedEncoding:
