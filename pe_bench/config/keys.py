@@ -8,7 +8,7 @@ from pe_bench.config.groups import config_dir
 
 LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")
 GROUP = re.compile(r" *- (\w+): (\S+)")
-GROUPS = {
+GROUP_MEANINGS = {
     "encoding": "the positional encoding: `pe-bench list encodings`",
     "modifier": "what acts on top of it: `pe-bench list modifiers`",
     "model": "its sizes: `pe-bench list models`",
@@ -34,8 +34,8 @@ def keys() -> list[Key]:
 def _keys(text: str) -> Iterator[Key]:
     groups, _, settings = text.partition("\n\n")
     for match in map(GROUP.fullmatch, groups.splitlines()):
-        if match and match[1] in GROUPS:
-            yield Key(match[1], match[2], GROUPS[match[1]])
+        if match and match[1] in GROUP_MEANINGS:
+            yield Key(match[1], match[2], GROUP_MEANINGS[match[1]])
     section = ""
     for match in map(LINE.fullmatch, settings.splitlines()):
         if not match:

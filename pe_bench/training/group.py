@@ -25,12 +25,12 @@ class Group:
         rank: int = 0,
         count: int = 1,
         device: torch.device | None = None,
-        was_asked: Callable[[], bool] | None = None,
+        stop_requested: Callable[[], bool] | None = None,
     ):
-        """`was_asked` returns whether the process that started this one was asked to end."""
+        """`stop_requested` returns whether the process that started this one was asked to end."""
         self.rank, self.count = rank, count
         self.device = device or torch.device("cpu")  # on which the processes exchange numbers
-        self.was_asked = was_asked
+        self.stop_requested = stop_requested
 
     @property
     def is_first(self) -> bool:
@@ -83,13 +83,13 @@ class Group:
 
     @contextmanager
     def finish_step_on_signal(self) -> Iterator[Callable[[], bool]]:
-        """Do as the function of `signals` of that name; all processes learn of it after the same step."""
-        if self.was_asked is None:
-            with finish_step_on_signal() as is_asked:
-                yield is_asked
+        """Do as `signals.finish_step_on_signal` does; every process stops after the same step."""
+        if self.stop_requested is None:
+            with finish_step_on_signal() as stop_requested:
+                yield stop_requested
         else:
-            was_asked = self.was_asked
-            yield lambda: self.any(was_asked())
+            stop_requested = self.stop_requested
+            yield lambda: self.any(stop_requested())
 
     def _reduced(self, values: list[float], operation: str) -> list[float]:
         if self.count == 1:

@@ -75,7 +75,9 @@ def check_processes(config: Config, device: torch.device) -> None:
 
 
 def train_together(setup: Setup, source: Checkpoint | None, watch: Watcher) -> None:
-    """Train as `train` does, in `train.processes` processes. Raise `RunError` where one is lost: all end.
+    """Train as `train` does, in `train.processes` processes.
+
+    If one process is lost, the others are ended and `RunError` is raised.
 
     source: whose weights the run starts from.
     """
@@ -83,15 +85,15 @@ def train_together(setup: Setup, source: Checkpoint | None, watch: Watcher) -> N
     ours = [pipe for pipe, _ in pipes]
     agent = _Agent(setup, source, [pipe for _, pipe in pipes])
     messages = WorkerMessages()
-    with finish_step_on_signal() as is_asked:
+    with finish_step_on_signal() as stop_requested:
         with agent.running():
-            was_asked = False
+            is_stopping = False
             while agent.is_alive() or any(pipe.poll() for pipe in ours):
                 _poll(ours, messages, watch)
-                if is_asked() and not messages.has_started:
+                if stop_requested() and not messages.has_started:
                     raise Stopped  # there is nothing to save
-                if is_asked() and not was_asked:
-                    was_asked = True
+                if stop_requested() and not is_stopping:
+                    is_stopping = True
                     for pipe in ours:
                         pipe.send("stop")
         _raise_first_failure(messages.exits, agent.error, len(pipes))

@@ -83,10 +83,11 @@ def _take_steps(
     train, group, folder = trainer.config.train, trainer.group, run / "checkpoints"
     first, seconds = (found.meta.step, found.meta.train_seconds) if found else (0, 0.0)
     has_missed = log and log[-1].step == first and log[-1].validation_loss is None
-    if group.any(bool(has_missed) and _validation_due(first, train)):  # it was stopped before that
+    if group.any(bool(has_missed) and _validation_due(first, train)):
+        # It was stopped before its validation loss: make up for it.
         loss = trainer.validation_loss()
         log[-1:] = [replace(last, validation_loss=loss) for last in log[-1:]]
-    with group.finish_step_on_signal() as is_asked:
+    with group.finish_step_on_signal() as stop_requested:
         for step in range(first, train.total_steps):
             try:
                 state = trainer.step(step, seconds)
@@ -96,17 +97,17 @@ def _take_steps(
                 ) from error
             seconds = state.seconds
             if _validation_due(state.step, train):
-                state = replace(state, validation_loss=trainer.validation_loss(is_asked))
+                state = replace(state, validation_loss=trainer.validation_loss(stop_requested))
             watch(state)
             if _due(state.step, train.log_every, train.total_steps) or _validation_due(state.step, train):
                 log.append(state)
-            asked = is_asked()
-            is_due = asked or _due(state.step, train.checkpoint_every, train.total_steps)
+            is_stopping = stop_requested()
+            is_due = is_stopping or _due(state.step, train.checkpoint_every, train.total_steps)
             if is_due and group.is_first:
                 write_log(run / "train.csv", log)
                 about = (state.step, seconds, state.loss)
                 save_checkpoint(folder, trainer.model, trainer.optimizer, *about)
-            if asked:
+            if is_stopping:
                 raise Stopped(
                     f"stopped at step {state.step} of {train.total_steps}, which is saved; "
                     "the same command goes on from there"

@@ -74,16 +74,16 @@ class Trainer:
         return loss.item()
 
     @torch.no_grad()
-    def validation_loss(self, is_asked: Callable[[], bool] = lambda: False) -> float | None:
+    def validation_loss(self, stop_requested: Callable[[], bool] = lambda: False) -> float | None:
         """Return the mean nats per token over windows of the validation documents, the same at every call.
 
-        None where the process `is_asked` to end meanwhile.
+        None where the process `stop_requested` to end meanwhile.
         """
         length = self.config.train.length
         windows = self.validation.batch(max(1, self.config.train.validation_tokens // length), 0, 0)
         nll = []
         for part in windows.split(self.config.train.batch):
-            if is_asked():
+            if stop_requested():
                 return None
             windows, ids = self._share(part, derive_seed(0, "ids"), train=False)
             found = self._nll(windows, ids)

@@ -5,20 +5,20 @@ from dataclasses import fields
 import yaml
 
 from pe_bench.config.groups import config_dir
-from pe_bench.config.keys import GROUPS, keys
+from pe_bench.config.keys import GROUP_MEANINGS, keys
 from pe_bench.config.schema import KEY_OF_FIELD, SECTIONS, Config
 
 
 def test_every_key_of_the_schema_is_listed_with_a_meaning_but_those_of_the_groups():
-    plain = {field.name for field in fields(Config) if field.name not in {*SECTIONS, *GROUPS}}
+    plain = {field.name for field in fields(Config) if field.name not in {*SECTIONS, *GROUP_MEANINGS}}
     inside = {
         KEY_OF_FIELD.get(field.name, f"{section}.{field.name}")
         for section, schema in SECTIONS.items()
-        if section not in GROUPS
+        if section not in GROUP_MEANINGS
         for field in fields(schema)
     }
     listed = keys()
-    assert {key.name for key in listed} == {*GROUPS, *plain, *inside}
+    assert {key.name for key in listed} == {*GROUP_MEANINGS, *plain, *inside}
     assert len(listed) == len({key.name for key in listed})
     assert all(key.meaning for key in listed)
 
@@ -33,5 +33,5 @@ def test_defaults_are_those_of_the_file():
     }
     for key in keys():
         section, dot, name = key.name.rpartition(".")
-        found = chosen[name] if key.name in GROUPS else (values[section] if dot else values)[name]
+        found = chosen[name] if key.name in GROUP_MEANINGS else (values[section] if dot else values)[name]
         assert yaml.safe_load(key.default) == found, key

@@ -115,7 +115,7 @@ def test_micro_batches_give_the_same_step_up_to_rounding(folder):
 
 
 def test_one_step_gives_the_pinned_loss(folder):
-    # A change here changes every run that was ever made: raise IDENTITY_VERSION in runs.py when
+    # A change here changes every run that was ever made: raise IDENTITY_VERSION in runs/identity.py when
     # it is meant, and see what moved when it is not.
     state = trainer_of(folder, "encoding=rope").step(0, 0.0)
     assert (state.loss, state.gradient_norm) == (pytest.approx(LOSS, rel=1e-5), pytest.approx(NORM, rel=1e-4))
