@@ -25,7 +25,7 @@ from pe_bench.system.terminal import say, write_out
 from pe_bench.values import check_type
 
 if TYPE_CHECKING:
-    from pe_bench.sweep.summary import Asked
+    from pe_bench.sweep.summary import SweepTable
 
 DEFAULT_FOLDER = Path("results")
 HINT = "95 % intervals, controls, speed: --details    picture: --plot curve.png"
@@ -58,24 +58,24 @@ def _option(results_dir: Path) -> str:
     return "" if results_dir == DEFAULT_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
-def print_asked(asked: Sequence["Asked"]) -> None:
-    """Print the tables that a sweep asked for, and where its runs are."""
-    folders = {run.parent.parent: None for request in asked for run in request.runs}
+def print_sweep_tables(sweep_tables: Sequence["SweepTable"]) -> None:
+    """Print the tables of a sweep, and where its runs are."""
+    folders = {run.parent.parent: None for part in sweep_tables for run in part.runs}
     for results_dir in folders:
-        tables = [table for request in asked for table in _tables_of(request, results_dir)]
-        show(tables, hint=_hint(results_dir, [run for request in asked for run in request.runs]))
+        tables = [table for part in sweep_tables for table in _tables_of(part, results_dir)]
+        show(tables, hint=_hint(results_dir, [run for part in sweep_tables for run in part.runs]))
         rows, command = results_file(results_dir), f"pe-bench report{_option(results_dir)}"
         say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   all runs: {command}")
 
 
-def _tables_of(asked: "Asked", results_dir: Path) -> list[Table]:
-    names = [run.name for run in asked.runs if run.parent.parent == results_dir]
-    where = (Condition("target_hash", "=", tuple(asked.targets)),) if asked.targets else ()
-    selection = Selection(where=where, margin=asked.margin)
+def _tables_of(wanted: "SweepTable", results_dir: Path) -> list[Table]:
+    names = [run.name for run in wanted.runs if run.parent.parent == results_dir]
+    where = (Condition("target_hash", "=", tuple(wanted.target_hashes)),) if wanted.target_hashes else ()
+    selection = Selection(where=where, margin=wanted.margin)
     tables = build_tables(results_dir, names, selection=selection) if names else []
-    if not asked.words:
+    if not wanted.words:
         return tables
-    apart = f"{asked.words}: other values of the sweep have tables of their own"
+    apart = f"{wanted.words}: other values of the sweep have tables of their own"
     return [replace(table, why="; ".join(filter(None, (apart, table.why)))) for table in tables]
 
 

@@ -60,7 +60,7 @@ def _train_one(overrides: Sequence[str], config: Config, search: Sequence[Path])
 
 
 def _train_many(command: HydraCommand) -> None:
-    from pe_bench.cli.report import print_asked
+    from pe_bench.cli.report import print_sweep_tables
     from pe_bench.runs.gather import gather_and_warn
     from pe_bench.sweep.run import run_sweep
     from pe_bench.sweep.summary import print_summary
@@ -69,7 +69,7 @@ def _train_many(command: HydraCommand) -> None:
     if results_file(swept.results_dir).exists():
         gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
     summary = run_sweep(command, swept)
-    print_asked(summary.asked)
+    print_sweep_tables(summary.tables)
     print_summary(summary)
     if summary.stopped and not summary.is_done:
         raise Stopped("stopped; the same command goes on from where it was")
@@ -80,7 +80,7 @@ def _train_many(command: HydraCommand) -> None:
 
 
 def _check(config: Config, search: Sequence[Path]) -> None:
-    from pe_bench.experiment.prepare import check
+    from pe_bench.experiment.prepare import prepare_job
 
     check_folder(config.results_dir, "results_dir")
-    check(config, search)
+    prepare_job(config, search)

@@ -20,7 +20,7 @@ from pe_bench.config.unknown_keys import CONFIG
 # Overrides before the user's own: how tests run the README's commands on shorter budgets.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
 
-Job = Callable[[Config, Sequence[Path]], Any]
+JobFunction = Callable[[Config, Sequence[Path]], Any]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def complete_command(command: HydraCommand) -> HydraCommand:
     return replace(command, overrides=tuple(with_file_names(overrides, command.directories)))
 
 
-def run_job(command: HydraCommand, job: Job) -> None:
+def run_job(command: HydraCommand, job: JobFunction) -> None:
     """Compose the configuration of the one job that `command` asks for, and call `job` with it.
 
     Raises `UserError` for overrides that Hydra cannot use, and what the job raises.

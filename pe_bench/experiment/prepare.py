@@ -43,10 +43,10 @@ class Job:
 
 
 @explain_out_of_memory()
-def check(config: Config, search: Sequence[Path] = ()) -> Job:
+def prepare_job(config: Config, search: Sequence[Path] = ()) -> Job:
     """Return a job that is ready to run, and write nothing. Raise `UserError` for all that can be wrong."""
     source = config.train.from_run
-    job = prepare(_name_source(config), search)
+    job = build_job(_name_source(config), search)
     check_processes(job.setup.config, job.setup.device)
     check_tracker(config.tracker)
     if source is None or latest_checkpoint(job.setup.run / "checkpoints") is not None:
@@ -61,7 +61,7 @@ def trusted(config: Config, code: Sequence[Path]) -> Config:
     return replace(config, encoding=EncodingSpec(config.encoding).with_trusted_code(code).values)
 
 
-def prepare(config: Config, search: Sequence[Path] = ()) -> Job:
+def build_job(config: Config, search: Sequence[Path] = ()) -> Job:
     """Build and try all that a run needs, before a folder is made. Raise `UserError` for what is wrong."""
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config.data, config.tokenizer, config.cache_dir)

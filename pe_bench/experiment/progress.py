@@ -1,26 +1,9 @@
 """Progress of training and scoring: a bar on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from pe_bench.system.progress import LINES_PER_RUN, Bar, Bars, duration
+from pe_bench.system.progress import LINES_PER_RUN, Bar, duration
 from pe_bench.training.log import Step
-
-
-@contextmanager
-def training_progress(
-    bars: Bars, name: str, total_steps: int, batch_tokens: int
-) -> Iterator["TrainingProgress"]:
-    with bars(name, total_steps) as bar:
-        yield TrainingProgress(bar, total_steps, batch_tokens)
-
-
-@contextmanager
-def scoring_progress(bars: Bars, name: str, total: int) -> Iterator["ScoringProgress"]:
-    """Show scoring while this context is entered; `total` lengths may have to be scored."""
-    with bars(name, total) as bar:
-        yield ScoringProgress(bar)
 
 
 class TrainingProgress:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import summary
-from pe_bench.experiment.prepare import Job, check
-from pe_bench.experiment.progress import training_progress
+from pe_bench.experiment.prepare import Job, prepare_job
+from pe_bench.experiment.progress import TrainingProgress
 from pe_bench.experiment.score import report_shortages, score_encodings
 from pe_bench.experiment.trackers import Tracking, tracking
 from pe_bench.model.attention import is_kernel_here, training_kernel
@@ -42,7 +42,7 @@ def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, l
     `search` are folders in which an encoding's file may lie. Raise `UserError` before anything is written,
     `RunError` after.
     """
-    job = check(config, search)
+    job = prepare_job(config, search)
     return job.setup.run, run_checked(job)
 
 
@@ -115,7 +115,8 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if found is not None and found.meta.step < steps:
         say(f"{name}: goes on from step {found.meta.step}")
-    with training_progress(bars, setup.label, steps, tokens) as shown:
+    with bars(setup.label, steps) as bar:
+        shown = TrainingProgress(bar, steps, tokens)
 
         def watch(step: Step) -> None:
             shown(step)

@@ -9,8 +9,8 @@ import torch
 
 from pe_bench.config.schema import Config
 from pe_bench.errors import UserError
-from pe_bench.experiment.prepare import Job, prepare
-from pe_bench.experiment.progress import scoring_progress
+from pe_bench.experiment.prepare import Job, build_job
+from pe_bench.experiment.progress import ScoringProgress
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.dry_run import dry_run_training
 from pe_bench.runs.commands import record_command
@@ -44,7 +44,7 @@ def score_run(
     The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
     """
     result = read_result(run) or {}
-    job = prepare(config)
+    job = build_job(config)
     setup = replace(job.setup, run=run)
     if "setting" in result:  # of the training, wherever it is scored
         dtype = DTYPES.get(str(result.get("train_dtype")), setup.dtype)
@@ -98,8 +98,8 @@ def report_shortages(job: Job) -> None:
 
 
 def _rows(trained: TrainedModel, plans: Sequence[Plan], bars: Bars) -> list[Row]:
-    with scoring_progress(bars, trained.scored_with, count_parts(plans)) as watch:
-        return evaluate(trained, plans, watch)
+    with bars(trained.scored_with, count_parts(plans)) as bar:
+        return evaluate(trained, plans, ScoringProgress(bar))
 
 
 def _with_encoding(other: OtherEncoding, job: Job) -> Decoder:

@@ -11,7 +11,7 @@ from pe_bench.config.checks import refuse_unused
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import ONE_OF_EACH, OPTIONS_OF_GROUP, names_in
 from pe_bench.config.hydra_errors import explain_hydra_errors, explain_swept_option, name_job_in_error
-from pe_bench.config.hydra_main import HydraCommand, Job
+from pe_bench.config.hydra_main import HydraCommand, JobFunction
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
@@ -20,7 +20,7 @@ from pe_bench.errors import UserError
 from pe_bench.sweep.launchers import require_one_start
 from pe_bench.system.progress import progress_bar
 
-LAUNCHER = "hydra.launcher."
+LAUNCHER_KEYS = "hydra.launcher."
 MAX_CHECKED = 20  # jobs, before the first of them runs
 
 
@@ -33,7 +33,7 @@ class Swept:
     results_dir: Path  # of its first job
 
 
-def check_sweep(command: HydraCommand, check: Job) -> Swept:
+def check_sweep(command: HydraCommand, check: JobFunction) -> Swept:
     """Compose a sweep's values one by one, so that a mistake in the last is found before the first runs.
 
     `check` is called with the first of the jobs. Raises `UserError`.
@@ -44,8 +44,8 @@ def check_sweep(command: HydraCommand, check: Job) -> Swept:
     search = [Path(directory).resolve() for directory in directories]
     with explain_hydra_errors(overrides, directories, is_sweep=True):
         parsed = OverridesParser.create().parse_overrides(overrides)
-        launcher = [override for override in parsed if override.key_or_group.startswith(LAUNCHER)]
-        require_one_start({each.key_or_group.removeprefix(LAUNCHER): each.value() for each in launcher})
+        launcher = [override for override in parsed if override.key_or_group.startswith(LAUNCHER_KEYS)]
+        require_one_start({each.key_or_group.removeprefix(LAUNCHER_KEYS): each.value() for each in launcher})
         swept = [override for override in parsed if override.is_sweep_override()]
         discrete = [override for override in swept if override.is_discrete_sweep()]
         values = [_values(override, directories) for override in discrete]

@@ -104,7 +104,7 @@ def fail(folder: SweepFolder, state: JobState, error: Exception) -> None:
     folder.write(replace(state, state=FAILED, reason=_reason(error), started=time.time()))
 
 
-class Report:
+class JobProgress:
     """The progress of a job, written to its file in place of being shown."""
 
     def __init__(self, folder: SweepFolder, state: JobState):
@@ -113,8 +113,8 @@ class Report:
         self._written = 0.0
 
     @contextmanager
-    def bar(self, name: str, total: int) -> Iterator["ReportBar"]:
-        yield ReportBar(self, total)
+    def bar(self, name: str, total: int) -> Iterator["JobBar"]:
+        yield JobBar(self, total)
 
     def change(self, *, at_once: bool = False, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
@@ -124,14 +124,14 @@ class Report:
             self._written = time.monotonic()
 
 
-class ReportBar:
-    def __init__(self, report: Report, total: int):
-        self.report, self.total = report, total
+class JobBar:
+    def __init__(self, progress: JobProgress, total: int):
+        self.progress, self.total = progress, total
 
     def show(self, done: float, text: str, line: str | None = None) -> None:
-        is_first, self.report.has_worked = not self.report.has_worked, True
-        # By the first text a stopped sweep knows that this job has something to save, and waits for it.
-        self.report.change(at_once=is_first, share=done / max(1, self.total), text=text)
+        is_first, self.progress.has_worked = not self.progress.has_worked, True
+        # A stopped sweep waits for a job that has begun, which has something to save.
+        self.progress.change(at_once=is_first, has_begun=True, share=done / max(1, self.total), text=text)
 
 
 def _work(
@@ -146,34 +146,34 @@ def _work(
     os.chdir(context.work)
     os.environ.update(context.variables)
     _write_output_to(folder.log(state.number))
-    report = Report(folder, state)
+    progress = JobProgress(folder, state)
     with signal_handlers(FROM_TERMINAL, signal.SIG_IGN), stop_on_signal(FROM_OTHERS):
         try:
-            _end_with(folder, pipe)
-            ended = _run(report, config, search)
+            _watch_for_end(folder, pipe)
+            ended = _run(progress, config, search)
         except Stopped as stopped:
             ended = {"state": STOPPED, "text": str(stopped)}
         except Exception as error:
             traceback.print_exc()
             ended = {"state": FAILED, "reason": _reason(error)}
     with suppress(OSError):  # the one that would read it is gone
-        pipe.send(replace(report.state, **ended, seconds=time.time() - state.started))
+        pipe.send(replace(progress.state, **ended, seconds=time.time() - state.started))
 
 
-def _run(report: Report, config: Config, search: Sequence[Path]) -> dict[str, Any]:
+def _run(progress: JobProgress, config: Config, search: Sequence[Path]) -> dict[str, Any]:
     from pe_bench.config.checks import check_folder
-    from pe_bench.experiment.prepare import check
+    from pe_bench.experiment.prepare import prepare_job
     from pe_bench.experiment.run import run_checked
 
     check_folder(config.results_dir, "results_dir")
-    job = check(config, search)
-    targets = sorted({plan.target_hash for plan in job.plans})
-    report.change(run=str(job.setup.run), margin=config.report.margin, targets=targets)
-    run_checked(job, report.bar, waits=lambda why: report.change(at_once=True, text=why))
-    return {"state": DONE if report.has_worked else SKIPPED}
+    job = prepare_job(config, search)
+    hashes = sorted({plan.target_hash for plan in job.plans})
+    progress.change(run=str(job.setup.run), margin=config.report.margin, target_hashes=hashes)
+    run_checked(job, progress.bar, waits=lambda why: progress.change(at_once=True, has_begun=True, text=why))
+    return {"state": DONE if progress.has_worked else SKIPPED}
 
 
-def _end_with(folder: SweepFolder, pipe: Connection) -> None:
+def _watch_for_end(folder: SweepFolder, pipe: Connection) -> None:
     """End this process when the sweep is stopped, and when the process that waits for it says so or is gone.
 
     A signal would be lost where it came before this process hears any.

@@ -22,11 +22,12 @@ class JobState:
     run: str | None = None  # its directory, once it is known
     reason: str = ""  # why it failed
     text: str = ""  # step, loss, tokens per second, time left; or what is being scored
+    has_begun: bool = False  # to train, to score, or to wait for another process: more than its checks
     share: float = 0.0  # of its training, or of its scoring, that is done
     started: float = 0.0  # seconds of the system's clock
     seconds: float = 0.0
     margin: float = 0.0  # bits per byte, of the table that the sweep ends with
-    targets: Sequence[str] = ()  # the hashes of the sets that it scored, which that table shows
+    target_hashes: Sequence[str] = ()  # of the sets that it scored, which that table shows
 
 
 class SweepFolder:

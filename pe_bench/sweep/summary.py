@@ -14,15 +14,15 @@ REPEAT = "repeat.sh"
 MAX_SHOWN = 10
 
 # How a job scores its run: on which sets of targets, and the margin of its verdicts.
-Way = tuple[frozenset[str], float]
+Scoring = tuple[frozenset[str], float]
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepTable:
     """Jobs whose runs fit in one table."""
 
     runs: Sequence[Path]
-    targets: Sequence[str]  # hashes of sets; empty: all that the runs were scored on
+    target_hashes: Sequence[str]  # of sets; empty: all that the runs were scored on
     margin: float
     words: str  # of the command, which set these jobs apart; empty where there are no others
 
@@ -38,15 +38,15 @@ class Summary:
     stopped: bool
 
     @property
-    def asked(self) -> list[Asked]:
+    def tables(self) -> list[SweepTable]:
         """Return one table for all finished jobs, or one for each way in which some run was scored.
 
         A table has room for one set of targets at a length, and for one margin.
         """
         finished = [state for state in self._in(DONE, SKIPPED) if state.run is not None]
-        groups = _ways_apart(finished)
-        jobs = [[state for state in finished if _way(state) in group] for group in groups]
-        return [_asked(own, [state for state in finished if state not in own]) for own in jobs]
+        groups = _conflict_free_groups(finished)
+        jobs = [[state for state in finished if _scoring_of(state) in group] for group in groups]
+        return [_table_of(own, [state for state in finished if state not in own]) for own in jobs]
 
     @property
     def is_done(self) -> bool:
@@ -64,37 +64,40 @@ class Summary:
         return [state for state in self.states if state.state in wanted]
 
 
-def _way(state: JobState) -> Way:
-    return frozenset(state.targets), state.margin
+def _scoring_of(state: JobState) -> Scoring:
+    return frozenset(state.target_hashes), state.margin
 
 
-def _ways_apart(states: Sequence[JobState]) -> list[list[Way]]:
-    """Group the ways of these jobs into as few groups as keep apart any two that one run was scored in.
+def _conflict_free_groups(states: Sequence[JobState]) -> list[list[Scoring]]:
+    """Return the scorings of these jobs in groups, one for each table, and as few as this allows.
 
-    Two that differ only in what one has in addition, such as longer lengths, exclude nothing.
+    Jobs that scored the same run in conflicting ways go to different tables. Two scorings that differ only in
+    what one has in addition, such as longer lengths, do not conflict.
     """
-    of_run: dict[str | None, set[Way]] = {}
+    of_run: dict[str | None, set[Scoring]] = {}
     for state in states:
-        of_run.setdefault(state.run, set()).add(_way(state))
-    rivals = {pair for ways in of_run.values() for pair in permutations(ways, 2) if not _nested(*pair)}
-    groups: list[list[Way]] = []
-    for way in dict.fromkeys(map(_way, states)):
-        fitting = [group for group in groups if not rivals & {(way, other) for other in group}]
+        of_run.setdefault(state.run, set()).add(_scoring_of(state))
+    conflicting = {
+        pair for scorings in of_run.values() for pair in permutations(scorings, 2) if not _nested(*pair)
+    }
+    groups: list[list[Scoring]] = []
+    for scoring in dict.fromkeys(map(_scoring_of, states)):
+        fitting = [group for group in groups if not conflicting & {(scoring, other) for other in group}]
         if fitting:
-            fitting[0].append(way)
+            fitting[0].append(scoring)
         else:
-            groups.append([way])
+            groups.append([scoring])
     return groups
 
 
-def _nested(one: Way, other: Way) -> bool:
-    return one[1] == other[1] and (one[0] <= other[0] or other[0] <= one[0])
+def _nested(first: Scoring, second: Scoring) -> bool:
+    return first[1] == second[1] and (first[0] <= second[0] or second[0] <= first[0])
 
 
-def _asked(states: Sequence[JobState], others: Sequence[JobState]) -> Asked:
+def _table_of(states: Sequence[JobState], others: Sequence[JobState]) -> SweepTable:
     runs = dict.fromkeys(Path(state.run) for state in states if state.run is not None)
-    targets = sorted({target for state in states for target in state.targets})
-    return Asked(tuple(runs), targets, states[0].margin, _words_of(states, others) if others else "")
+    hashes = sorted({found for state in states for found in state.target_hashes})
+    return SweepTable(tuple(runs), hashes, states[0].margin, _words_of(states, others) if others else "")
 
 
 def _words_of(states: Sequence[JobState], others: Sequence[JobState]) -> str:

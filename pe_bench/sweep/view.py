@@ -63,7 +63,7 @@ class View:
                 live.update(self._lines(states), refresh=True)
             if over:
                 return
-            has_to_save = any(state.state == RUNNING and state.text for state in states)
+            has_to_save = any(state.state == RUNNING and state.has_begun for state in states)
             if self.folder.is_stopped and not has_to_save and not self.has_seen_all_end:
                 # All have saved: end what waits or starts, and what a launcher would compose for nothing.
                 self.has_seen_all_end = True
@@ -135,7 +135,7 @@ class View:
 def _may_be_done(state: JobState) -> bool:
     """Return whether a job that has just begun may turn out to be done already."""
     since = time.time() - state.started
-    return state.state == RUNNING and not state.text and since < MAX_CHECK_SECONDS
+    return state.state == RUNNING and not state.has_begun and since < MAX_CHECK_SECONDS
 
 
 def _ended(state: JobState) -> str:

@@ -24,7 +24,7 @@ from pe_bench.config.hydra_main import HydraCommand
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 from pe_bench.sweep.grid import Swept
-from pe_bench.sweep.job import END, Report, _end_with
+from pe_bench.sweep.job import END, JobProgress, _watch_for_end
 from pe_bench.sweep.launchers import cores_each, require_one_start, side_by_side
 from pe_bench.sweep.run import _new_folder, _with_folder
 from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
@@ -266,7 +266,7 @@ def test_a_job_gets_the_request_to_end_before_it_gets_a_signal(tmp_path):
     ours, theirs = Pipe()
 
     def wait() -> None:
-        _end_with(SweepFolder(tmp_path), theirs)
+        _watch_for_end(SweepFolder(tmp_path), theirs)
         time.sleep(20)
 
     with ours, stop_on_signal(FROM_OTHERS):
@@ -351,7 +351,7 @@ def test_a_stop_request_creates_the_missing_folder(tmp_path):
 
 def test_progress_that_cannot_be_written_ends_no_job(tmp_path):
     (tmp_path / "jobs").touch()  # no folder
-    report = Report(SweepFolder(tmp_path), states(RUNNING)[0])
+    report = JobProgress(SweepFolder(tmp_path), states(RUNNING)[0])
     report.change(share=0.5)
     assert report.state.share == 0.5
 
@@ -415,6 +415,7 @@ def states(*kinds: str) -> list[JobState]:
             f"pe-bench train seed={number}",
             kind,
             text=f"step {number} of 9",
+            has_begun=True,
             share=number / 9,
             seconds=10.0,
             started=time.time(),
@@ -507,14 +508,16 @@ def test_the_summary_counts_jobs_that_were_done_before(tmp_path, capsys, kinds, 
 def scored(*jobs: tuple[str, str, str], margin: float = 0.01) -> list[JobState]:
     """Return finished jobs, each from its label, its run and a letter for each set of targets."""
     return [
-        JobState(number, label, "", DONE, run=f"results/runs/{run}", targets=list(targets), margin=margin)
+        JobState(
+            number, label, "", DONE, run=f"results/runs/{run}", target_hashes=list(targets), margin=margin
+        )
         for number, (label, run, targets) in enumerate(jobs)
     ]
 
 
-def asked_by(finished: list[JobState]) -> list[tuple[list[str], str, str]]:
-    asked = Summary(Path(), finished, len(finished), "", False).asked
-    return [([run.name for run in each.runs], "".join(each.targets), each.words) for each in asked]
+def tables_of(finished: list[JobState]) -> list[tuple[list[str], str, str]]:
+    tables = Summary(Path(), finished, len(finished), "", False).tables
+    return [([run.name for run in table.runs], "".join(table.target_hashes), table.words) for table in tables]
 
 
 def test_jobs_that_score_one_run_on_other_targets_have_separate_named_tables():
@@ -525,9 +528,9 @@ def test_jobs_that_score_one_run_on_other_targets_have_separate_named_tables():
         ("encoding=rope eval.targets=9", "rope", "b"),
     )
     both = ["nope", "rope"]
-    assert asked_by(jobs) == [(both, "a", "eval.targets=6"), (both, "b", "eval.targets=9")]
+    assert tables_of(jobs) == [(both, "a", "eval.targets=6"), (both, "b", "eval.targets=9")]
     # Where rope failed with 6, its 9 belong to nope's all the same.
-    found = asked_by([*jobs[:2], jobs[3]])
+    found = tables_of([*jobs[:2], jobs[3]])
     assert [(runs, targets) for runs, targets, _ in found] == [(["nope"], "a"), (both, "b")]
 
 
@@ -538,22 +541,22 @@ def test_protocols_that_share_their_targets_are_named_together():
         for name in ("nope", "rope")
         for protocol, targets in protocols
     ]
-    arguments = [arguments for _, _, arguments in asked_by(scored(*jobs))]
+    arguments = [arguments for _, _, arguments in tables_of(scored(*jobs))]
     assert arguments == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
 
 
 def test_jobs_that_fit_into_one_table_share_it_without_a_name():
     longer = scored(("eval.lengths=[16]", "nope", "a"), ("eval.lengths=[16,128]", "nope", "ab"))
-    assert asked_by(longer) == [(["nope"], "ab", "")]
+    assert tables_of(longer) == [(["nope"], "ab", "")]
     texts = scored(("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b"))
-    assert asked_by(texts) == [(["nope-1", "nope-2"], "ab", "")]
-    assert asked_by([]) == []
+    assert tables_of(texts) == [(["nope-1", "nope-2"], "ab", "")]
+    assert tables_of([]) == []
 
 
 def test_two_margins_of_one_run_have_separate_tables():
     coarse = [replace(state, number=1) for state in scored(("report.margin=0.1", "nope", "a"), margin=0.1)]
     jobs = [*scored(("report.margin=0.01", "nope", "a")), *coarse]
-    assert [each.margin for each in Summary(Path(), jobs, 2, "", False).asked] == [0.01, 0.1]
+    assert [table.margin for table in Summary(Path(), jobs, 2, "", False).tables] == [0.01, 0.1]
 
 
 def test_the_summary_of_a_stopped_sweep_blames_no_job(tmp_path, capsys):
