@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from zlib import crc32
 
 import pytest
 import yaml
@@ -183,7 +184,7 @@ def test_an_obsolete_key_of_an_older_run_is_ignored_with_a_warning_if_it_had_an_
 
 def add_named(results, encoding, label, **result):
     """A finished run with a configuration, of an encoding that tables call `label`."""
-    run = add_run(results, encoding, {128: 3.0}, code=label.rpartition("=")[2])
+    run = add_run(results, encoding, {128: 3.0}, code=f"{crc32(label.encode()):08x}")
     (run / "config.yaml").write_text("seed: 0\n")
     (run / "result.json").write_text(json.dumps({"encoding": label, **result}))
     return run
