@@ -76,7 +76,7 @@ def _answer(arguments: list[str], message: str, unknown_option: str = "") -> str
     command = typer.main.get_command(app)
     if unknown_option:
         message = describe_unknown_option(command, arguments, unknown_option)
-    return respell(command, arguments, message) or message
+    return respell(command, arguments, message, unknown_option) or message
 
 
 def _leave_quietly() -> int:

@@ -27,22 +27,26 @@ class Respelled(NamedTuple):
     meant: str
 
 
-def respell(command: Any, arguments: Sequence[str], message: str) -> str | None:
+def respell(command: Any, arguments: Sequence[str], message: str, unknown_option: str = "") -> str | None:
     """Return an answer in place of `message`, if it complains of something known in another spelling.
 
-    command: the program's, as Typer makes it.
+    command: the program's, as Typer makes it. unknown_option: the one that Typer's error names, if it does.
     """
     name, *rest = arguments or [""]
     chosen = command.commands.get(name)
     if chosen is None:
         return None
-    for argument in rest:
-        if (name, argument) in ELSEWHERE and argument in message:
-            return f"{argument} is no option of {name}: {ELSEWHERE[name, argument]}"
+    if answer := ELSEWHERE.get((name, unknown_option)):
+        return f"{unknown_option} is no option of {name}: {answer}"
     found = list(_respell_each(chosen, rest))
-    if not any(one.typed in message or f"'{one.name}'" in message for one in found):
+    if unknown_option:
+        is_meant = unknown_option in [respelled.typed for respelled in found]
+    else:  # only the text of other errors says what they complain of
+        is_meant = any(respelled.typed in message or f"'{respelled.name}'" in message for respelled in found)
+    if not is_meant:
         return None
-    typed, meant = (" ".join(one) for one in zip(*((one.typed, one.meant) for one in found), strict=True))
+    typed = " ".join(respelled.typed for respelled in found)
+    meant = " ".join(respelled.meant for respelled in found)
     return f"{name} does not know {typed}: say {meant}"
 
 
