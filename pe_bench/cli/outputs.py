@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pe_bench.errors import UserError
-from pe_bench.report.charts.curves import View
+from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.export import to_frame
 from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.tables.build import Table
@@ -24,7 +24,7 @@ class Outputs:
     latex: Path | None = None
     html: Path | None = None
     plot: Path | None = None
-    view: View = "levels"  # of the pictures
+    view: PlotValues = "levels"  # of the pictures
 
     @property
     def files(self) -> dict[str, Path]:

@@ -11,7 +11,7 @@ from pe_bench.cli.outputs import Outputs, check_outputs, text_of
 from pe_bench.config.checks import check_margin
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import require
-from pe_bench.report.charts.curves import View
+from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.build import Report, Table, build_report, build_tables, run_table
 from pe_bench.report.tables.ranking import check_sort
@@ -96,12 +96,12 @@ def read_selection(
     )
 
 
-def read_view(view: str | None, picture: Path | None) -> View:
+def read_view(view: str | None, picture: Path | None) -> PlotValues:
     """Return what pictures draw. Raises `UserError` for an unknown view, and where there is no picture."""
     if view is None:
         return "levels"
     require(picture is not None, f"--plot-of {view} draws nothing: name a file with --plot or --html")
-    return check_type(view, View, "--plot-of")
+    return check_type(view, PlotValues, "--plot-of")
 
 
 def print_report(
@@ -150,7 +150,7 @@ def write_files(report: Report, outputs: Outputs, details: bool) -> None:
         say(f"wrote {path}")
 
 
-def _html(report: Report, view: View) -> str:
+def _html(report: Report, view: PlotValues) -> str:
     from pe_bench.report.html.page import to_html
     from pe_bench.runs.provenance import provenance
 

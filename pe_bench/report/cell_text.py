@@ -19,7 +19,7 @@ def change_text(change: float | None) -> str:
 
 def verdict_of(cell: Cell, table: Table) -> str:
     """Return the verdict, empty below the training length, where less context costs by nature."""
-    return cell.verdict if cell.length >= table.group.train_length else ""
+    return cell.verdict if cell.length >= table.key.train_length else ""
 
 
 def memory_text(line: Line, length: int) -> str:
@@ -44,7 +44,10 @@ def break_text(found: BreakPoint) -> str:
     return texts[found.kind]
 
 
-def context_text(line: Line, question: str) -> str:
-    """Return the answers to `uses_context` or `beats_window`, each after its length; empty without any."""
-    asked = [(length, getattr(cell.use, question)) for length, cell in sorted(line.cells.items()) if cell.use]
-    return "\n".join(f"{length} {answer or '-'}" for length, answer in asked)
+def context_answers(line: Line, question: str) -> list[tuple[int, str]]:
+    """Return the lengths with controls, and there the answers to `uses_context` or `beats_window`."""
+    return [
+        (length, getattr(cell.use, question) or "-")
+        for length, cell in sorted(line.cells.items())
+        if cell.use
+    ]

@@ -3,7 +3,7 @@
 from pe_bench.report.cell_text import (
     break_text,
     change_text,
-    context_text,
+    context_answers,
     level_text,
     memory_text,
     pairs_text,
@@ -30,7 +30,10 @@ def details_grid(table: Table) -> list[list[str]]:
 def _row(line: Line, table: Table, controlled: bool) -> list[str]:
     cells = [_cell(line, line.cells.get(length), table) for length in table.lengths]
     questions = ("uses_context", "beats_window") if controlled else ()
-    answers = [context_text(line, question).replace("\n", ", ") for question in questions]
+    answers = [
+        ", ".join(f"{length} {answer}" for length, answer in context_answers(line, question))
+        for question in questions
+    ]
     return [
         *(
             line.label,
@@ -46,7 +49,7 @@ def _row(line: Line, table: Table, controlled: bool) -> list[str]:
 
 
 def _heading(table: Table, length: int) -> str:
-    return f"{length} (trained)" if length == table.group.train_length else str(length)
+    return f"{length} (trained)" if length == table.key.train_length else str(length)
 
 
 def _cell(line: Line, cell: Cell | None, table: Table) -> str:

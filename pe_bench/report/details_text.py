@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from rich import box
 from rich.console import Console, Group
 from rich.measure import Measurement
-from rich.table import Table as Grid
+from rich.table import Table as PlainTable
 from rich.text import Text
 
 from pe_bench.report.cell_text import (
     break_text,
     change_text,
-    context_text,
+    context_answers,
     level_text,
     memory_text,
     pairs_text,
@@ -35,7 +35,7 @@ MIN_LABEL = 14
 
 
 @dataclass(frozen=True)
-class Column:
+class DetailsColumn:
     """A column beside the names: its heading, and its text for an encoding."""
 
     heading: str
@@ -44,7 +44,7 @@ class Column:
 
 def render_details(table: Table, width: int) -> Group:
     """Return the table with its title, legend and notes, in blocks of at most `width` columns."""
-    parts: list[Text | Grid] = [Text(table.title, style="bold")]
+    parts: list[Text | PlainTable] = [Text(table.title, style="bold")]
     if table.why:
         parts.append(Text(table.why, style="italic"))
     for block in _blocks(table, width):
@@ -53,10 +53,10 @@ def render_details(table: Table, width: int) -> Group:
     return Group(*parts)
 
 
-def _blocks(table: Table, width: int) -> list[Grid]:
+def _blocks(table: Table, width: int) -> list[PlainTable]:
     """Return as few tables as fit: columns go to a block as long as it stays within the width."""
     label_width = max(MIN_LABEL, width // 5)
-    blocks: list[list[Column]] = []
+    blocks: list[list[DetailsColumn]] = []
     for column in _columns(table):
         longer = [*blocks[-1], column] if blocks else []
         if longer and _measure(_grid(table, longer, label_width)) <= width:
@@ -66,30 +66,32 @@ def _blocks(table: Table, width: int) -> list[Grid]:
     return [_grid(table, block, label_width) for block in blocks]
 
 
-def _columns(table: Table) -> list[Column]:
-    lengths = [Column(_heading(table, length), _cell_of(table, length)) for length in table.lengths]
+def _columns(table: Table) -> list[DetailsColumn]:
+    lengths = [DetailsColumn(_heading(table, length), _cell_of(table, length)) for length in table.lengths]
     controlled = any(cell.use for line in table.lines for cell in line.cells.values())
     return [
         *lengths,
         *(_context_columns() if controlled else []),
-        Column("break\npoint", lambda line: Text(break_text(line.break_point))),
-        Column("seeds", lambda line: Text(str(line.seeds))),
-        Column("param-\neters", lambda line: Text(f"{line.parameters:,}")),
-        Column("trained\ntokens/s", lambda line: Text(f"{line.tokens_per_second:,.0f}")),
-        *(Column(f"MB at\n{length}", _memory_of(length)) for length in table.lengths[-1:]),
+        DetailsColumn("break\npoint", lambda line: Text(break_text(line.break_point))),
+        DetailsColumn("seeds", lambda line: Text(str(line.seeds))),
+        DetailsColumn("param-\neters", lambda line: Text(f"{line.parameters:,}")),
+        DetailsColumn("trained\ntokens/s", lambda line: Text(f"{line.tokens_per_second:,.0f}")),
+        *(DetailsColumn(f"MB at\n{length}", _memory_of(length)) for length in table.lengths[-1:]),
     ]
 
 
-def _context_columns() -> list[Column]:
+def _context_columns() -> list[DetailsColumn]:
     return [
-        Column("uses\ncontext", lambda line: _answers(context_text(line, "uses_context"))),
-        Column("beats\nwindow", lambda line: _answers(context_text(line, "beats_window"))),
+        DetailsColumn("uses\ncontext", lambda line: _answers(line, "uses_context")),
+        DetailsColumn("beats\nwindow", lambda line: _answers(line, "beats_window")),
     ]
 
 
-def _answers(text: str) -> Text:
-    lines = [Text(line, style=STYLES.get(line.split(" ")[1], "")) for line in text.splitlines()]
-    return Text("\n").join(lines)
+def _answers(line: Line, question: str) -> Text:
+    answers = context_answers(line, question)
+    return Text("\n").join(
+        Text(f"{length} {answer}", style=STYLES.get(answer, "")) for length, answer in answers
+    )
 
 
 def _memory_of(length: int) -> Callable[[Line], Text]:
@@ -97,7 +99,7 @@ def _memory_of(length: int) -> Callable[[Line], Text]:
 
 
 def _heading(table: Table, length: int) -> str:
-    return f"{length}\ntrained" if length == table.group.train_length else str(length)
+    return f"{length}\ntrained" if length == table.key.train_length else str(length)
 
 
 def _cell_of(table: Table, length: int) -> Callable[[Line], Text]:
@@ -131,8 +133,8 @@ def _row_names(line: Line, table: Table) -> list[str]:
     return [*names, f"vs {table.baseline}", *names[2:]] if compared else names
 
 
-def _grid(table: Table, columns: Sequence[Column], label_width: int) -> Grid:
-    grid = Grid(box=box.SIMPLE, pad_edge=False, show_edge=False, show_lines=True, padding=(0, 1, 0, 0))
+def _grid(table: Table, columns: Sequence[DetailsColumn], label_width: int) -> PlainTable:
+    grid = PlainTable(box=box.SIMPLE, pad_edge=False, show_edge=False, show_lines=True, padding=(0, 1, 0, 0))
     grid.add_column("encoding", max_width=label_width, overflow="fold")
     grid.add_column("", no_wrap=True, style="dim")
     for column in columns:
@@ -143,6 +145,6 @@ def _grid(table: Table, columns: Sequence[Column], label_width: int) -> Grid:
     return grid
 
 
-def _measure(grid: Grid) -> int:
+def _measure(grid: PlainTable) -> int:
     console = Console(width=UNLIMITED, height=UNLIMITED)  # with both it does not ask the terminal
     return Measurement.get(console, console.options, grid).maximum

@@ -35,7 +35,7 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     import pandas
 
     records = [
-        {**vars(table.group), **_line_record(line), **_cell_record(cell), "baseline": table.baseline}
+        {**vars(table.key), **_line_record(line), **_cell_record(cell), "baseline": table.baseline}
         for table in tables
         for line in table.lines
         for _, cell in sorted(line.cells.items())

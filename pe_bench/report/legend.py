@@ -18,7 +18,7 @@ def legend(table: Table) -> list[str]:
 
 
 def _of_changes(table: Table) -> Iterator[str]:
-    train_length = table.group.train_length
+    train_length = table.key.train_length
     cells = [cell for line in table.lines for cell in line.cells.values()]
     if not any(cell.change is not None for cell in cells):
         return

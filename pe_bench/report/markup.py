@@ -98,7 +98,7 @@ def _inert(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class ShortColumn:
     """A column beside the names. heading: in two parts, of which the first may be empty."""
 
     heading: tuple[str, str]
@@ -107,26 +107,28 @@ class Column:
 
 def _columns(
     table: Table, lengths: Sequence[int], shown: Callable[[Value, bool], str], missing: str
-) -> list[Column]:
+) -> list[ShortColumn]:
     """Return the columns of the short form; shown: the text of a value, given whether it is the best."""
 
-    def column(heading: str, values: Sequence[Value | None]) -> Column:
+    def column(heading: str, values: Sequence[Value | None]) -> ShortColumn:
         best = best_of(values)
         cells = [
             missing if value is None else shown(value, f"{value.number:.3f}" == best) for value in values
         ]
-        return Column(("", heading), cells)
+        return ShortColumn(("", heading), cells)
 
     columns = []
     if has_trained_level(table):
         levels = [level_at_training(line, table) for line in table.lines]
-        columns.append(column(f"at {table.group.train_length}", levels))
+        columns.append(column(f"at {table.key.train_length}", levels))
     for length in lengths:
         columns.append(column(str(length), [value_at(line, length, table) for line in table.lines]))
-    columns.append(Column(("works", "to"), [_answer(works_to(line, table), missing) for line in table.lines]))
+    columns.append(
+        ShortColumn(("works", "to"), [_answer(works_to(line, table), missing) for line in table.lines])
+    )
     if has_controls(table):
         answers = [_answer(context_answer(line), missing) for line in table.lines]
-        columns.append(Column(("uses", "context"), answers))
+        columns.append(ShortColumn(("uses", "context"), answers))
     return columns
 
 
@@ -233,8 +235,8 @@ def _names_width(table: Table, type_: Type) -> float:
 
 def _latex_label(place: int, tables: Sequence[Table]) -> str:
     """Return a name to refer to a table by, which no two of these have."""
-    group = tables[place].group
-    words = re.sub(r"[^a-z0-9]+", "-", f"{group.model}-{group.data}-{group.train_length}".lower())
+    key = tables[place].key
+    words = re.sub(r"[^a-z0-9]+", "-", f"{key.model}-{key.data}-{key.train_length}".lower())
     return f"tab:{words}" + (f"-{place + 1}" if len(tables) > 1 else "")
 
 

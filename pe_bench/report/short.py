@@ -38,20 +38,20 @@ class Value:
 
 def short_title(table: Table) -> list[str]:
     """Return what all lines have in common, in parts."""
-    group = table.group
-    steps = f", {group.steps:,} steps" if group.steps else ""
+    key = table.key
+    steps = f", {key.steps:,} steps" if key.steps else ""
     seeds = sorted({line.seeds for line in table.lines})
-    few_to_many = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seeds"
-    rule = "half the length" if group.stride_rule == HALF else group.stride_rule
-    protocol = f"{group.protocol} protocol" + (f", stride {rule}" if rule else "")
+    seeds_text = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seeds"
+    rule = "half the length" if key.stride_rule == HALF else key.stride_rule
+    protocol = f"{key.protocol} protocol" + (f", stride {rule}" if rule else "")
     return [
-        f"{group.model} model" + (f" with {group.model_sizes}" if group.model_sizes else ""),
-        group.data,
-        group.tokenizer,
-        f"trained at {group.train_length} tokens{steps}",
-        "1 seed" if seeds == [1] else few_to_many,
-        *([protocol] if group.protocol != "paired" else []),
-        *([f"scores in {group.score_dtype}"] if group.score_dtype != "float32" else []),
+        f"{key.model} model" + (f" with {key.model_sizes}" if key.model_sizes else ""),
+        key.data,
+        key.tokenizer,
+        f"trained at {key.train_length} tokens{steps}",
+        "1 seed" if seeds == [1] else seeds_text,
+        *([protocol] if key.protocol != "paired" else []),
+        *([f"scores in {key.score_dtype}"] if key.score_dtype != "float32" else []),
         "bits per byte (lower is better)",
     ]
 
@@ -69,7 +69,7 @@ def short_lengths(table: Table) -> list[int]:
     """Return the lengths beyond the training length; all of them where no line has a level at that."""
     if not has_trained_level(table):
         return list(table.lengths)
-    return [length for length in table.lengths if length > table.group.train_length]
+    return [length for length in table.lengths if length > table.key.train_length]
 
 
 def without_middle(lengths: Sequence[int], count: int) -> list[int]:
@@ -126,7 +126,7 @@ def half_width(interval: Interval) -> str:
 
 def level_at_training(line: Line, table: Table) -> Value | None:
     """Return the level at the training length; with a baseline its mark is that of the comparison."""
-    cell = line.cells.get(table.group.train_length)
+    cell = line.cells.get(table.key.train_length)
     if cell is None or cell.bits_per_byte is None:
         return None
     return Value(cell.bits_per_byte, cell.baseline.verdict if cell.baseline else "", is_level=True)
@@ -151,11 +151,14 @@ def value_at(line: Line, length: int, table: Table) -> Value | None:
 
 
 def works_to(line: Line, table: Table) -> str:
-    """Return the last length before the break point."""
+    """Return the last length before it breaks, unclear ones included.
+
+    It is `not at all` if the first longer one breaks, and `-` if none was judged.
+    """
     found = line.break_point.works_to
     if found is None:
         return MISSING
-    return "not at all" if found <= table.group.train_length else f"{found:,}"
+    return "not at all" if found <= table.key.train_length else f"{found:,}"
 
 
 def has_controls(table: Table) -> bool:
@@ -172,7 +175,7 @@ def context_answer(line: Line) -> str:
 
 def numbers_text(table: Table) -> str:
     """Return what the numbers beside the levels are; empty where there are none."""
-    train_length = table.group.train_length
+    train_length = table.key.train_length
     if table.baseline:
         return f"difference from {table.baseline} at the same length, on the same text"
     if not has_trained_level(table):

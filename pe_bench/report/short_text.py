@@ -61,7 +61,7 @@ def _columns(table: Table, lengths: Sequence[int]) -> list[Cells]:
     columns = []
     if has_trained_level(table):
         levels = [level_at_training(line, table) for line in lines]
-        columns.append([Text(f"at {table.group.train_length}"), *map(_value_text, levels)])
+        columns.append([Text(f"at {table.key.train_length}"), *map(_value_text, levels)])
     for length in lengths:
         columns.append([Text(str(length)), *(_value_text(value_at(line, length, table)) for line in lines)])
     columns.append([Text("works to"), *(Text(works_to(line, table)) for line in lines)])

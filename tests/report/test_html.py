@@ -222,7 +222,7 @@ def test_positions_are_drawn_once_if_there_are_any(tables, page):
         *("context length (tokens)", "context length (tokens)", by_position),
         *("context length (tokens)", "context length (tokens)"),
     ]
-    sliding = replace(tables[0], group=replace(tables[0].group, protocol="sliding"))
+    sliding = replace(tables[0], key=replace(tables[0].key, protocol="sliding"))
     assert len(page_of([tables[0], sliding]).find("figcaption")) == 5
     without = [
         replace(table, lines=tuple(replace(line, positions=()) for line in table.lines)) for table in tables
@@ -273,7 +273,7 @@ def test_text_of_rows_is_escaped_everywhere(tables):
         length: replace(cell, status=HOSTILE, reason=HOSTILE, levels=())
         for length, cell in line.cells.items()
     }
-    group = replace(table.group, data=HOSTILE, model=HOSTILE)
+    group = replace(table.key, data=HOSTILE, model=HOSTILE)
     hostile = replace(
         table,
         lines=(line, replace(line, cells=cells, run=HOSTILE)),

@@ -145,7 +145,7 @@ def rates(tmp_path: Path) -> Path:
 def test_keys_of_the_configuration_choose_runs(rates: Path) -> None:
     table = only(rates, where=where("train.lr<0.002"))
     assert labels(table) == ["alibi", "rope"]
-    assert table.group.setting == "0.001"
+    assert table.key.setting == "0.001"
 
 
 def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:

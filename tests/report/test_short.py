@@ -234,7 +234,7 @@ def test_the_newest_runs_table_is_shown_and_the_others_are_counted(results: Path
     add_run(results, "rope", {128: 3.0, 256: 3.0}, data="wikitext103", data_hash="beef0123456789")
     add_run(results, "rope", {128: 3.0, 256: 3.0}, data="books", data_hash="b00c0123456789")
     report = build_report(results, newest_only=True)
-    assert [table.group.data for table in report.tables] == ["books"]
+    assert [table.key.data for table in report.tables] == ["books"]
     assert (report.others, report.tables[0].why) == (2, "")
     assert build_report(results).others == 0 and len(build_tables(results)) == 3
 
@@ -243,8 +243,8 @@ def test_a_quick_run_is_the_newest_only_where_all_are_quick(results: Path) -> No
     quick = {"steps": 10, "train_tokens": 20_480, "setting": "0000quick"}
     add_run(results, "nope", {128: 3.0, 256: 3.0}, **quick)
     report = build_report(results, newest_only=True)
-    assert ([table.group.steps for table in report.tables], report.others) == ([250], 1)
-    assert [table.group.steps for table in build_tables(results)] == [250, 10]
+    assert ([table.key.steps for table in report.tables], report.others) == ([250], 1)
+    assert [table.key.steps for table in build_tables(results)] == [250, 10]
     add_run(results / "alone", "nope", {128: 3.0, 256: 3.0}, **quick)
     assert len(build_report(results / "alone", newest_only=True).tables) == 1
 

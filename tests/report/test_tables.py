@@ -400,7 +400,7 @@ def test_runs_and_protocols_can_be_chosen(tmp_path: Path) -> None:
     add_run(tmp_path, "alibi", FLAT, protocol="sliding")
     assert [line.label for table in build_tables(tmp_path, [str(rope)]) for line in table.lines] == ["rope"]
     [table] = build_tables(tmp_path, protocol="sliding")
-    assert table.group.protocol == "sliding"
+    assert table.key.protocol == "sliding"
     with pytest.raises(UserError, match=r"unknown run 'ropr-s0-.*did you mean 'rope-s0-"):
         build_tables(tmp_path, [rope.name.replace("rope", "ropr")])
     with pytest.raises(UserError, match=r"'nonoverlapping'.*scored under paired, sliding"):

@@ -26,7 +26,7 @@ MAX_TITLE = 100  # characters
 LENGTH_LABEL = "context length (tokens)"
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
 
-View = Literal["levels", "change"]
+PlotValues = Literal["levels", "change"]
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,20 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves in the order of their table; order: what that follows.
+    """Curves in the order of their table.
 
-    values: levels or changes in bits per byte. lengths: ticks of the x axis. end: where a whole curve ends.
-    margin: of the verdicts, in bits per byte.
+    order_note: a sentence on how curves are ordered. values: levels or changes in bits per byte. lengths:
+    ticks of the x axis. end: where a whole curve ends. margin: of the verdicts, in bits per byte.
     """
 
     title: str
     curves: tuple[Curve, ...]
-    values: View
+    values: PlotValues
     lengths: tuple[int, ...]
     end: float
     train_length: int
     x_label: str
-    order: str
+    order_note: str
     margin: float
 
     @property
@@ -169,7 +169,7 @@ class Chart:
         return bool(curve.points) and curve.points[-1].x != self.end
 
 
-def charts_of(tables: Sequence[Table], values: View = "levels") -> list[list[Chart]]:
+def charts_of(tables: Sequence[Table], values: PlotValues = "levels") -> list[list[Chart]]:
     """Return the charts of each table: one over context length, and one over position where it has any.
 
     Tables of several protocols have the same curves over position; those are in the first one's charts only.
@@ -182,7 +182,7 @@ def charts_of(tables: Sequence[Table], values: View = "levels") -> list[list[Cha
         positions = tuple((line.label, line.positions) for line in table.lines if line.positions)
         if positions and positions not in known:
             known.add(positions)
-            by_position = replace(table, group=replace(table.group, protocol="positions", stride_rule=""))
+            by_position = replace(table, key=replace(table.key, protocol="positions", stride_rule=""))
             charts.append(_chart_over_position(table, f"{_wrap_title(by_position)}{settings}\n{NO_VERDICT}"))
         found.append(charts)
     return found
@@ -191,45 +191,44 @@ def charts_of(tables: Sequence[Table], values: View = "levels") -> list[list[Cha
 def _setting_among(table: Table, tables: Sequence[Table]) -> str:
     """Return the settings' hash for a title that another table shares."""
     alike = [other for other in tables if other.title == table.title]
-    return f", settings {table.group.setting[:8]}" if len(alike) > 1 else ""
+    return f", settings {table.key.setting[:8]}" if len(alike) > 1 else ""
 
 
-def _chart_over_length(table: Table, title: str, values: View) -> Chart:
+def _chart_over_length(table: Table, title: str, values: PlotValues) -> Chart:
     return Chart(
         title=title,
         curves=tuple(_length_curve(line, table, values) for line in table.lines),
         values=values,
         lengths=tuple(
-            length for length in table.lengths if values == "levels" or length >= table.group.train_length
+            length for length in table.lengths if values == "levels" or length >= table.key.train_length
         ),
         end=table.lengths[-1],
-        train_length=table.group.train_length,
+        train_length=table.key.train_length,
         x_label=LENGTH_LABEL,
-        order=_describe_order(table),
+        order_note=_describe_order(table),
         margin=table.margin,
     )
 
 
 def _chart_over_position(table: Table, title: str) -> Chart:
     curves = tuple(_position_curve(line) for line in table.lines if line.positions)
-    places = [point.x for curve in curves for point in curve.points] or [table.group.train_length]
+    places = [point.x for curve in curves for point in curve.points] or [table.key.train_length]
     return Chart(
         title=title,
         curves=curves,
         values="levels",
-        lengths=_powers_of_two(places, table.group.train_length),
+        lengths=_powers_of_two(places, table.key.train_length),
         end=max(places),
-        train_length=table.group.train_length,
+        train_length=table.key.train_length,
         x_label="position of the token (tokens before it)",
-        order=_describe_order(table),
+        order_note=_describe_order(table),
         margin=table.margin,
     )
 
 
 def _wrap_title(table: Table) -> str:
     """Return the title in two lines, or more where they are long."""
-    lines = table.title.replace(", trained", "\ntrained").splitlines()
-    return "\n".join(fill(line, MAX_TITLE, break_long_words=False) for line in lines)
+    return "\n".join(fill(part, MAX_TITLE, break_long_words=False) for part in table.title_parts)
 
 
 def _describe_order(table: Table) -> str:
@@ -238,13 +237,13 @@ def _describe_order(table: Table) -> str:
     return f"Best first, row by row, by bits per byte at context length {table.ranked_at}"
 
 
-def _length_curve(line: Line, table: Table, values: View) -> Curve:
-    points = {int(point.x): point for point in _points(line, table.group.train_length, values)}
+def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
+    points = {int(point.x): point for point in _points(line, table.key.train_length, values)}
     breaks_at = line.break_point.breaks_at
     return Curve(line.label, tuple(points.values()), points.get(breaks_at) if breaks_at else None)
 
 
-def _points(line: Line, train_length: int, values: View) -> list[Point]:
+def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     """Return levels at all lengths, or changes from the training length on: below it less context costs."""
     scored = [cell for _, cell in sorted(line.cells.items()) if _is_finite(cell.levels)]
     if values == "levels":

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from pe_bench.plot.file import save_picture
 from pe_bench.plot.style import WIDTH, styles_of
-from pe_bench.report.charts.curves import View, charts_of
+from pe_bench.report.charts.curves import PlotValues, charts_of
 from pe_bench.report.charts.grid import Grid
 from pe_bench.report.charts.panel import Panel
 from pe_bench.report.tables.build import Table
@@ -17,7 +17,7 @@ MAX_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of i
 BETWEEN = 0.45  # inches between two charts
 
 
-def plot_tables(tables: Sequence[Table], path: Path, values: View = "levels") -> None:
+def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:
     """Draw `tables` into the file `path`; its suffix is the format.
 
     Raises `UserError` for another suffix than .png, .svg or .pdf and for a missing folder.
@@ -25,7 +25,7 @@ def plot_tables(tables: Sequence[Table], path: Path, values: View = "levels") ->
     save_picture(lambda: draw(tables, values), path)
 
 
-def draw(tables: Sequence[Table], values: View = "levels") -> Figure:
+def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
     """Return a figure with the tables' charts, one below the other."""
     charts = [chart for of_table in charts_of(tables, values) for chart in of_table]
     styles = styles_of(curve.label for chart in charts for curve in chart.curves)

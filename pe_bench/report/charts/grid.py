@@ -62,7 +62,7 @@ class Grid:
 
     @property
     def _note(self) -> str:
-        order = f"{self.chart.order}; all others in grey."
+        order = f"{self.chart.order_note}; all others in grey."
         return wrapped([order, f"Dashed: the training length, {self.chart.train_length}.", *self.chart.notes])
 
     def draw(self, figure: Figure, top: float) -> None:

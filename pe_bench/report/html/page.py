@@ -9,7 +9,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pe_bench.report.charts.curves import Chart, View, charts_of
+from pe_bench.report.charts.curves import Chart, PlotValues, charts_of
 from pe_bench.report.html.picture import Picture, make_picture
 from pe_bench.report.html.provenance import summarize
 from pe_bench.report.html.style import LineStyle, line_styles
@@ -55,7 +55,7 @@ class Section:
 
 
 def to_html(
-    tables: Sequence[Table], records: Sequence[RunRecord], title: str = TITLE, view: View = "levels"
+    tables: Sequence[Table], records: Sequence[RunRecord], title: str = TITLE, view: PlotValues = "levels"
 ) -> str:
     """Return the page as text; `view` is what its pictures show at first.
 
@@ -85,14 +85,14 @@ def to_html(
 def describe_result(table: Table) -> str:
     """Return how many lines hold to the longest length, and which."""
     longest = max(table.lengths, default=0)
-    if longest <= table.group.train_length:
+    if longest <= table.key.train_length:
         return "Nothing was scored beyond the training length."
     held = [line.label for line in table.lines if line.break_point.holds_to == longest]
     unclear = sum(line.break_point.works_to == longest for line in table.lines) - len(held)
     verb = "holds" if len(held) == 1 else "hold"
     names = f": {', '.join(held)}" if 0 < len(held) <= MAX_NAMES else ""
     doubtful = f" {unclear} {'is' if unclear == 1 else 'are'} unclear." if unclear else ""
-    times = longest / table.group.train_length
+    times = longest / table.key.train_length
     return (
         f"{len(held) or 'None'} of {len(table.lines)} {verb} to {longest:,} tokens, "
         f"{times:g} times the training length{names}.{doubtful}"

@@ -86,7 +86,7 @@ def headings(table: Table) -> list[Heading]:
     return [
         Heading("encoding"),
         Heading("works to", first="descending"),
-        *([Heading(f"at {table.group.train_length}")] if has_trained_level(table) else []),
+        *([Heading(f"at {table.key.train_length}")] if has_trained_level(table) else []),
         *(Heading(f"{length}", difference) for length in short_lengths(table)),
         *([Heading("uses context")] if has_controls(table) else []),
     ]
@@ -109,9 +109,7 @@ def short_lines(table: Table, prefix: str, styles: Mapping[str, LineStyle]) -> l
 def _cells(line: Line, table: Table) -> Iterator[ShortCell]:
     yield ShortCell(works_to(line, table), _sortable(line.break_point.works_to), classes="works")
     if has_trained_level(table):
-        yield _number_cell(
-            level_at_training(line, table), line.cells.get(table.group.train_length), "trained"
-        )
+        yield _number_cell(level_at_training(line, table), line.cells.get(table.key.train_length), "trained")
     for length in short_lengths(table):
         found = _number_cell(value_at(line, length, table), line.cells.get(length))
         # The baseline shows levels among the others' differences from it.

@@ -53,7 +53,7 @@ def point_text(line: Line, cell: Cell, table: Table) -> str:
 def _facts(cell: Cell, table: Table) -> Iterator[str]:
     if cell.bits_per_byte is not None:
         yield f"{number(cell.bits_per_byte)} bits/byte, perplexity {perplexity_text(cell.perplexity)}"
-    if cell.length == table.group.train_length:
+    if cell.length == table.key.train_length:
         yield "the training length"
     if cell.change is not None:
         yield f"change {signed(cell.change)}{_in_brackets(cell.interval)}"

@@ -29,7 +29,7 @@ PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of the
 
 
 @dataclass(frozen=True)
-class Group:
+class TableKey:
     """The values that all rows of a table have in common."""
 
     model: str
@@ -45,7 +45,7 @@ class Group:
     model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
 
     @property
-    def order(self) -> tuple[object, ...]:
+    def sort_key(self) -> tuple[object, ...]:
         last = ("protocol", "stride_rule", "score_dtype")
         values = [value for name, value in vars(self).items() if name not in last]
         protocol, stride = (
@@ -64,7 +64,7 @@ class Table:
     the short form has too.
     """
 
-    group: Group
+    key: TableKey
     lengths: tuple[int, ...]
     lines: tuple[Line, ...]
     ranked_at: int | None
@@ -78,15 +78,20 @@ class Table:
 
     @property
     def title(self) -> str:
-        of = self.group
-        steps = f" for {of.steps} steps" if of.steps else ""
-        rule = "half the length" if of.stride_rule == HALF else of.stride_rule
+        return ", ".join(self.title_parts)
+
+    @property
+    def title_parts(self) -> tuple[str, str]:
+        """Return the title in two parts: model and data, and how it was trained and scored."""
+        key = self.key
+        steps = f" for {key.steps} steps" if key.steps else ""
+        rule = "half the length" if key.stride_rule == HALF else key.stride_rule
         stride = f", stride {rule}" if rule else ""
-        coarse = f", scores in {of.score_dtype}" if of.score_dtype != "float32" else ""
-        sizes = f" with {of.model_sizes}" if of.model_sizes else ""
+        coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
+        sizes = f" with {key.model_sizes}" if key.model_sizes else ""
         return (
-            f"{of.model} model{sizes}, data {of.data} ({of.data_hash[:8]}), tokenizer {of.tokenizer}, "
-            f"trained at length {of.train_length}{steps}, {of.protocol} protocol{stride}{coarse}"
+            f"{key.model} model{sizes}, data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}",
+            f"trained at length {key.train_length}{steps}, {key.protocol} protocol{stride}{coarse}",
         )
 
 
@@ -130,7 +135,7 @@ def build_report(
 
     folder_of = folders_in(runs_folder(results_dir))
     keys = RunKeys(folder_of)
-    rows = _of_protocol(_of_runs(found, runs), protocol)
+    rows = _rows_of_protocol(_rows_of_runs(found, runs), protocol)
     for key in selection.by:
         keys.require(rows, key, "--by")
     asked = [*selection.by, *(condition.key for condition in selection.where)]
@@ -184,8 +189,8 @@ def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _group_of(row: Row, keys: RunKeys, by: Sequence[str]) -> Group:
-    return Group(
+def _key_of(row: Row, keys: RunKeys, by: Sequence[str]) -> TableKey:
+    return TableKey(
         row.model,
         row.data,
         row.data_hash,
@@ -199,7 +204,7 @@ def _group_of(row: Row, keys: RunKeys, by: Sequence[str]) -> Group:
     )
 
 
-def _of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
+def _rows_of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
     """Return the rows of the named runs that can be read: the problems say what is wrong with the others."""
     if runs is None:
         return found.rows
@@ -218,7 +223,7 @@ def _of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
     return [row for row in found.rows if row.run in names]
 
 
-def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
+def _rows_of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
     """Return the rows under a protocol, and those of positions, which belong to any."""
     chosen = [row for row in rows if protocol in (None, row.protocol) or row.protocol == POSITIONS]
     there = sorted({row.protocol for row in rows} - {POSITIONS})
@@ -249,17 +254,17 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
         )
 
 
-def _groups_of(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[Group, list[Row]]:
+def _groups_of(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[TableKey, list[Row]]:
     """Return the rows of each table, without those of positions; the tables of quick runs are last."""
-    groups: dict[Group, list[Row]] = {}
+    groups: dict[TableKey, list[Row]] = {}
     for row in rows:
         if row.protocol != POSITIONS:
-            groups.setdefault(_group_of(row, keys, by), []).append(row)
+            groups.setdefault(_key_of(row, keys, by), []).append(row)
     groups = _without_steps(groups, by)
     sized = {
         replace(group, model_sizes=keys.model_sizes(found, by)): found for group, found in groups.items()
     }
-    return dict(sorted(sized.items(), key=lambda item: (all(map(is_quick, item[1])), item[0].order)))
+    return dict(sorted(sized.items(), key=lambda item: (all(map(is_quick, item[1])), item[0].sort_key)))
 
 
 def is_quick(row: Row) -> bool:
@@ -267,7 +272,7 @@ def is_quick(row: Row) -> bool:
     return row.train_tokens <= QUICK_TOKENS
 
 
-def _with_newest(groups: Mapping[Group, list[Row]], results_dir: Path) -> dict[Group, list[Row]]:
+def _with_newest(groups: Mapping[TableKey, list[Row]], results_dir: Path) -> dict[TableKey, list[Row]]:
     """Return the groups of the run that was finished last, quick ones counting as the oldest."""
     finished = {run.name: place for place, run in enumerate(finished_runs(results_dir))}
     rows = [row for found in groups.values() for row in found]
@@ -280,17 +285,17 @@ def _with_newest(groups: Mapping[Group, list[Row]], results_dir: Path) -> dict[G
 
 
 def _tables(
-    groups: Mapping[Group, list[Row]],
+    groups: Mapping[TableKey, list[Row]],
     rows: Sequence[Row],
     files: ScoreFiles,
     keys: RunKeys,
     selection: Selection,
 ) -> list[Table]:
     """Return a table for each group; `rows` are those of all groups, and those of positions."""
-    positions: dict[Group, list[Row]] = {}
+    positions: dict[TableKey, list[Row]] = {}
     for row in rows:
         if row.protocol == POSITIONS:
-            positions.setdefault(_group_of(row, keys, selection.by), []).append(row)
+            positions.setdefault(_key_of(row, keys, selection.by), []).append(row)
     positions = _without_steps(positions, selection.by)
     tables = []
     for group, found in groups.items():
@@ -300,7 +305,7 @@ def _tables(
     return [replace(table, why=_why(place, shown)) for place, table in enumerate(tables)]
 
 
-def _why(index: int, groups: Sequence[Group]) -> str:
+def _why(index: int, groups: Sequence[TableKey]) -> str:
     """Return which of the groups' values differ; the setting only where nothing else tells them apart."""
     if len(groups) == 1:
         return ""
@@ -317,18 +322,18 @@ def _why(index: int, groups: Sequence[Group]) -> str:
     )
 
 
-def _without_steps(groups: Mapping[Group, list[Row]], by: Sequence[str]) -> dict[Group, list[Row]]:
+def _without_steps(groups: Mapping[TableKey, list[Row]], by: Sequence[str]) -> dict[TableKey, list[Row]]:
     """Return groups that differ in their number of steps alone as one, where that sets lines apart."""
     if not {"train.steps", "train.tokens"}.intersection(by):
         return dict(groups)
-    together: dict[Group, list[Row]] = {}
+    together: dict[TableKey, list[Row]] = {}
     for group, rows in groups.items():
         together.setdefault(replace(group, steps=0), []).extend(rows)
     return together
 
 
 def _table(
-    group: Group,
+    key: TableKey,
     rows: Sequence[Row],
     positions: Sequence[Row],
     files: ScoreFiles,
@@ -339,27 +344,27 @@ def _table(
     margin = selection.resolved_margin
     plain = [row for row in rows if row.control == "none"]
     controls = [row for row in rows if row.control != "none"]
-    unmodified: dict[str, list[Row]] = {}
+    own_rows: dict[str, list[Row]] = {}
     for row in plain:
         if row.scored_with == row.encoding:
-            unmodified.setdefault(row.run, []).append(row)
+            own_rows.setdefault(row.run, []).append(row)
     members = members_of(plain, controls, positions, lambda row: keys.label(row, selection.by))
     ranks = rank_sets(plain)
     lines = []
     for member in members:
-        as_trained = [row for run in member.runs for row in unmodified.get(run, [])]
-        lines.append(make_line(member, as_trained, ranks, margin, files))
+        of_member = [row for run in member.runs for row in own_rows.get(run, [])]
+        lines.append(make_line(member, of_member, ranks, margin, files))
     baseline = _baseline_in(lines, selection.baseline)
     if baseline:
         lines = with_baseline(lines, members, baseline, margin, files)
-    judged = judge(lines, group.train_length, margin)
+    judged = judge(lines, key.train_length, margin)
     lines = [_shown(line, selection) for line in judged if selection.takes(line.scored_with)]
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
     shown = [row for row in rows if row.length in lengths]
-    notes = make_notes(order.lines, shown, order.note, margin, keys.conditions(rows))
+    notes = make_notes(order.lines, shown, order.note, margin, keys.machines(rows))
     return Table(
-        group=group,
+        key=key,
         lengths=lengths,
         lines=tuple(order.lines),
         ranked_at=order.ranked_at,
@@ -368,7 +373,7 @@ def _table(
         caveats=tuple(note.text for note in notes if note.is_caveat),
         baseline=baseline,
         margin=margin,
-        verdicts=count_verdicts(judged, group.train_length),
+        verdicts=count_verdicts(judged, key.train_length),
         comparisons=count_comparisons(judged),
     )
 

@@ -1,9 +1,10 @@
 """One encoding at one length: its seeds averaged, and its change against the training length."""
 
+import typing
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -76,8 +77,8 @@ class Cell:
         return _mean(self.levels)
 
 
-class Scored(Protocol):
-    """A row, or a line of rows."""
+class Labelled(typing.Protocol):
+    """A row or a line, by what `label_of` reads of it."""
 
     @property
     def encoding(self) -> str: ...
@@ -88,11 +89,11 @@ class Scored(Protocol):
 
 
 def make_cell(
-    rows: Sequence[Row], references: Sequence[Row], ranks: Mapping[str, Any], files: ScoreFiles
+    rows: Sequence[Row], own_at_train_length: Sequence[Row], ranks: Mapping[str, Any], files: ScoreFiles
 ) -> Cell:
     """Return the cell of `rows`, the seeds of one encoding at one length.
 
-    references: the same runs, unmodified, at their training length. ranks: of the table's sets of
+    own_at_train_length: of the same runs with their own encoding. ranks: of the table's sets of
     targets; of several the one that most seeds were scored on is taken, then the one ranked highest.
     """
     scored = [row for row in rows if has_number(row)]
@@ -101,7 +102,7 @@ def make_cell(
     seeds = Counter(row.target_hash for row in scored)
     chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
     scored = sorted((row for row in scored if row.target_hash == chosen), key=lambda row: row.run)
-    change = _change(scored, references, files)
+    change = _change(scored, own_at_train_length, files)
     nll = _mean([row.nll for row in scored if row.nll is not None])
     memory = [row.peak_memory_mb for row in scored if row.peak_memory_mb is not None]
     return Cell(
@@ -121,16 +122,17 @@ def make_cell(
         stride=scored[0].stride,
         peak_memory_mb=max(memory, default=None),
         changes=tuple(
-            level_of(row) - level_of(reference) for row, reference in pairs_by_run(scored, references)
+            level_of(row) - level_of(reference)
+            for row, reference in pairs_by_run(scored, own_at_train_length)
         ),
     )
 
 
-def label_of(scored: Scored) -> str:
+def label_of(labelled: Labelled) -> str:
     """Return the name to show: of the encoding, and of what it was scored with where that is another."""
-    if scored.scored_with == scored.encoding:
-        return scored.encoding
-    return f"{scored.encoding} -> {scored.scored_with}" + (" (forced)" if scored.forced else "")
+    if labelled.scored_with == labelled.encoding:
+        return labelled.encoding
+    return f"{labelled.encoding} -> {labelled.scored_with}" + (" (forced)" if labelled.forced else "")
 
 
 def _empty(rows: Sequence[Row]) -> Cell:
@@ -154,10 +156,10 @@ def _empty(rows: Sequence[Row]) -> Cell:
     )
 
 
-def _change(rows: Sequence[Row], references: Sequence[Row], files: ScoreFiles) -> Paired:
-    if not any(map(has_number, references)):
+def _change(rows: Sequence[Row], own_at_train_length: Sequence[Row], files: ScoreFiles) -> Paired:
+    if not any(map(has_number, own_at_train_length)):
         return Paired(None, None, "the training length has no score to compare with")
-    pairs = pairs_by_run(rows, references)
+    pairs = pairs_by_run(rows, own_at_train_length)
     if not pairs:
         return Paired(None, None, "scored on other targets than the training length")
     if all(row is reference for row, reference in pairs):

@@ -13,15 +13,15 @@ def quarter_of(train_length: int) -> int:
     return round(train_length / 4)
 
 
-def sensitivity(unmodified: Sequence[Row], files: ScoreFiles) -> Paired:
+def sensitivity(own_rows: Sequence[Row], files: ScoreFiles) -> Paired:
     """Return what the models gain from a quarter to all of their training length, as they were trained.
 
-    unmodified: the rows of a line's runs with their own encoding. What weights can make of context within
+    own_rows: of a line's runs with their own encoding. What weights can make of context within
     training is theirs, whatever they are scored with: another encoding may do worse at a quarter alone.
     """
-    quarter = [row for row in unmodified if row.length == quarter_of(row.train_length)]
-    references = [row for row in unmodified if row.length == row.train_length]
-    pairs = _of_one_set(pairs_by_run(quarter, references))
+    quarter = [row for row in own_rows if row.length == quarter_of(row.train_length)]
+    own_at_train_length = [row for row in own_rows if row.length == row.train_length]
+    pairs = _of_one_set(pairs_by_run(quarter, own_at_train_length))
     return paired(pairs, files) if pairs else Paired(None, None, "")
 
 
@@ -35,7 +35,7 @@ def _of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
 def context_use(
     rows: Sequence[Row],
     controls: Sequence[Row],
-    references: Sequence[Row],
+    own_at_train_length: Sequence[Row],
     sensitive: Paired,
     margin: float,
     files: ScoreFiles,
@@ -46,7 +46,7 @@ def context_use(
     """
     if not controls or not any(map(has_number, rows)):
         return None
-    gain = _gain(references, rows, files)
+    gain = _gain(own_at_train_length, rows, files)
     swap = _gain([row for row in controls if row.control == "swap"], rows, files)
     window_rows = [row for row in controls if row.control == "window"]
     window = _gain(window_rows, rows, files)

@@ -29,11 +29,11 @@ class Position:
 class Line:
     """One encoding, its seeds together; one cell for each length that it was scored at.
 
-    run: empty, or the name of the only run, where several of one name have the same seed. runs: all of
-    them. by: what else sets the line apart, such as train.lr=0.003, where that was asked for. sensitive:
-    whether the model gains from a quarter to all of its training length; None where that was not scored.
-    positions: in rising order of context, empty where they were not scored. forced: scored with an encoding
-    that is not compatible with the trained one. knows_length: it is given the final length of each text.
+    run: set only where runs of one encoding share a seed, so that each is a line. runs: all of them. by: what
+    else sets the line apart, such as train.lr=0.003, where that was asked for. sensitive: whether the model
+    gains from a quarter to all of its training length; None where that was not scored. positions: in rising
+    order of context, empty where they were not scored. forced: scored with an encoding that is not compatible
+    with the trained one. knows_length: it is given the final length of each text.
     """
 
     encoding: str
@@ -86,32 +86,39 @@ def members_of(
     lines: dict[tuple[str, str, str], dict[str, list[Row]]] = {}
     for row in rows:
         lines.setdefault((row.encoding, row.scored_with, by(row)), {}).setdefault(row.run, []).append(row)
-    of_line = {key: _of_runs(key[1], controls, positions) for key in lines}
+    controls_of, positions_of = _by_run(controls), _by_run(positions)
     members = []
-    for key, runs in lines.items():
-        if len({own[0].seed for own in runs.values()}) == len(runs):
-            everything = [row for own in runs.values() for row in own]
-            members.append(Member("", key[2], tuple(everything), *of_line[key](runs)))
-        else:
-            members += [Member(run, key[2], tuple(own), *of_line[key]([run])) for run, own in runs.items()]
+    for (_, scored_with, by_text), rows_of in lines.items():
+        seeds_differ = len({own[0].seed for own in rows_of.values()}) == len(rows_of)
+        parts = [("", list(rows_of))] if seeds_differ else [(run, [run]) for run in rows_of]
+        members += [
+            Member(
+                name,
+                by_text,
+                tuple(row for run in runs for row in rows_of[run]),
+                tuple(row for run in runs for row in controls_of.get((run, scored_with), [])),
+                tuple(row for run in runs for row in positions_of.get((run, scored_with), [])),
+            )
+            for name, runs in parts
+        ]
     return members
 
 
 def make_line(
-    member: Member, unmodified: Sequence[Row], ranks: Mapping[str, Rank], margin: float, files: ScoreFiles
+    member: Member, own_rows: Sequence[Row], ranks: Mapping[str, Rank], margin: float, files: ScoreFiles
 ) -> Line:
     """Return the line without verdicts, which depend on the whole table.
 
-    unmodified: the rows of these runs that were scored with what was trained.
+    own_rows: of these runs, scored with the encoding that they were trained with.
     """
     rows = member.rows
-    references = [row for row in unmodified if row.length == row.train_length]
+    own_at_train_length = [row for row in own_rows if row.length == row.train_length]
     lengths = sorted({row.length for row in rows})
     cells = {
-        length: make_cell([row for row in rows if row.length == length], references, ranks, files)
+        length: make_cell([row for row in rows if row.length == length], own_at_train_length, ranks, files)
         for length in lengths
     }
-    sensitive = sensitivity(unmodified, files)
+    sensitive = sensitivity(own_rows, files)
     speed_of = {row.run: row.tokens_per_second for row in rows}
     return Line(
         encoding=rows[0].encoding,
@@ -122,7 +129,7 @@ def make_line(
         tokens_per_second=sum(speed_of.values()) / len(speed_of),
         break_point=BreakPoint(),
         cells={
-            length: replace(cell, use=_use(member, cell, references, sensitive, margin, files))
+            length: replace(cell, use=_use(member, cell, own_at_train_length, sensitive, margin, files))
             for length, cell in cells.items()
         },
         runs=tuple(member.runs),
@@ -142,35 +149,29 @@ def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
     return [label for label, target_hash in set_of.items() if target_hash != most[0][0]]
 
 
-def _of_runs(
-    scored_with: str, controls: Sequence[Row], positions: Sequence[Row]
-) -> Callable[[Iterable[str]], tuple[tuple[Row, ...], tuple[Row, ...]]]:
-    own_controls = [row for row in controls if row.scored_with == scored_with]
-    own_positions = [row for row in positions if row.scored_with == scored_with]
-
-    def of(runs: Iterable[str]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-        names = set(runs)
-        return (
-            tuple(row for row in own_controls if row.run in names),
-            tuple(row for row in own_positions if row.run in names),
-        )
-
-    return of
+def _by_run(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Return the rows of each run and of what it was scored with."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.run, row.scored_with), []).append(row)
+    return found
 
 
 def _use(
     member: Member,
     cell: Cell,
-    references: Sequence[Row],
+    own_at_train_length: Sequence[Row],
     sensitive: Paired,
     margin: float,
     files: ScoreFiles,
 ) -> ContextUse | None:
     there = [row for row in member.controls if row.length == cell.length]
-    own = [row for row in there if row.target_hash == cell.target_hash]
-    if there and cell.levels and not own:
+    controls = [row for row in there if row.target_hash == cell.target_hash]
+    if there and cell.levels and not controls:
         return ContextUse("", "", None, None, f"the controls at {cell.length} were scored on other targets")
-    return context_use(member.at(cell.length, cell.target_hash), own, references, sensitive, margin, files)
+    return context_use(
+        member.at(cell.length, cell.target_hash), controls, own_at_train_length, sensitive, margin, files
+    )
 
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:

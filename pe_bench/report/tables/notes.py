@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pe_bench.report.tables.cells import Cell, label_of
-from pe_bench.report.tables.conditions import Conditions
 from pe_bench.report.tables.differences import has_number
 from pe_bench.report.tables.lines import Line, on_other_targets
 from pe_bench.report.tables.target_sets import lengths_on_other_sets
+from pe_bench.report.tables.training_machine import TrainingMachine
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
 
-MOST_NAMES = 4  # of lines in one note
+MAX_NAMES = 4  # of lines in one note
 
 
 class Note(NamedTuple):
@@ -24,14 +24,14 @@ class Note(NamedTuple):
 def make_notes(
     lines: Sequence[Line],
     rows: Sequence[Row],
-    order: Note,
+    order_note: Note,
     margin: float,
-    conditions: Mapping[str, Conditions],
+    machines: Mapping[str, TrainingMachine],
 ) -> list[Note]:
     """Return the notes, each once, the most important first.
 
-    rows: all that the table shows, and their controls. order: what it says of the lines'. conditions: those
-    under which each run was trained.
+    rows: all that the table shows, and their controls. order_note: the note on how the lines are ordered.
+    machines: on which each run was trained.
     """
     if not lines:
         return []
@@ -39,8 +39,10 @@ def make_notes(
     plain = [row for row in rows if row.control == "none"]
     unequal_lengths = [*_unequal_targets(lines), *_other_sets(lines, train_length)]
     notes = [
-        *([order] if len(lines) > 1 else []),
-        *_caveats(_of_protocol(rows[0].protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)),
+        *([order_note] if len(lines) > 1 else []),
+        *_caveats(
+            _protocol_caveats(rows[0].protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)
+        ),
         *_details(_more_seeds(lines, train_length, margin)),
         *_caveats(_few_documents(lines), unequal_lengths),
         *_statuses(plain),
@@ -48,7 +50,7 @@ def make_notes(
         *_missing_baseline(lines, train_length),
         *_details(_unjudged(lines), _windows(lines, rows)),
         *_caveats(_knows_length(lines), _forced(lines)),
-        *_details(_speeds(lines, conditions), _not_shown(lines, plain)),
+        *_details(_speeds(lines, machines), _not_shown(lines, plain)),
     ]
     # A reason comes from a file, which may be a stranger's: no more than a line of it.
     return list(dict.fromkeys(Note(" ".join(note.text.split()), note.is_caveat) for note in notes))
@@ -70,7 +72,7 @@ def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
         )
 
 
-def _of_protocol(protocol: str) -> Iterator[str]:
+def _protocol_caveats(protocol: str) -> Iterator[str]:
     if protocol == "nonoverlapping":
         yield (
             "nonoverlapping: the first tokens of a window see little, and long windows have fewer of them: "
@@ -249,11 +251,13 @@ def _forced(lines: Sequence[Line]) -> Iterator[str]:
         yield "(forced): scored with an encoding that is not compatible with the trained one"
 
 
-def _speeds(lines: Sequence[Line], conditions: Mapping[str, Conditions]) -> Iterator[str]:
-    """Yield the conditions of training that differ, which tokens a second depend on."""
-    known = {run: conditions[run] for line in lines for run in line.runs if conditions[run]}
+def _speeds(lines: Sequence[Line], machines: Mapping[str, TrainingMachine]) -> Iterator[str]:
+    """Yield what differs between the machines of training, which tokens a second depend on."""
+    known = {run: machines[run] for line in lines for run in line.runs if machines[run]}
     values = {
-        name: {each[name] for each in known.values()} - {""} for each in known.values() for name in each
+        name: {machine[name] for machine in known.values()} - {""}
+        for machine in known.values()
+        for name in machine
     }
     differing = [name for name, found in values.items() if len(found) > 1]
     labels: dict[str, list[str]] = {}
@@ -288,8 +292,8 @@ def _which(labels: Sequence[str], lines: Sequence[Line]) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{', '.join(names[:MOST_NAMES])}{more}"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more}"
 
 
 def _numbers(lengths: Iterable[int]) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from pe_bench.errors import UserError
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.tables.conditions import Conditions, conditions_of
 from pe_bench.report.tables.model_sizes import changed_sizes
+from pe_bench.report.tables.training_machine import TrainingMachine, machine_of
 from pe_bench.runs.find import names_of_label
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.identity import NOT_IDENTITY
@@ -187,9 +187,9 @@ class RunKeys:
         found = [self.value(row, "report.margin") for row in _one_a_run(rows)]
         return {float(margin) for margin in found if _is_number(margin)}
 
-    def conditions(self, rows: Sequence[Row]) -> dict[str, Conditions]:
-        """Return the conditions under which each run was trained."""
-        return {row.run: conditions_of(self._folder_of(row.run).environment) for row in _one_a_run(rows)}
+    def machines(self, rows: Sequence[Row]) -> dict[str, TrainingMachine]:
+        """Return the machine on which each run was trained."""
+        return {row.run: machine_of(self._folder_of(row.run).environment) for row in _one_a_run(rows)}
 
     def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
         """Return the sizes that the name of these rows' model does not imply, but for these keys."""

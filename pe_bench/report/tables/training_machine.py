@@ -5,10 +5,10 @@ from typing import Any
 
 from pe_bench.runs.old_rows import kernel_in
 
-Conditions = Mapping[str, str]
+TrainingMachine = Mapping[str, str]  # machine, threads and attention, in words
 
 
-def conditions_of(found: Mapping[str, Any]) -> Conditions:
+def machine_of(found: Mapping[str, Any]) -> TrainingMachine:
     """Return the machine, its threads and the kernel of attention.
 
     found: what environment.json says; empty where it is not known.
