@@ -125,11 +125,11 @@ def half_width(interval: Interval) -> str:
 
 
 def level_at_training(line: Line, table: Table) -> Value | None:
-    """Return the level at the training length; with a baseline its mark is that of the comparison."""
+    """Return the level at the training length, without a mark: beside changes it would read as one."""
     cell = line.cells.get(table.key.train_length)
     if cell is None or cell.bits_per_byte is None:
         return None
-    return Value(cell.bits_per_byte, cell.baseline.verdict if cell.baseline else "", is_level=True)
+    return Value(cell.bits_per_byte, is_level=True)
 
 
 def value_at(line: Line, length: int, table: Table) -> Value | None:
@@ -176,6 +176,8 @@ def context_answer(line: Line) -> str:
 def numbers_text(table: Table) -> str:
     """Return what the numbers beside the levels are; empty where there are none."""
     train_length = table.key.train_length
+    if table.baseline and not short_lengths(table):
+        return f"levels; their differences from {table.baseline} are in the details"
     if table.baseline:
         return f"difference from {table.baseline} at the same length, on the same text"
     if not has_trained_level(table):
@@ -195,8 +197,8 @@ def dropped_text(dropped: Sequence[int]) -> str:
 
 def _marks_text(table: Table) -> str:
     """Return what the marks after numbers mean; empty where there are none."""
+    if not has_changes(table):
+        return ""
     if table.baseline:
         return "no mark the same, > worse, v better, ? unclear"
-    if has_changes(table):
-        return "no mark holds, > degrades, ! fails, v improves, ? unclear"
-    return ""
+    return "no mark holds, > degrades, ! fails, v improves, ? unclear"

@@ -117,7 +117,9 @@ def test_a_line_says_how_far_it_works_its_level_and_its_differences(tables, page
     table = tables[0]
     line = next(line for line in table.lines if line.encoding == "sinusoidal")
     shown = lines_of(page)["sinusoidal"]
-    assert shown[:5] == ["sinusoidal", "not at all", "3.100v better", "−0.300v better", "−0.300v better"]
+    assert shown[:5] == ["sinusoidal", "not at all", "3.100", "−0.300v better", "−0.300v better"], (
+        "a level has no mark"
+    )
     assert lines_of(page)["alibi"][1] == "1,024"
     assert lines_of(page)["learned"][4] == "undefined"
     assert lines_of(page)["rope"][2:5] == ["2.600", "3.100", "4.600"], "the baseline itself"
@@ -273,13 +275,13 @@ def test_text_of_rows_is_escaped_everywhere(tables):
         length: replace(cell, status=HOSTILE, reason=HOSTILE, levels=())
         for length, cell in line.cells.items()
     }
-    group = replace(table.key, data=HOSTILE, model=HOSTILE)
+    key = replace(table.key, data=HOSTILE, model=HOSTILE)
     hostile = replace(
         table,
         lines=(line, replace(line, cells=cells, run=HOSTILE)),
         notes=(HOSTILE,),
         why=HOSTILE,
-        group=group,
+        key=key,
         baseline=HOSTILE,
     )
     environment = Environment(*[HOSTILE] * 8)

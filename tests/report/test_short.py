@@ -157,10 +157,21 @@ def test_colour_repeats_the_mark(results: Path) -> None:
 def test_a_baseline_has_its_levels_and_the_others_their_differences_from_it(results: Path) -> None:
     text = printed(build_tables(results, selection=Selection(baseline="rope")), 100)
     assert cells_of(text, "rope")[:3] == ["1.719", "2.428", "2.809"]
-    assert cells_of(text, "alibi")[:3] == ["1.762>", "-0.664v", "-1.045v"]
-    assert cells_of(text, "learned")[:2] == ["1.900>", "-"]
+    assert cells_of(text, "alibi")[:3] == ["1.762", "-0.664v", "-1.045v"], "a level has no mark"
+    assert cells_of(text, "learned")[:2] == ["1.900", "-"]
     assert "difference from rope at the same length" in text and "v better" in text
     assert "change against" not in text
+
+
+def test_where_only_levels_are_shown_the_differences_from_a_baseline_are_in_the_details(
+    tmp_path: Path,
+) -> None:
+    for name, level in (("rope", 3.0), ("alibi", 3.5)):
+        add_run(tmp_path, name, {128: level})
+    text = printed(build_tables(tmp_path, selection=Selection(baseline="rope")))
+    assert cells_of(text, "alibi") == ["3.500", "-"]
+    assert "levels; their differences from rope are in the details" in text
+    assert "worse" not in text and "at the same length" not in text
 
 
 def test_without_a_level_at_the_training_length_levels_are_shown(tmp_path: Path) -> None:
