@@ -221,7 +221,7 @@ def _state(run: Path) -> tuple[str, str, str, str, str, str]:
         scored = [row for row in rows if row.protocol != POSITIONS and row.bits_per_byte is not None]
         lengths = ", ".join(map(str, sorted({row.length for row in scored})))
         return (label, state, str(steps), str(asked), loss, lengths)
-    except (UserError, RunError, KeyError, ValueError, TypeError):
+    except (UserError, RunError, OSError, KeyError, ValueError, TypeError):
         return ("", "damaged", "", "", "", "")
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL
 
@@ -39,7 +40,7 @@ def _with_run_name(command: str, run: Path) -> str:
 def recorded_commands(run: Path) -> tuple[str, ...]:
     """Return a run's commands in the order of their first use; none where they are missing or unreadable."""
     try:
-        found = json.loads(_file(run).read_text(encoding="utf-8"))
+        found = json.loads(read_regular(_file(run)))
     except (OSError, ValueError, RecursionError):
         return ()
     return tuple(command for command in found if _is_ours(command)) if isinstance(found, list) else ()

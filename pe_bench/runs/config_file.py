@@ -10,7 +10,7 @@ import yaml
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config, DataConfig
 from pe_bench.errors import UserError
-from pe_bench.runs.untrusted import read_mapping
+from pe_bench.runs.untrusted import parse_mapping, read_regular
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say
 
@@ -26,8 +26,9 @@ def write_config(run: Path, config: Config) -> None:
 def read_config(run: Path) -> Config:
     """Return the configuration of a run. Raise `UserError` where it is damaged."""
     try:
-        values = without_retired_keys(read_mapping(run / "config.yaml"), run)
-        _refuse_changed((run / "config.yaml").read_text(encoding="utf-8"))
+        text = read_regular(run / "config.yaml")
+        values = without_retired_keys(parse_mapping(text), run)
+        _refuse_changed(text)
         return parse_config(values)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())

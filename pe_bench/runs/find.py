@@ -16,7 +16,7 @@ from pe_bench.runs.identity import encoding_in
 def finished_runs(results_dir: Path) -> list[Path]:
     """Return the runs with a `result.json`, the one that finished last at the end."""
     found = runs_folder(results_dir).glob("*/result.json")
-    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
+    return [path.parent for path in sorted(found, key=lambda path: path.lstat().st_mtime_ns)]
 
 
 def find_run(word: str, results_dir: Path) -> Path:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.errors import RunError
 from pe_bench.runs.old_rows import ADDED, with_added_columns
+from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL, printable
 from pe_bench.values import MAX_INTEGER
@@ -100,8 +101,8 @@ def read_rows(path: Path) -> list[Row]:
     Raises `RunError` when the file is damaged, or has other columns than this version's.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return _parse_all(csv.reader(file, strict=True), path)
+        text = io.StringIO(read_regular(path), newline="")
+        return _parse_all(csv.reader(text, strict=True), path)
     except FileNotFoundError:
         return []
     except (OSError, ValueError, csv.Error) as error:

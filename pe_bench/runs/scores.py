@@ -16,6 +16,7 @@ from safetensors.numpy import load, save_file
 from pe_bench.errors import RunError
 from pe_bench.runs.old_rows import FORCED
 from pe_bench.runs.rows import Row
+from pe_bench.runs.untrusted import open_regular
 from pe_bench.system.files import write_atomically
 
 MIN_DOCUMENTS = 20  # for an interval over documents
@@ -215,7 +216,8 @@ def save_scores(path: Path, scores: Scores) -> None:
 def load_scores(path: Path) -> Scores:
     """Return the scores in a file. Raise `RunError` where it is missing or damaged."""
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
         found = load(content)
         scores = Scores(**found)
     except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:

@@ -1,8 +1,11 @@
 """Checks of a run's folder, which may be a stranger's: it holds plain files, plain values, plain text.
 
-Whatever reads or writes a run calls `check_files` first; `docs/security.md` says what follows from it.
+Whatever reads or writes a run calls `check_files` first, and opens each file by `open_regular`, because a run
+may change in between; `docs/security.md` says what follows from it.
 """
 
+import errno
+import io
 import json
 import os
 import stat
@@ -49,10 +52,42 @@ def _has_interpolation(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file to read, follow no link, and wait for nothing. Raise `OSError` for all else."""
+    # Windows has none of these, nor pipes that have a place among files.
+    flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError("it is a symbolic link") from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is no plain file")
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path) -> str:
+    """Return a regular file of a sensible size as UTF-8. Raise `OSError`, and `ValueError` for other text.
+
+    Bytes would not do: YAML would read UTF-16 in them too, in which an alias looks different.
+    """
+    most = MAX_BYTES[path.suffix]
+    with open_regular(path) as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise OSError(f"it has over {most:,} bytes")
+    return found.decode("utf-8")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the plain values of a file. Raise `OSError`, and `ValueError` where it holds anything else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(path))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(found, dict):
@@ -125,27 +160,26 @@ class Loader(SAFE):
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the file's values. Raise `InvalidYamlError`, and `OSError` where there is no file.
+    """Return the file's values. Raise `InvalidYamlError`, and `OSError` where there is no such file."""
+    try:
+        text = read_regular(path)
+    except ValueError as error:
+        raise InvalidYamlError(str(error)) from error
+    return parse_mapping(text)
+
+
+def parse_mapping(text: str) -> dict[str, Any]:
+    """Return the values in a text of YAML. Raise `InvalidYamlError`.
 
     Aliases are refused: a few lines of them can stand for more than any memory holds, and no file of ours
     has one.
     """
     try:
-        return _mapping_in(_text_of(path))
+        return _mapping_in(text)
     except InvalidYamlError:
         raise
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidYamlError(" ".join(str(error).split())) from error
-
-
-def _text_of(path: Path) -> str:
-    """Return the file as text: from bytes YAML would read UTF-16 too, in which an alias looks different."""
-    most = MAX_BYTES[".yaml"]
-    with path.open("rb") as file:
-        found = file.read(most + 1)
-    if len(found) > most:
-        raise InvalidYamlError(f"it has over {most:,} bytes")
-    return found.decode("utf-8")
 
 
 def _mapping_in(text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pe_bench.errors import UserError
-from pe_bench.runs.untrusted import read_json
+from pe_bench.runs.untrusted import open_regular, read_json
 from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_text
 from pe_bench.values import check_type, shown
 
@@ -225,5 +225,5 @@ def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta 
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from pe_bench.errors import RunError, first_line
+from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
 
 
@@ -24,12 +25,14 @@ class Step:
 
 def read_log(path: Path, last_step: int) -> list[Step]:
     """Return the rows up to a step; later steps are taken again."""
-    if not path.exists() or last_step == 0:
+    if last_step == 0:
         return []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [_parse_step(record) for record in csv.DictReader(file)]
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        text = io.StringIO(read_regular(path), newline="")
+        rows = [_parse_step(record) for record in csv.DictReader(text)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise RunError(
             f"{path} is damaged ({first_line(error)}): delete it and repeat the command"
         ) from error

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.runs.commands import recorded_commands
 from pe_bench.runs.gather import read_all
 from pe_bench.runs.lock import locked
+from pe_bench.runs.untrusted import MAX_BYTES, read_regular
 from pe_bench.system.terminal import CONTROL
 
 SCRIPT = "<script>alert(1)</script>"
@@ -354,6 +356,59 @@ def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(stranger):
         pass
     for _, outcome in stranger.each():
         assert outcome.code in (0, 1, 2)
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """Raise an error in a test that waits for a pipe."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it waits for a file that is none")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+NOT_FILES: dict[str, Callable[[Path, Path], None]] = {
+    "a pipe": lambda place, outside: os.mkfifo(place),
+    "a link to a pipe": lambda place, outside: (os.mkfifo(outside), place.symlink_to(outside))[-1],
+    "a link to a device": lambda place, outside: place.symlink_to("/dev/zero"),
+    "a link to nothing": lambda place, outside: place.symlink_to(outside),
+    "a folder": lambda place, outside: place.mkdir(),
+}
+READ = ["eval.csv", "config.yaml", "meta.json", "result.json", "environment.json", "commands.json"]
+
+
+@pytest.mark.parametrize("kind", NOT_FILES)
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+@pytest.mark.usefixtures("no_waiting")
+def test_what_is_no_plain_file_is_never_waited_for(stranger, name, kind, finished, tmp_path):
+    if not finished and name != "result.json":
+        stranger.unfinish()
+    (place,) = [path for path in stranger.run.rglob(name) if path.parent.name != "step-00000006"]
+    place.unlink()
+    NOT_FILES[kind](place, tmp_path / "outside")
+    for told, outcome in stranger.each():
+        assert outcome.code in (0, 1, 2), told
+        assert not outcome.code or outcome.line, told
+    assert stranger.start_from(stranger.results / "new").code in (0, 1, 2)
+
+
+def test_one_reader_takes_regular_files_of_a_bounded_size_alone(tmp_path, no_waiting):
+    for number, (kind, make) in enumerate(NOT_FILES.items()):
+        place = tmp_path / f"{number}.json"
+        make(place, tmp_path / f"outside-{number}")
+        with pytest.raises(OSError, match="symbolic link" if "link" in kind else "no plain file"):
+            read_regular(place)
+    (tmp_path / "large.yaml").write_bytes(b"x" * (MAX_BYTES[".yaml"] + 1))
+    with pytest.raises(OSError, match="it has over 65,536 bytes"):
+        read_regular(tmp_path / "large.yaml")
+    with pytest.raises(FileNotFoundError):
+        read_regular(tmp_path / "nothing.json")
 
 
 NOT_JSON = {
