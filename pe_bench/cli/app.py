@@ -105,7 +105,7 @@ def train(
     ] = None,
     config_dir: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="A folder with encoding/NAME.yaml and the like of your own."),
+        typer.Option(metavar="FOLDER", help="A folder with your own encoding/NAME.yaml and similar files."),
     ] = None,
 ) -> None:
     """Train a model, score it at longer lengths, print the table. Finished work is reused."""
@@ -165,13 +165,13 @@ def eval(  # noqa: A001  (the command's name)
         ),
     ] = None,
     per_position: Annotated[
-        bool, typer.Option("--per-position", help="Score by position too, at the longest length.")
+        bool, typer.Option("--per-position", help="Also score by position, at the longest length.")
     ] = False,
     precision: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="float32; bfloat16 (bf16) is coarser and gets a table of its own.",
+            help="float32, or bfloat16 (bf16), which is coarser and has its own table.",
             autocompletion=first_of("float32", "bfloat16"),
         ),
     ] = None,
@@ -211,7 +211,7 @@ def eval(  # noqa: A001  (the command's name)
 ) -> None:
     """Score trained runs at other lengths, or under other encodings.
 
-    What no option says is as in the configuration of the run.
+    Whatever no option changes stays as in the run's configuration.
     """
     from pe_bench.cli.eval import score_runs
     from pe_bench.scoring.other_encodings import read_with
@@ -241,17 +241,20 @@ def report(
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="Only rows that meet it, such as encoding=rope,alibi or seed<3; repeatable.",
+            help="Only rows that meet the condition, such as encoding=rope,alibi or seed<3; repeatable.",
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(help="A line for each value of a key, such as seed or train.lr.")
+        str | None, typer.Option(help="Show a line for each value of a key, such as seed or train.lr.")
     ] = None,
     sort: Annotated[
-        str | None, typer.Option(help="A length, or name, parameters, tokens_per_second, peak_memory_mb.")
+        str | None,
+        typer.Option(help="Sort by a length, or by name, parameters, tokens_per_second, peak_memory_mb."),
     ] = None,
     baseline: Annotated[str | None, typer.Option(help="The encoding to compare the others with.")] = None,
-    margin: Annotated[float | None, typer.Option(help="Bits per byte within which a change holds.")] = None,
+    margin: Annotated[
+        float | None, typer.Option(help="A change of up to this many bits per byte holds.")
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the numbers to a file; - prints them.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown; - prints it.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write it as LaTeX with booktabs; - prints it.")] = None,
@@ -261,15 +264,17 @@ def report(
     plot: Annotated[Path | None, typer.Option(help="Draw the curves to a PNG, SVG or PDF file.")] = None,
     plot_of: Annotated[
         str | None,
-        typer.Option(metavar="VALUES", help="What --plot and --html draw: levels, or change."),
+        typer.Option(metavar="VALUES", help="What --plot and --html draw: levels or change."),
     ] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="With intervals, controls, speed and all notes.")
+        bool, typer.Option("--details", help="Add intervals, controls, speed and all notes.")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Not only the newest run's table.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print every table, not only the newest run's.")
+    ] = False,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
-    """Compare runs: a table, and files and pictures of it."""
+    """Compare runs in a table, and write it to files or draw it."""
     from pe_bench.cli.outputs import Outputs
     from pe_bench.cli.report import print_report, read_selection, read_view
 
@@ -293,7 +298,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="NAME | FILE.py:CLASS | KEY=VALUE",
-            help="Encodings, and options of them.",
+            help="Encodings and their options.",
             autocompletion=_complete_encodings,
         ),
     ] = None,
@@ -307,8 +312,8 @@ def check(
 ) -> None:
     """Check that an encoding is correct: the shipped ones, or yours.
 
-    It must be causal, exact in blocks and on fast paths, finite at 65,536 tokens, and what it claims. Exit
-    code 1 if a property fails.
+    It must be causal, exact in blocks and on fast paths, finite at 65,536 tokens, and true to its
+    claims. Exit code 1 if a property fails.
     """
     from pe_bench.cli.check import check_encodings
 
@@ -332,14 +337,15 @@ def list_(
     ] = None,
     family: Annotated[str | None, typer.Option(help="Only encodings of this family.", metavar="NAME")] = None,
     papers: Annotated[
-        bool, typer.Option("--papers", help="Where encodings are from, and what becomes of long texts.")
+        bool,
+        typer.Option("--papers", help="Show where encodings are from, and what they do with long texts."),
     ] = False,
     csv: Annotated[
         Path | None, typer.Option(help="Write the list to a file; - prints it as CSV.", metavar="FILE")
     ] = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
-    """List what there is to choose from, and what was run."""
+    """List what you can choose from, and what was run."""
     from pe_bench.cli.list import print_list
 
     print_list(name, results_dir, family, csv, papers)
@@ -392,8 +398,8 @@ def speed(
             autocompletion=_complete_speed,
         ),
     ] = None,
-    lengths: Annotated[str, typer.Option(metavar="N,N", help="Tokens of a window.")] = "512,2048,8192",
-    train: Annotated[bool, typer.Option("--train", help="Time training steps, not scoring.")] = False,
+    lengths: Annotated[str, typer.Option(metavar="N,N", help="Window lengths in tokens.")] = "512,2048,8192",
+    train: Annotated[bool, typer.Option("--train", help="Time training steps instead of scoring.")] = False,
     repeats: Annotated[
         int | None,
         typer.Option(help="Timed passes per encoding.  [default: 5 to 25, fewer if slow]", **Count),

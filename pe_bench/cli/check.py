@@ -33,12 +33,14 @@ def check_encodings(
     Raises `UserError` for what cannot be built, `RunError` where a property fails.
     """
     names, overrides = split_arguments(arguments)
-    require(not (names and everything), f"--all checks every encoding, and {' '.join(names)} names some")
+    require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
     for text in overrides:
         override = parse_override(text)
         is_option = "." not in override.key or override.section == "encoding"
-        require(is_option, f"check has a model of its own, and {text} is no option of an encoding")
+        require(
+            is_option, f"check uses its own model: leave out {text}, which is not an option of an encoding"
+        )
     found = find_cases([*(encoding_names(directories) if everything else []), *arguments], directories)
     for encoding in found:
         for option, value in encoding.examples.items():

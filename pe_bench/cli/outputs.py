@@ -45,10 +45,10 @@ def check_outputs(outputs: Outputs) -> None:
     """Raises `UserError` for a target that cannot be written, with the way out."""
     for option in outputs.printed:
         if option not in TEXTS:
-            raise UserError(f"{option} - would print what is no text to read: name a file")
+            raise UserError(f"{option} - would print something other than text: name a file")
     if len(outputs.printed) > 1:
         options = " and ".join(f"{option} -" for option in outputs.printed)
-        raise UserError(f"{options} all print in place of the table: choose one of them")
+        raise UserError(f"{options} all print instead of the table: choose one of them")
     taken: dict[Path, str] = {}
     for option, path in outputs.files.items():
         _require_writable(option, path)
@@ -77,6 +77,6 @@ def _require_writable(option: str, path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder: name a file in it")
     if path.exists() and not path.is_file():
-        raise UserError(f"{option} {path} is no plain file: name one that may be replaced")
+        raise UserError(f"{option} {path} is not a regular file: name one that may be replaced")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise UserError(f"{option} {path} cannot be written (no permission): name a file elsewhere")

@@ -90,7 +90,7 @@ def _leave_quietly() -> int:
 def _stop(arguments: list[str], told: str) -> int:
     keeps = arguments[:1] in (["train"], ["eval"])
     return _fail(
-        told or f"interrupted{'; the same command goes on from where it was' if keeps else ''}", EXIT_CODE
+        told or f"interrupted{'; the same command continues from there' if keeps else ''}", EXIT_CODE
     )
 
 

@@ -52,7 +52,7 @@ def time_encodings(
     read_rows(file)
     _try_each(first, min(wanted[0], first[0].config.train.length))
     if not asked.is_choice:
-        say(f"no encoding is named: timing all {len(first)}; Ctrl-C leaves what is done by then")
+        say(f"no encoding is named: timing all {len(first)}; Ctrl-C stops and keeps what is done")
     _measure(asked, first, wanted, repeats, file)
 
 
@@ -123,7 +123,7 @@ def _measure(
         if rows:
             _show(rows, limits, file, is_drawn)
     if not any(row.status == "ok" for row in rows):
-        raise RunError("nothing could be timed: the reasons stand under the table")
+        raise RunError("nothing could be timed: the reasons are below the table")
 
 
 def _show(rows: Sequence["Row"], limits: "Limits", file: Path, is_drawn: bool) -> None:

@@ -13,9 +13,9 @@ from pe_bench.values import unknown
 CLOSE = 0.8  # to an option of the command, which is what was meant then
 # Options of other programs, by the command that lacks them, and the answer.
 ELSEWHERE = {
-    ("train", "--resume"): "not needed: the same command goes on from the last checkpoint",
+    ("train", "--resume"): "not needed: the same command continues from the last checkpoint",
     ("train", "--dry-run"): "--cfg job prints every key and trains nothing",
-    ("train", "--sweep"): "-m makes a run of each of several values",
+    ("train", "--sweep"): "-m makes a run for each of several values",
 }
 
 

@@ -33,7 +33,7 @@ def read_command(
     for option, value in (("--cfg", cfg), ("--info", info)):
         known = ", ".join(PRINTED[option])
         require(value is None or value in PRINTED[option], f"{option} prints one of {known}, not '{value}'")
-    require(cfg is not None or not resolve, "--resolve goes with --cfg job")
+    require(cfg is not None or not resolve, "--resolve works only with --cfg: add --cfg job")
     require(config_dir is None or config_dir.is_dir(), f"--config-dir {config_dir} is not a folder")
     printing = [*(["--cfg", cfg] if cfg else []), *(["--resolve"] if resolve else [])]
     printing += ["--info", info] if info else []
@@ -72,9 +72,9 @@ def _train_many(command: HydraCommand) -> None:
     print_sweep_tables(summary.tables)
     print_summary(summary)
     if summary.stopped and not summary.is_done:
-        raise Stopped("stopped; the same command goes on from where it was")
+        raise Stopped("stopped; the same command continues from there")
     if summary.failed:
-        raise RunError("the sweep is not done; mend what failed, then the same command does what is missing")
+        raise RunError("the sweep is not done; fix what failed, then the same command does what is missing")
     if not summary.is_done:
         raise RunError("the sweep is not done; the same command does what is missing")
 

@@ -86,7 +86,8 @@ def unused_keys(data: DataConfig, evaluation: EvalConfig) -> dict[str, tuple[str
 def check_margin(margin: float, key: str) -> None:
     """Raise `UserError` for a margin that leaves nothing between holding and failing."""
     require(
-        0 < margin < FAILURE, f"{key} is bits per byte above 0 and below {FAILURE} (failing), not {margin}"
+        0 < margin < FAILURE,
+        f"{key} must be above 0 and below {FAILURE} bits per byte (failing), not {margin}",
     )
 
 
@@ -267,6 +268,6 @@ def _check_run(config: Config) -> None:
     )
     require(
         config.train.processes == 1 or ":" not in config.device,
-        f"device={config.device} is one GPU, and train.processes={config.train.processes} takes one each: "
-        "say device=cuda",
+        f"device={config.device} is one GPU, but train.processes={config.train.processes} "
+        "needs one for each: say device=cuda",
     )

@@ -99,7 +99,7 @@ def _explain_several_values(overrides: Sequence[str]) -> str:
     ):
         if parsed.is_sweep_override():
             key, value = parse_override(text).key, parse_override(text).value
-            runs = f"-m {text} makes a run of each"
+            runs = f"-m {text} makes a run for each"
             is_list = f"'{key}=[{value}]' is a list, and " if _takes_list(key) else ""
             return f"{text} is several values: {is_list}{runs}"
     return ""

@@ -10,8 +10,8 @@ LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")
 GROUP = re.compile(r" *- (\w+): (\S+)")
 GROUP_MEANINGS = {
     "encoding": "the positional encoding: `pe-bench list encodings`",
-    "modifier": "what acts on top of it: `pe-bench list modifiers`",
-    "model": "its sizes: `pe-bench list models`",
+    "modifier": "added on top of the encoding: `pe-bench list modifiers`",
+    "model": "the size of the model: `pe-bench list models`",
     "data": "the text: `pe-bench list data`",
     "tokenizer": "how text becomes tokens: `pe-bench list tokenizers`",
     "experiment": "several keys at once: `pe-bench list experiments`",

@@ -25,7 +25,7 @@ def check_overrides(overrides: Sequence[str], directories: Sequence[str] = ()) -
     for before, text, override in zip(["", *overrides], overrides, parsed, strict=False):
         require(
             not before.endswith(",") or override.value is not None,
-            f"'{before} {text}': no space may stand after the comma",
+            f"'{before} {text}': no space is allowed after the comma",
         )
         _check_form(text, override, directories)
     values = {override.key: override.value or "" for override in parsed}
@@ -33,12 +33,12 @@ def check_overrides(overrides: Sequence[str], directories: Sequence[str] = ()) -
         raise UserError("train.steps and train.tokens both say how long to train: give one of them")
     for group in GROUPS:
         if values.get(group, "").startswith("{"):
-            raise UserError(f"{group}={values[group]} is no name: say {group}=NAME, and {group}.KEY=VALUE")
+            raise UserError(f"{group}={values[group]} is not a name: say {group}=NAME, and {group}.KEY=VALUE")
     for group in ONE_OF_EACH:
         if values.get(group, "").startswith("["):
             raise UserError(
                 f"{group}={values[group]}: a run has one {group}; say -m {group}={values[group].strip('[]')} "
-                "for a run of each, or modifier=[NAME] for what acts on top of an encoding"
+                "for a run with each, or modifier=[NAME] for something on top of an encoding"
             )
 
 
@@ -46,7 +46,7 @@ def _check_form(text: str, override: Override, directories: Sequence[str]) -> No
     if override.key in GROUPS and not override.value and override.prefix != "~":
         group = override.key
         example = f"[{EXAMPLES[group]}]" if group == "modifier" else EXAMPLES[group]
-        raise UserError(f"'{text}' names nothing: say {group}=NAME, such as {group}={example}")
+        raise UserError(f"'{text}' has no value: say {group}=NAME, such as {group}={example}")
     if override.key in CLASSES and re.fullmatch(r"[^'\"]+:[A-Za-z_]\w*", override.value or ""):
         raise UserError(
             f"{text} is a class: name it in a file FOLDER/{override.key}/NAME.yaml with "

@@ -95,7 +95,7 @@ def find_unknown_key(overrides: Sequence[Override], directories: Sequence[str]) 
             continue
         if key.startswith("hydra.launcher.") and not any(other.key == LAUNCHER for other in overrides):
             return UserError(
-                f"{key} is no option of the basic launcher: name the one that it is for, such as "
+                f"{key} is not an option of the basic launcher: name the launcher it belongs to, such as "
                 f"{LAUNCHER}=joblib for n_jobs and {LAUNCHER}=submitit_slurm for nodes"
             )
         own = values if key.startswith("hydra.") else {k: v for k, v in values.items() if k != "hydra"}

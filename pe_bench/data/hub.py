@@ -45,7 +45,7 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
 def _require_name(path: str) -> None:
     """`datasets` takes other words for folders or formats of its own; they may be a stranger's."""
     if not OWNER_AND_NAME.fullmatch(path) or Path(path).exists():
-        raise UserError(f"data.path={path} is no OWNER/NAME of a dataset of the Hub: {WITHOUT}")
+        raise UserError(f"data.path={path} is not the OWNER/NAME of a dataset on the Hub: {WITHOUT}")
 
 
 def explain(error: Exception, online: bool, what: str, instead: str) -> str:

@@ -71,7 +71,7 @@ def _check_sides(train: list[Document], held_out: list[Document], kept: list[Doc
         raise UserError(f"there are {len(train)} training documents and none for validation: use more text")
     if not kept:
         raise UserError(
-            f"each of the {len(held_out)} validation documents stands in the {len(train)} training documents "
-            f"(more than {MAX_SHARE:.0%} of its {WINDOW_BYTES}-byte windows): "
+            f"each of the {len(held_out)} validation documents is contained in the {len(train)} training "
+            f"documents (more than {MAX_SHARE:.0%} of its {WINDOW_BYTES}-byte windows): "
             "use more varied text, or name other text by data.validation_path"
         )

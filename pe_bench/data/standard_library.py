@@ -38,7 +38,7 @@ def read() -> Iterator[Document]:
             yield Document(name, text)
     if not found:
         raise UserError(
-            f"this Python keeps no sources of its standard library in {folder}: use data=files data.path=DIR"
+            f"this Python has no sources of its standard library in {folder}: use data=files data.path=DIR"
         )
 
 

@@ -24,7 +24,7 @@ def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Docume
         raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file")
     files = _files_in(root) if root.is_dir() else [root]
     if not files:
-        raise UserError(f"{key}={path} holds no files (hidden ones are passed over): put text files into it")
+        raise UserError(f"{key}={path} holds no files (hidden ones are ignored): put text files into it")
     found = False
     for file in files:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name

@@ -84,7 +84,7 @@ def _rows_if_finished(job: Job, bars: Bars) -> list[Row] | None:
     if rows is None and trained is None:
         _reopen(job)
         return None
-    say(f"{setup.run} is trained already")
+    say(f"{setup.run} is already trained")
     if trained is not None:
         return score_encodings(job, trained, bars=bars)
     report_shortages(job)
@@ -114,7 +114,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
     say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if found is not None and found.meta.step < steps:
-        say(f"{name}: goes on from step {found.meta.step}")
+        say(f"{name}: continues from step {found.meta.step}")
     with bars(setup.label, steps) as bar:
         shown = TrainingProgress(bar, steps, tokens)
 
@@ -134,7 +134,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
 def _newest_checkpoint(setup: Setup) -> Checkpoint | None:
     folder = setup.run / "checkpoints"
     for path in delete_damaged_checkpoints(folder):
-        say(f"warning: {path} is damaged, and dropped")
+        say(f"warning: {path} is damaged and was deleted")
     return latest_checkpoint(folder)
 
 

@@ -120,5 +120,5 @@ def _warn_of_other_data(job: Job, result: dict[str, object]) -> None:
     if result.get("data_hash") != job.data.hash:
         say(
             f"warning: data={job.setup.config.data.name} is not what {job.setup.run.name} was trained on "
-            f"(hash {job.data.hash}, then {result.get('data_hash')}): these rows get a table of their own"
+            f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
         )

@@ -31,8 +31,8 @@ def find_run(word: str, results_dir: Path) -> Path:
     if len(matching) == 1:
         return _require_finished(folder / matching[0])
     if matching:
-        raise UserError(f"'{word}' is the beginning of several runs: {', '.join(matching)}")
-    raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` names those there are")
+        raise UserError(f"'{word}' begins the names of several runs; give one in full: {', '.join(matching)}")
+    raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` shows them all")
 
 
 def matching_runs(word: str, results_dir: Path) -> list[Path]:
@@ -91,7 +91,7 @@ def _run_in_folder(run: Path, word: str, results_dir: Path) -> Path:
     if run.parent.name == "runs":
         way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
     else:
-        way_out = "put it into a folder runs/, and name with --results-dir the folder that holds that"
+        way_out = "move it into a folder named runs/, and give --results-dir the folder that contains runs/"
     raise UserError(f"the run {word} is not one of {folder}: {way_out}")
 
 
@@ -108,5 +108,5 @@ def _require_finished(run: Path) -> Path:
     except RunError as error:
         raise UserError(str(error)) from error
     if result is None:
-        raise UserError(f"{run} is not finished: repeat the command that trained it, and it goes on")
+        raise UserError(f"{run} is not finished: repeat the command that trained it, and it continues")
     return run

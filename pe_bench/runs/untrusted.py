@@ -113,12 +113,14 @@ def _check_file(path: Path, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise RunError(f"{path} is a symbolic link, and a run's files lie in its own folder: {_WAY_OUT}")
     if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
-        raise RunError(f"{path} is no plain file: {_WAY_OUT}")
+        raise RunError(f"{path} is not a regular file: {_WAY_OUT}")
     if CONTROL.search(path.name):
         raise RunError(f"{path} has control characters in its name: {_WAY_OUT}")
     most = MAX_BYTES.get(path.suffix)
     if most is not None and stat.S_ISREG(found.st_mode) and found.st_size > most:
-        raise RunError(f"{path} has {found.st_size:,} bytes, and no such file has over {most:,}: {_WAY_OUT}")
+        raise RunError(
+            f"{path} has {found.st_size:,} bytes, and such a file has at most {most:,}: {_WAY_OUT}"
+        )
 
 
 def _inner(value: Any) -> Iterable[Any]:

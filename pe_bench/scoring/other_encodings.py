@@ -78,7 +78,7 @@ def find_others(request: WithOption, run: str, trained: Config) -> list[OtherEnc
             # A bare name stands for two curves; skip the second if the run already has this encoding.
             for encoding in same if same and not requested.options else encodings:
                 if encoding in same:
-                    say(f"--with {requested.text}: {run} was trained with it and is scored with it anyway")
+                    say(f"--with {requested.text}: {run} was trained with it, so it is scored with it anyway")
                     continue
                 other = _other(encoding, own, trained.model.n_layers, request.force)
                 found.setdefault(other.label, other)
@@ -90,12 +90,12 @@ def find_others(request: WithOption, run: str, trained: Config) -> list[OtherEnc
 def _other(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:
     reason = incompatibility(trained, encoding)
     if reason is not None and not force:
-        raise UserError(f"{reason} (--force scores it all the same, and labels the rows)")
+        raise UserError(f"{reason} (--force scores it anyway and labels the rows)")
     label = _label(encoding)
     if label == trained.label:
         raise UserError(
-            f"its rows would be called {label}, as the run's own are, though it is another: give it another "
-            "name in its YAML file"
+            f"its rows would be called {label} like the run's own, but it is a different encoding: "
+            "give it another name in its YAML file"
         )
     _require_fit(label, encoding, trained, n_layers)
     return OtherEncoding(label, encoding, forced=reason is not None)

@@ -112,7 +112,7 @@ def _values(override: Any, directories: Sequence[str]) -> list[str]:
     else:
         values = list(override.sweep_string_iterator())
     if not values:
-        raise UserError(f"{override.input_line} stands for no value at all")
+        raise UserError(f"{override.input_line} gives no values: name at least one")
     return [f"{override.get_key_element()}={value}" for value in values]
 
 

@@ -251,7 +251,7 @@ def _describe_exit(code: int | None) -> str:
     if number not in list(signal.Signals):
         return f"its process ended with exit code {code}"
     name = signal.Signals(number).name
-    return f"killed by {name}" + (", by somebody or for lack of memory" if name == "SIGKILL" else "")
+    return f"killed by {name}" + (", by someone or for lack of memory" if name == "SIGKILL" else "")
 
 
 def _reason(error: Exception) -> str:

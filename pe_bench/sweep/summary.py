@@ -148,7 +148,7 @@ def _counts(summary: Summary) -> str:
         parts.append(f"{len(summary.failed)} failed")
     rest = summary.jobs - done - skipped - len(summary.failed)
     if rest > 0:
-        parts.append(f"{rest} stopped or not begun")
+        parts.append(f"{rest} stopped or not started")
     return f"{_jobs(summary.jobs)}: {', '.join(parts)}"
 
 
@@ -157,7 +157,7 @@ def _jobs(count: int) -> str:
 
 
 def _reason(state: JobState) -> str:
-    return state.reason or "its process was lost" + (f", at {state.text}" if state.text else "")
+    return state.reason or "its process died" + (f", at {state.text}" if state.text else "")
 
 
 def _place(summary: Summary, state: JobState) -> str:

@@ -24,7 +24,9 @@ def resolve_device(name: str) -> torch.device:
     if kind != "cuda" or (number and not number.isdecimal()) or name.endswith(":"):
         raise UserError(f"device must be auto, cpu, cuda or cuda:N, not {name!r}")
     if int(number or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={name} is not here ({torch.cuda.device_count()} GPUs are): say device=cpu")
+        raise UserError(
+            f"device={name} was not found (GPUs here: {torch.cuda.device_count()}): say device=cpu"
+        )
     return torch.device(name)
 
 

@@ -71,7 +71,7 @@ def check_processes(config: Config, device: torch.device) -> None:
     count = config.train.processes
     if device.type == "cuda" and count > 1:
         found = torch.cuda.device_count()
-        require(count <= found, f"train.processes={count} takes a GPU each, and {found} are here")
+        require(count <= found, f"train.processes={count} needs as many GPUs, and this machine has {found}")
 
 
 def train_together(setup: Setup, source: Checkpoint | None, watch: Watcher) -> None:
@@ -193,8 +193,8 @@ def _loss(lost: Sequence[int], error: Exception | None, processes: int) -> str:
     failure = failures.get(rank)
     how = f" (killed by {failure.signal_name()})" if failure is not None and failure.exitcode < 0 else ""
     return (
-        f"rank {rank} of {processes} processes was lost{how}, and the others ended: "
-        "the same command goes on from the last checkpoint"
+        f"rank {rank} of {processes} processes died{how}, and the others ended: "
+        "the same command continues from the last checkpoint"
     )
 
 

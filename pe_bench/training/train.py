@@ -110,7 +110,7 @@ def _take_steps(
             if is_stopping:
                 raise Stopped(
                     f"stopped at step {state.step} of {train.total_steps}, which is saved; "
-                    "the same command goes on from there"
+                    "the same command continues from there"
                 )
 
 

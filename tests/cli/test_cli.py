@@ -47,7 +47,7 @@ def test_repeating_a_command_does_nothing_again(train, folder):
     run = only_run(folder)
     before = {path: (run / path).stat().st_mtime_ns for path in files_in(run)}
     again = train("encoding=rope")
-    assert "is trained already" in again.err
+    assert "is already trained" in again.err
     assert again.out == first.out
     assert {path: (run / path).stat().st_mtime_ns for path in files_in(run)} == before
 
@@ -85,7 +85,7 @@ def test_a_failing_job_does_not_stop_a_sweep_and_is_told_in_one_line(train, fold
     assert "not finite" in outcome.err
     assert "2 jobs: 1 done, 1 failed" in outcome.err
     assert (
-        "pe-bench: the sweep is not done; mend what failed, then the same command does what is missing"
+        "pe-bench: the sweep is not done; fix what failed, then the same command does what is missing"
         in outcome.line
     )
     assert "  failed: train.lr=1e+30: " in outcome.err, "a job is named by what is swept over alone"
@@ -225,11 +225,11 @@ def test_the_version_is_the_packages(command):
         (["train", "eval.lengths=[100000000]"], "has the 100000000 tokens that are needed: the longest has"),
         (["train", "train.steps=3", "train.tokens=9"], "give one of them"),
         (["train", "encoding=[rope,alibi]"], "a run has one encoding"),
-        (["train", "encoding=rope,alibi"], "is several values: -m encoding=rope,alibi makes a run of each"),
+        (["train", "encoding=rope,alibi"], "is several values: -m encoding=rope,alibi makes a run for each"),
         (["train", "encoding=null"], "unknown encoding 'null': there are: alibi"),
         (["train", "-m", "encoding=rope,3"], "unknown encoding '3': there are: alibi"),
         (["train", "modifier=null"], "modifier=[] is none"),
-        (["train", "data={a:b}"], "data={a:b} is no name: say data=NAME"),
+        (["train", "data={a:b}"], "data={a:b} is not a name: say data=NAME"),
         (
             ["train", "encoding.name=null"],
             "encoding.name must be letters, digits and the signs . + - _, not null",
@@ -249,8 +249,8 @@ def test_the_version_is_the_packages(command):
         (["train", "data=files", "data.path=x", "data.validation_path="], "data.validation_path is empty"),
         (["train", "train.lr=1" + "0" * 400], "train.lr must be a number, not 1000"),
         (["train", "threads=100000000000"], "up to 1024, not 100000000000"),
-        (["train", "encoding"], "'encoding' names nothing: say encoding=NAME, such as encoding=rope"),
-        (["train", "encoding="], "'encoding=' names nothing: say encoding=NAME"),
+        (["train", "encoding"], "'encoding' has no value: say encoding=NAME, such as encoding=rope"),
+        (["train", "encoding="], "'encoding=' has no value: say encoding=NAME"),
         (["train", "rope"], "'rope' cannot be read: say encoding=rope"),
         (["train", "small"], "say model=small"),
         (["train", "train.dtype=fp16"], "unknown key 'train.dtype': did you mean 'precision'?"),
@@ -259,7 +259,7 @@ def test_the_version_is_the_packages(command):
             "unknown key 'encoding.base': alibi has encoding.slope_scale",
         ),
         (["train", "encoding=nope", "encoding.base=500"], "unknown key 'encoding.base': nope has no options"),
-        (["train", "--resume"], "--resume is no option of train: not needed: the same command goes on"),
+        (["train", "--resume"], "--resume is no option of train: not needed: the same command continues"),
         (["train", "--dry-run", "seed=1"], "--cfg job prints every key and trains nothing"),
         (["report", "--json"], "unknown option '--json': there are: --all, --baseline, --by"),
         (["train", "-sc"], "unknown option '-s'"),
@@ -267,16 +267,16 @@ def test_the_version_is_the_packages(command):
         (["train", "--cfg=jobb"], "--cfg prints one of job, hydra, all, not 'jobb'"),
         (["train", "--multirun=3"], "'--multirun' does not take a value"),
         (["train", "--cfg", "job", "-m"], "-m and --cfg exclude each other"),
-        (["train", "--resolve"], "--resolve goes with --cfg job"),
-        (["train", "-m", "encoding=glob(z*)"], "encoding=glob(z*) stands for no value at all"),
+        (["train", "--resolve"], "--resolve works only with --cfg: add --cfg job"),
+        (["train", "-m", "encoding=glob(z*)"], "encoding=glob(z*) gives no values: name at least one"),
         (["train", "-m", "seed=0,1", "encoding.foo=3"], "unknown key 'encoding.foo'"),
         (
             ["train", "-m", "encoding=rope,", "alibi"],
-            "'encoding=rope, alibi': no space may stand after the comma",
+            "'encoding=rope, alibi': no space is allowed after the comma",
         ),
         (
             ["train", "-m", "seed=0,1", "hydra.launcher.n_jobs=2"],
-            "hydra.launcher.n_jobs is no option of the basic launcher: name the one that it is for, such as",
+            "hydra.launcher.n_jobs is not an option of the basic launcher: name the launcher it belongs to",
         ),
         (
             ["train", "-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_job=2"],
@@ -445,7 +445,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(train, folder, monkeypatch):
 
     monkeypatch.setattr(Trainer, "step", interrupted)
     outcome = train("encoding=rope")
-    assert outcome.code == 130 and "goes on from" in outcome.line
+    assert outcome.code == 130 and "continues from" in outcome.line
     monkeypatch.undo()
     assert train("encoding=rope").code == 0
 

@@ -54,7 +54,7 @@ def test_only_one_thing_takes_the_place_of_the_table(command, results):
     [
         ("nowhere/a.png", "there is no folder"),
         ("folder.png", "is a folder: name a file in it"),
-        ("pipe.png", "is no plain file"),
+        ("pipe.png", "is not a regular file"),
     ],
 )
 def test_a_target_that_cannot_be_written_is_told_before_anything_is_printed(

@@ -117,7 +117,7 @@ def test_damaged_weights_are_reported_and_trained_again_when_needed(
         again = train(*ARGUMENTS, "eval.lengths=[16,32,48]")
         assert again.code == 0
         assert f"warning: retraining {run.name}: its final weights are missing or damaged" in again.err
-        assert f"warning: {step} is damaged, and dropped" in again.err
+        assert f"warning: {step} is damaged and was deleted" in again.err
     assert train(*ARGUMENTS).code == 0
     found = contents(folder / "results")
     kept = [name for name in unbroken if name.endswith(".safetensors")]
@@ -130,7 +130,7 @@ def test_a_finished_run_needs_a_lost_file_only_for_work_that_uses_it(train, resc
     (step / f"{name}.safetensors").unlink()
     unbroken = contents(folder / "results")
     again = train(*ARGUMENTS)
-    assert again.code == 0 and "is trained already" in again.err
+    assert again.code == 0 and "is already trained" in again.err
     assert contents(folder / "results") == unbroken
     assert rescore().code == (0 if name == "optimizer" else 2)
     assert contents(folder / "results") == unbroken

@@ -129,7 +129,7 @@ def test_fine_tuning_is_not_restarted_when_its_source_is_gone(train, folder):
     assert "nope from=rope " in outcome.out, "the table tells it from a model trained without positions"
     shutil.rmtree(source)
     outcome = train(*overrides)
-    assert outcome.code == 0 and "is trained already" in outcome.err
+    assert outcome.code == 0 and "is already trained" in outcome.err
     outcome = train(*overrides, "seed=1")
     assert outcome.code == 2 and f"no run '{source.name}'" in outcome.line
 
@@ -158,4 +158,4 @@ def test_data_shorter_than_a_window_writes_nothing(train, folder):
 
 def test_a_number_may_be_written_with_or_without_a_decimal_point(train, folder):
     train("encoding=rope", "encoding.base=500000")
-    assert "is trained already" in train("encoding=rope", "encoding.base=500000.0").err
+    assert "is already trained" in train("encoding=rope", "encoding.base=500000.0").err

@@ -320,7 +320,7 @@ def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Pat
         swing = np.where(np.arange(len(scores.nll)) // 4 % 2, 0.4, -0.4).astype(np.float32)
         save_scores(file_of(run, row), replace(scores, nll=scores.nll + swing))
     assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
-    assert "for want of seeds" not in printed(tmp_path)
+    assert "for lack of seeds" not in printed(tmp_path)
 
 
 def test_a_table_takes_no_rows_of_another_protocol_with_the_same_targets(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_run_is_found_by_path_by_name_and_by_a_prefix_of_its_name(begin, folde
     for name in (str(run), run.name, run.name[:9], "rope"):
         assert find_run(name, results).resolve() == run.resolve()
     begin("encoding=rope", "seed=1")
-    with pytest.raises(UserError, match="the beginning of several runs"):
+    with pytest.raises(UserError, match="begins the names of several runs"):
         find_run("rope", results)
     with pytest.raises(UserError, match="no run 'r\\*'"):
         find_run("r*", results)
@@ -265,7 +265,7 @@ def test_the_same_data_elsewhere_is_the_same_run(train, folder):
     train("encoding=rope")
     shutil.copytree(folder / "corpus", folder / "moved")
     outcome = train("encoding=rope", f"data.path={folder / 'moved'}")
-    assert "is trained already" in outcome.err
+    assert "is already trained" in outcome.err
 
 
 def test_a_written_configuration_reads_back_equal(train, folder):

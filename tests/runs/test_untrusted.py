@@ -352,7 +352,7 @@ def test_a_run_that_is_itself_a_link_is_not_written_to(stranger, tmp_path):
 def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(stranger):
     (stranger.run / "config.yaml").unlink()
     os.mkfifo(stranger.run / "config.yaml")
-    with pytest.raises(Exception, match="config.yaml is no plain file"), locked(stranger.run):
+    with pytest.raises(Exception, match="config.yaml is not a regular file"), locked(stranger.run):
         pass
     for _, outcome in stranger.each():
         assert outcome.code in (0, 1, 2)

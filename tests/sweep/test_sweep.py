@@ -134,7 +134,7 @@ def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(t
     assert done.stdout.count("works to") == 1, "one table of all that is done"
     # Why, in the summary and in the directory.
     assert "  failed: encoding.end=raise: " in done.stderr and "it ended badly" in done.stderr
-    assert "  failed: encoding.end=kill: killed by SIGKILL, by somebody or for lack of memory" in done.stderr
+    assert "  failed: encoding.end=kill: killed by SIGKILL, by someone or for lack of memory" in done.stderr
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
     found = SweepFolder(folder).states()
     assert [state.state for state in found] == [FAILED, DONE, FAILED]
@@ -186,7 +186,7 @@ def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
     told = process.communicate()[1]
     assert process.returncode == 130, told
     assert re.search(r"stopped at step \d+ of 20000, which is saved", told)
-    assert "pe-bench: stopped; the same command goes on from where it was" in told
+    assert "pe-bench: stopped; the same command continues from there" in told
     assert not list(runs.glob("*/result.json")) and not list(runs.glob("*/error.txt"))
     assert latest_checkpoint(next(runs.glob("*/checkpoints"))) is not None
 
@@ -487,7 +487,7 @@ def summary_of(tmp_path: Path, kinds: list[str], jobs: int, **others) -> Summary
 def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, capsys):
     print_summary(summary_of(tmp_path, [DONE, RUNNING], 3, problem="TerminatedWorkerError: a worker"))
     told = capsys.readouterr().err
-    assert "3 jobs: 1 done, 1 failed, 1 stopped or not begun" in told
+    assert "3 jobs: 1 done, 1 failed, 1 stopped or not started" in told
     assert "the launcher ended: TerminatedWorkerError: a worker" in told
     assert "to retry it: pe-bench train seed=1" in told
 
@@ -496,8 +496,8 @@ def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, caps
     ("kinds", "line"),
     [
         ([DONE, SKIPPED, SKIPPED], "3 jobs: 1 done, 2 done already\n"),
-        ([SKIPPED, STOPPED], "2 jobs: 1 done already, 1 stopped or not begun\n"),
-        ([STOPPED], "1 job: 0 done, 1 stopped or not begun\n"),
+        ([SKIPPED, STOPPED], "2 jobs: 1 done already, 1 stopped or not started\n"),
+        ([STOPPED], "1 job: 0 done, 1 stopped or not started\n"),
     ],
 )
 def test_the_summary_counts_jobs_that_were_done_before(tmp_path, capsys, kinds, line):
@@ -562,7 +562,7 @@ def test_two_margins_of_one_run_have_separate_tables():
 def test_the_summary_of_a_stopped_sweep_blames_no_job(tmp_path, capsys):
     summary = summary_of(tmp_path, [DONE, STOPPED, RUNNING], 5, stopped=True)
     print_summary(summary)
-    assert capsys.readouterr().err == "5 jobs: 1 done, 4 stopped or not begun\n"
+    assert capsys.readouterr().err == "5 jobs: 1 done, 4 stopped or not started\n"
     assert not summary.is_done and not summary.failed
 
 

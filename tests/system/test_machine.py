@@ -49,14 +49,14 @@ def test_auto_is_the_processor_elsewhere() -> None:
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:3"])
 def test_a_gpu_that_is_not_there_names_the_way_out(name: str) -> None:
-    with pytest.raises(UserError, match=rf"device={name} is not here \(0 GPUs are\): say device=cpu"):
+    with pytest.raises(UserError, match=rf"device={name} was not found \(GPUs here: 0\): say device=cpu"):
         resolve_device(name)
 
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("name", ["cuda:2", "cuda:255", "cuda:99999"])
 def test_gpus_are_counted_from_zero(name: str) -> None:
-    with pytest.raises(UserError, match=rf"device={name} is not here \(2 GPUs are\)"):
+    with pytest.raises(UserError, match=rf"device={name} was not found \(GPUs here: 2\)"):
         resolve_device(name)
 
 

@@ -119,7 +119,7 @@ def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(train, f
         asked_in_step(patched, "step", number)
         outcome = train("encoding=alibi")
     assert outcome.code == 130
-    assert "stopped at step 4 of 8, which is saved; the same command goes on from there" in outcome.line
+    assert "stopped at step 4 of 8, which is saved; the same command continues from there" in outcome.line
     run = only_run(folder)
     found = latest_checkpoint(run / "checkpoints")
     assert found is not None and found.meta.step == ASKED_AT + 1
@@ -159,7 +159,7 @@ def test_scoring_interrupted_by_a_signal_keeps_the_scored_lengths(train, folder,
     with monkeypatch.context() as patched:
         patched.setattr(pe_bench.scoring.evaluate, "save_scores", save)
         outcome = train("encoding=alibi", "eval.lengths=[16,32,64]")
-    assert outcome.code == 130 and "the same command goes on from where it was" in outcome.line
+    assert outcome.code == 130 and "the same command continues from there" in outcome.line
     run = only_run(folder)
     kept = {path: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
     assert len(kept) == 2

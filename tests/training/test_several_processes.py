@@ -168,7 +168,7 @@ def test_a_process_that_cannot_read_the_checkpoint_does_not_start_over(folder):
 
 def test_more_processes_than_gpus_are_refused(folder):
     config = parse_config(compose([*tiny_overrides(folder), "train.processes=4"]))
-    with pytest.raises(UserError, match=r"train.processes=4 takes a GPU each, and \d+ are here"):
+    with pytest.raises(UserError, match=r"train.processes=4 needs as many GPUs, and this machine has \d+"):
         check_processes(config, torch.device("cuda"))
 
 
@@ -194,7 +194,7 @@ def test_the_shares_of_a_batch_add_up_to_it_in_order():
 
 def test_a_lost_process_is_named_before_what_followed_from_it():
     followed = Failure("rank 0 of 2 processes failed: RuntimeError: Connection closed by peer", "trace")
-    with pytest.raises(RunError, match="rank 1 of 2 processes was lost"):
+    with pytest.raises(RunError, match="rank 1 of 2 processes died"):
         _raise_first_failure({0: followed}, None, 2)
     with pytest.raises(RunError, match="rank 0 of 2 processes failed: RuntimeError: Connection closed"):
         _raise_first_failure({0: followed, 1: None}, None, 2)
@@ -277,10 +277,10 @@ def test_a_lost_process_is_reported_in_one_line_and_the_run_can_continue(working
     assert working.returncode == 1, told
     (line,) = [line for line in told.splitlines() if line.startswith("pe-bench: ")]
     # By what it was killed is told where PyTorch saw it end before the others, which follow at once.
-    assert "of 2 processes was lost" in line and "and the others ended" in line
-    assert "the same command goes on from the last checkpoint" in line
+    assert "of 2 processes died" in line and "and the others ended" in line
+    assert "the same command continues from the last checkpoint" in line
     assert saved_step(folder) >= 20
-    assert "was lost" in (only_run(folder) / "error.txt").read_text()
+    assert "processes died" in (only_run(folder) / "error.txt").read_text()
     assert not [pid for pid in workers if Path(f"/proc/{pid}/cmdline").exists()]
 
 

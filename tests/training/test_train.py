@@ -249,8 +249,8 @@ def test_a_damaged_checkpoint_is_skipped_and_its_steps_are_repeated(train, folde
     path.write_bytes(path.read_bytes()[:-8])
     again = train("encoding=rope")
     assert again.code == 0
-    assert f"warning: {path.parent} is damaged, and dropped" in again.err
-    assert f"{run.name}: goes on from step 6" in again.err
+    assert f"warning: {path.parent} is damaged and was deleted" in again.err
+    assert f"{run.name}: continues from step 6" in again.err
     assert all(torch.equal(weights(folder)[name], expected[name]) for name in expected)
 
 

@@ -71,7 +71,7 @@ class Tracking:
         except Exception as error:
             self.tracker = None
             reason = f"{type(error).__name__}: {first_line(error)}"
-            say(f"warning: tracker={self.name} failed, and the run goes on without it ({reason})")
+            say(f"warning: tracker={self.name} failed, and the run continues without it ({reason})")
 
 
 @contextmanager

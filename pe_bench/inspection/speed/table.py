@@ -94,11 +94,11 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     if counts:
         several = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
         notes.append(
-            f"ms: median of {several} {'pass' if max(counts) == 1 else 'passes'}, after one that warms up"
+            f"ms: median of {several} {'pass' if max(counts) == 1 else 'passes'}, after a warm-up pass"
         )
     notes += _on_noise(rows)
     if any(row.peak_memory_mb is not None for row in rows):
-        notes.append("MB: the highest above what was held before the first pass")
+        notes.append("MB: peak memory above what was in use before the first pass")
     reasons = {f"{row.encoding} at {row.length:,}: {row.reason}" for row in rows if row.reason}
     return [*notes, *sorted(reasons)]
 
@@ -116,7 +116,7 @@ def _on_noise(rows: Sequence[Row]) -> list[str]:
     advice = "; try threads=1" if row.threads > 1 else ""
     return [
         f"noisy: passes of {row.encoding} at {row.length:,} took {number(row.milliseconds_min or 0)} to "
-        f"{number(row.milliseconds_max or 0)} ms, as on a busy machine{advice}"
+        f"{number(row.milliseconds_max or 0)} ms, as happens on a busy machine{advice}"
     ]
 
 
@@ -130,6 +130,7 @@ def _on_limits(rows: Sequence[Row], limits: Limits) -> list[str]:
     if known:
         last = known[-1]
         notes.append(
-            f"{last.encoding} reaches {last.share_of_matmul_rate:.0%} of the former at {last.length:,} tokens"
+            f"{last.encoding} reaches {last.share_of_matmul_rate:.0%} of that matrix speed "
+            f"at {last.length:,} tokens"
         )
     return notes

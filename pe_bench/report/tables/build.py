@@ -145,9 +145,7 @@ def build_report(
         margins = keys.margins(rows)
         selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
         if margins:
-            problems.append(
-                f"the runs' own report.margin, which differ: {MARGIN:g} is taken, or say --margin"
-            )
+            problems.append(f"the runs differ in report.margin: {MARGIN:g} is used; --margin sets another")
     groups = _groups_of(rows, keys, selection.by)
     shown = _with_newest(groups, results_dir) if newest_only else groups
     tables = _tables(shown, rows, ScoreFiles(folder_of), keys, selection)

@@ -75,8 +75,8 @@ def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
 def _protocol_caveats(protocol: str) -> Iterator[str]:
     if protocol == "nonoverlapping":
         yield (
-            "nonoverlapping: the first tokens of a window see little, and long windows have fewer of them: "
-            "scores improve with length by themselves"
+            "nonoverlapping: the first tokens of a window see little, and long windows have fewer of them, "
+            "so scores improve with length by themselves"
         )
 
 
@@ -86,7 +86,7 @@ def _few_seeds(lines: Sequence[Line]) -> Iterator[str]:
         yield f"one seed{_which(alone, lines)}: results describe these models, not the encodings"
     two = [line.label for line in lines if line.seeds == 2]
     if two:
-        yield f"two seeds{_which(two, lines)}: how seeds differ is hardly known, so intervals are very wide"
+        yield f"two seeds{_which(two, lines)}: too few to know how seeds differ, so intervals are very wide"
 
 
 def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
@@ -94,8 +94,8 @@ def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
     counts = {line.seeds for line in lines}
     if len(counts) > 1:
         yield (
-            f"lines are of {min(counts)} to {max(counts)} seeds, and their levels and order differ by that "
-            "too: --baseline compares seeds that both have"
+            f"lines have {min(counts)} to {max(counts)} seeds, which also affects their levels and order: "
+            "--baseline compares only seeds that both have"
         )
     fewer = [
         line.label
@@ -104,8 +104,8 @@ def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
     ]
     if fewer:
         yield (
-            f"(n=...){_which(fewer, lines)}: of that many seeds only, so levels along the row differ by that "
-            "too; a change is always within the same seeds"
+            f"(n=...){_which(fewer, lines)}: only that many seeds, which also affects levels along the row; "
+            "a change always compares the same seeds"
         )
 
 
@@ -124,7 +124,7 @@ def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iter
                 places.setdefault(line.label, []).append(length)
     if places:
         where = "; ".join(f"{label} at {_numbers(lengths)}" for label, lengths in places.items())
-        yield f"unclear for want of seeds, though each seed alone is worse by more than the margin: {where}"
+        yield f"unclear for lack of seeds, though each seed alone is worse by more than the margin: {where}"
 
 
 def _seeds_agree(cell: Cell, margin: float) -> bool:
@@ -145,10 +145,10 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
     if segments > 1:
         yield (
             f"{documents} only: intervals are over {segments} segments of each, which are more alike than "
-            "documents are, so they say little of other texts"
+            "documents are, so they say little about other texts"
         )
     else:
-        yield f"{documents} only: intervals over so few say little of others"
+        yield f"{documents} only: intervals over so few say little about others"
 
 
 def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
     for labels, lengths in places.items():
         yield (
             f"{_numbers(lengths)}: not all rows were scored on the same targets "
-            f"({_few(labels)} on others), so their levels differ by those too"
+            f"({_few(labels)} on others), which also affects their levels"
         )
 
 

@@ -50,7 +50,7 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
     if length is None:
         by_name = sorted(lines, key=lambda line: line.label)
         return Order(
-            by_name, None, Note("in order of names: no length has a number for most", is_caveat=True)
+            by_name, None, Note("in order of names: no length has a number for most lines", is_caveat=True)
         )
     if on_other_targets(lines, length):
         return _unranked(lines, length, is_asked=is_scored)
@@ -90,8 +90,8 @@ def _unranked(lines: Sequence[Line], length: int, *, is_asked: bool) -> Order:
     """Return the lines by their names, or by their levels where those were asked for."""
     in_order = _by_level(lines, length) if is_asked else sorted(lines, key=lambda line: line.label)
     text = (
-        f"not ranked, because the levels at {length} are of different targets: the order is that of the "
-        f"{'levels all the same' if is_asked else 'names'}. To rank them, repeat their commands with "
+        f"not ranked, because the levels at {length} are of different targets: in order of "
+        f"{'levels nevertheless' if is_asked else 'names'}. To rank them, repeat their commands with "
         "the same eval.* values (nothing is trained again), or pe-bench eval RUN... with the same --lengths, "
         "--max-length and --targets"
     )
