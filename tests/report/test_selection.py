@@ -445,7 +445,7 @@ def test_the_legend_counts_all_verdicts_that_were_corrected_together(results: Pa
 
 def test_lines_with_different_numbers_of_seeds_get_a_note(results: Path) -> None:
     add_run(results, "t5", ROPE)
-    assert any(note.startswith("lines are of 1 to 3 seeds") for note in only(results).notes)
+    assert any(note.startswith("lines have 1 to 3 seeds") for note in only(results).notes)
 
 
 def test_a_length_that_only_one_table_has_orders_that_table_alone(results: Path) -> None:

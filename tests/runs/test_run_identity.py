@@ -225,7 +225,7 @@ def test_the_path_of_a_run_elsewhere_is_refused_with_the_way_to_report_it(tmp_pa
     with pytest.raises(UserError, match=f"is not one of .*: say --results-dir {tmp_path}/other$"):
         matching_runs(str(run), tmp_path / "results")
     copy = shutil.copytree(run, tmp_path / "copy")
-    with pytest.raises(UserError, match="put it into a folder runs/"):
+    with pytest.raises(UserError, match="move it into a folder named runs/"):
         matching_runs(str(copy), tmp_path / "results")
 
 

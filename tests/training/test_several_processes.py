@@ -141,7 +141,7 @@ def test_a_loss_that_is_not_finite_ends_all_processes_in_one_line(train):
             "train.processes=4 times train.micro_batches=2 does not divide the 4 windows",
         ),
         (["train.processes=0"], "train.processes must be positive, and"),
-        (["train.processes=2", "device=cuda:1"], "device=cuda:1 is one GPU, and train.processes=2"),
+        (["train.processes=2", "device=cuda:1"], "device=cuda:1 is one GPU, but train.processes=2"),
     ],
 )
 def test_windows_that_processes_cannot_share_are_refused_with_both_values(train, folder, arguments, told):
