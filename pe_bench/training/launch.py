@@ -7,6 +7,7 @@ The configuration reaches them as an object.
 import logging
 import multiprocessing
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -35,6 +36,7 @@ from pe_bench.training.log import Step
 from pe_bench.training.train import Watcher, train
 
 POLL_SECONDS = 0.1
+LOOPBACK = "127.0.0.1"  # all processes are on one machine, and nobody else may reach them
 STARTED = "started"  # what a process sends when it has met all others
 END_SECONDS = "1"  # that the others have for ending when one is lost
 MAX_KILL_SECONDS = 5  # that PyTorch may take to see that all were killed
@@ -128,8 +130,17 @@ class _Agent(threading.Thread):
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        # It finds a free port; the launch, in this process, finds the store and uses it.
-        store = TCPStore("localhost", 0, None, True, multi_tenant=True, wait_for_workers=False)
+        # The launch, in this process, finds the store and uses it. Alone, a store listens on all interfaces.
+        listening = socket.create_server((LOOPBACK, 0))
+        store = TCPStore(
+            LOOPBACK,
+            listening.getsockname()[1],
+            None,
+            True,
+            multi_tenant=True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
         with tempfile.TemporaryDirectory() as folder:
             config = LaunchConfig(
                 min_nodes=1,
@@ -138,7 +149,7 @@ class _Agent(threading.Thread):
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
                 run_id=self.setup.run.name,
                 rdzv_backend="static",
-                rdzv_endpoint=f"localhost:{store.port}",
+                rdzv_endpoint=f"{LOOPBACK}:{store.port}",
                 rdzv_configs={"rank": 0},
                 max_restarts=0,
                 start_method=start_method(),
@@ -235,12 +246,20 @@ def _train(setup: Setup, source: Checkpoint | None, rank: int, pipe: Connection)
     if device.type == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
+    _stay_on_loopback()
     together.init_process_group("nccl" if device.type == "cuda" else "gloo")
     pipe.send(STARTED)
     group = Group(rank, count, device, pipe.poll)
     watch = pipe.send if group.is_first else _ignore
     train(replace(setup, device=device), model, data, watch, group)
     together.destroy_process_group()
+
+
+def _stay_on_loopback() -> None:
+    """Have the processes' connections to each other listen on this machine's loopback interface alone."""
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):  # of Linux, and of macOS and BSD
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
 
 
 def _ignore(step: Step) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,29 @@ def working(folder):
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
     """The children of the process from which they are copied."""
     return [pid for child in children_of(process.pid) for pid in children_of(child)]
+
+
+def listening_addresses(pids: list[int]) -> list[str]:
+    """Return the addresses, as /proc/net writes them, on which these processes listen."""
+    sockets = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                sockets.add(str(link.readlink()))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            cells = line.split()
+            if cells[3] == "0A" and f"socket:[{cells[9]}]" in sockets:  # that of LISTEN
+                found.append(cells[1].split(":")[0])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="/proc/net is of Linux")
+def test_processes_on_one_machine_listen_on_loopback_alone(working):
+    loopback = {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1 and ::1
+    found = listening_addresses([working.pid, *children_of(working.pid), *workers_of(working)])
+    assert found and set(found) <= loopback
 
 
 def saved_step(folder: Path) -> int:
