@@ -43,6 +43,9 @@ def run(arguments: list[str]) -> int:
         arguments = [*arguments[1:], "--help"]
     if arguments == ["version"]:
         arguments = ["--version"]
+    odd = next((argument for argument in arguments if "\0" in argument), None)
+    if odd is not None:  # no system takes such a name of a file
+        return _fail(f"the argument {odd!a:.60} has a zero byte: give it without", 2)
     from pe_bench.runs.commands import remember_command
 
     remember_command(arguments)

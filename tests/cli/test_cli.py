@@ -527,3 +527,12 @@ def test_a_command_ends_with_its_code_and_with_all_that_was_left_to_do(ends, cod
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (code, told)
     assert ("ZeroDivisionError" in ended.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["eval", "a\0b"], ["report", "a\0b"], ["train", "train.from=a\0b"], ["list", "a\0b"]]
+)
+def test_an_argument_with_a_zero_byte_is_refused_in_one_line(command, arguments):
+    outcome = command(*arguments)
+    assert outcome.code == 2
+    assert "a\\x00b' has a zero byte" in outcome.line and "\0" not in outcome.err
