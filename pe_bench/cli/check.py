@@ -98,9 +98,9 @@ def _summary_table(results: dict[str, Results]) -> Table:
             for state in SIGNS
         }
         unknown = len(properties["not checked"])
-        failing = " ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
+        failing = ", ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
         holding = f"{len(properties['holds'])} of {len(result) - unknown}"
-        unclaimed = " ".join(properties["not claimed"])
+        unclaimed = ", ".join(properties["not claimed"])
         table.add_row(
             Text(name), holding, Text(failing or "0", STYLES["fails"] if failing else ""), unclaimed
         )

@@ -47,7 +47,8 @@ class Listing:
             numeric = any(isinstance(row[place], int) for row in self.rows)
             justify = "right" if numeric else "left"
             width = len("https://kexue.fm/archives/8823") if column == "paper" else None
-            table.add_column(column, justify=justify, overflow="fold", no_wrap=place == 0, min_width=width)
+            title = column.replace("past training", "past\ntraining")
+            table.add_column(title, justify=justify, overflow="fold", no_wrap=place == 0, width=width)
         for row in self.rows:
             # As text, since a run's name is its folder's: brackets in it are no marks.
             cells = (row[place] for place in places)

@@ -42,7 +42,7 @@ def print_run(rows: list[Row], run: Path, margin: float = MARGIN) -> None:
         say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
     if in_results:
         command = f"pe-bench report{_option(results_dir)}"
-        say(f"the run: {run}   all rows: {results_file(results_dir)}   all runs: {command}")
+        say(f"the run: {run}   all rows: {results_file(results_dir)}   compare: {command}")
     else:
         say(f"the run: {run}")
 
@@ -65,7 +65,7 @@ def print_sweep_tables(sweep_tables: Sequence["SweepTable"]) -> None:
         tables = [table for part in sweep_tables for table in _tables_of(part, results_dir)]
         show(tables, hint=_hint(results_dir, [run for part in sweep_tables for run in part.runs]))
         rows, command = results_file(results_dir), f"pe-bench report{_option(results_dir)}"
-        say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   all runs: {command}")
+        say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   compare: {command}")
 
 
 def _tables_of(wanted: "SweepTable", results_dir: Path) -> list[Table]:

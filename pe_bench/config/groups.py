@@ -19,7 +19,7 @@ ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
 DIRECTIVES = ("# also: ", "# @package ")  # comments that are read by programs
 # A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
 NAMES = re.compile(r"\[?[\w.+-]+(,[\w.+-]+)*,?\]?", re.ASCII)
-HOW_TO_HAVE_NONE = {"modifier": "; modifier=[] is none", "experiment": "; without the key there is none"}
+HOW_TO_HAVE_NONE = {"modifier": " (modifier=[] for none)", "experiment": " (leave the key out for none)"}
 
 
 def aliases() -> dict[str, str]:

@@ -228,7 +228,7 @@ def test_the_version_is_the_packages(command):
         (["train", "encoding=rope,alibi"], "is several values: -m encoding=rope,alibi makes a run for each"),
         (["train", "encoding=null"], "unknown encoding 'null': there are: alibi"),
         (["train", "-m", "encoding=rope,3"], "unknown encoding '3': there are: alibi"),
-        (["train", "modifier=null"], "modifier=[] is none"),
+        (["train", "modifier=null"], "modifier=[] for none"),
         (["train", "data={a:b}"], "data={a:b} is not a name: say data=NAME"),
         (
             ["train", "encoding.name=null"],
