@@ -90,7 +90,9 @@ def test_papers_are_whole_at_80_columns(shown, catalogue):
     assert all(row["paper"] in text for row in catalogue.values() if len(row["paper"]) <= 30)
     assert "undefined" in text and "also called" in " ".join(text.split())
     joined = "".join(text.split())
-    assert all(name in joined for row in catalogue.values() for name in row["is"].split()), "nothing is cut off"
+    assert all(name in joined for row in catalogue.values() for name in row["is"].split()), (
+        "nothing is cut off"
+    )
 
 
 def test_what_an_encoding_is_fits_a_line_and_no_two_are_the_same(catalogue):
