@@ -10,7 +10,8 @@ import yaml
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config, DataConfig
 from pe_bench.errors import UserError
-from pe_bench.runs.untrusted import parse_mapping, read_regular
+from pe_bench.runs.untrusted import read_regular
+from pe_bench.runs.yaml_file import parse_mapping
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say
 

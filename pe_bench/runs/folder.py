@@ -7,7 +7,8 @@ from typing import Any
 
 from pe_bench.errors import RunError
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.untrusted import InvalidYamlError, read_json, read_mapping
+from pe_bench.runs.untrusted import read_json
+from pe_bench.runs.yaml_file import InvalidYamlError, read_mapping
 
 
 class RunFolder:
