@@ -9,19 +9,19 @@ class UserError(ValueError):
 
 
 class RunError(RuntimeError):
-    """Something failed while the input was right (a full disk, a lost run): one line, exit code 1."""
+    """A failure although the input was right (a full disk, a lost run): one line, exit code 1."""
 
 
 def require(condition: bool, message: str) -> None:
-    """`UserError` with `message` unless `condition` holds."""
+    """Raise `UserError` with `message` unless `condition` holds."""
     if not condition:
         raise UserError(message)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something, for a message of one line.
+    """Return the first line of an error's text that says something, for a message of one line.
 
-    Of the system's errors in plain words: `folder/file: not a directory`.
+    The system's errors are put plainly: `folder/file: not a directory`.
     """
     if isinstance(error, OSError) and error.strerror:
         reason, name = error.strerror, error.filename

@@ -14,7 +14,7 @@ SHOWN = 60  # characters of a wrong value
 
 
 def unknown(word: str, kind: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`unknown key 'x': did you mean 'y'?`, or the words there are when none is close."""
+    """Return `unknown key 'x': did you mean 'y'?`, or the known names when none is close."""
     known = sorted(known)
     close = close_to(word, known, cutoff)
     section = word.rpartition(".")[0]
@@ -24,14 +24,14 @@ def unknown(word: str, kind: str, known: Iterable[str], cutoff: float = 0.6) -> 
 
 
 def close_to(word: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """The names that were probably meant: at most one, or those of which `word` is the last part."""
+    """Return the names that were probably meant: at most one, or those of which `word` is the last part."""
     known = list(known)
     ends = [name for name in known if name.endswith(f".{word}")]  # `lr` for `train.lr`
     return ends or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
 
 
 def check_type(value: Any, wanted: Any, key: str) -> Any:
-    """`value` as the type `wanted`, or a `UserError` that names the key, the value and the type.
+    """Return `value` as `wanted`, or raise a `UserError` that names the key, the value and the type.
 
     Whole floats pass for integers (YAML reads `1e6` as a float) and integers for floats.
     """
@@ -44,7 +44,7 @@ def check_type(value: Any, wanted: Any, key: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A wrong value in a message: as it was given, and not at length."""
+    """Return a wrong value for a message: as it was given, and not at length."""
     if value is None:
         return "null"
     text = repr(value)
@@ -106,7 +106,7 @@ def _first(candidates: Iterable[Any]) -> Any:
 
 
 def _strictness(wanted: Any) -> int:
-    """`str` last: it accepts numbers too, so that `tokenizer.name=123` is a name."""
+    """Return a rank with `str` last: it accepts numbers too, so that `tokenizer.name=123` is a name."""
     return 1 if wanted is str else 0
 
 

@@ -10,7 +10,7 @@ STREAM = 0xDA7A  # keeps these draws apart from others that use the same seed
 
 
 class TrainingWindows:
-    """Every crop of `length + 1` tokens of a split, drawn with equal chance.
+    """The crops of `length + 1` tokens of a split, each drawn with equal chance.
 
     Documents shorter than a crop are joined by the end-of-text id, so that nothing is lost. The split
     itself is kept; only the joined documents are copied. Raises `UserError`, which names the `side`,
@@ -34,7 +34,7 @@ class TrainingWindows:
         self.crops_through = np.cumsum(np.maximum(lengths - length, 0))
 
     def batch(self, count: int, seed: int, step: int) -> torch.Tensor:
-        """int64 [count, length + 1]: equal for equal arguments, whatever was drawn before."""
+        """Return int64 [count, length + 1], equal for equal arguments, whatever was drawn before."""
         generator = np.random.default_rng([seed, STREAM, step])
         drawn = generator.integers(0, self.crops_through[-1], size=count)
         document = np.searchsorted(self.crops_through, drawn, side="right")
@@ -49,7 +49,7 @@ class TrainingWindows:
 
 
 def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:
-    """Indices of the documents under `size`, and of longer ones until all of them together reach it."""
+    """Return the indices of documents under `size`, and of longer ones until all together reach it."""
     order = np.argsort(lengths, kind="stable")
     joint_lengths = np.cumsum(lengths[order] + 1) - 1
     short = int(np.searchsorted(lengths[order], size))
@@ -58,7 +58,7 @@ def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:
 
 
 def _join(split: Split, documents: np.ndarray, end_of_text: int) -> np.ndarray:
-    """The documents one after another with the end-of-text id between them."""
+    """Return the documents one after another with the end-of-text id between them."""
     between = np.array([end_of_text], split.tokens.dtype)
     parts = [part for document in documents for part in (between, split.document(int(document)))]
     return np.concatenate(parts[1:]) if parts else np.empty(0, split.tokens.dtype)

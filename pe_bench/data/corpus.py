@@ -8,7 +8,7 @@ from pe_bench.data.documents import Document, within_budget
 def read_corpus(
     config: DataConfig, byte_budget: int | None = None
 ) -> tuple[list[Document], list[Document] | None]:
-    """Training documents, and the source's own validation documents (None: to be split off).
+    """Return training documents, and the source's validation documents (None: to be split off).
 
     Each list stops at `byte_budget` bytes. Raises `UserError` for a source that cannot be read.
     """

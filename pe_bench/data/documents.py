@@ -8,7 +8,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Document:
-    """A name to show, and the bytes of valid UTF-8 as they stand in the source."""
+    """A name to show, and the unchanged bytes of the source, which are valid UTF-8."""
 
     name: str
     text: bytes
@@ -19,7 +19,7 @@ class Document:
 
 
 def within_budget(documents: Iterable[Document], byte_budget: int | None) -> Iterator[Document]:
-    """Documents up to `byte_budget` bytes in total; the last one is cut to fit."""
+    """Yield documents up to `byte_budget` bytes in total; the last one is cut to fit."""
     left = byte_budget
     for document in documents:
         if left is None:
@@ -35,7 +35,7 @@ def within_budget(documents: Iterable[Document], byte_budget: int | None) -> Ite
 
 
 def character_boundary(text: bytes, position: int) -> int:
-    """The last place at or before `position` where no UTF-8 character is cut."""
+    """Return the last place at or before `position` where no UTF-8 character is cut."""
     while 0 < position < len(text) and text[position] & 0xC0 == 0x80:
         position -= 1
     return position

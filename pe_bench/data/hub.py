@@ -21,7 +21,7 @@ WITHOUT = "use data=stdlib, or data=files data.path=DIR"
 
 
 def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], list[Document] | None]:
-    """The `train` split and, where the dataset has one, the `validation` split.
+    """Return the `train` split and, where the dataset has one, the `validation` split.
 
     With a budget the dataset is streamed, so that only what is used is fetched.
     """
@@ -43,13 +43,13 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
 
 
 def _require_name(path: str) -> None:
-    """`datasets` takes other words for folders or formats of its own; they may be a stranger's."""
+    """Refuse other names: `datasets` takes them for folders or formats; they may be a stranger's."""
     if not OWNER_AND_NAME.fullmatch(path) or Path(path).exists():
         raise UserError(f"data.path={path} is not the OWNER/NAME of a dataset on the Hub: {WITHOUT}")
 
 
 def explain(error: Exception, online: bool, what: str, instead: str) -> str:
-    """One line for a failure at the Hub."""
+    """Return one line for a failure at the Hub."""
     if not online:
         return f"{what} is not in the local cache and the Hugging Face Hub cannot be reached: {instead}"
     reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -58,10 +58,10 @@ def explain(error: Exception, online: bool, what: str, instead: str) -> str:
 
 @contextmanager
 def connection() -> Iterator[bool]:
-    """Whether the Hub can be reached; if not, its libraries look in their caches and never retry.
+    """Yield whether the Hub can be reached; if not, its libraries search their caches and never retry.
 
     Without this they would try for 24 seconds before they give up, whatever their own timeouts are: each
-    name that cannot be looked up is asked for six times.
+    name that cannot be resolved is requested six times.
     """
     import huggingface_hub
     from datasets import config as datasets_config
@@ -79,7 +79,7 @@ def connection() -> Iterator[bool]:
 
 
 def reachable(endpoint: str) -> bool:
-    """Whether a connection to `endpoint`, or to the proxy in front of it, opens within a second."""
+    """Return whether a connection to `endpoint`, or to its proxy, opens within a second."""
     proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
     address = urlsplit(proxy or endpoint)
     port = address.port or (443 if address.scheme == "https" else 80)
@@ -92,7 +92,7 @@ def reachable(endpoint: str) -> bool:
         except OSError:
             pass
 
-    # In a thread, because looking up a name knows no timeout of its own.
+    # In a thread, because resolving a name has no timeout.
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)
@@ -125,7 +125,7 @@ def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -
 
 
 def _articles(lines: Iterable[bytes]) -> Iterator[Document]:
-    """WikiText has a line a row; a document is an article, from one ` = Title = ` to the next."""
+    """Yield the articles of WikiText, whose rows are lines: each from one ` = Title = ` to the next."""
     title, article, after_blank = b"", [], True
     for line in lines:
         if after_blank and _is_title(line):
@@ -140,7 +140,7 @@ def _articles(lines: Iterable[bytes]) -> Iterator[Document]:
 
 
 def _is_title(line: bytes) -> bool:
-    """` = Title = `, and not the ` = = Section = = ` of a deeper level."""
+    """Return whether a line is ` = Title = `, and not the ` = = Section = = ` of a deeper level."""
     text = line.strip()
     one_level = text.startswith(b"= ") and text.endswith(b" =")
     return one_level and len(text) > 4 and not text.startswith(b"= =") and not text.endswith(b"= =")

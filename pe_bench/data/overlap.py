@@ -10,12 +10,12 @@ WINDOW_BYTES = 48
 MAX_SHARE = 0.3
 # Above this many training windows only every 2nd, 4th, ... is kept, so that memory and time stay small.
 KEPT_WINDOWS = 2_000_000
-CHUNK_BYTES = 1 << 20  # a long text is hashed in parts, at 8 bytes for each of its own
+CHUNK_BYTES = 1 << 20  # a long text is hashed in parts, at 8 bytes for each byte of text
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def without_overlap(validation: Sequence[Document], training: Sequence[Document]) -> list[Document]:
-    """The validation documents of which at most 30 % stands in training, and none as a whole."""
+    """Return the validation documents of which at most 30 % is in training, and none as a whole."""
     total = sum(len(document.text) for document in training)
     rate = 1 << max(0, (total // KEPT_WINDOWS).bit_length())
     known = _in_order([_sampled(document.text, rate) for document in training])
@@ -28,7 +28,7 @@ def without_overlap(validation: Sequence[Document], training: Sequence[Document]
 
 
 def window_hashes(text: bytes) -> np.ndarray:
-    """A uint64 hash of each 48-byte window, [max(0, len(text) - 47)], in a few passes over the text.
+    """Return a uint64 hash of each 48-byte window, [max(0, len(text) - 47)], in a few passes over the text.
 
     Windows of 3 bytes are joined to 6, 12, 24 and 48, so a pass costs the same for any width.
     """
@@ -49,7 +49,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def _sampled(text: bytes, rate: int) -> np.ndarray:
-    """The windows of which the hash divides by `rate`: the same choice on both sides."""
+    """Return the windows whose hash is divisible by `rate`: the same choice on both sides."""
     starts = range(0, len(text), CHUNK_BYTES)
     chunks = (window_hashes(text[start : start + CHUNK_BYTES + WINDOW_BYTES - 1]) for start in starts)
     return np.concatenate([chunk[chunk & np.uint64(rate - 1) == 0] for chunk in chunks])

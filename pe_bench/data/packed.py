@@ -23,9 +23,9 @@ BYTES_PER_TOKEN = 4  # of a subword tokenizer, for `data.max_tokens`; text is re
 
 @dataclass(frozen=True)
 class Split:
-    """One side: document d is `tokens[starts[d]:starts[d + 1]]`; `byte_ends` lies alongside `tokens`.
+    """A side: document d is `tokens[starts[d]:starts[d + 1]]`; `byte_ends` is parallel to `tokens`.
 
-    `byte_ends` counts the bytes of the document up to and with each token; training has none.
+    `byte_ends` counts the bytes of the document up to and including each token; training has none.
     """
 
     tokens: np.ndarray
@@ -36,17 +36,17 @@ class Split:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each document, int64 [documents]."""
+        """Return the number of tokens of each document, int64 [documents]."""
         return np.diff(self.starts)
 
     def document(self, index: int) -> np.ndarray:
-        """The token ids of one document, without a copy."""
+        """Return the token ids of one document, without a copy."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
 
 @dataclass(frozen=True)
 class Data:
-    """Both sides, tokenised. Two with equal `hash` give equal batches and equal targets."""
+    """The two sides, tokenised. Two objects with equal `hash` give equal batches and equal targets."""
 
     name: str
     hash: str
@@ -62,7 +62,7 @@ class Data:
 
 
 def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | None = None) -> Data:
-    """The data, from the cache where it was packed before.
+    """Return the data, from the cache where it was packed before.
 
     Raises `UserError` for a source, tokenizer or cache folder that is of no use, `RunError` for a full disk.
     """
@@ -156,7 +156,7 @@ def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
 
 
 def reach(split: Split, length: int) -> tuple[int, int]:
-    """(documents, bytes): how much of a validation split is in documents of at least `length` tokens."""
+    """Return the number of validation documents of at least `length` tokens, and their bytes."""
     documents = np.flatnonzero(split.lengths >= max(1, length))
     if split.byte_ends is None:
         raise ValueError("only the validation split knows the bytes of each document")
@@ -164,7 +164,7 @@ def reach(split: Split, length: int) -> tuple[int, int]:
 
 
 def summary(data: Data, max_length: int) -> str:
-    """One line: how much there is, and how much of the validation side reaches `max_length` tokens."""
+    """Return a line: how much there is, and how much of validation reaches `max_length` tokens."""
     documents, size = reach(data.validation, max_length)
     train, validation = data.train, data.validation
     return (

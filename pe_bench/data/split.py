@@ -13,7 +13,7 @@ FEWEST_DOCUMENTS = 5  # with fewer, each document is cut in two instead
 def split_corpus(
     documents: list[Document], validation: list[Document] | None, fraction: float
 ) -> tuple[list[Document], list[Document]]:
-    """(training, validation) without copies; `validation` is what the source itself holds out, if it does.
+    """Return (training, validation) without copies; `validation` is the source's own, if it has one.
 
     Raises `UserError` when nothing is left on a side.
     """
@@ -37,8 +37,8 @@ def _without_copies(documents: Iterable[Document]) -> list[Document]:
 
 
 def _stratified(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:
-    """Of each 1/fraction documents that are next in size, the one with the smallest sha256 is held out."""
-    # From the longest down, so that what the last stratum lacks are short ones.
+    """Hold out the one with the smallest sha256 of each 1/fraction documents that are next in size."""
+    # From the longest down, so that the last stratum lacks only short ones.
     by_size = sorted(documents, key=lambda document: (-len(document.text), document.sha256))
     strata = max(1, math.floor(len(documents) * fraction + 1e-9))
     chosen = set()
@@ -50,7 +50,7 @@ def _stratified(documents: list[Document], fraction: float) -> tuple[list[Docume
 
 
 def _cut_each(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:
-    """The beginning of every document for training, its last `fraction` for validation."""
+    """Cut every document: its beginning is for training, its last `fraction` for validation."""
     percent = f"{100 * (1 - fraction):g}%"
     train, validation = [], []
     for document in documents:

@@ -28,7 +28,7 @@ GENERATED_PREFIXES = ("_sysconfigdata", "config-")
 
 
 def read() -> Iterator[Document]:
-    """Documents in the order of their paths, each named by its path. Raises `UserError` if there are none."""
+    """Yield documents, named and sorted by their paths. Raises `UserError` if there are none."""
     folder = Path(sysconfig.get_path("stdlib"))
     found = False
     for name in _names_in(folder):
@@ -43,7 +43,7 @@ def read() -> Iterator[Document]:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """Paths below `folder` of the files that belong to the library, sorted, with `/` on every system."""
+    """Return the sorted paths below `folder` of the library's files, with `/` on every system."""
     names = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]

@@ -13,7 +13,7 @@ ROWS = 256  # of Parquet that are in memory at once
 
 
 def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Document]:
-    """Every document under `path`, a folder or one file, in the order of the names.
+    """Yield every document under `path`, a folder or one file, in the order of the names.
 
     Hidden files and empty ones are passed over. Raises `UserError`, with `key` in its text, for a
     path that is missing, a file that is not text, or no text at all.
@@ -73,7 +73,7 @@ def _read_text(path: Path) -> bytes:
 
 
 def _read_table(path: Path, name: str, kind: str, text_column: str) -> Iterator[Document]:
-    """The rows of a table, named `file:row`; read as a stream, so that nothing is copied to another cache."""
+    """Yield the rows of a table, named `file:row`, as a stream: nothing is copied to another cache."""
     try:
         rows = _parquet_rows(path, text_column) if kind == "parquet" else _json_rows(path)
         for row, values in enumerate(rows):
@@ -86,7 +86,7 @@ def _read_table(path: Path, name: str, kind: str, text_column: str) -> Iterator[
 
 
 def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
-    """In this thread alone: `datasets` would leave threads behind, and Python ends with SIGABRT then."""
+    """Yield rows in this thread alone: `datasets` would leave threads, and Python end with SIGABRT."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
@@ -110,7 +110,7 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def row_text(values: dict[str, Any], text_column: str, where: str) -> bytes:
-    """The bytes of one row's text; empty where the row has none."""
+    """Return the bytes of one row's text; empty where the row has none."""
     if text_column not in values:
         columns = ", ".join(values)
         raise UserError(f"{where} has no column '{text_column}': set data.text_column to one of {columns}")

@@ -24,14 +24,14 @@ SMALLEST_VOCABULARY = 257  # 256 bytes and end-of-text
 
 
 class Encoded(NamedTuple):
-    """One document: `ids` [tokens], and, if asked for, the bytes of it up to each token's end, [tokens]."""
+    """A document: `ids` [tokens], and, if asked for, its bytes up to each token's end, [tokens]."""
 
     ids: np.ndarray
     byte_ends: np.ndarray | None
 
 
 class Tokenizer(Protocol):
-    """`vocabulary` is the text of every id, the end-of-text id among them: that stands in no document."""
+    """A tokenizer; `vocabulary` has the text of every id, also of end-of-text, which no document has."""
 
     label: str
     identity: str
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """An id is a byte, so that a length means the same for everyone."""
+    """A tokenizer whose ids are bytes, so that a length means the same for everyone."""
 
     label = identity = "bytes"
     vocab_size = 257
@@ -69,7 +69,7 @@ class SubwordTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.post_processor = None  # it would add special tokens and trim spaces off the offsets
-        tokenizer.encode_special_tokens = True  # a special token that stands in the text is text
+        tokenizer.encode_special_tokens = True  # a special token that occurs in the text is text
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         named = [vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary]
@@ -100,9 +100,9 @@ class SubwordTokenizer:
 
 
 def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
-    """Ends counted in characters [tokens] as ends in bytes [tokens]: rising, the last one at the text's end.
+    """Return ends in characters [tokens] as ends in bytes [tokens]: rising, the last at the text's end.
 
-    Of a character that is spread over several tokens, the first of them has all its bytes.
+    Where a character is spread over several tokens, the first of them has all its bytes.
     """
     starts = np.flatnonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80)
     ends = np.append(starts, len(text))[character_ends]
@@ -111,7 +111,7 @@ def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
 
 
 def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> SubwordTokenizer:
-    """A byte-level BPE of the training documents, written to `path` as the library's own JSON."""
+    """Train a byte-level BPE on the training documents; write it to `path` as the library's JSON."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     size = vocabulary_size(config)
@@ -130,7 +130,7 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
 
 
 def vocabulary_size(config: TokenizerConfig) -> int:
-    """The size of a vocabulary that is to be trained."""
+    """Return the size of a vocabulary that is to be trained."""
     size = config.vocab_size or DEFAULT_VOCABULARY
     if size < SMALLEST_VOCABULARY:
         raise UserError(
@@ -141,7 +141,7 @@ def vocabulary_size(config: TokenizerConfig) -> int:
 
 
 def load_hub(config: TokenizerConfig) -> SubwordTokenizer:
-    """The tokenizer `config.name` of the Hub. Raises `UserError` where it cannot be had."""
+    """Return the tokenizer `config.name` of the Hub. Raises `UserError` where it cannot be had."""
     import tokenizers
 
     with hub.connection() as online:

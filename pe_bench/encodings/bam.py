@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.alibi import alibi_slopes
 from pe_bench.encodings.base import LayerEncoding
 
-# Where the distance is nothing, its powers still have gradients.
+# Where the distance is 0, its powers still have gradients.
 SMALL = 1e-5
 
 

@@ -66,11 +66,11 @@ class Declared:
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Values of options that have no default, for `check` and `list`, from those that are given."""
+        """Return values of options that have no default, for `check` and `list`, from those given."""
         return {}
 
 
-# Optional hooks, which only say faster what another says.
+# Optional hooks, which only compute faster what another hook defines.
 SHORTCUTS = {"scores": "terms", "bias": "columns", "distance_bias": "columns", "visible": "ranges"}
 
 
@@ -78,17 +78,17 @@ class LayerEncoding(nn.Module, Declared):
     """What an encoding does inside the attention of one layer."""
 
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
-    per_layer: ClassVar[bool] = False  # True: every layer has parameters of its own
+    per_layer: ClassVar[bool] = False  # True: every layer has its own parameters
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A class that changes a hook does not inherit the shortcut of the one that it changed."""
+        """Drop the inherited shortcut of each hook that the class changes."""
         super().__init_subclass__(**options)
         for hook, shortcut in SHORTCUTS.items():
             if hook in vars(cls) and shortcut not in vars(cls):
                 setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
-        """Values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
+        """Return values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
         return {}
 
     def transform(
@@ -98,11 +98,11 @@ class LayerEncoding(nn.Module, Declared):
         return q, k
 
     def logit_scale(self, queries: Side) -> Tensor | None:
-        """A factor for the scaled scores, broadcastable to [B, H, Q, 1]."""
+        """Return a factor for the scaled scores, broadcastable to [B, H, Q, 1]."""
         return None
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        """Logits [B, H, Q, N]; `scale` is one over the root of the model's own head width.
+        """Return logits [B, H, Q, N]; `scale` is one over the root of the model's own head width.
 
         The keys, here and in every hook below, are those up to the last query of the block. With a window
         from outside they begin where its first query's does, and keys out of `ranges` may be missing, so that
@@ -118,14 +118,14 @@ class LayerEncoding(nn.Module, Declared):
         raise LookupError(f"the scores of {type(self).__name__} have no terms")
 
     def distance_bias(self, distance: Tensor) -> Tensor | None:
-        """A bias [H, n] of the distance alone, for distances [n] (query minus key position)."""
+        """Return a bias [H, n] of the distance alone, for distances [n] (query minus key position)."""
         return None
 
     def bias(self, queries: Side, keys: Side) -> Tensor | None:
-        """A bias [H, Q, N] or [B, H, Q, N] added after the scale.
+        """Return a bias [H, Q, N] or [B, H, Q, N] added after the scale.
 
-        By default `distance_bias` of the positions' difference; what it holds for keys after
-        the query does not matter, for they are masked, but it must be finite.
+        By default `distance_bias` of the positions' difference; its values for keys
+        after the query do not matter, because they are masked, but must be finite.
         """
         if not self.overrides("distance_bias"):
             return None
@@ -136,39 +136,39 @@ class LayerEncoding(nn.Module, Declared):
         return bias if distance.dim() == 2 else bias.squeeze(2).transpose(0, 1)
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        """Optional: columns for the queries [.., Q, c] and keys [.., N, c] whose product *is* the bias."""
+        """Optional: return columns for queries [.., Q, c] and keys [.., N, c] whose product *is* the bias."""
         raise LookupError(f"the bias of {type(self).__name__} has no columns")
 
     def has_columns(self) -> bool:
-        """Whether `columns` has the whole bias."""
+        """Return whether `columns` has the whole bias."""
         return self.overrides("columns")
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-        """Change the logits where that takes the whole row."""
+        """Change the logits in ways that need the whole row."""
         return scores
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
-        """Which keys a query may see [Q, N]; it reads indices, never positions."""
+        """Return which keys a query may see [Q, N]; read indices, never positions."""
         return keys.index <= queries.index.unsqueeze(-1)
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        """Optional, beside `visible`: ranges of indices that hold all keys which a query may see.
+        """Optional, beside `visible`: return ranges of indices that hold all keys which a query may see.
 
         The queries are those from `start` to `stop` - 1. Ranges rise, do not overlap and end at `stop`; by
-        default they are one. Keys outside of them cost nothing; within them `visible` decides.
+        default there is one. Keys outside of them cost nothing; within them `visible` decides.
         """
         return [range(stop)]
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """Attention weights [B, H, Q, N] from logits."""
+        """Return attention weights [B, H, Q, N] from logits."""
         return scores.masked_fill(~visible, float("-inf")).softmax(-1)
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
-        """The output [B, H, Q, K] from weights and the keys' values [B, H, N, K]."""
+        """Return the output [B, H, Q, K] from weights and the keys' values [B, H, N, K]."""
         return weights @ v
 
     def overrides(self, *hooks: str) -> bool:
-        """Whether this encoding changes any of the named hooks: how fast paths are chosen."""
+        """Return whether this encoding changes any of the named hooks, which decides on fast paths."""
         return any(getattr(type(self), hook) is not getattr(LayerEncoding, hook) for hook in hooks)
 
 
@@ -182,13 +182,13 @@ class PositionalEncoding(nn.Module, Declared):
     claims: frozenset[Claim] = frozenset({"prefix_consistent"})
 
     def read_vocabulary(self, texts: Sequence[str]) -> None:
-        """Told once, before weights are drawn or loaded, the text of every token id.
+        """Read the text of every token id, once, before weights are drawn or loaded.
 
-        What depends on the vocabulary, such as a parameter for each token, is made here.
+        Create here what depends on the vocabulary, such as a parameter for each token.
         """
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
-        """Position ids [T] or [B, T] of the tokens [B, T]; integer or float32, zero-based."""
+        """Return position ids [T] or [B, T] of the tokens [B, T]; integer or float32, zero-based."""
         return torch.arange(tokens.shape[-1], device=tokens.device)
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class PositionalEncoding(nn.Module, Declared):
         return x
 
     def layer(self, number: int) -> LayerEncoding:
-        """What acts in the attention of layer `number`."""
+        """Return the encoding that acts in the attention of layer `number`."""
         return _NEUTRAL
 
     def overrides(self, hook: str) -> bool:

@@ -64,7 +64,7 @@ class BiPE(PositionalEncoding):
         return x + self.table[place].to(x.dtype)
 
     def _starts(self, tokens: Tensor) -> Tensor:
-        """Whether a token [B, T] follows a separator, which belongs to the segment that it ends."""
+        """Return whether a token [B, T] follows a separator, which belongs to the segment that it ends."""
         if self.is_separator is None:
             raise UserError(
                 "bipe looks for its separators in the vocabulary and was built without one: call "

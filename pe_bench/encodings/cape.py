@@ -46,7 +46,7 @@ class CAPE(PositionalEncoding):
         return self._augmented(index, len(tokens), generator) if train else index
 
     def _augmented(self, index: Tensor, batch: int, generator: torch.Generator | None) -> Tensor:
-        """[B, T] in float32, drawn for each sequence."""
+        """Return positions [B, T] in float32, drawn for each sequence."""
 
         def draw(largest: float, count: int) -> Tensor:
             device = torch.device("cpu") if generator is None else generator.device

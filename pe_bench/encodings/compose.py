@@ -38,7 +38,7 @@ class Composition(PositionalEncoding):
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
-        # Of several parts the one that says most against longer texts.
+        # Of several parts, the claim most adverse to longer texts decides.
         said = {part.past_training for part in self._parts}
         self.past_training = next(word for word in ("undefined", "clamps", "defined") if word in said)
 
@@ -54,7 +54,7 @@ class Composition(PositionalEncoding):
 
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
-    """One encoding that acts as all the parts that do something."""
+    """Return one encoding that acts as all the parts that do something."""
     acting = [part for part in parts if type(part) is not LayerEncoding]
     if len(acting) > 1:
         return Stack(acting)

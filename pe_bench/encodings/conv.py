@@ -24,7 +24,7 @@ from pe_bench.errors import require
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
-    """Each feature of x [B, T, D] with its own weights [D, kernel], the last one for the token itself."""
+    """Convolve each feature of x [B, T, D] with its weights [D, kernel], the last for the token itself."""
     kernel = weight.shape[-1]
     padded = functional.pad(x, (0, 0, kernel - 1, 0))
     products = [weight[:, m] * padded[:, m : m + x.shape[1]] for m in range(kernel)]

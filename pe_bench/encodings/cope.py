@@ -45,7 +45,7 @@ class CoPE(LayerEncoding):
 
 
 def contextual_position(scores: Tensor, visible: Tensor, last: float = math.inf) -> Tensor:
-    """How much of the row, from each key up to the query, the gates let through.
+    """Return how much of the row, from each key up to the query, the gates let through.
 
     Keys that have at least `last` for every query may be left out: the result is that of the latest keys.
     """

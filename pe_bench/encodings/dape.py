@@ -27,7 +27,7 @@ from pe_bench.encodings.kerple_log import KerpleLog
 from pe_bench.errors import require
 
 Inner = Literal["alibi", "kerple_log", "fire"]
-# So many pairs are read at a time on a CPU, for the hidden layers of more do not fit its caches.
+# So many pairs are read at a time on a CPU, because the hidden layers of more overflow its caches.
 PAIRS = 2_048
 
 
@@ -56,7 +56,7 @@ class DAPE(LayerEncoding):
             "fire": lambda: FIRE(n_heads, max(1, train_length // 8) if threshold is None else threshold),
         }
         self.inner = inner_encodings[inner]()
-        self.claims = self.inner.claims - {"decaying"}  # f may turn it round
+        self.claims = self.inner.claims - {"decaying"}  # f may reverse it
         self.hidden = nn.Linear(2 * n_heads, d_hidden)
         self.output = nn.Linear(d_hidden, n_heads)
 
@@ -71,12 +71,12 @@ class DAPE(LayerEncoding):
         return scores + bias + change.view_as(scores)
 
     def _network(self, both: Tensor) -> Tensor:
-        """f of some pairs [B, 2 H, n], [B, H, n]: each neuron has a row of memory, and each head."""
+        """Return f of some pairs [B, 2 H, n], [B, H, n]; each neuron and each head has a row of memory."""
         hidden = functional.leaky_relu(_applied(self.hidden, both))
         return _applied(self.output, hidden)
 
 
 def _applied(linear: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer from features to features of x [B, features, n]."""
+    """Apply a linear layer from features to features of x [B, features, n]."""
     weight, intercept = (one.expand(len(x), -1, -1) for one in (linear.weight, linear.bias.unsqueeze(-1)))
     return torch.baddbmm(intercept, weight, x)

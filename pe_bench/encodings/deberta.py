@@ -32,7 +32,7 @@ Terms = Literal["c2p+p2c", "c2p", "p2c"]
 
 
 def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance; logarithms in float64, so that edges fall right."""
+    """Return the bucket of each distance; logarithms in float64, so that edges fall right."""
     exact = buckets // 2
     ratio = (distance.double() / exact).clamp(min=1).log() / math.log((max_distance - 1) / exact)
     # A bucket ends at its edge: without the small step down, rounding would push some into the next.
@@ -80,7 +80,7 @@ class DeBERTa(PositionalEncoding):
         return DeBERTaLayer(self, number)
 
     def rows(self, distance: Tensor) -> Tensor:
-        """The row of P for each distance."""
+        """Return the row of P for each distance."""
         if self.buckets is None:
             return distance.clamp(0, self.max_distance - 1).long()
         return log_buckets(distance.clamp(min=0), self.buckets, self.max_distance)
@@ -97,7 +97,7 @@ class DeBERTaLayer(Relative):
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Widened by the products with every row, which `scores` picks from: once for all blocks."""
+        """Widen by the products with every row, which `scores` picks from: once for all blocks."""
         return self._with_products(q, "c2p"), self._with_products(k, "p2c")
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
@@ -122,7 +122,7 @@ class DeBERTaLayer(Relative):
         return Tables(tables.get("c2p"), tables.get("p2c"), factor=1 / math.sqrt(1 + len(tables)))
 
     def _with_products(self, x: Tensor, term: str) -> Tensor:
-        """x [B, H, n, K] and, where there is such a term, its products with the rows of W P."""
+        """Return x [B, H, n, K] and, where there is such a term, its products with the rows of W P."""
         if term not in self.shared.projections:
             return x
         projected = self.shared.positions @ self.shared.projections[term][self.number]

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.errors import require
 
-# Keeps a fraction of nothing from being 0 / 0.
+# Keeps a fraction of 0 from being 0 / 0.
 SMALL = 1e-6
-# So many pairs are read at a time on a CPU, for the hidden layers of more do not fit its caches.
+# So many pairs are read at a time on a CPU, because the hidden layers of more overflow its caches.
 PAIRS = 8_192
 
 
@@ -52,12 +52,12 @@ class FIRE(LayerEncoding):
         return bias if bias.dim() == 3 else bias.squeeze(2).transpose(0, 1)  # [H, Q, N] or [B, H, Q, N]
 
     def _network(self, fraction: Tensor) -> Tensor:
-        """f of some pairs [n], [H, n]: each neuron has a row of memory, and each head."""
+        """Return f of some pairs [n], [H, n]; each neuron and each head has a row of memory."""
         hidden = torch.addcmul(self.hidden.bias.unsqueeze(-1), self.hidden.weight, fraction).relu()
         return torch.addmm(self.output.bias.unsqueeze(-1), self.output.weight, hidden)
 
     def fractions(self, of_query: Tensor, of_key: Tensor) -> Tensor:
-        """Normalised distances [Q, N] or [B, 1, Q, N]; 0 for keys after the query."""
+        """Return normalised distances [Q, N] or [B, 1, Q, N]; 0 for keys after the query."""
         i, j = (position.to(self.c.dtype) for position in (of_query, of_key))
         # Clamped before the logarithm: not even a masked entry may have a gradient that is not a number.
         distance = (i.unsqueeze(-1) - j.unsqueeze(-2)).clamp(min=0)

@@ -51,7 +51,7 @@ class FoX(LayerEncoding):
         return bias
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        # Whole numbers apart: float32 subtracts them exactly, however long the text is.
+        # Whole numbers are kept apart: float32 subtracts them exactly, however long the text is.
         of_query, of_key = queries.values[FORGOTTEN], keys.values[FORGOTTEN]
         whole_of_query, whole_of_key = of_query.detach().round(), of_key.detach().round()
         one_of_query, one_of_key = torch.ones_like(of_query), torch.ones_like(of_key)

@@ -40,6 +40,6 @@ class LeakyReRoPE(ReRoPE):
         self.factor = factor
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        # Float64, for these are angles.
+        # Float64, because these are angles.
         beyond = q_position.double() - self.window
         return self.window + beyond / self.factor, k_position.double() / self.factor

@@ -49,7 +49,7 @@ class Learned(PositionalEncoding):
         return x + self.rows(ids).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """What is added at positions [..]: [.., D]."""
+        """Return the vectors added at positions [..]: [.., D]."""
         return table_rows(self.table, ids, self.overflow)
 
 
@@ -62,12 +62,12 @@ def require_table(overflow: Overflow, positions: str) -> None:
 
 
 def table_rows(table: Tensor, ids: Tensor, overflow: Overflow) -> Tensor:
-    """The rows [.., D] of a table [max_position, D] at positions [..], within it or as `overflow` says."""
+    """Return rows [.., D] of a table [max_position, D] at positions [..], beyond it as `overflow` says."""
     return rows_between(table, _within(len(table), ids, overflow))
 
 
 def rows_between(table: Tensor, position: Tensor) -> Tensor:
-    """The rows of a table that has them, between two of them where a position lies between."""
+    """Return rows of a table, interpolated where a position lies between two of them."""
     if not position.is_floating_point():
         return table[position]
     below = position.floor().long().clamp(max=len(table) - 1)

@@ -25,7 +25,7 @@ from pe_bench.errors import require
 def llama3_frequencies(
     width: int, base: float, train_length: int, factor: float, low: float = 1.0, high: float = 4.0
 ) -> Tensor:
-    """theta' [width / 2] in float64."""
+    """Return theta' [width / 2] in float64."""
     return by_parts_frequencies(
         width, base, train_length, factor, ramp="turns", beta_fast=high, beta_slow=low
     )

@@ -20,7 +20,7 @@ from pe_bench.values import unknown
 BUILT_IN = re.compile(r"pe_bench\.encodings\.[a-z0-9_]+:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
 ENTRY_POINTS = "pe_bench.encodings"
-# Names of attributes in version 0.1.0. A file that says them still works, because a run that was trained with
+# Names of attributes in version 0.1.0. A file that has them still works, because a run that was trained with
 # it holds its hash: editing the file would part the two.
 EARLIER_NAMES = {"may_follow": "compatible_with", "may_change": "changeable_after_training"}
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]

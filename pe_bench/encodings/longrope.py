@@ -28,7 +28,7 @@ from pe_bench.errors import require
 
 
 def longrope_frequencies(width: int, base: float, factors: Tensor) -> Tensor:
-    """theta' [width / 2] in float64, from a factor for each pair."""
+    """Return theta' [width / 2] in float64, from a factor for each pair."""
     return rope_frequencies(width, base) / factors.double()
 
 
@@ -74,7 +74,7 @@ class LongRoPE(RopeScaling):
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Factors that rise from 1 to 4: not those of any search."""
+        """Return factors that rise from 1 to 4: not those of any search."""
         is_spread = options.get("fraction_of") != "frequencies"
         pairs = pairs_within(options["d_head"], options.get("fraction", 1.0) if is_spread else 1.0)
         return {"long_factors": torch.linspace(1, 4, pairs).tolist()}

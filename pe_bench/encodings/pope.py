@@ -49,7 +49,7 @@ class PoPE(LayerEncoding):
         )
 
     def _polar(self, x: Tensor, phase: Tensor, position: Tensor) -> Tensor:
-        """[B, H, n, 2K]: real parts, then imaginary ones, of softplus(x) e^(i (phase + position theta))."""
+        """Return [B, H, n, 2K]: real, then imaginary parts of softplus(x) e^(i (phase + position theta))."""
         magnitude = functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
         at_position_0 = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], -1)
         return rotate(at_position_0, position, self.frequencies, "half").to(x.dtype)

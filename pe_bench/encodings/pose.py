@@ -37,7 +37,7 @@ class PoSE(PositionalEncoding):
         return self._with_a_gap(index, len(tokens), generator) if train else index
 
     def _with_a_gap(self, index: Tensor, batch: int, generator: torch.Generator | None) -> Tensor:
-        """[B, T], drawn for each sequence."""
+        """Return positions [B, T], drawn for each sequence."""
         count = len(index)
         if count > self.max_position:
             raise LengthError(

@@ -49,7 +49,7 @@ def euler_step(field: Field, p: Tensor, t: Tensor, step: float) -> Tensor:
 
 
 def rk4_step(field: Field, p: Tensor, t: Tensor, step: float) -> Tensor:
-    """p at t + step, by the classical method of Runge and Kutta."""
+    """Return p at t + step, by the classical method of Runge and Kutta."""
     half = t + step / 2
     first = field(p, t)
     second = field(p + step / 2 * first, half)
@@ -78,13 +78,13 @@ class Recursive(PositionalEncoding):
         self.cell = cells[cell]()
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        # What is repeated thousands of times is never in half precision, not even in an autocast model.
+        # A step repeated thousands of times is never in half precision, not even in an autocast model.
         with torch.autocast(x.device.type, enabled=False):
             states = self.states(1 + max(1, int(ids.max().ceil())))
         return x + rows_between(states, ids.clamp(min=0)).to(x.dtype)
 
     def states(self, count: int) -> Tensor:
-        """p_0 .. p_{count-1}, [count, D]; at least two."""
+        """Return p_0 .. p_{count-1}, [count, D]; at least two."""
         index = torch.arange(count, dtype=self.start.dtype, device=self.start.device)
         return self.cell(self.start, self.time_step * index, self.time_step)
 

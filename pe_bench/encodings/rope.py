@@ -39,14 +39,14 @@ def require_base(base: float) -> None:
 
 
 def rope_frequencies(width: int, base: float) -> Tensor:
-    """theta [width / 2] in float64."""
+    """Return theta [width / 2] in float64."""
     require_pairs(width)
     require_base(base)
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 def pairs_within(d_head: int, fraction: float) -> int:
-    """How many of the K/2 pairs a fraction of the head's width holds, rounded down."""
+    """Return how many of the K/2 pairs a fraction of the head's width holds, rounded down."""
     require_pairs(d_head)
     require(0 <= fraction <= 1, f"encoding.fraction must lie between 0 and 1, not be {fraction}")
     # 0.29 * 100 is 28.999.. in floating point.
@@ -62,10 +62,10 @@ def pairs_within(d_head: int, fraction: float) -> int:
 def turned_frequencies(
     d_head: int, base: float, fraction: float = 1.0, fraction_of: FractionOf = "features"
 ) -> Tensor:
-    """theta in float64 of a head of which a fraction is turned.
+    """Return theta in float64 of a head of which a fraction is turned.
 
-    Of the features the first, with frequencies [pairs] spread over them as in partial RoPE; of the
-    frequencies the highest, the others of all [K/2] being 0, as in p-RoPE.
+    A fraction of the features means the first ones, with frequencies [pairs] spread over them as in
+    partial RoPE; one of the frequencies means the highest, the others of all [K/2] being 0, as in p-RoPE.
     """
     pairs = turned_pairs(d_head, fraction, fraction_of)
     if fraction_of == "features":
@@ -90,9 +90,9 @@ def slow_ones_zeroed(frequencies: Tensor, kept: int) -> Tensor:
 def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, form: Form = "pairs") -> Tensor:
     """Turn the pairs of x [B, H, n, K] by position [n] or [B, 1, n] times frequencies [K/2].
 
-    Of fewer frequencies as many pairs are turned, within the first features, and the rest is left alone.
-    Angles are float64, for a float32 one at position 65,536 is wrong by 0.004; the products are float32 or
-    better whatever the type of `x`.
+    With fewer frequencies as many pairs are turned, within the first features, and the rest is left alone.
+    Angles are float64, because a float32 one at position 65,536 is wrong by 0.004; the products are float32
+    or better whatever the type of `x`.
     """
     width = 2 * frequencies.shape[-1]
     if width < x.shape[-1]:
@@ -113,7 +113,7 @@ def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, for
 
 
 def rotation_matrix(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """[.., n, K, K] from [.., n, K/2]: a block [[cos, -sin], [sin, cos]] at the features of each pair."""
+    """Return [.., n, K, K] from [.., n, K/2]: a block [[cos, -sin], [sin, cos]] at each pair's features."""
     width = 2 * cos.shape[-1]
     first, second = split_pairs(torch.arange(width, device=cos.device), layout)
     matrix = cos.new_zeros(*cos.shape[:-1], width, width)
@@ -123,18 +123,18 @@ def rotation_matrix(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 def split_pairs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The first and the second features [.., K/2] of the pairs of x [.., K]."""
+    """Return the first and the second features [.., K/2] of the pairs of x [.., K]."""
     a, b = x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
     return a, b
 
 
 def join_pairs(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
-    """[.., K] from the first and the second features [.., K/2] of its pairs."""
+    """Return [.., K] from the first and the second features [.., K/2] of its pairs."""
     return torch.cat([a, b], -1) if layout == "half" else torch.stack([a, b], -1).flatten(-2)
 
 
 def swapped(x: Tensor, layout: Layout) -> Tensor:
-    """x [.., K] with the two features of each pair in each other's place."""
+    """Return x [.., K] with the two features of each pair exchanged."""
     if layout == "half":
         return x.roll(x.shape[-1] // 2, -1)
     return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)

@@ -21,13 +21,13 @@ from pe_bench.errors import require
 
 
 def dynamic_ntk_frequencies(width: int, base: float, train_length: int, window: int, factor: float) -> Tensor:
-    """theta' [width / 2] in float64, for widths from 4 on."""
+    """Return theta' [width / 2] in float64, for widths from 4 on."""
     return ntk_frequencies(width, base, max(1.0, 1 + factor * (window / train_length - 1)))
 
 
 class RopeDynamicNTK(RopeScaling):
     paper = "arXiv:2309.00071"
-    window_factor = None  # its factor says how fast s grows
+    window_factor = None  # its factor sets how fast s grows
     smallest_width = 4  # the only pair of width 2 turns at the same speed whatever the base
 
     def __init__(

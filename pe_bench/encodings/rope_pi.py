@@ -18,7 +18,7 @@ from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled
 
 
 def pi_frequencies(width: int, base: float, factor: float) -> Tensor:
-    """theta' [width / 2] in float64."""
+    """Return theta' [width / 2] in float64."""
     return rope_frequencies(width, base) / factor
 
 

@@ -52,6 +52,6 @@ class Shaw(Relative):
         return Tables(of_query=self.keys.flip(0), of_value=self.values.flip(0))
 
     def _rows(self, queries: Side, keys: Side) -> Tensor:
-        """The row of each pair, [Q, N] or [B, 1, Q, N]."""
+        """Return the row of each pair, [Q, N] or [B, 1, Q, N]."""
         offset = keys.position.unsqueeze(-2) - queries.position.unsqueeze(-1)
         return (offset.clamp(-self.max_distance, 0) + self.max_distance).long()

@@ -26,7 +26,7 @@ Layout = Literal["interleaved", "concatenated", "neox"]
 
 
 def sinusoids(position: Tensor, width: int, base: float, layout: Layout) -> Tensor:
-    """PE [.., width] of positions [..], in float64."""
+    """Return PE [.., width] of positions [..], in float64."""
     pairs = (width + 1) // 2
     steps = max(pairs - 1, 1) if layout == "concatenated" else width / 2
     exponent = torch.arange(pairs, dtype=torch.float64, device=position.device) / steps
@@ -64,5 +64,5 @@ class Sinusoidal(PositionalEncoding):
         return x + self.rows(ids).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """What is added at positions [..]: [.., D]."""
+        """Return the vectors added at positions [..]: [.., D]."""
         return sinusoids(ids.double() / self.factor, self.d_model, self.base, self.layout)

@@ -27,7 +27,7 @@ class PartSpec:
 
     @cached_property
     def code(self) -> Code:
-        """The class and its source, which are read once. Raises `UserError`."""
+        """Return the class and its source, which are read once. Raises `UserError`."""
         return find_code(self.values["class"], self.search)
 
     @property
@@ -40,7 +40,7 @@ class PartSpec:
 
     @property
     def name(self) -> str:
-        """The name that `compatible_with` uses: the module's, or for outside code the one in its YAML."""
+        """Return the name that `compatible_with` uses: the module's, or the one in outside code's YAML."""
         specification = str(self.values["class"])
         if self.is_built_in:
             return specification.partition(":")[0].rpartition(".")[2]
@@ -48,7 +48,7 @@ class PartSpec:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options as the constructor gets them, so that 500000 and 500000.0 are one base."""
+        """Return the options as the constructor gets them, so that 500000 and 500000.0 are one base."""
         options = {name: value for name, value in self.values.items() if name not in NOT_OPTIONS}
         parameters = _parameters(self.encoding_class)
         for name in options:
@@ -88,10 +88,10 @@ class PartSpec:
         return Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
 
     def identity(self) -> dict[str, Any]:
-        """Return the class, the hash of outside code, and options: they make a run what it is."""
+        """Return the class, the hash of outside code, and options: they identify a run."""
         specification = self.values["class"]
         return {
-            # Where a file lies does not matter: its hash says what is in it.
+            # The place of a file does not matter: its hash identifies its content.
             "class": specification if self.is_built_in else specification.rpartition(":")[2],
             "code": self.values.get("code_sha256"),
             "options": self.changed_options(),
@@ -136,7 +136,7 @@ class EncodingSpec:
 
     @property
     def label(self) -> str:
-        """The name in tables: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
+        """Return the name in tables: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
         names = [(str(self.values["name"]), self.base), *self.modifiers.items()]
         options = [f"{option}={value}" for option, value in self.base.chosen_options().items()]
         for name, part in self.modifiers.items():

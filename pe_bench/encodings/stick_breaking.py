@@ -39,7 +39,7 @@ class StickBreaking(LayerEncoding):
         count, least = scores.shape[-1], least_exponent(scores.dtype)
         left = sums_from_the_end(count, passed, lambda left: left < least)
         near = slice(count - left.shape[-1], count)
-        # Of the keys after j only: one place further.
+        # The sum of the keys after j only: one place further.
         nearer = functional.pad(left[..., 1:], (0, 1))
         broken = functional.logsigmoid(scores[..., near]) + nearer
         weights = broken.masked_fill(~visible[..., near], float("-inf")).exp()
@@ -55,6 +55,6 @@ class StickBreaking(LayerEncoding):
 
 
 def least_exponent(dtype: torch.dtype) -> float:
-    """Below it the exponential is zero."""
+    """Return the exponent below which the exponential is zero."""
     limits = torch.finfo(dtype)
     return math.log(limits.tiny) + math.log(limits.eps) - 1

@@ -21,7 +21,7 @@ from pe_bench.errors import require
 
 
 def t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """The causal bucket of each distance; logarithms in float64, so that edges fall right."""
+    """Return the causal bucket of each distance; logarithms in float64, so that edges fall right."""
     exact = buckets // 2
     ratio = (distance.double() / exact).clamp(min=1).log() / math.log(max_distance / exact)
     far = exact + (ratio * (buckets - exact)).floor()

@@ -59,9 +59,9 @@ class TransformerXLLayer(LayerEncoding):
         return self._wide_query(q, q_position), self._wide_key(k, k_position)
 
     def _wide_query(self, q: Tensor, position: Tensor) -> Tensor:
-        """[B, H, Q, K + D]: q + u, and what weighs the cosines and the sines of a key's position."""
+        """Return [B, H, Q, K + D]: q + u, and the weights of the cosines and sines of a key's position."""
         u, v = self.shared.content_bias.unsqueeze(-2), self.shared.position_bias.unsqueeze(-2)
-        # What it weighs R's sines and cosines with, [B, H, Q, D/2] each.
+        # Its weights of R's sines and cosines, [B, H, Q, D/2] each.
         of_sine, of_cosine = ((q + v) @ self.shared.projections[self.number]).chunk(2, -1)
         sine, cosine = self._sinusoid(position, q)
         of_key = [
@@ -78,7 +78,7 @@ class TransformerXLLayer(LayerEncoding):
         )
 
     def _sinusoid(self, position: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Sines and cosines [.., n, D/2]; angles are float64, for positions reach tens of thousands."""
+        """Return sines and cosines [.., n, D/2]; angles are float64: positions reach tens of thousands."""
         angle = position.double().unsqueeze(-1) * self.shared.frequencies.double()
         precise = torch.promote_types(x.dtype, torch.float32)
         return angle.sin().to(precise), angle.cos().to(precise)

@@ -63,7 +63,7 @@ class TUPE(LayerEncoding):
         return self._widen(q, q_position, self.query), self._widen(k, k_position, self.key)
 
     def _widen(self, x: Tensor, position: Tensor, projection: Tensor) -> Tensor:
-        """x [B, H, n, K] and U p, both by 2^(-1/4): queries and keys share the root of two of the scale."""
+        """Return x [B, H, n, K] and U p, both times 2^(-1/4): queries and keys share 1/sqrt(2) equally."""
         p = self.norm(self.positions.rows(position).to(self.query.dtype))  # [n, D] or [B, 1, n, D]
         columns = (p @ projection).expand_as(x)
         return (torch.cat([x, columns.to(x.dtype)], -1) * 2**-0.25).to(x.dtype)

@@ -63,14 +63,14 @@ class XPos(LayerEncoding):
         )
 
     def _rotate_and_scale(self, x: Tensor, position: Tensor, exponent: Tensor) -> Tensor:
-        """x [B, H, n, K] turned by its position, and pair c scaled by zeta_c^(exponent / scale_base)."""
+        """Return x [B, H, n, K] turned by position, pair c scaled by zeta_c^(exponent / scale_base)."""
         precise = torch.promote_types(x.dtype, torch.float32)
         factor = (exponent.unsqueeze(-1) * self.log_decay.double()).exp().to(precise)
         turned = rotate(x.to(precise), position, self.frequencies, self.layout)
         return (turned * join_pairs(factor, factor, self.layout)).to(x.dtype)
 
     def _refuse_overflow(self, span: float, dtype: torch.dtype) -> None:
-        """Factors that overflow would turn scores into NaN, and nothing would say why."""
+        """Refuse factors that overflow: they would turn scores into NaN, and nothing would say why."""
         room = math.log(torch.finfo(dtype).max / MAX_FEATURE)
         longest = 2 * room / -float(self.log_decay[0])
         if span > longest:

@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
         return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
     def _repeated(self, x: Tensor) -> Tensor:
-        """Keys or values for every query head, since encodings have parameters of each."""
+        """Return keys or values for every query head, since encodings have parameters of each."""
         return x if self.group == 1 else x.repeat_interleave(self.group, 1)
 
 
@@ -95,26 +95,26 @@ class Decoder(nn.Module):
         self._initialise(model, generator)
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
-        """The normed output of the last layer [B, T, D]; `ids` are the encoding's position ids.
+        """Return the normed output of the last layer [B, T, D]; `ids` are the encoding's position ids.
 
         `window` limits the attention of every layer to that many tokens, from outside.
         """
         return self.layers(self.embed(tokens_BT, ids), ids, window)
 
     def embed(self, tokens_BT: Tensor, ids: Tensor) -> Tensor:
-        """The input of the first layer [B, T, D]."""
+        """Return the input of the first layer [B, T, D]."""
         embedded_BTD = self.embedding(tokens_BT) * math.sqrt(self.embedding.embedding_dim)
         return self.encoding.embed(embedded_BTD, ids, tokens_BT)
 
     def layers(self, x_BTD: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
-        """The normed output of the last layer [B, T, D] from the input of the first."""
+        """Return the normed output of the last layer [B, T, D] from the input of the first."""
         for number, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, self.encoding.layer(number), ids, window)
         return self.norm(x_BTD)
 
     @property
     def output_weight(self) -> Tensor:
-        """[V, D]: the unscaled embedding where it is tied."""
+        """Return [V, D]: the unscaled embedding where it is tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     @property
@@ -122,7 +122,7 @@ class Decoder(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _initialise(self, model: ModelConfig, generator: torch.Generator | None) -> None:
-        """Embeddings N(0, 1/D), linear layers N(0, 1/fan_in), residual outputs / sqrt(2 layers)."""
+        """Draw embeddings N(0, 1/D), linear layers N(0, 1/fan_in), residual outputs / sqrt(2 layers)."""
         nn.init.normal_(self.embedding.weight, std=model.d_model**-0.5, generator=generator)
         for block in self.blocks:
             for name, linear in block.named_modules():

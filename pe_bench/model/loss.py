@@ -10,7 +10,7 @@ LOGIT_ELEMENTS = 2**24
 
 
 def token_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    """The negative log-likelihood of each target in nats, float32 [N].
+    """Return the negative log-likelihood of each target in nats, float32 [N].
 
     Where gradients are wanted and the tokens need several chunks, each chunk's logits are
     computed again in the backward pass instead of being kept.

@@ -8,6 +8,6 @@ import hashlib
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose, such as ("ids", step)."""
+    """Return a 63-bit seed for one purpose, such as ("ids", step)."""
     text = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

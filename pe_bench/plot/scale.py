@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 LOGARITHMIC_FROM = 4.0  # the highest level over the lowest
-NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify what is as good as nothing
+NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify negligible changes
 BAND_SHARE = 0.25  # of the values' span that bands may add above and below
 PADDING = 0.05  # of the span
 SIDE_PADDING = 0.03  # of the span of lengths

@@ -13,7 +13,7 @@ STROKES = ("-", "--", ":")
 SALT = 178926
 DASHES = (0, (4, 3))
 GREY = "0.35"  # of text and marks beside the data
-PALE = "0.83"  # of the other curves behind one
+PALE = "0.83"  # of the other curves drawn under one
 
 WIDTH = 9.0  # inches, of the page
 LEFT = 0.75  # inches, left of the panels

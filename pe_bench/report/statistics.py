@@ -109,7 +109,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference with its 95 % interval, and how many seeds and documents stand behind it."""
+    """A mean difference with its 95 % interval, and the numbers of seeds and documents that it comes from."""
 
     mean: float
     low: float
@@ -121,7 +121,7 @@ class Interval:
     def at(self, confidence: float) -> Bounds:
         """Return the bounds at another level of confidence, 0 to 1; infinite ones are so at every level.
 
-        Raises `ValueError` for an interval that was made without its spread.
+        Raises `ValueError` for an interval without its spread.
         """
         if confidence == CONFIDENCE or math.isinf(self.low):
             return self.low, self.high
@@ -137,7 +137,7 @@ def paired_interval(differences: np.ndarray) -> Interval:
 
     One seed (or one document) leaves the spread over the other alone. One of each leaves no spread
     to judge by, and the interval is infinite. A difference of +inf or NaN is a score that broke
-    down: it makes the whole mean infinite, and is never dropped. One of -inf is a reference that
+    down: it turns the whole mean infinite, and is never dropped. One of -inf is a reference that
     broke down: nothing can be said against it, and the interval is infinite both ways.
     """
     if differences.ndim != 2 or differences.size == 0:
@@ -163,8 +163,8 @@ def corrected_verdicts(intervals: Sequence[Interval], margin: float = MARGIN) ->
     """Return the verdicts of one table, so that the chance of any wrong one among them is at most 5 %.
 
     Holm's step-down. A verdict is a claim, and its p the smallest alpha at which the interval of
-    confidence 1 - alpha makes it. The first of m, in the order of p, is judged at 5 % / m; what is
-    settled leaves its place, so that the later ones are judged at 5 % / (places left); the first one
+    confidence 1 - alpha supports it. The first of m, in the order of p, is judged at 5 % / m; what is
+    settled gives up its place, so that the later ones are judged at 5 % / (places left); the first one
     that is unclear ends it, and all after it are unclear too. As intervals of higher confidence
     enclose the others, this is to judge all of them at one level, and again for the places left,
     until nothing changes.
@@ -174,7 +174,7 @@ def corrected_verdicts(intervals: Sequence[Interval], margin: float = MARGIN) ->
     chance of error than the last, which sums up to more than 5 %. It is `fails` by the lower bound at
     its level, and else `degrades`: which claims a loss, not that it stays below a failure.
 
-    Nobody is judged more boldly than alone. That the claims have a direction and are still bounded as
+    No cell is judged more boldly than alone. That the claims have a direction and are still bounded as
     a family is proved for independent cells (Shaffer, 1980); for cells that share their documents, as
     those of a table do, there are simulations alone. The bound is as good as the intervals' own coverage.
     """

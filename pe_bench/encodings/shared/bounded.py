@@ -4,5 +4,5 @@ from torch import Tensor
 
 
 def bounded(parameter: Tensor, smallest: float, largest: float | None = None) -> Tensor:
-    """Within the bounds; a plain clamp would stop the gradient, and hold a value there for good."""
+    """Return the value within the bounds: a plain clamp would stop its gradient and hold it for good."""
     return parameter + (parameter.clamp(smallest, largest) - parameter).detach()

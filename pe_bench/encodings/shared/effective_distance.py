@@ -40,7 +40,7 @@ class EffectiveDistance(LayerEncoding):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def leave_training(self, train_length: int) -> None:
-        """Texts of up to so many tokens have all their distances, so that training is plain RoPE."""
+        """Give texts of up to so many tokens all their distances, so that training is plain RoPE."""
         self.train_length = train_length
         if (
             self.window < train_length
@@ -48,17 +48,17 @@ class EffectiveDistance(LayerEncoding):
             self.claims = self.claims - {"prefix_consistent"}
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the queries and of the keys whose difference is the distance far away."""
+        """Return positions of the queries and of the keys whose difference is the distance far away."""
         return q_position.new_full(q_position.shape, self.window), k_position.new_zeros(k_position.shape)
 
     def is_near(self, queries: Side, keys: Side) -> Tensor:
-        """Which pairs [.., Q, N] have their true distance."""
+        """Return which pairs [.., Q, N] have their true distance."""
         return queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2) < self.window
 
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Twice as wide: turned by the positions, and beside that by the far ones, where there are any."""
+        """Turn by the positions and, twice as wide, also by the far ones, where there are any."""
         if k.shape[-2] <= self.train_length:
             turned_q = rotate(q, q_position, self.frequencies, self.layout)
             return turned_q, rotate(k, k_position, self.frequencies, self.layout)

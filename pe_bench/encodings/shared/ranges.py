@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 
 def latest(window: int, start: int, stop: int) -> list[range]:
-    """The keys that one of the queries `start` to `stop` - 1 has among its last `window`."""
+    """Return the keys that one of the queries `start` to `stop` - 1 has among its last `window`."""
     return [range(max(0, start - window + 1), stop)]
 
 
 def first_and_latest(first: int, window: int, start: int, stop: int) -> list[range]:
-    """The `first` keys of all, and those that one of the queries has among its last `window`."""
+    """Return the `first` keys of all, and those that one of the queries has among its last `window`."""
     (near,) = latest(window, start, stop)
     if near.start <= first:
         return [range(stop)]
@@ -17,6 +17,6 @@ def first_and_latest(first: int, window: int, start: int, stop: int) -> list[ran
 
 
 def intersection(these: Sequence[range], those: Sequence[range]) -> list[range]:
-    """The keys that lie in ranges of both, each in rising order and without overlap."""
+    """Return the keys that lie in ranges of both, each in rising order and without overlap."""
     both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a in these for b in those]
     return [one for one in both if one]

@@ -28,8 +28,8 @@ class Relative(LayerEncoding, ABC):
 
     @abstractmethod
     def tables(self) -> Tables:
-        """Of positions that count tokens."""
+        """Return the tables for positions that count tokens."""
 
     def has_tables(self) -> bool:
-        """Whether `tables` are of this very class, and not of one whose other hooks it has changed."""
+        """Return whether `tables` are of this very class, not of one whose other hooks it has changed."""
         return "tables" in vars(type(self))

@@ -85,17 +85,17 @@ class RopeScaling(LayerEncoding, ABC):
             self.claims = frozenset({"prefix_consistent", *self.claims})
 
     def factor_at(self, window: int) -> float:
-        """The factor s for a window of so many tokens."""
+        """Return the factor s for a window of so many tokens."""
         return max(1.0, window / self.train_length) if self.factor is None else self.factor
 
     @abstractmethod
     def scaled(self, window: int) -> Scaled:
-        """The frequencies and the attention factor for a window of so many tokens."""
+        """Return the frequencies and the attention factor for a window of so many tokens."""
 
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
-        with q.device:  # where `scaled` makes its tensors: a copy would halt the GPU in every layer
+        with q.device:  # where `scaled` creates its tensors: a copy would halt the GPU in every layer
             scaled = self.scaled(k.shape[-2])
             scaled = scaled._replace(frequencies=slow_ones_zeroed(scaled.frequencies, self.pairs))
         return self._turn(q, q_position, scaled), self._turn(k, k_position, scaled)
@@ -109,7 +109,7 @@ class RopeScaling(LayerEncoding, ABC):
 
 
 def ntk_frequencies(width: int, base: float, factor: float) -> Tensor:
-    """theta' [width / 2] in float64, for widths from 4 on."""
+    """Return theta' [width / 2] in float64, for widths from 4 on."""
     return rope_frequencies(width, base * factor ** (width / (width - 2)))
 
 
@@ -122,7 +122,7 @@ def by_parts_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
 ) -> Tensor:
-    """theta' [width / 2] in float64."""
+    """Return theta' [width / 2] in float64."""
     frequencies = rope_frequencies(width, base)
     if ramp == "turns":
         turns = train_length * frequencies / (2 * math.pi)
@@ -136,7 +136,7 @@ def by_parts_frequencies(
 def ramp_ends(
     width: int, base: float, train_length: int, beta_fast: float, beta_slow: float
 ) -> tuple[int, int]:
-    """The indices of the last pair that is kept whole and of the first that is interpolated whole."""
+    """Return the indices of the last pair that is kept whole and of the first that is interpolated whole."""
 
     def index_of(turns: float) -> float:
         return width * math.log(train_length / (2 * math.pi * turns)) / (2 * math.log(base))

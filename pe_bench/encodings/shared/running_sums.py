@@ -11,7 +11,7 @@ BLOCK = 512  # keys
 def sums_from_the_end(
     count: int, terms: Callable[[slice], Tensor], is_settled: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The sums [.., n] from each of the last n of `count` keys to the last one.
+    """Return the sums [.., n] from each of the last n of `count` keys to the last one.
 
     `terms` has what is summed of some keys. They are taken in blocks, the last ones first, until `is_settled`
     says of the sums [.., 1] of a block's first key that the keys before it do not matter.

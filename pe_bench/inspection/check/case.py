@@ -74,7 +74,7 @@ class Case:
 
     @cached_property
     def parts(self) -> list[PositionalEncoding | LayerEncoding]:
-        """The encoding and its modifiers; `LayerEncoding`s without what wraps them."""
+        """Return the encoding and its modifiers; `LayerEncoding`s without their wrappers."""
         found = [self.encoding.base, *self.encoding.modifiers.children()]
         return [part.layer(0) if isinstance(part, Layers) else part for part in found]  # type: ignore[misc]
 

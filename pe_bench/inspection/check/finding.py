@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 State = Literal["holds", "fails", "not claimed", "not checked"]
 
 EXACT = 1e-10  # float64, other shapes of the same products
-SHOWS = 1e-6  # a larger difference is no rounding
+SHOWS = 1e-6  # a larger difference is not rounding
 
 
 class Finding(NamedTuple):

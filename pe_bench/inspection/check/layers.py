@@ -26,7 +26,7 @@ SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
 
 
 def blocks_are_the_whole(case: Case) -> Finding:
-    """Rows computed in blocks, and alone, against all of them at once; positions that jump."""
+    """Compare rows computed in blocks, and alone, with all of them at once; positions jump."""
     length, errors = 13, []
     x, q, k, v = layer_inputs(length)
     jumping = 2 * torch.arange(length)
@@ -41,7 +41,7 @@ def blocks_are_the_whole(case: Case) -> Finding:
 
 
 def fused_is_the_reference(case: Case) -> Finding:
-    """The paths that are chosen, with and without gradients, against the reference in float64."""
+    """Compare the chosen paths, with and without gradients, with the reference in float64."""
     double, single, slopes = [], [], []
     for length in (1, 2, TRAIN_LENGTH):
         position, inputs = torch.arange(length), layer_inputs(length)
@@ -67,9 +67,9 @@ def fused_is_the_reference(case: Case) -> Finding:
 
 
 def positions_are_read(case: Case) -> Finding:
-    """Where all tokens and all their positions are the same, what tells them apart has counted them itself.
+    """Check that equal tokens at equal positions stay equal: an encoding must not count tokens itself.
 
-    It may where it reads `prepare`'s values, or hides keys.
+    It may do so where it reads `prepare`'s values, or hides keys.
     """
     x, q, k = one_token_repeated(TRAIN_LENGTH)
     same, errors = torch.full((TRAIN_LENGTH,), 7), []
@@ -85,7 +85,7 @@ def positions_are_read(case: Case) -> Finding:
 
 
 def scores_are_scaled(case: Case) -> Finding:
-    """Scores at twice the scale are twice the scores; what is to be added after the scale is a bias."""
+    """Check that twice the scale doubles the scores; a term to add after the scale is a bias."""
     errors = []
     for layer in layers_of(case.encoding):
         x, q, k, _ = layer_inputs(TRAIN_LENGTH)
@@ -95,7 +95,7 @@ def scores_are_scaled(case: Case) -> Finding:
 
 
 def hidden_keys_weigh_nothing(case: Case) -> Finding:
-    """The weights of hidden keys: exactly zero, however low the logits of the others are."""
+    """Check that hidden keys weigh exactly zero, however low the logits of the others are."""
     weighed = []
     for layer in layers_of(case.encoding):
         x, q, k, _ = as_type(layer_inputs(TRAIN_LENGTH), torch.float32)
@@ -108,13 +108,13 @@ def hidden_keys_weigh_nothing(case: Case) -> Finding:
 
 
 def ranges_hold_what_is_seen(case: Case) -> Finding:
-    """Visible keys that `ranges` leaves out, for every chunk of queries."""
+    """Count visible keys that `ranges` leaves out, for every chunk of queries."""
     missed = [keys_outside_of_ranges(layer, TRAIN_LENGTH + 7) for layer in layers_of(case.encoding)]
     return at_most(max(missed), 0, "visible keys outside of ranges:")
 
 
 def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
-    """The largest number of keys that a chunk of queries sees, and that are in none of its ranges."""
+    """Return the largest number of keys that a chunk of queries sees, and that are in none of its ranges."""
     index, empty, missed = torch.arange(tokens), torch.empty(1, MODEL.n_heads, tokens, 0), []
     visible = layer.visible(*2 * [Side(empty, empty, index, index, {})])
     for start, stop in itertools.combinations(range(tokens + 1), 2):
@@ -137,7 +137,7 @@ def norm_preserving(case: Case) -> Finding:
 
 
 def decaying(case: Case) -> Finding:
-    """The bias of growing distances, with the initial parameters and with others."""
+    """Check the bias of growing distances, with the initial parameters and with others."""
     if not case.claims("decaying"):
         return Finding("not claimed", "")
     rises = []
@@ -153,7 +153,7 @@ def decaying(case: Case) -> Finding:
 
 
 def obeys_a_window_from_outside(case: Case) -> Finding:
-    """Attention limited by its caller to 5 tokens: the `window` control."""
+    """Check attention limited by its caller to 5 tokens: the `window` control."""
     row, window, leaks = 20, 5, []
     for layer in layers_of(case.encoding):
         x, q, k, v = layer_inputs(TRAIN_LENGTH)
@@ -166,7 +166,7 @@ def obeys_a_window_from_outside(case: Case) -> Finding:
 def _with_gradients(
     path: Callable[..., Tensor], layer: LayerEncoding, length: int, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, list[Tensor]]:
-    """The output and the gradients of its sum of squares, with respect to inputs and parameters."""
+    """Return the output and the gradients of its sum of squares, with respect to inputs and parameters."""
     inputs = as_type(layer_inputs(length), dtype)
     wanted = [*(tensor.requires_grad_() for tensor in inputs), *layer.parameters()]
     output = path(layer, *inputs, torch.arange(length))
@@ -176,5 +176,5 @@ def _with_gradients(
 
 
 def _relative(found: Tensor, truth: Tensor) -> float:
-    """The error of a gradient, relative to its largest number where that is more than 1."""
+    """Return the error of a gradient, relative to its largest number where that is more than 1."""
     return worst(found, truth) / max(1.0, float(truth.abs().max()) if truth.numel() else 0.0)

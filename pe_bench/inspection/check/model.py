@@ -42,7 +42,7 @@ HOOKS = (
 
 
 def causal(case: Case) -> Finding:
-    """Gradients of outputs with respect to the embeddings of later tokens: exactly zero, or it is a leak."""
+    """Check that gradients of outputs by the embeddings of later tokens are exactly zero: no leak."""
     model = case.model
     leaf = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
     leaf.requires_grad_()
@@ -61,7 +61,7 @@ def causal(case: Case) -> Finding:
 
 
 def independent_of_the_future(case: Case) -> Finding:
-    """Outputs after later tokens were exchanged: what reads token ids has no gradient."""
+    """Compare outputs after exchanging later tokens: reading token ids leaves no gradient."""
     text = tokens(2, TRAIN_LENGTH)
     changed, half = text.clone(), TRAIN_LENGTH // 2
     changed[:, half:] = (changed[:, half:] + 1 + torch.arange(TRAIN_LENGTH - half) % 9) % len(VOCABULARY)
@@ -70,7 +70,7 @@ def independent_of_the_future(case: Case) -> Finding:
 
 
 def prefix_consistent(case: Case) -> Finding:
-    """Outputs of a prefix alone against those with tokens behind, within the training length and past it."""
+    """Compare outputs of a prefix, alone and continued, within the training length and past it."""
     pairs = [(9, 16), (TRAIN_LENGTH // 2, TRAIN_LENGTH)]
     if case.past_training != "undefined":
         pairs += [(TRAIN_LENGTH, 2 * TRAIN_LENGTH), (2 * TRAIN_LENGTH, 3 * TRAIN_LENGTH + 5)]
@@ -84,7 +84,7 @@ def prefix_consistent(case: Case) -> Finding:
 
 
 def shift_invariant(case: Case) -> Finding:
-    """Outputs with every position moved by 5 and by 403: multiples of no group of tokens."""
+    """Compare outputs with every position moved by 5 and by 403: multiples of no group of tokens."""
     length = TRAIN_LENGTH - 5 if case.past_training == "undefined" else 3 * TRAIN_LENGTH
     text, errors = tokens(2, length), {}
     for shift in (5, 403):
@@ -104,7 +104,7 @@ def batch_independent(case: Case) -> Finding:
 
 
 def pure(case: Case) -> Finding:
-    """The same tokens before and after longer ones, in a model that has seen nothing yet."""
+    """Compare the same tokens before and after longer ones, in a model that has seen nothing yet."""
     model, text = case.model_of(case.with_random_parameters()), tokens(2, 9)
     before = hidden(model, text)
     hidden(model, tokens(2, TRAIN_LENGTH if case.past_training == "undefined" else 2 * TRAIN_LENGTH))
@@ -112,13 +112,13 @@ def pure(case: Case) -> Finding:
 
 
 def acts(case: Case) -> Finding:
-    """The same decoder with and without: an encoding that changes nothing is a mistake."""
+    """Compare a decoder with and without the encoding: one that changes nothing is a mistake."""
     for part in _objects(case):
         unheard = _unheard(part)
         if unheard:
             return Finding("fails", f"{type(part).__name__}.{unheard}")
     nope = _without_encoding(case.model)
-    # What only acts past the training length must show there.
+    # An encoding that acts only past the training length must show an effect there.
     text = tokens(2, TRAIN_LENGTH if case.past_training == "undefined" else 3 * TRAIN_LENGTH)
     error = worst(hidden(case.model, text), hidden(nope, text))
     if not case.overrides(*HOOKS):
@@ -128,7 +128,7 @@ def acts(case: Case) -> Finding:
 
 
 def past_the_training_length(case: Case) -> Finding:
-    """What the class says of longer texts: `undefined` raises, `clamps` levels off, `defined` is finite."""
+    """Check the claim on longer texts: `undefined` raises, `clamps` levels off, `defined` is finite."""
     length = 4 * TRAIN_LENGTH
     if case.past_training == "undefined":
         return _raises(case, length)
@@ -142,7 +142,7 @@ def past_the_training_length(case: Case) -> Finding:
 
 
 def parameters_matter(case: Case) -> Finding:
-    """Every parameter gets a gradient from the ids of training, as it is drawn or as it starts."""
+    """Check that each parameter, random or initial, gets a gradient from the ids of training."""
     names = [name for name, _ in case.model.encoding.named_parameters()]
     if not names:
         return Finding("not claimed", "no parameters")
@@ -164,9 +164,10 @@ def _gradients(model: Decoder) -> tuple[Tensor | None, ...]:
 
 
 def state_is_parameters(case: Case) -> Finding:
-    """A table that is saved would keep weights from loading under another encoding without parameters.
+    """Check that no table is saved: it would keep weights from loading under another encoding without
+    parameters.
 
-    A tensor that is no buffer would stay behind when the model moves to a GPU.
+    A tensor that is not a buffer would not move when the model moves to a GPU.
     """
     encoding = case.encoding
     names = {name for name, _ in encoding.named_parameters()}
@@ -180,7 +181,7 @@ def state_is_parameters(case: Case) -> Finding:
 
 
 def starts_at_the_usual_scale(case: Case) -> Finding:
-    """The input's scale at the start decides curves that would be credited to the encoding."""
+    """Check the input's initial scale: it decides curves that would be credited to the encoding."""
     text = tokens(2, TRAIN_LENGTH)
     x = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
     encoding = case.as_built().double()
@@ -189,7 +190,7 @@ def starts_at_the_usual_scale(case: Case) -> Finding:
 
 
 def ids_follow_the_generator(case: Case) -> Finding:
-    """Position ids of training: finite, of the right shape, and drawn from the given generator alone."""
+    """Check that training ids are finite, of the right shape, and drawn from the given generator alone."""
     text, encoding = tokens(2, TRAIN_LENGTH), case.encoding
     before = torch.random.get_rng_state()
     first, again = (ids_of(encoding, text, train=True) for _ in range(2))
@@ -219,7 +220,7 @@ def _raises(case: Case, length: int) -> Finding:
 
 
 def _levels_off(case: Case) -> Finding:
-    """Where all tokens are the same, what is far enough must all look the same."""
+    """Check that, where all tokens are the same, all far enough have the same scores and inputs."""
     length, half = 1_024, 512
     x, q, k = one_token_repeated(length)
     ids, spreads = torch.arange(length), []
@@ -234,14 +235,14 @@ def _levels_off(case: Case) -> Finding:
 
 
 def _objects(case: Case) -> list[nn.Module]:
-    """The encoding, its modifiers, and what acts in the layers."""
+    """Return the encoding, its modifiers, and the encodings that act in the layers."""
     layers = layers_of(case.encoding)
     stacked = [part for layer in layers for part in (layer.parts if isinstance(layer, Stack) else (layer,))]
     return list(dict.fromkeys([*case.parts, *stacked]))
 
 
 def _unheard(part: nn.Module) -> str:
-    """A method that would never be called: a hook of the other kind of class, or one that is misspelt."""
+    """Find a method that would never be called: a hook of the other kind of class, or a misspelt one."""
     kind, other = (LayerEncoding, PositionalEncoding)[:: 1 if isinstance(part, LayerEncoding) else -1]
     of_other = [name for name in _methods(other) if not hasattr(kind, name)]
     for name in _methods(type(part)):
@@ -261,7 +262,7 @@ def _methods(kind: type[nn.Module]) -> list[str]:
 
 
 def _plain_tensors(part: nn.Module) -> list[str]:
-    """Attributes that are tensors, or lists of them, and that no module knows of."""
+    """Return attributes that are tensors, or lists of them, and that no module knows of."""
     found = []
     own = [module for module in part.modules() if not type(module).__module__.startswith("torch.")]
     for module in own:

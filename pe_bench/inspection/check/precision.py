@@ -25,7 +25,7 @@ LONG_ERROR = 3e-4  # float32 against float64 at that length; an angle in float32
 
 
 def half_precision_keeps_positions(case: Case) -> Finding:
-    """bfloat16 inputs at positions from 4,096 on, against float64 of the same numbers."""
+    """Compare bfloat16 inputs at positions from 4,096 on with float64 of the same numbers."""
     try:
         return _half_precision(case, torch.arange(300) + FAR)
     except LengthError:
@@ -48,7 +48,7 @@ def _half_precision(case: Case, position: Tensor) -> Finding:
 
 
 def finite_at_65536_tokens(case: Case) -> Finding:
-    """The input, the logits and the outputs of the last of 65,536 tokens in float32, against float64."""
+    """Compare the input, logits and outputs of the last of 65,536 tokens in float32 with float64."""
     try:
         return _at_65536_tokens(case)
     except LengthError as error:

@@ -38,15 +38,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class Scores:
-    """By distance 0..T-1: expected scores [H, T], NaN where the mask hides the key, and weights [H, T]."""
+    """The expected scores by distance 0..T-1 [H, T], NaN where the mask hides the key, and weights [H, T]."""
 
     scores: Tensor
     weights: Tensor
-    is_weight: bool  # the scores are logarithms of weights, for the encoding replaces the softmax
+    is_weight: bool  # the scores are logarithms of weights, because the encoding replaces the softmax
 
 
 def kinds(subject: ResolvedEncoding) -> list[Kind]:
-    """The layers of each kind, by what they are made of and not by the values of their parameters."""
+    """Return the layers of each kind, which share their structure but not the values of parameters."""
     layers = [subject.encoding.layer(number) for number in range(subject.config.model.n_layers)]
     traits = [_traits(layer) for layer in layers]
     # A layer that knows its own number is not of another kind for that.
@@ -60,7 +60,7 @@ def kinds(subject: ResolvedEncoding) -> list[Kind]:
 
 
 def length_within(subject: ResolvedEncoding, times: int) -> int:
-    """`times` the training length, or that length where the encoding has no meaning past it."""
+    """Return `times` the training length, or that length where the encoding has no meaning past it."""
     length = subject.config.train.length
     try:
         _try_length(subject, times * length)
@@ -71,7 +71,7 @@ def length_within(subject: ResolvedEncoding, times: int) -> int:
 
 @torch.no_grad()
 def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Scores:
-    """The mean over contents that the query and the key share, plus what is added to it."""
+    """Return the mean over contents that the query and the key share, plus what is added to it."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     at_once = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
@@ -86,9 +86,9 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
 
 @torch.no_grad()
 def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool] | None:
-    """The dot products [T], by distance, of what is added to the last token and to those before it.
+    """Return the dot products [T], by distance, of what is added to the last token and to those before it.
 
-    True beside them where nothing is added to a zero, and the products are of embedded contents, of
+    True comes with them where nothing is added to a zero, and the products are of embedded contents, of
     one content in every place. None where the inputs are left as they are.
     """
     parts = [subject.encoding.base, *subject.encoding.modifiers.values()]
@@ -104,7 +104,7 @@ def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool
 
 
 def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
-    """2 pi / theta of the feature pairs [pairs] in a window of `length` tokens, of tables that turn some."""
+    """Return 2 pi / theta of the pairs [pairs] in a window of `length` tokens, of tables that turn some."""
     modules = [module for part in _parts(layer) for module in part.modules()]
     tables = [frequencies for module in modules if (frequencies := _frequencies(module, length)) is not None]
     rows = [
@@ -122,7 +122,7 @@ def _frequencies(module: nn.Module, length: int) -> Tensor | None:
 
 @torch.no_grad()
 def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor:
-    """Which keys [.., n] each query [n, ..] may see, of a text of `length` tokens or every n-th of it."""
+    """Return which keys [.., n] each query [n, ..] sees, of a text of `length` tokens or every n-th of it."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     queries, keys = _sides(subject, layer, x[:1], heads[:1], length)
@@ -131,7 +131,7 @@ def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor
 
 
 def contents(d_model: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
-    """One layer input [S, 1, D] and head content [S, H, 1, K] for each of S = 2K samples, as from N(0, 1).
+    """Return a layer input [S, 1, D] and head content [S, H, 1, K] of S = 2K samples, as if from N(0, 1).
 
     Each head's are the rows of a random orthogonal matrix and their opposites, so that the mean of any
     two features' product over the samples is what it is over the distribution, and not near it.
@@ -147,7 +147,7 @@ def contents(d_model: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
 def _last_row(
     subject: ResolvedEncoding, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over samples of the last query's scores and weights [H, T], and what it sees [T]."""
+    """Return sums over samples of the last query's scores and weights [H, T], and what it sees [T]."""
     queries, keys = _sides(subject, layer, x, heads, length)
     last = slice_tokens(queries, length - 1, length)
     scores, visible = logits(layer, last, keys, 1 / math.sqrt(heads.shape[-1]))
@@ -159,7 +159,7 @@ def _last_row(
 def _sides(
     subject: ResolvedEncoding, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
 ) -> tuple[Side, Side]:
-    """Queries and keys of texts in which every token has the same content."""
+    """Return queries and keys of texts in which every token has the same content."""
     repeated = heads.expand(-1, -1, length, -1)
     position = _ids(subject.encoding, len(x), length)
     return project(layer, x.expand(-1, length, -1), repeated, repeated, position)
@@ -175,7 +175,7 @@ def _embedded(subject: ResolvedEncoding, x: Tensor) -> Tensor:
 
 
 def tokens(batch: int, length: int) -> Tensor:
-    """[B, T] bytes of a text, for encodings that read it."""
+    """Return bytes [B, T] of a text, for encodings that read it."""
     text = torch.tensor(list(TEXT.encode()))
     return text.repeat(length // len(text) + 1)[:length].expand(batch, -1)
 
@@ -205,7 +205,7 @@ def _parts(layer: LayerEncoding) -> tuple[LayerEncoding, ...]:
 
 
 def _traits(layer: LayerEncoding) -> dict[Any, Any]:
-    """Types and plain values of all that a layer is made of, by where they stand in it."""
+    """Return types and plain values of all parts of a layer, by their places in it."""
     modules = [module for part in _parts(layer) for module in part.modules()]
     traits: dict[Any, Any] = {}
     for place, module in enumerate(modules):

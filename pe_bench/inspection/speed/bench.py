@@ -71,7 +71,7 @@ class Bench:
         return row, timed
 
     def _load_kernels(self, subject: ResolvedEncoding, length: int) -> None:
-        """Run one pass: the first loads libraries, which are no encoding's memory or time."""
+        """Run one pass: the first loads libraries, whose memory and time belong to no encoding."""
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
             self._pass(subject, length)()
 

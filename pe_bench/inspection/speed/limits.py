@@ -59,7 +59,7 @@ def scoring_flops(matrix_parameters: int, layers: int, attention_width: int, len
 
 
 def training_flops(matrix_parameters: int, layers: int, attention_width: int, length: int) -> float:
-    """Count those of a training step: three times as many, since each product has two in the backward pass.
+    """Count the operations of a training step: three times as many, with two backward for each product.
 
     6 N + 12 L H K (T + 1) / 2. Logits that are computed again in the backward pass are not counted again.
     """

@@ -20,7 +20,7 @@ LONG = 20.0  # seconds: none begins after so long, though there be fewer than `R
 
 @dataclass(frozen=True)
 class Timing:
-    """milliseconds: of each timed pass. ratios: of each to the reference's pass just before it."""
+    """The milliseconds of each timed pass, and the ratios of each to the reference's pass just before it."""
 
     milliseconds: list[float]
     ratios: list[float]
@@ -36,7 +36,7 @@ class Timing:
 
 
 def time_pass(timed: Pass, reference: Pass | None, repeats: int | None = None) -> Timing:
-    """`repeats` passes, or as many as are needed. The reference may be the pass itself, or missing."""
+    """Time `repeats` passes, or as many as are needed. The reference may be the pass itself, or missing."""
     memory = peak_of(timed)
     with timed.in_use():
         if reference is not None and reference is not timed:
@@ -57,7 +57,7 @@ def _pairs(timed: Pass, reference: Pass | None, repeats: int | None) -> Iterator
 
 
 def outcome_of(error: Exception) -> tuple[str, str] | None:
-    """Return the status and reason of a row without numbers; None if the error is a fault of ours."""
+    """Return the status and reason of a row without numbers; None if the error is our fault."""
     reason = " ".join(str(error).split())
     if isinstance(error, LengthError):
         return "undefined", reason

@@ -36,7 +36,7 @@ class Request:
 
     @property
     def shared(self) -> list[str]:
-        """The overrides that the reference gets too: no option of an encoding and no modifier."""
+        """Return the overrides that the reference gets too: no option of an encoding and no modifier."""
         return [text for text in self.overrides if _is_shared(text)]
 
     def at(self, length: int) -> list[ResolvedEncoding]:

@@ -32,7 +32,7 @@ def attention(
     position: Tensor,
     window: int | None = None,
 ) -> Tensor:
-    """The attention output [B, H, T, K] of one layer, on the fastest path that is exact.
+    """Return the attention output [B, H, T, K] of one layer, on the fastest path that is exact.
 
     `x` [B, T, D] is the layer's input, `q`, `k` and `v` are [B, H, T, K], `position` is [T] or
     [B, T]. `window` limits every query to the last `window` tokens, from outside the encoding.

@@ -23,7 +23,7 @@ CHUNK_ELEMENTS = 2**24
 
 
 def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
-    """What each query sees, by `visible` and the window."""
+    """Return the mask of what each query sees, by `visible` and the window."""
     tokens, device = queries.x.shape[-2], queries.x.device
     if encoding.overrides("visible"):
         return mask_of_tiles(encoding, queries, keys, window)
@@ -31,12 +31,12 @@ def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int |
 
 
 def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
-    """The last `window` tokens, the query's own among them."""
+    """Return the mask that shows the last `window` tokens, the query's own among them."""
     block = torch.arange(_blocks(tokens), device=device)
     middle = BLOCK * (block.unsqueeze(-1) - block)
     nearest, furthest = middle - (BLOCK - 1), middle + (BLOCK - 1)
     some = (furthest >= 0) & (nearest < window)
-    # Of a block that the text does not fill, some queries are none.
+    # In a block that the text does not fill, some rows are not queries.
     filled = (block < tokens // BLOCK).unsqueeze(-1)
     whole = (nearest >= 0) & (furthest < window) & filled
     # As a tensor, so that all windows are one kernel.
@@ -49,7 +49,7 @@ def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
 
 
 def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
-    """The mask that `visible` gives the reference, whatever it is made of: mixed blocks are kept as tiles.
+    """Return the mask that `visible` gives the reference, whatever it is: mixed blocks are tiles.
 
     Queries are taken in chunks, with the keys that are in their `ranges`: never all pairs at once.
     """
@@ -73,7 +73,7 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
 
 
 def _seen_in(tile: Tensor, place: Tensor) -> Seen:
-    """What tiles [.., BLOCK, BLOCK] show, one of them for each block [n, n]."""
+    """Return a function that reads tiles [.., BLOCK, BLOCK], one of them for each block [n, n]."""
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return tile[place[query // BLOCK, key // BLOCK], query % BLOCK, key % BLOCK]
@@ -84,7 +84,7 @@ def _seen_in(tile: Tensor, place: Tensor) -> Seen:
 def _visible_rows(
     encoding: LayerEncoding, queries: Side, keys: Side, window: int | None, start: int, stop: int
 ) -> Tensor:
-    """Which of all keys these queries see, in whole blocks: what the text does not fill is hidden."""
+    """Return which keys these queries see, in whole blocks: what the text does not fill is hidden."""
     tokens = queries.x.shape[-2]
     shape = BLOCK * _blocks(stop - start), BLOCK * _blocks(tokens)
     rows = torch.zeros(shape, dtype=torch.bool, device=queries.x.device)
@@ -99,7 +99,7 @@ def _visible_rows(
 
 
 def _blocked(some: Tensor, whole: Tensor, seen: Seen, tokens: int) -> BlockMask:
-    """The mask `seen`, of whose blocks [n, n] some have visible pairs, and some of these no others."""
+    """Return the mask `seen`: some blocks [n, n] have visible pairs, and some of these no others."""
     mixed = some & ~whole
     kv_num_blocks, kv_indices = _listed(mixed)
     full_kv_num_blocks, full_kv_indices = _listed(whole)
@@ -121,7 +121,7 @@ def _blocked(some: Tensor, whole: Tensor, seen: Seen, tokens: int) -> BlockMask:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of each row [n, n] are chosen, [1, 1, n], and which, first in a list [1, 1, n, n]."""
+    """Return how many of each row [n, n] are chosen, [1, 1, n], and which, first in [1, 1, n, n]."""
     count = chosen.sum(-1).int()
     order = chosen.int().argsort(dim=-1, descending=True, stable=True).int().contiguous()
     return count[None, None], order[None, None]

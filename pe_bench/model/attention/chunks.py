@@ -40,7 +40,7 @@ def fused_chunk_attention(
 
 
 def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tuple[int, int, list[range]]]:
-    """Where each chunk of queries begins and ends, and the ranges of keys that it may see."""
+    """Return where each chunk of queries begins and ends, and the ranges of keys that it may see."""
     is_biased = encoding.overrides("bias", "distance_bias")
     found, start, tokens = [], 0, q.shape[-2]
     while start < tokens:
@@ -105,11 +105,11 @@ def _attend_once(
 
 
 def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTerm, slice]]:
-    """The terms of visible pairs, and for each the keys from the first visible one to the last."""
+    """Return the terms of visible pairs, and for each the keys from the first visible one to the last."""
     found = []
     for term in terms:
         mask = visible & term.mask
-        # As bytes, of which the largest is found many times faster than whether any is true.
+        # As bytes: to find the largest of these is many times faster than to find whether any is true.
         keys = mask.flatten(0, -2).view(torch.uint8).amax(0).nonzero()
         if len(keys):
             found.append((term._replace(mask=mask), slice(int(keys[0]), int(keys[-1]) + 1)))
@@ -117,7 +117,7 @@ def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTe
 
 
 def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
-    """What is added to the scores, [1 or B, 1 or H, Q, N], or which of them are visible."""
+    """Return what is added to the scores, [1 or B, 1 or H, Q, N], or which of them are visible."""
     if bias is None:
         return visible
     # The CPU kernel takes a float32 mask for half precision queries; others want one type.
@@ -127,7 +127,7 @@ def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
 
 
 def _gathered(side: Side, ranges: Sequence[range]) -> Side:
-    """The tokens in the ranges of one side."""
+    """Return the tokens in the ranges of one side."""
     if len(ranges) == 1:
         return slice_tokens(side, ranges[0].start, ranges[0].stop)
     return Side(

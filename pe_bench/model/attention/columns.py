@@ -16,7 +16,7 @@ from pe_bench.model.attention.reference import precise, project
 def fused_column_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """For encodings with `columns` and nothing else but `transform` and `logit_scale`."""
+    """Serve encodings with `columns` and nothing else but `transform` and `logit_scale`."""
     queries, keys = project(encoding, x, q, k, position)
     of_query, of_key = encoding.columns(queries, keys)
     # Columns are cumulative sums and positions, which half precision cannot hold, and no scale may round.
@@ -28,5 +28,5 @@ def fused_column_attention(
 
 
 def _like(columns: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Columns [.., n, c] spread over the batch and the heads of x."""
+    """Return columns [.., n, c] spread over the batch and the heads of x."""
     return columns.expand(*x.shape[:-1], columns.shape[-1]).to(dtype)

@@ -27,7 +27,7 @@ LONG = 8_192
 def fused_distance_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """For encodings with a `distance_bias`, at positions that count tokens.
+    """Serve encodings with a `distance_bias`, at positions that count tokens.
 
     With the queries in reverse order the bias of query i' and key j depends on i' + j alone: a
     Hankel matrix, which is a view with strides (1, 1) of a vector of one value for each
@@ -61,13 +61,13 @@ def fused_distance_attention(
 
 
 def distance_table(encoding: LayerEncoding, q: Tensor) -> Tensor | None:
-    """The bias [H, T] of every distance for queries [B, H, T, K]; heads may share one."""
+    """Return the bias [H, T] of every distance for queries [B, H, T, K]; heads may share one."""
     table = encoding.distance_bias(torch.arange(q.shape[-2], device=q.device))
     return None if table is None else table.expand(q.shape[1], q.shape[-2])
 
 
 def can_tabulate(position: Tensor) -> bool:
-    """Whether the bias at these positions is a table: one value for each distance in tokens."""
+    """Return whether the bias at these positions is a table: one value for each distance in tokens."""
     if position.dim() != 1 or position.is_floating_point():
         return False
     return bool((position.diff() == 1).all())
@@ -78,7 +78,7 @@ def _learns(*tensors: Tensor) -> bool:
 
 
 def _heads_together(needed: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Neighbouring heads that need the same first key, and that key."""
+    """Yield neighbouring heads that need the same first key, and that key."""
     start = 0
     for first, heads in groupby(needed):
         stop = start + len(list(heads))
@@ -87,6 +87,6 @@ def _heads_together(needed: Sequence[int]) -> Iterator[tuple[slice, int]]:
 
 
 def _hankel(vector: Tensor, rows: int, columns: int) -> Tensor:
-    """[1, H, rows, columns] whose entry (i, j) is vector[:, i + j], without a copy."""
+    """Return [1, H, rows, columns] whose entry (i, j) is vector[:, i + j], without a copy."""
     heads = vector.shape[0]
     return vector.as_strided((1, heads, rows, columns), (0, vector.stride(0), 1, 1))

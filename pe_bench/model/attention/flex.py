@@ -33,7 +33,7 @@ MAX_VARIANTS = 64
 
 
 def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
-    """Whether `fused_flex_attention` gives what the reference gives for queries like `q` [B, H, T, K]."""
+    """Return whether `fused_flex_attention` agrees with the reference for queries like `q` [B, H, T, K]."""
     if encoding.overrides("scores", "terms", "adjust", "weights", "mix") or q.dtype == torch.float64:
         return False
     if not encoding.overrides("bias", "distance_bias") or encoding.has_columns():
@@ -50,7 +50,7 @@ def fused_flex_attention(
     position: Tensor,
     window: int | None = None,
 ) -> Tensor:
-    """For encodings that `can_flex`; `window` as in `attention`."""
+    """Serve encodings that `can_flex`; `window` as in `attention`."""
     queries, keys = project(encoding, x, q, k, position)
     output = flex(
         _at_least(MIN_WIDTH, scale_queries(encoding, queries)),
@@ -64,7 +64,7 @@ def fused_flex_attention(
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """`flex_attention` compiled by itself, or as a part of what is being compiled around it."""
+    """Run `flex_attention` compiled by itself, or as a part of what is being compiled around it."""
     if torch.compiler.is_compiling():
         return flex_attention(q, k, v, **options)
     return _compiled(q.device.type)(q, k, v, **options)
@@ -72,10 +72,10 @@ def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 @cache
 def _compiled(device: str) -> Callable[..., Tensor]:
-    """One function for all lengths: from the second one on the length is a variable of the kernel.
+    """Return one function for all lengths: from the second on the length is a variable of the kernel.
 
-    `fullgraph` makes an error of what would otherwise run uncompiled. On a CPU, for tests, the operations are
-    run one by one.
+    `fullgraph` raises an error where code would otherwise run uncompiled. On a CPU, for tests, the
+    operations are run one by one.
     """
     import torch._dynamo
 
@@ -87,7 +87,7 @@ def _compiled(device: str) -> Callable[..., Tensor]:
 
 
 def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added | None:
-    """The encoding's bias, as FlexAttention adds it; nothing where there is none."""
+    """Return the encoding's bias, as FlexAttention adds it; nothing where there is none."""
     if not encoding.overrides("bias", "distance_bias"):
         return None
     if encoding.has_columns():
@@ -98,7 +98,7 @@ def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added
 
 
 def add_table(table: Tensor) -> Added:
-    """The value of each head and distance, from a table [H, T]."""
+    """Return a function that adds the value of each head and distance, from a table [H, T]."""
 
     def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         # Keys after the query are masked, but an index before the table would be read all the same.
@@ -108,7 +108,7 @@ def add_table(table: Tensor) -> Added:
 
 
 def add_columns(of_queries: Tensor, of_keys: Tensor, like: Tensor) -> Added:
-    """The product of columns [.., T, c] of the queries and the keys.
+    """Return a function that adds the product of columns [.., T, c] of the queries and the keys.
 
     Columns may be sums over the whole text whose differences count, and float32 is too short for these: each
     is two numbers of that type, the second one what the first leaves out.
@@ -128,7 +128,7 @@ def add_columns(of_queries: Tensor, of_keys: Tensor, like: Tensor) -> Added:
 
 
 def _in_two(columns: Tensor, like: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Each column, spread over batch and heads of `like`, as two tensors [B, H, T] whose sum it is."""
+    """Return each column, spread over batch and heads of `like`, as two tensors [B, H, T] whose sum it is."""
     spread = columns.expand(*like.shape[:-1], columns.shape[-1])
     pairs = []
     for column in spread.unbind(-1):

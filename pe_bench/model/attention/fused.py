@@ -18,13 +18,13 @@ from pe_bench.model.attention.reference import precise, project
 def fused_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """For encodings with `transform` and `logit_scale` alone."""
+    """Serve encodings with `transform` and `logit_scale` alone."""
     queries, keys = project(encoding, x, q, k, position)
     return fused_causal(scale_queries(encoding, queries), keys.x, v, 1 / math.sqrt(q.shape[-1]))
 
 
 def fused_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Of as many queries as keys."""
+    """Return causal attention of as many queries as keys."""
     if torch.is_grad_enabled() or q.shape[-1] <= v.shape[-1]:
         return fused(q, k, v, None, scale)
     # Padded values would take as much memory as the widened keys: those of one head at a time do not.
@@ -33,12 +33,12 @@ def fused_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """With what is visible or added in `mask` [1 or B, 1 or H, Q, N] or [Q, N], or else causal.
+    """Attend with what `mask` [1 or B, 1 or H, Q, N] or [Q, N] shows or adds, or else causally.
 
     The fused kernels want one width for all three: what is narrower is padded.
     """
     wide_q, wide_k, wide_v = _as_wide(q, k, v)
-    # Autocast would make half precision of what is float32 here because it has to be: sums, and their biases.
+    # Autocast would turn into half precision what has to be float32 here: sums, and their biases.
     with torch.autocast(q.device.type, enabled=False):
         output = functional.scaled_dot_product_attention(
             wide_q, wide_k, wide_v, attn_mask=mask, is_causal=mask is None, scale=scale
@@ -74,7 +74,7 @@ def merge_by_lse(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _as_wide(*tensors: Tensor) -> list[Tensor]:
-    """All with zeros up to the width of the widest."""
+    """Return all of them, padded with zeros to the width of the widest."""
     widest = max(x.shape[-1] for x in tensors)
     return [x if x.shape[-1] == widest else functional.pad(x, (0, widest - x.shape[-1])) for x in tensors]
 
@@ -84,5 +84,5 @@ def scale_queries(encoding: LayerEncoding, queries: Side) -> Tensor:
 
 
 def times(x: Tensor, factor: Tensor | None) -> Tensor:
-    """x [B, H, Q, *] times the `logit_scale` of its queries."""
+    """Return x [B, H, Q, *] times the `logit_scale` of its queries."""
     return x if factor is None else (x * factor).to(x.dtype)

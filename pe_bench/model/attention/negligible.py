@@ -43,19 +43,19 @@ class NegligibleKeys:
         self._largest = _blocks(self._sizes, 2).amax(-1)
 
     def first_keys(self, start: int, stop: int) -> list[int]:
-        """For each head the first key that one of the queries `start` to `stop` - 1 needs."""
+        """Return for each head the first key that one of the queries `start` to `stop` - 1 needs."""
         blocks = start // BLOCK
         if blocks == 0:
             return [0] * self._bias.shape[0]
         nearest = start + 1 - BLOCK * torch.arange(1, blocks + 1, device=self._bias.device)
         sizes = self._largest[:, :, :blocks] / _rms(self._sizes[:, :, start:stop])
         lse = self._content(start, stop) + self._bias[:, nearest] + (BLOCK * sizes.clamp(min=1)).log()
-        # [B, H, M]: of each block and all before it, which grows. What is no number is not less than any.
+        # [B, H, M]: of each block and all before it, which grows. A NaN is not less than any number.
         idle = lse.logcumsumexp(-1) < log_epsilon(lse.dtype)
         return (idle.all(0).sum(-1) * BLOCK).tolist()
 
     def _content(self, start: int, stop: int) -> Tensor:
-        """[B, H, M]: by how much the products with a block before `start` can exceed a query's own."""
+        """Return [B, H, M]: how far products with a block before `start` can exceed a query's own."""
         blocks = start // BLOCK
         q = self._q[:, :, start:stop].to(self._radii.dtype)
         own = (q * self._k[:, :, start:stop]).sum(-1, keepdim=True)
@@ -67,7 +67,7 @@ class NegligibleKeys:
 
 
 def is_worthwhile(table: Tensor) -> bool:
-    """Whether a bias [H, T] makes anything negligible by itself, in a text that is not short."""
+    """Return whether a bias [H, T] makes anything negligible by itself, in a text that is not short."""
     fallen = table.amin(-1) - table[:, 0] < log_epsilon(precise(table.dtype))
     return table.shape[-1] > SHORT and bool(fallen.any())
 
@@ -78,7 +78,7 @@ def log_epsilon(dtype: torch.dtype) -> float:
 
 
 def _blocks(x: Tensor, dim: int) -> Tensor:
-    """The axis of tokens as [M, BLOCK], without what fills no block."""
+    """Return the axis of tokens as [M, BLOCK], without what fills no block."""
     whole = x.shape[dim] // BLOCK
     return x.narrow(dim, 0, whole * BLOCK).unflatten(dim, (whole, BLOCK))
 

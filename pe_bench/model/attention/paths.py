@@ -101,14 +101,14 @@ def is_kernel_here() -> bool:
 
 
 def is_native(q: Tensor) -> bool:
-    """Whether our own kernel is for these queries: in training, on a processor, where it can be compiled."""
+    """Return whether our kernel is for these queries: in training, on a CPU, where it can be compiled."""
     trains = torch.is_grad_enabled() and q.requires_grad
     single = q.dtype in (torch.float32, torch.bfloat16)
     return trains and single and q.device.type == "cpu" and is_kernel_here()
 
 
 def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
-    """Whether tables say all that the encoding does for these queries, on a CPU and without gradients."""
+    """Return whether tables say all the encoding does for these queries, on a CPU without gradients."""
     scores = q.device.type == "cpu" and not torch.is_grad_enabled()
     return scores and isinstance(encoding, Relative) and encoding.has_tables() and can_tabulate(position)
 
@@ -118,7 +118,7 @@ def in_chunks(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
 
 
 def is_learning(encoding: LayerEncoding, q: Tensor) -> bool:
-    """Whether a gradient to the bias may be wanted, which PyTorch's fused kernels do not have."""
+    """Return whether a gradient to the bias may be wanted, which PyTorch's fused kernels lack."""
     if encoding.overrides("bias"):
         return torch.is_grad_enabled()
     bias = encoding.distance_bias(torch.zeros(1, dtype=torch.long, device=q.device))

@@ -27,7 +27,7 @@ def reference_attention(
     block: int | None = None,
     rows: range | None = None,
 ) -> Tensor:
-    """Every hook as it stands, in blocks of queries; `rows` asks for those queries alone."""
+    """Apply every hook literally, in blocks of queries; `rows` asks for those queries alone."""
     queries, keys = project(encoding, x, q, k, position)
     rows = rows if rows is not None else range(q.shape[-2])
     keys_of_a_block = k.shape[-2] if window is None else min(k.shape[-2], 2 * window)
@@ -36,7 +36,7 @@ def reference_attention(
     scale = 1 / math.sqrt(q.shape[-1])
     outputs = []
     # The last blocks, which see the most keys, come first: their memory serves those that see fewer, while
-    # tensors that grow from one block to the next would each need more, and leave holes behind.
+    # tensors that grow from one block to the next would each need more, and leave holes.
     for start in reversed(range(rows.start, rows.stop, block)):
         stop = min(start + block, rows.stop)
         # No query of the block may see a key after its last one, or before its first one's window.
@@ -50,7 +50,7 @@ def reference_attention(
 def logits(
     encoding: LayerEncoding, queries: Side, keys: Side, scale: float, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The logits of a block [B, H, Q, N] before the mask, and which keys are visible [Q, N]."""
+    """Return the logits of a block [B, H, Q, N] before the mask, and which keys are visible [Q, N]."""
     scores = encoding.scores(queries, keys, scale)
     # Everything up to the weights is float32 or better, whatever the model runs in.
     scores = scores.to(precise(scores.dtype))
@@ -65,7 +65,7 @@ def logits(
 
 
 def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
-    """All queries and all keys, before and after `transform`."""
+    """Return all queries and all keys, before and after `transform`."""
     values = encoding.prepare(x)
     position = position if position.dim() == 1 else position.unsqueeze(1)
     index = torch.arange(q.shape[-2], device=q.device)
@@ -74,7 +74,7 @@ def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: 
 
 
 def slice_tokens(side: Side, start: int, stop: int) -> Side:
-    """The tokens from `start` to `stop` of one side."""
+    """Return the tokens from `start` to `stop` of one side."""
     return Side(
         side.x[..., start:stop, :],
         side.raw[..., start:stop, :],
@@ -85,7 +85,7 @@ def slice_tokens(side: Side, start: int, stop: int) -> Side:
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
-    """float32, or float64 where that is the type already."""
+    """Return float32, or float64 where that is the type already."""
     return torch.promote_types(dtype, torch.float32)
 
 

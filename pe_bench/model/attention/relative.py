@@ -28,8 +28,8 @@ CHUNK_ELEMENTS = 2**21
 def fused_relative_attention(
     encoding: Relative, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """For encodings that have tables, at positions that count tokens, where no gradient is wanted."""
-    # Autocast would make half precision of scores, log-sum-exps and weights, which are float32 here.
+    """Serve encodings that have tables, at positions that count tokens, where no gradient is wanted."""
+    # Autocast would reduce scores, log-sum-exps and weights to half precision; they are float32 here.
     with torch.autocast(q.device.type, enabled=False):
         near = Near(encoding, q)
         starts = range(0, q.shape[-2], near.size)
@@ -37,7 +37,7 @@ def fused_relative_attention(
 
 
 def _attend(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
-    """The output [B, H, Q, K] of the chunk of queries that begins at `start`."""
+    """Return the output [B, H, Q, K] of the chunk of queries that begins at `start`."""
     stop, first = min(start + near.size, q.shape[-2]), max(0, start - near.reach)
     chunk = q[:, :, start:stop]
     parts = [near(chunk, k[:, :, first:stop], v[:, :, first:stop])]
@@ -48,7 +48,7 @@ def _attend(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor
 
 
 class Near:
-    """Attention to near keys of `encoding`, for chunks of queries like `q` [B, H, T, K]."""
+    """The attention to near keys of `encoding`, for chunks of queries like `q` [B, H, T, K]."""
 
     def __init__(self, encoding: Relative, q: Tensor):
         tables, dtype = encoding.tables(), precise(q.dtype)
@@ -82,14 +82,15 @@ class Near:
         return output, lse
 
     def far(self, q: Tensor) -> Tensor:
-        """What the queries [B, H, Q, K] are to a key that has the last row."""
+        """Return what the queries [B, H, Q, K] are to a key that has the last row."""
         return q if self._last_of_key is None else q + self._last_of_key.to(q.dtype)
 
 
 def queries_band(products: Tensor, before: int) -> Tensor:
-    """The band [.., Q, N] of products [.., Q, R] of queries with rows; `before` keys are no query's own.
+    """Return the band [.., Q, N] of products [.., Q, R] of queries with rows.
 
-    Zero farther back than there are rows; for keys after the query it may be anything.
+    `before` keys are no query's own. The band is zero farther back than there are rows; for keys after
+    the query it may be anything.
     """
     queries, rows = products.shape[-2:]
     band = _shifted(products.flip(-1), (queries, queries + before), rows - 1 - before)
@@ -97,13 +98,13 @@ def queries_band(products: Tensor, before: int) -> Tensor:
 
 
 def keys_band(products: Tensor, before: int) -> Tensor:
-    """The same of products [.., N, R] of keys with rows."""
+    """Return the same band of products [.., N, R] of keys with rows."""
     keys, rows = products.shape[-2:]
     return _shifted(products, (keys, keys - before), before).tril(rows - 1 - before).mT
 
 
 def by_distance(weights: Tensor, rows: int) -> Tensor:
-    """What weights [.., Q, N] have at each of so many distances, [.., Q, rows], the farthest first."""
+    """Return the weights [.., Q, N] at each of so many distances, [.., Q, rows], the farthest first."""
     queries, keys = weights.shape[-2:]
     # Keys before the text, so that every query has one at each distance.
     padded = functional.pad(weights, (queries - 1 + rows - keys, 0))
@@ -112,14 +113,14 @@ def by_distance(weights: Tensor, rows: int) -> Tensor:
 
 
 def _shifted(x: Tensor, shape: tuple[int, int], first: int) -> Tensor:
-    """The view [.., *shape] of x [.., n, R] whose entry (i, j) is x[.., i, first + j - i]."""
+    """Return the view [.., *shape] of x [.., n, R] whose entry (i, j) is x[.., i, first + j - i]."""
     x = x.contiguous()
     strides = (*x.stride()[:-2], x.shape[-1] - 1, 1)
     return x.as_strided((*x.shape[:-2], *shape), strides, x.storage_offset() + first)
 
 
 def _from_the_last(table: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """The rows but the last, less the last one, if there are any; and the last one."""
+    """Return the rows but the last, less the last one, if there are any; and the last one."""
     if table is None:
         return None, None
     others, last = table.to(dtype).tensor_split([-1], -2)

@@ -30,7 +30,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 def native_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """For encodings with a `distance_bias`, at positions that count tokens, or with no bias."""
+    """Serve encodings with a `distance_bias`, at positions that count tokens, or with no bias."""
     queries, keys = project(encoding, x, q, k, position)
     table = distance_table(encoding, q)
     table = table.float() if table is not None else None
@@ -44,7 +44,7 @@ def native_attention(
 def native_column_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
 ) -> Tensor:
-    """For encodings whose bias is low-rank: `columns` of the queries and the keys.
+    """Serve encodings whose bias is low-rank: `columns` of the queries and the keys.
 
     They come first and are not scaled: the kernel adds in their order, so that large numbers whose difference
     is small cancel exactly before anything else is added.
@@ -59,7 +59,7 @@ def native_column_attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
-    """[B, H, T, V] of queries and keys [B, H, T, K], values [B, H, T, V] and biases [H, T] of each distance.
+    """Return [B, H, T, V] of queries, keys [B, H, T, K], values [B, H, T, V], biases [H, T] by distance.
 
     On the CPU, all in float32; or in bfloat16, where there is a kernel for it, and the biases in float32.
     """
@@ -79,13 +79,13 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scal
 
 @functools.cache
 def usable_kernel() -> Kernel:
-    """The kernel, if it is here and computes what it should on this processor; else why not."""
+    """Return the kernel, if it is here and computes what it should on this processor; else why not."""
     return _tried(kernel(), torch.float32)
 
 
 @functools.cache
 def usable_tiled_kernel() -> Kernel:
-    """The kernel for bfloat16, if it is here and computes what it should on this processor; else why not."""
+    """Return the bfloat16 kernel, if it is here and computes what it should on this CPU; else why not."""
     return _tried(tiled_kernel(), torch.bfloat16)
 
 
@@ -127,7 +127,7 @@ def _backward_once(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 class _Shape(ctypes.Structure):
-    """As in common.h."""
+    """The `Shape` of common.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "value_width")),
@@ -137,7 +137,7 @@ class _Shape(ctypes.Structure):
 
 
 class _Strided(ctypes.Structure):
-    """As in common.h."""
+    """The `Strided` of common.h."""
 
     _fields_ = [("data", ctypes.c_void_p), *((n, ctypes.c_int64) for n in ("batch", "heads", "tokens"))]
 
@@ -145,7 +145,7 @@ class _Strided(ctypes.Structure):
 def _forward(
     library: ctypes.CDLL, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The output [B, H, T, V], and the logarithms [B, H, T] of what the weights were divided by."""
+    """Return the output [B, H, T, V], and the logarithms [B, H, T] of what the weights were divided by."""
     q, k, v = (_with_whole_rows(one) for one in (q, k, v))
     output, log_sum = _like_rows_of_tokens(v), q.new_empty(q.shape[:-1], dtype=torch.float32)
     table = table.contiguous() if table is not None else None
@@ -172,7 +172,7 @@ def _backward(
     scale: float,
     of_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of q, k and v, and of the table [H, T] where it is wanted."""
+    """Return the gradients of q, k and v, and of the table [H, T] where it is wanted."""
     q, k, v, gradient = (_with_whole_rows(one) for one in (q, k, v, gradient))
     table = table.contiguous() if table is not None else None
     of_q, of_k, of_v = map(_like_rows_of_tokens, (q, k, v))
@@ -210,12 +210,12 @@ def _data(x: Tensor | None) -> ctypes.c_void_p | None:
 
 
 def _with_whole_rows(x: Tensor) -> Tensor:
-    """The kernel takes any strides but for the last dimension's."""
+    """Return a tensor with whole rows: the kernel takes any strides but the last dimension's."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _like_rows_of_tokens(x: Tensor) -> Tensor:
-    """Empty [B, H, T, V], in memory [B, T, H, V] as the decoder wants it next."""
+    """Return an empty [B, H, T, V], in memory [B, T, H, V] as the decoder wants it next."""
     batch, heads, tokens, width = x.shape
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
@@ -225,9 +225,9 @@ def _widened(columns: Tensor, x: Tensor) -> Tensor:
 
 
 def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
-    """The largest error against float64, of the output or of a gradient, on a small case with odd sizes.
+    """Return the largest error against float64, of output or gradients, on a small case of odd sizes.
 
-    Relative to the largest number of each.
+    Errors are relative to the largest number of each.
     """
     generator = torch.Generator().manual_seed(0)
     tokens, heads, width = 131, 2, 20
@@ -244,4 +244,4 @@ def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
         gradients = torch.autograd.grad((exact * slope).sum(), leaves)
     pairs = zip(found, (exact.detach(), *gradients), strict=True)
     errors = [(a - b).abs().max() / b.abs().max() for a, b in pairs if a is not None]
-    return float(torch.stack(errors).max())  # what is no number stays none
+    return float(torch.stack(errors).max())  # a NaN stays one

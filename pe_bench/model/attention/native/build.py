@@ -35,12 +35,12 @@ OF_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
 TILES = {"amx_tile", "amx_bf16", "avx512f"}
 TILED_FLAGS = ("-mamx-tile", "-mamx-bf16")
 SECONDS = 120
-# What tells processors apart that share a cache folder: their name and what they can do.
+# What distinguishes processors that share a cache folder: their name and what they can do.
 KINDS = ("model name", "flags", "Features", "CPU part")
 
 
 class Kernel(NamedTuple):
-    """The loaded library, or why there is none."""
+    """The loaded library, or the reason why there is none."""
 
     library: ctypes.CDLL | None
     description: str  # one line: the compiler, or what is missing
@@ -48,13 +48,13 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def kernel() -> Kernel:
-    """The library of this processor in float32. Never raises."""
+    """Return the library of this processor in float32. Never raises."""
     return _made(SOURCE, ())
 
 
 @functools.cache
 def tiled_kernel() -> Kernel:
-    """The library in bfloat16, for processors with AMX. Never raises."""
+    """Return the library in bfloat16, for processors with AMX. Never raises."""
     if not has_tiles():
         return Kernel(None, "this processor has no tiles for bfloat16 (AMX)")
     made = _made(TILED_SOURCE, TILED_FLAGS)
@@ -68,12 +68,12 @@ def has_tiles() -> bool:
 
 
 def abilities() -> set[str]:
-    """What this processor can do, in the words of Linux on x86; empty elsewhere."""
+    """Return what this processor can do, as Linux names it on x86; empty elsewhere."""
     return set(processor_facts().get("flags", "").split())
 
 
 def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
-    """The library of a source: of the cache, or compiled now."""
+    """Return the library of a source: from the cache, or compiled now."""
     if os.environ.get("PE_BENCH_KERNEL") == "off":
         return Kernel(None, "PE_BENCH_KERNEL=off")
     compiler = find_compiler()
@@ -93,7 +93,7 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
 
 
 def find_compiler() -> str | None:
-    """A command, as a shell would read it: its program in full, and its words."""
+    """Return a command as a shell would read it: the full path of its program, and the arguments."""
     for name in compiler_names():
         program, *words = _words(name) or [name]
         if path := shutil.which(program):
@@ -107,7 +107,7 @@ def compiler_names() -> Sequence[str]:
 
 
 def _words(command: str) -> list[str]:
-    """Of `ccache g++`; none where a quote is left open."""
+    """Split a command such as `ccache g++`; return none where a quote is left open."""
     try:
         return shlex.split(command)
     except ValueError:
@@ -115,7 +115,7 @@ def _words(command: str) -> list[str]:
 
 
 def _loaded(find: Callable[[], Path]) -> ctypes.CDLL:
-    """The library in the folder that is found or made; a damaged one is made again. Raises `OSError`."""
+    """Load the library in the folder; build it if missing, rebuild it if damaged. Raises `OSError`."""
     folder = find()
     try:
         return ctypes.CDLL(str(folder / LIBRARY))
