@@ -1,4 +1,4 @@
-"""app.py declares all commands and options; one file per command does the work."""
+"""app.py declares the commands, options.py their options; one file per command does the work."""
 
 from pe_bench.cli.program import main
 

@@ -6,6 +6,32 @@ from typing import Annotated
 import typer
 
 from pe_bench.cli.help import Command, TrainCommand, first_of
+from pe_bench.cli.options import (
+    LISTS,
+    CacheDir,
+    Code,
+    ConfigDir,
+    Controls,
+    Count,
+    DataPath,
+    Device,
+    Force,
+    Lengths,
+    MaxLength,
+    PerPosition,
+    Precision,
+    Protocol,
+    ResultsDir,
+    Runs,
+    Stride,
+    Targets,
+    Threads,
+    With,
+    complete,
+    complete_encodings,
+    complete_runs,
+    complete_speed,
+)
 
 app = typer.Typer(
     name="pe-bench",
@@ -13,56 +39,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-
-def _whole_number(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) == 0:
-        raise typer.BadParameter(f"'{text}' is not a positive whole number")
-    return int(text)
-
-
-LISTS = ("encodings", "modifiers", "models", "data", "tokenizers", "experiments", "keys", "runs")
-Count = {"parser": _whole_number, "metavar": "NUMBER"}
-
-
-def _folder(path: str) -> Path:
-    from pe_bench.config.checks import check_folder
-
-    return check_folder(path, "--results-dir")
-
-
-ResultsDir = Annotated[
-    Path,
-    typer.Option("--results-dir", parser=_folder, metavar="DIR", help="The folder of runs and results.csv."),
-]
-
-
-def _complete(incomplete: str) -> list[str]:
-    from pe_bench.cli.completion import complete_typed
-
-    return complete_typed(incomplete)
-
-
-def _complete_encodings(incomplete: str) -> list[str]:
-    from pe_bench.config.groups import names_in
-
-    return [name for name in names_in("encoding") if name.startswith(incomplete)]
-
-
-def _complete_speed(incomplete: str) -> list[str]:
-    return [*_complete_encodings(incomplete), *(_complete(incomplete) if incomplete else [])]
-
-
-def _complete_with(incomplete: str) -> list[str]:
-    from pe_bench.cli.completion import complete_with
-
-    return complete_with(incomplete)
-
-
-def _complete_runs(incomplete: str) -> list[str]:
-    from pe_bench.cli.completion import complete_run
-
-    return complete_run(incomplete)
 
 
 @app.command(
@@ -76,7 +52,7 @@ pe-bench train --cfg job                             # every key and its value""
 def train(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Keys to change, in any order.", autocompletion=_complete),
+        typer.Argument(metavar="KEY=VALUE", help="Keys to change, in any order.", autocompletion=complete),
     ] = None,
     multirun: Annotated[
         bool, typer.Option("--multirun", "-m", help="A sweep: train each combination of listed values.")
@@ -122,91 +98,23 @@ pe-bench eval rope-s0-1a2b3c4d --protocol sliding
 pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'""",
 )
 def eval(  # noqa: A001  (the command's name)
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="Run names or paths.  [default: the last finished]",
-            autocompletion=_complete_runs,
-        ),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="Context lengths in tokens."),
-    ] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="paired, nonoverlapping or sliding.",
-            autocompletion=first_of("paired", "nonoverlapping", "sliding"),
-        ),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            help="Score the same targets at every length up to this.  [default: 16 x training length]",
-            **Count,
-        ),
-    ] = None,
-    targets: Annotated[
-        int | None, typer.Option(help="Target blocks at each length (paired).", **Count)
-    ] = None,
-    stride: Annotated[
-        int | None,
-        typer.Option(help="Tokens between windows (sliding).", **Count),
-    ] = None,
-    controls: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="auto (2 and 16 x training length), all or none (paired).",
-            autocompletion=first_of("auto", "all", "none"),
-        ),
-    ] = None,
-    per_position: Annotated[
-        bool, typer.Option("--per-position", help="Also score by position, at the longest length.")
-    ] = False,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="float32, or bfloat16 (bf16), which is coarser and has its own table.",
-            autocompletion=first_of("float32", "bfloat16"),
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="auto, cpu or cuda.", autocompletion=first_of("auto", "cpu", "cuda")
-        ),
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Processor cores.", **Count)] = None,
-    with_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
-            metavar="NAME,NAME",
-            help="Score the weights under other encodings too; 'NAME KEY=VALUE' sets options; repeatable.",
-            autocompletion=_complete_with,
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Score under incompatible encodings too, and label the rows.")
-    ] = False,
-    config_dir: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
-    ] = None,
-    code: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Trust FILE as the code of a run's custom encoding."),
-    ] = None,
-    data_path: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The data's new location, if it moved.")
-    ] = None,
-    cache_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where tokenized data is kept.")
-    ] = None,
+    runs: Runs = None,
+    lengths: Lengths = None,
+    protocol: Protocol = None,
+    max_length: MaxLength = None,
+    targets: Targets = None,
+    stride: Stride = None,
+    controls: Controls = None,
+    per_position: PerPosition = False,
+    precision: Precision = None,
+    device: Device = None,
+    threads: Threads = None,
+    with_: With = None,
+    force: Force = False,
+    config_dir: ConfigDir = None,
+    code: Code = None,
+    data_path: DataPath = None,
+    cache_dir: CacheDir = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
     """Score trained runs at other lengths, or under other encodings.
@@ -234,7 +142,7 @@ pe-bench report --plot curve.png --html report.html""",
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN", help="Only these runs.", autocompletion=_complete_runs),
+        typer.Argument(metavar="RUN", help="Only these runs.", autocompletion=complete_runs),
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="Only this protocol.")] = None,
     where: Annotated[
@@ -299,16 +207,14 @@ def check(
         typer.Argument(
             metavar="NAME | FILE.py:CLASS | KEY=VALUE",
             help="Encodings and their options.",
-            autocompletion=_complete_encodings,
+            autocompletion=complete_encodings,
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every encoding.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Every property, with what was measured.")
     ] = False,
-    config_dir: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
-    ] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Check that an encoding is correct: the shipped ones, or yours.
 
@@ -365,15 +271,13 @@ def show(
         typer.Argument(
             metavar="NAME | FILE.py:CLASS | KEY=VALUE",
             help="Encodings, and keys as in train.",
-            autocompletion=_complete_encodings,
+            autocompletion=complete_encodings,
         ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw them to a PNG, SVG or PDF file.")
     ] = None,
-    config_dir: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
-    ] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Show an encoding's equation, options and claims, or draw it."""
     from pe_bench.cli.show import show_encodings
@@ -395,7 +299,7 @@ def speed(
         typer.Argument(
             metavar="NAME | FILE.py:CLASS | KEY=VALUE",
             help="Encodings, and keys as in train.  [default: all encodings]",
-            autocompletion=_complete_speed,
+            autocompletion=complete_speed,
         ),
     ] = None,
     lengths: Annotated[str, typer.Option(metavar="N,N", help="Window lengths in tokens.")] = "512,2048,8192",
@@ -411,9 +315,7 @@ def speed(
             help="CSV file; the plot is saved next to it.  [default: RESULTS_DIR/speed.csv]",
         ),
     ] = None,
-    config_dir: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
-    ] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Measure time and memory of encodings, relative to nope.
 

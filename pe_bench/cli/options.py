@@ -1,0 +1,153 @@
+"""Options and arguments of the commands, with their help and completion; nothing heavy is imported here."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pe_bench.cli.help import first_of
+
+
+def _whole_number(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise typer.BadParameter(f"'{text}' is not a positive whole number")
+    return int(text)
+
+
+LISTS = ("encodings", "modifiers", "models", "data", "tokenizers", "experiments", "keys", "runs")
+Count = {"parser": _whole_number, "metavar": "NUMBER"}
+
+
+def _folder(path: str) -> Path:
+    from pe_bench.config.checks import check_folder
+
+    return check_folder(path, "--results-dir")
+
+
+ResultsDir = Annotated[
+    Path,
+    typer.Option("--results-dir", parser=_folder, metavar="DIR", help="The folder of runs and results.csv."),
+]
+
+
+def complete(incomplete: str) -> list[str]:
+    from pe_bench.cli.completion import complete_typed
+
+    return complete_typed(incomplete)
+
+
+def complete_encodings(incomplete: str) -> list[str]:
+    from pe_bench.config.groups import names_in
+
+    return [name for name in names_in("encoding") if name.startswith(incomplete)]
+
+
+def complete_speed(incomplete: str) -> list[str]:
+    return [*complete_encodings(incomplete), *(complete(incomplete) if incomplete else [])]
+
+
+def _complete_with(incomplete: str) -> list[str]:
+    from pe_bench.cli.completion import complete_with
+
+    return complete_with(incomplete)
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    from pe_bench.cli.completion import complete_run
+
+    return complete_run(incomplete)
+
+
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Run names or paths.  [default: the last finished]",
+        autocompletion=complete_runs,
+    ),
+]
+
+Lengths = Annotated[
+    str | None,
+    typer.Option(metavar="N,N", help="Context lengths in tokens."),
+]
+
+Protocol = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="paired, nonoverlapping or sliding.",
+        autocompletion=first_of("paired", "nonoverlapping", "sliding"),
+    ),
+]
+
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        help="Score the same targets at every length up to this.  [default: 16 x training length]",
+        **Count,
+    ),
+]
+
+Targets = Annotated[int | None, typer.Option(help="Target blocks at each length (paired).", **Count)]
+
+Stride = Annotated[
+    int | None,
+    typer.Option(help="Tokens between windows (sliding).", **Count),
+]
+
+Controls = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="auto (2 and 16 x training length), all or none (paired).",
+        autocompletion=first_of("auto", "all", "none"),
+    ),
+]
+
+PerPosition = Annotated[
+    bool, typer.Option("--per-position", help="Also score by position, at the longest length.")
+]
+
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="float32, or bfloat16 (bf16), which is coarser and has its own table.",
+        autocompletion=first_of("float32", "bfloat16"),
+    ),
+]
+
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="auto, cpu or cuda.", autocompletion=first_of("auto", "cpu", "cuda")),
+]
+
+Threads = Annotated[int | None, typer.Option(help="Processor cores.", **Count)]
+
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="NAME,NAME",
+        help="Score the weights under other encodings too; 'NAME KEY=VALUE' sets options; repeatable.",
+        autocompletion=_complete_with,
+    ),
+]
+
+Force = Annotated[
+    bool, typer.Option("--force", help="Score under incompatible encodings too, and label the rows.")
+]
+
+ConfigDir = Annotated[
+    list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
+]
+
+Code = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Trust FILE as the code of a run's custom encoding."),
+]
+
+DataPath = Annotated[Path | None, typer.Option(metavar="DIR", help="The data's new location, if it moved.")]
+
+CacheDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where tokenized data is kept.")]
