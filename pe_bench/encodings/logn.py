@@ -13,6 +13,7 @@ The first form has no maximum, and is trained with.
 
 import math
 
+import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
@@ -36,4 +37,4 @@ class LogN(LayerEncoding):
     def logit_scale(self, queries: Side) -> Tensor:
         # Shifted positions may lie before 0.
         factor = queries.position.double().clamp(min=0).log1p() / math.log(self.train_length)
-        return factor.clamp(min=1).float().unsqueeze(-1)
+        return factor.clamp(min=1).to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)
