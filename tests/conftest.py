@@ -35,12 +35,12 @@ def composed_once() -> Iterator[None]:
         is_given = config_name != composing.CONFIG or any("hydra" in argument for argument in overrides)
         return read_mode(self, config_name, overrides) if is_given else None
 
-    def compose_once(overrides: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
-        if directories:  # of a test's own
-            return compose(overrides, directories)
+    def compose_once(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
+        if search:  # of a test's own
+            return compose(overrides, search)
         key = (*overrides, Path.home())
         if key not in composed:
-            composed[key] = compose(overrides, directories)
+            composed[key] = compose(overrides, search)
         return deepcopy(composed[key])
 
     with pytest.MonkeyPatch.context() as patch:

@@ -31,6 +31,7 @@ from pe_bench.cli.options import (
     complete_encodings,
     complete_runs,
     complete_speed,
+    config_folder,
 )
 
 app = typer.Typer(
@@ -81,7 +82,11 @@ def train(
     ] = None,
     config_dir: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="A folder with your own encoding/NAME.yaml and similar files."),
+        typer.Option(
+            parser=config_folder,
+            metavar="FOLDER",
+            help="A folder with your own encoding/NAME.yaml and similar files.",
+        ),
     ] = None,
 ) -> None:
     """Train a model, score it at longer lengths, print the table. Finished work is reused."""
@@ -223,7 +228,7 @@ def check(
     """
     from pe_bench.cli.check import check_encodings
 
-    check_encodings(arguments or [], everything, [str(path) for path in config_dir or []], verbose)
+    check_encodings(arguments or [], everything, config_dir or [], verbose)
 
 
 @app.command(
@@ -282,7 +287,7 @@ def show(
     """Show an encoding's equation, options and claims, or draw it."""
     from pe_bench.cli.show import show_encodings
 
-    show_encodings(arguments or [], plot, [str(path) for path in config_dir or []])
+    show_encodings(arguments or [], plot, config_dir or [])
 
 
 @app.command(
@@ -323,8 +328,7 @@ def speed(
     """
     from pe_bench.cli.speed import time_encodings
 
-    directories = [str(path) for path in config_dir or []]
-    time_encodings(arguments or [], lengths, train, repeats, output, directories)
+    time_encodings(arguments or [], lengths, train, repeats, output, config_dir or [])
 
 
 def _version(value: bool) -> None:

@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +27,7 @@ Results = dict[Property, Finding]
 
 
 def check_encodings(
-    arguments: Sequence[str], everything: bool, directories: Sequence[str], verbose: bool = False
+    arguments: Sequence[str], everything: bool, search: Sequence[Path], verbose: bool = False
 ) -> None:
     """Check the encodings among `arguments` with the options among them; print counts and what failed.
 
@@ -41,7 +42,7 @@ def check_encodings(
         require(
             is_option, f"check uses its own model: leave out {text}, which is not an option of an encoding"
         )
-    found = find_cases([*(encoding_names(directories) if everything else []), *arguments], directories)
+    found = find_cases([*(encoding_names(search) if everything else []), *arguments], search)
     for encoding in found:
         for option, value in encoding.examples.items():
             say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")

@@ -8,7 +8,7 @@ from pathlib import Path
 from pe_bench.config.checks import NAME
 from pe_bench.config.groups import config_dir
 from pe_bench.config.overrides import GROUPS
-from pe_bench.config.schema import KEY_OF_FIELD, SECTIONS, Config
+from pe_bench.config.schema import KEY_OF_FIELD, KEYS, SECTIONS
 
 
 def complete_typed(incomplete: str) -> list[str]:
@@ -72,7 +72,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def _keys() -> list[str]:
-    plain = [field.name for field in dataclasses.fields(Config) if field.name not in SECTIONS]
+    plain = [key for key in KEYS if key not in SECTIONS]
     inside = [
         KEY_OF_FIELD.get(field.name, f"{section}.{field.name}")
         for section, schema in SECTIONS.items()

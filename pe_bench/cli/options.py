@@ -24,6 +24,13 @@ def _folder(path: str) -> Path:
     return check_folder(path, "--results-dir")
 
 
+def config_folder(path: str) -> Path:
+    from pe_bench.errors import require
+
+    require(Path(path).is_dir(), f"--config-dir {path} is not a folder")
+    return Path(path)
+
+
 ResultsDir = Annotated[
     Path,
     typer.Option("--results-dir", parser=_folder, metavar="DIR", help="The folder of runs and results.csv."),
@@ -140,7 +147,8 @@ Force = Annotated[
 ]
 
 ConfigDir = Annotated[
-    list[Path] | None, typer.Option(metavar="DIR", help="A folder with your encoding/NAME.yaml.")
+    list[Path] | None,
+    typer.Option(parser=config_folder, metavar="DIR", help="A folder with your encoding/NAME.yaml."),
 ]
 
 Code = Annotated[

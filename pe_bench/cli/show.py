@@ -8,7 +8,7 @@ from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 from pe_bench.system.terminal import say, width_of, write_out
 
 
-def show_encodings(arguments: Sequence[str], plot: Path | None, directories: Sequence[str]) -> None:
+def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence[Path]) -> None:
     """Print the page of each encoding among `arguments`, and draw them into `plot`.
 
     Raises `UserError` for arguments and files that cannot be, before anything is printed.
@@ -17,7 +17,7 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, directories: Seq
         from pe_bench.cli.outputs import Outputs, check_outputs
 
         check_outputs(Outputs(plot=plot))
-    found = resolve(arguments, directories)
+    found = resolve(arguments, search)
     from pe_bench.inspection.show.page import page
 
     # All pages and the picture first: what cannot be drawn is refused before anything is printed.

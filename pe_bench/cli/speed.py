@@ -29,7 +29,7 @@ def time_encodings(
     train: bool,
     repeats: int | None,
     output: Path | None,
-    directories: Sequence[str],
+    search: Sequence[Path],
 ) -> None:
     """Time the encodings among `arguments`, or all, at each length; print, write and draw the results.
 
@@ -42,7 +42,7 @@ def time_encodings(
         require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
         require(not output.is_dir(), f"--output {output}: a folder has that name")
-    asked = read_request(arguments, train, directories)
+    asked = read_request(arguments, train, search)
     first = asked.at(wanted[0])
     for length in wanted[1:] if train else []:
         asked.reference(length)

@@ -34,10 +34,9 @@ def read_command(
         known = ", ".join(PRINTED[option])
         require(value is None or value in PRINTED[option], f"{option} prints one of {known}, not '{value}'")
     require(cfg is not None or not resolve, "--resolve works only with --cfg: add --cfg job")
-    require(config_dir is None or config_dir.is_dir(), f"--config-dir {config_dir} is not a folder")
     printing = [*(["--cfg", cfg] if cfg else []), *(["--resolve"] if resolve else [])]
     printing += ["--info", info] if info else []
-    return HydraCommand(tuple(overrides), str(config_dir) if config_dir else None, multirun, tuple(printing))
+    return HydraCommand(tuple(overrides), config_dir, multirun, tuple(printing))
 
 
 def run_train(command: HydraCommand) -> None:
@@ -49,13 +48,13 @@ def run_train(command: HydraCommand) -> None:
         run_job(command, partial(_train_one, command.overrides))
 
 
-def _train_one(overrides: Sequence[str], config: Config, search: Sequence[Path]) -> None:
+def _train_one(overrides: Sequence[str], config: Config) -> None:
     from pe_bench.cli.report import print_run
     from pe_bench.experiment.run import run_experiment
 
     refuse_unused([config], overrides)
     check_folder(config.results_dir, "results_dir")
-    run, rows = run_experiment(config, search)
+    run, rows = run_experiment(config)
     print_run(rows, run, config.report.margin)
 
 
@@ -79,8 +78,8 @@ def _train_many(command: HydraCommand) -> None:
         raise RunError("the sweep is not done; the same command does what is missing")
 
 
-def _check(config: Config, search: Sequence[Path]) -> None:
+def _check(config: Config) -> None:
     from pe_bench.experiment.prepare import prepare_job
 
     check_folder(config.results_dir, "results_dir")
-    prepare_job(config, search)
+    prepare_job(config)

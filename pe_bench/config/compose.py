@@ -9,24 +9,24 @@ from pe_bench.config.groups import config_dir, with_file_names
 from pe_bench.config.hydra_errors import cause, explain_hydra_errors
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
-from pe_bench.config.unknown_keys import CONFIG, search_path
+from pe_bench.config.unknown_keys import CONFIG, search_override
 from pe_bench.errors import UserError, first_line
 
 
-def compose(overrides: Sequence[str], directories: Sequence[str] = ()) -> dict[str, Any]:
+def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
     """Compose the configuration of one job as plain values, without running anything."""
-    overrides = with_file_names(overrides, directories)
-    with explain_hydra_errors(overrides, directories):
-        return _compose(overrides, directories)
+    overrides = with_file_names(overrides, search)
+    with explain_hydra_errors(overrides, search):
+        return _compose(overrides, search)
 
 
-def _compose(overrides: Sequence[str], directories: Sequence[str]) -> dict[str, Any]:
+def _compose(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
     register_resolvers()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return to_plain_values(hydra_compose(CONFIG, [*overrides, *search_path(directories)]))
+        return to_plain_values(hydra_compose(CONFIG, [*overrides, *search_override(search)]))
 
 
 def to_plain_values(composed: Any) -> dict[str, Any]:
@@ -75,14 +75,15 @@ def _divide(d_model: int, n_heads: int) -> int:
     return d_model // n_heads
 
 
-def parse_composed(composed: Any) -> tuple[Config, list[Path]]:
-    """Parse what Hydra hands to a task; return the command's folders of configurations too."""
+def parse_composed(composed: Any) -> Config:
+    """Parse what Hydra hands to a task."""
     from hydra.core.hydra_config import HydraConfig
 
     register_resolvers()  # a launcher may have begun this process
     sources = HydraConfig.get().runtime.config_sources
-    search = [Path(source.path) for source in sources if source.schema == "file"]
-    return parse_config(to_plain_values(composed)), [path for path in search if path != config_dir()]
+    folders = [Path(source.path) for source in sources if source.schema == "file"]
+    search = [folder for folder in folders if folder != config_dir()]
+    return parse_config(to_plain_values(composed), search)
 
 
 def _mark_derived(raw: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

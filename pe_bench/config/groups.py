@@ -2,7 +2,7 @@
 
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -31,12 +31,12 @@ def aliases() -> dict[str, str]:
     return found
 
 
-def find_name(group: str, typed: str, directories: Sequence[str | Path] = ()) -> str:
+def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     """Return the name of the file in `group` that was meant, also by an alias or in other letters (`RoPE`).
 
     A file in a person's own folder comes before an alias. Raises `UserError` for an unknown name.
     """
-    names = names_in(group, directories)
+    names = names_in(group, search)
     if typed in names:
         return typed
     known = dict(zip(names, names, strict=True)) | (aliases() if group == "encoding" else {})
@@ -45,26 +45,26 @@ def find_name(group: str, typed: str, directories: Sequence[str | Path] = ()) ->
         return known.get(typed) or folded[_fold(typed)]
     offered = known if close_to(typed, known, 0.8) else names
     message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
-    own_file = "" if directories else _own_file(group, typed, is_close=bool(close_to(typed, offered)))
+    own_file = "" if search else _own_file(group, typed, is_close=bool(close_to(typed, offered)))
     raise UserError(message + own_file)
 
 
-def with_file_names(overrides: Sequence[str], directories: Sequence[str | Path] = ()) -> list[str]:
+def with_file_names(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
     """Replace every name of a group by that of its file. Raises `UserError` for an unknown name."""
     parsed = parse_overrides(overrides)
     if any(override.key == SEARCH_PATH for override in parsed):
         return list(overrides)  # Hydra alone knows what lies there
-    return [str(_with_file_names(override, directories)) for override in parsed]
+    return [str(_with_file_names(override, search)) for override in parsed]
 
 
-def _with_file_names(override: Override, directories: Sequence[str | Path]) -> Override:
+def _with_file_names(override: Override, search: Sequence[Path]) -> Override:
     group, value = override.key, override.value
     if group not in GROUPS or value is None or not NAMES.fullmatch(value):
         return override
     if (group, value) == ("experiment", "null"):
         return override
     parts = re.split(r"([][,])", value)  # names, and the commas and brackets between
-    found = [part if part in ("", *"[],") else find_name(group, part, directories) for part in parts]
+    found = [part if part in ("", *"[],") else find_name(group, part, search) for part in parts]
     return replace(override, value="".join(found))
 
 
@@ -96,13 +96,13 @@ def description(group: str, name: str) -> str:
     return re.split(r"(?<=\w)\. |\.$", comment, maxsplit=1)[0]
 
 
-def names_in(group: str, directories: Iterable[str | Path] = ()) -> list[str]:
+def names_in(group: str, search: Sequence[Path] = ()) -> list[str]:
     """Return the names that a group offers, in the shipped folder and in the user's own."""
-    folders = [config_dir(), *map(Path, directories)]
+    folders = [config_dir(), *search]
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
-def encoding_names(directories: Iterable[str | Path] = ()) -> list[str]:
+def encoding_names(search: Sequence[Path] = ()) -> list[str]:
     """Return the name of every encoding: the shipped ones first, then those in a person's own folders."""
     shipped = names_in("encoding")
-    return [*shipped, *(name for name in names_in("encoding", directories) if name not in shipped)]
+    return [*shipped, *(name for name in names_in("encoding", search) if name not in shipped)]

@@ -7,6 +7,7 @@ import shlex
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pe_bench.config.groups import names_in
@@ -21,7 +22,7 @@ EXTRA_OF_LAUNCHER = {"joblib": "joblib", "submitit_local": "slurm", "submitit_sl
 
 @contextmanager
 def explain_hydra_errors(
-    overrides: Sequence[str], directories: Sequence[str] = (), is_sweep: bool = False
+    overrides: Sequence[str], search: Sequence[Path] = (), is_sweep: bool = False
 ) -> Iterator[None]:
     """Turn Hydra's and OmegaConf's errors into a `UserError` of one line."""
     from hydra.errors import HydraException
@@ -32,7 +33,7 @@ def explain_hydra_errors(
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        found = cause(error) or _explain(error, overrides, directories, is_sweep)
+        found = cause(error) or _explain(error, overrides, search, is_sweep)
         raise (found if isinstance(found, UserError) else UserError(found)) from error
 
 
@@ -69,16 +70,14 @@ def cause(error: BaseException | None) -> UserError | None:
 
 
 def _explain(
-    error: Exception, overrides: Sequence[str], directories: Sequence[str], is_sweep: bool
+    error: Exception, overrides: Sequence[str], search: Sequence[Path], is_sweep: bool
 ) -> UserError | str:
     unreadable = _explain_unreadable(error)
     if unreadable:
         return unreadable
     several = "" if is_sweep else _explain_several_values(overrides)
-    missing = _explain_missing_file(error, directories)
-    return (
-        several or missing or find_unknown_key(parse_overrides(overrides), directories) or first_line(error)
-    )
+    missing = _explain_missing_file(error, search)
+    return several or missing or find_unknown_key(parse_overrides(overrides), search) or first_line(error)
 
 
 def _explain_unreadable(error: Exception) -> str:
@@ -113,7 +112,7 @@ def _takes_list(key: str) -> bool:
     return any(typing.get_origin(kind) in (list, tuple) for kind in (wanted, *typing.get_args(wanted)))
 
 
-def _explain_missing_file(error: Exception, directories: Sequence[str]) -> str:
+def _explain_missing_file(error: Exception, search: Sequence[Path]) -> str:
     missing = getattr(error, "missing_cfg_file", None)
     if not missing:
         return ""
@@ -121,4 +120,4 @@ def _explain_missing_file(error: Exception, directories: Sequence[str]) -> str:
     if group == LAUNCHER and name in EXTRA_OF_LAUNCHER:
         return f"{LAUNCHER}={name} is not installed: pip install 'pe-bench[{EXTRA_OF_LAUNCHER[name]}]'"
     options = getattr(error, "options", None)
-    return unknown(name, group or "configuration", options or names_in(group, directories))
+    return unknown(name, group or "configuration", options or names_in(group, search))

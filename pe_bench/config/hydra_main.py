@@ -20,7 +20,7 @@ from pe_bench.config.unknown_keys import CONFIG
 # Overrides before the user's own: how tests run the README's commands on shorter budgets.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
 
-JobFunction = Callable[[Config, Sequence[Path]], Any]
+JobFunction = Callable[[Config], Any]
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class HydraCommand:
     """A `train` command: its overrides, and the flags that Hydra gets after them."""
 
     overrides: tuple[str, ...] = ()
-    config_dir: str | None = None
+    config_dir: Path | None = None
     multirun: bool = False
     printing: tuple[str, ...] = ()  # flags that have Hydra print something in place of a run: --cfg job
 
     @property
-    def directories(self) -> tuple[str, ...]:
+    def search(self) -> tuple[Path, ...]:
         return () if self.config_dir is None else (self.config_dir,)
 
     @property
@@ -46,7 +46,7 @@ class HydraCommand:
     @property
     def config_flags(self) -> tuple[str, ...]:
         """The flags without which the overrides would compose something else."""
-        return () if self.config_dir is None else ("--config-dir", self.config_dir)
+        return () if self.config_dir is None else ("--config-dir", str(self.config_dir))
 
     @property
     def arguments(self) -> list[str]:
@@ -58,8 +58,8 @@ class HydraCommand:
 def complete_command(command: HydraCommand) -> HydraCommand:
     """Put the environment's overrides before the command's, and check all. Raises `UserError`."""
     overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *command.overrides]
-    check_overrides(overrides, command.directories)
-    return replace(command, overrides=tuple(with_file_names(overrides, command.directories)))
+    check_overrides(overrides, command.search)
+    return replace(command, overrides=tuple(with_file_names(overrides, command.search)))
 
 
 def run_job(command: HydraCommand, job: JobFunction) -> None:
@@ -72,7 +72,7 @@ def run_job(command: HydraCommand, job: JobFunction) -> None:
     def task(composed: Any) -> None:
         # Kept, not raised: Hydra would print a report of its own.
         try:
-            job(*parse_composed(composed))
+            job(parse_composed(composed))
         except Exception as error:
             failures.append(error)
 
@@ -88,7 +88,7 @@ def call_hydra(command: HydraCommand, task: Callable[[Any], None]) -> None:
     _mend_argparse()
     register_resolvers()
     main = hydra.main(config_path=str(config_dir()), config_name=CONFIG, version_base="1.3")(task)
-    explained = explain_hydra_errors(command.overrides, command.directories, command.is_sweep)
+    explained = explain_hydra_errors(command.overrides, command.search, command.is_sweep)
     with explained, _lent_arguments(command.arguments):
         main()
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from pe_bench.config.groups import GROUPS, ONE_OF_EACH, names_in
 from pe_bench.config.override import Override, parse_overrides
@@ -19,7 +20,7 @@ CLASSES = ("encoding", "modifier")  # groups whose files name a class
 KEY = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
 
 
-def check_overrides(overrides: Sequence[str], directories: Sequence[str] = ()) -> None:
+def check_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) -> None:
     """Refuse what Hydra would take, or would refuse at length. Raises `UserError`."""
     parsed = parse_overrides(overrides)
     for before, text, override in zip(["", *overrides], overrides, parsed, strict=False):
@@ -27,7 +28,7 @@ def check_overrides(overrides: Sequence[str], directories: Sequence[str] = ()) -
             not before.endswith(",") or override.value is not None,
             f"'{before} {text}': no space is allowed after the comma",
         )
-        _check_form(text, override, directories)
+        _check_form(text, override, search)
     values = {override.key: override.value or "" for override in parsed}
     if "train.steps" in values and "train.tokens" in values:
         raise UserError("train.steps and train.tokens both say how long to train: give one of them")
@@ -42,7 +43,7 @@ def check_overrides(overrides: Sequence[str], directories: Sequence[str] = ()) -
             )
 
 
-def _check_form(text: str, override: Override, directories: Sequence[str]) -> None:
+def _check_form(text: str, override: Override, search: Sequence[Path]) -> None:
     if override.key in GROUPS and not override.value and override.prefix != "~":
         group = override.key
         example = f"[{EXAMPLES[group]}]" if group == "modifier" else EXAMPLES[group]
@@ -54,7 +55,7 @@ def _check_form(text: str, override: Override, directories: Sequence[str]) -> No
         )
     if KEY.fullmatch(override.key) and (override.value is not None or override.prefix == "~"):
         return
-    group = next((group for group in GROUPS if text in names_in(group, directories)), None)
+    group = next((group for group in GROUPS if text in names_in(group, search)), None)
     if group is not None:
         value = f"[{text}]" if group == "modifier" else text
         raise UserError(f"'{text}' cannot be read: say {group}={value}")

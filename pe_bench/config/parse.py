@@ -3,10 +3,20 @@
 import dataclasses
 import os
 import typing
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pe_bench.config.checks import check_config
-from pe_bench.config.schema import FIELD_OF_KEY, KEY_OF_FIELD, SECTIONS, Config, Precision, ScorePrecision
+from pe_bench.config.schema import (
+    FIELD_OF_KEY,
+    KEY_OF_FIELD,
+    KEYS,
+    SECTIONS,
+    Config,
+    Precision,
+    ScorePrecision,
+)
 from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, shown, unknown
 
@@ -16,8 +26,8 @@ T = TypeVar("T")
 SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
-def parse_config(values: dict[str, Any]) -> Config:
-    """Turn plain values, as YAML gives them, into a checked `Config`.
+def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
+    """Turn plain values, as YAML gives them, into a checked `Config`, whose files lie in `search` too.
 
     Raises `UserError` for an unknown key, a value of the wrong type or one that cannot work.
     """
@@ -26,13 +36,13 @@ def parse_config(values: dict[str, Any]) -> Config:
     for key, value in values.items():
         if key in SECTIONS:
             parsed[key] = _parse_section(SECTIONS[key], value, key)
-        elif key in hints:
+        elif key in KEYS:
             parsed[key] = _parse_value(value, hints[key], key)
         else:
-            raise UserError(unknown(key, "key", hints))
+            raise UserError(unknown(key, "key", KEYS))
     if "encoding" not in parsed:
         raise UserError("no encoding is named: say encoding=rope, or `pe-bench list encodings`")
-    config = _with_home(Config(**parsed))
+    config = _with_home(Config(**parsed, search=tuple(search)))
     check_config(config)
     return config
 
@@ -40,6 +50,7 @@ def parse_config(values: dict[str, Any]) -> Config:
 def to_plain(config: Config) -> dict[str, Any]:
     """Turn a configuration back into plain values under the keys that people type."""
     values = dataclasses.asdict(config)
+    del values["search"]
     for key, field_name in FIELD_OF_KEY.items():
         section, name = key.split(".")
         values[section][name] = values[section].pop(field_name)

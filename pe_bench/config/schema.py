@@ -5,7 +5,8 @@ the two together. Nothing heavy is imported here: a mistake must be answered at 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -135,8 +136,10 @@ class Config:
     results_dir: str = "results"
     cache_dir: str | None = None
     tracker: Tracker | None = None
+    search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, in which an encoding's file may lie
 
 
+KEYS = tuple(field.name for field in fields(Config) if field.name != "search")
 SECTIONS = {
     "model": ModelConfig,
     "data": DataConfig,

@@ -38,9 +38,9 @@ class UnusableKeyError(UserError):
         self.key = key
 
 
-def search_path(directories: Sequence[str]) -> list[str]:
+def search_override(search: Sequence[Path]) -> list[str]:
     """Return the override that lets Hydra find files in a person's own folders, or none without folders."""
-    files = [f"file://{Path(directory).resolve()}" for directory in directories]
+    files = [f"file://{folder.resolve()}" for folder in search]
     return [f"{SEARCH_PATH}={quote(files)}"] if files else []
 
 
@@ -83,9 +83,9 @@ def options_of(part: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def find_unknown_key(overrides: Sequence[Override], directories: Sequence[str]) -> UserError | None:
+def find_unknown_key(overrides: Sequence[Override], search: Sequence[Path]) -> UserError | None:
     """Return the error for the first override whose key Hydra does not find; None where it finds all."""
-    values = _compose_unresolved(overrides, directories)
+    values = _compose_unresolved(overrides, search)
     known = set(_flatten(values))
     for override in overrides:
         key = override.key
@@ -103,7 +103,7 @@ def find_unknown_key(overrides: Sequence[Override], directories: Sequence[str]) 
     return None
 
 
-def _compose_unresolved(overrides: Sequence[Override], directories: Sequence[str]) -> dict[str, Any]:
+def _compose_unresolved(overrides: Sequence[Override], search: Sequence[Path]) -> dict[str, Any]:
     """Compose the configuration with the groups that `overrides` choose and the keys that they add."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
@@ -111,7 +111,7 @@ def _compose_unresolved(overrides: Sequence[Override], directories: Sequence[str
 
     def composed(chosen: Sequence[str]) -> Any:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return compose(CONFIG, [*chosen, *search_path(directories)], return_hydra_config=True)
+            return compose(CONFIG, [*chosen, *search_override(search)], return_hydra_config=True)
 
     chosen = [str(override) for override in overrides if _defines_keys(override)]
     try:

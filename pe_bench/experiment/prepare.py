@@ -43,10 +43,10 @@ class Job:
 
 
 @explain_out_of_memory()
-def prepare_job(config: Config, search: Sequence[Path] = ()) -> Job:
+def prepare_job(config: Config) -> Job:
     """Return a job that is ready to run, and write nothing. Raise `UserError` for all that can be wrong."""
     source = config.train.from_run
-    job = build_job(_name_source(config), search)
+    job = build_job(_name_source(config))
     check_processes(job.setup.config, job.setup.device)
     check_tracker(config.tracker)
     if source is None or latest_checkpoint(job.setup.run / "checkpoints") is not None:
@@ -61,11 +61,11 @@ def trusted(config: Config, code: Sequence[Path]) -> Config:
     return replace(config, encoding=EncodingSpec(config.encoding).with_trusted_code(code).values)
 
 
-def build_job(config: Config, search: Sequence[Path] = ()) -> Job:
+def build_job(config: Config) -> Job:
     """Build and try all that a run needs, before a folder is made. Raise `UserError` for what is wrong."""
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config.data, config.tokenizer, config.cache_dir)
-    encoding = EncodingSpec(config.encoding, tuple(search)).with_code_hashes()
+    encoding = EncodingSpec(config.encoding, config.search).with_code_hashes()
     config = replace(config, encoding=encoding.values)
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
@@ -82,7 +82,6 @@ def build_job(config: Config, search: Sequence[Path] = ()) -> Job:
         device=device,
         dtype=dtype,
         threads=threads,
-        search=encoding.search,
     )
     return Job(setup, data, model, plans)
 

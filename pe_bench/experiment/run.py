@@ -1,7 +1,7 @@
 """One job, which every launcher runs: train, score, gather. Repeating it does what is missing."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,13 +36,12 @@ from pe_bench.training.log import Step
 from pe_bench.training.train import last_checkpoint, train
 
 
-def run_experiment(config: Config, search: Sequence[Path] = ()) -> tuple[Path, list[Row]]:
+def run_experiment(config: Config) -> tuple[Path, list[Row]]:
     """Train what is not trained, score what is not scored, gather all results; return the run and its rows.
 
-    `search` are folders in which an encoding's file may lie. Raise `UserError` before anything is written,
-    `RunError` after.
+    Raise `UserError` before anything is written, `RunError` after.
     """
-    job = prepare_job(config, search)
+    job = prepare_job(config)
     return job.setup.run, run_checked(job)
 
 

@@ -17,7 +17,7 @@ from pe_bench.config.options import in_full
 from pe_bench.config.override import Override, parse_override, quote
 from pe_bench.config.overrides import check_overrides
 from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import Config, ModelConfig
+from pe_bench.config.schema import KEYS, Config, ModelConfig
 from pe_bench.config.unknown_keys import options_of, unknown_key
 from pe_bench.errors import UserError, require
 from pe_bench.values import close_to, unknown
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_LABEL = 40  # characters
 SIZES = ("d_model", "n_heads", "d_head", "n_layers")
-KEYS = (*GROUPS, *(field.name for field in fields(Config)))
+NAMED_ALONE = (*GROUPS, *KEYS)  # keys without a dot that are no option of an encoding
 # Values of a class in a file, for options that it takes by the names that YAML files use.
 USUAL_VALUES = {
     field.name: f"${{model.{field.name}}}" for field in fields(ModelConfig) if field.name != "name"
@@ -43,13 +43,12 @@ class ResolvedEncoding:
     name: str
     config: Config
     given: frozenset[str] = frozenset()  # keys among the command's overrides, such as encoding.base
-    search: tuple[Path, ...] = ()
 
     @cached_property
     def spec(self) -> "EncodingSpec":
         from pe_bench.encodings.spec import EncodingSpec
 
-        return EncodingSpec(self.config.encoding, self.search)
+        return EncodingSpec(self.config.encoding, self.config.search)
 
     @cached_property
     def encoding(self) -> "Composition":
@@ -83,21 +82,21 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(names)), overrides
 
 
-def resolve(arguments: Sequence[str], directories: Sequence[str] = ()) -> list[ResolvedEncoding]:
+def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[ResolvedEncoding]:
     """Resolve each encoding that `arguments` name, with the overrides that are there.
 
     An option of an encoding goes to those that have it, and several values of it make several encodings.
     Raises `UserError` for what cannot be.
     """
     typed, texts = split_arguments(arguments)
-    _check(typed, texts, directories)
-    names = list(dict.fromkeys(_find_name(name, directories) for name in typed))
+    _check(typed, texts, search)
+    names = list(dict.fromkeys(_find_name(name, search) for name in typed))
     overrides = [parse_override(text) for text in texts]
     options = [override for override in overrides if _is_option(override)]
     shared = [str(override) for override in overrides if not _is_option(override)]
-    chosen = {name: [*_choose(name, directories), *shared] for name in names}
-    composed = {name: compose(chosen[name], directories) for name in names}
-    known = {name: _with_missing_options(name, values, directories) for name, values in composed.items()}
+    chosen = {name: [*_choose(name, search), *shared] for name in names}
+    composed = {name: compose(chosen[name], search) for name in names}
+    known = {name: _with_missing_options(name, values, search) for name, values in composed.items()}
     _refuse_unknown([option for option in options if not option.prefix], known)
     found = []
     for name in names:
@@ -110,35 +109,32 @@ def resolve(arguments: Sequence[str], directories: Sequence[str] = ()) -> list[R
             own = [replace(option, prefix="++") for option in own]
         given = frozenset((*(parse_override(text).key for text in shared), *(option.key for option in own)))
         for values in product(*map(_each_value, own)):
-            config = compose([*chosen[name], *values], directories) if values else composed[name]
-            search = tuple(map(Path, directories))
-            found.append(ResolvedEncoding(name, parse_config(config), given, search))
+            config = compose([*chosen[name], *values], search) if values else composed[name]
+            found.append(ResolvedEncoding(name, parse_config(config, search), given))
     return found
 
 
-def _check(names: Sequence[str], overrides: Sequence[str], directories: Sequence[str]) -> None:
+def _check(names: Sequence[str], overrides: Sequence[str], search: Sequence[Path]) -> None:
     require(bool(names), "name an encoding; `pe-bench list encodings` has them")
     for name in names:
         require("," not in name, f"'{name}' is several: name them with spaces between")
         if name.endswith(".py"):
-            raise UserError(_without_class(name, directories))
+            raise UserError(_without_class(name, search))
     for text in overrides:
         size = parse_override(text).key.removeprefix("encoding.")
         require(
             size not in SIZES, f"{text}: the model decides it; say model.{size}=... where it can be chosen"
         )
-    for folder in directories:
-        require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
-    check_overrides(overrides, directories)
+    check_overrides(overrides, search)
 
 
-def _find_name(name: str, directories: Sequence[str]) -> str:
-    return name if ":" in name else find_name("encoding", name, directories)
+def _find_name(name: str, search: Sequence[Path]) -> str:
+    return name if ":" in name else find_name("encoding", name, search)
 
 
 def _is_option(override: Override) -> bool:
     """Say whether it is an encoding's, such as `encoding.base=500` or for short `base=500`."""
-    return override.section == "encoding" or ("." not in override.key and override.key not in KEYS)
+    return override.section == "encoding" or ("." not in override.key and override.key not in NAMED_ALONE)
 
 
 def _refuse_unknown(options: Sequence[Override], known: dict[str, dict[str, Any]]) -> None:
@@ -147,21 +143,21 @@ def _refuse_unknown(options: Sequence[Override], known: dict[str, dict[str, Any]
         if any(in_full(name, values["encoding"], option) for name, values in known.items()):
             continue
         short = {name: _short_options(values["encoding"]) for name, values in known.items()}
-        every = [*chain(*short.values()), *KEYS]
+        every = [*chain(*short.values()), *NAMED_ALONE]
         closest = (close_to(option.key, every) or [""])[0]
         if "." in option.key:
             raise unknown_key(option.key, next(iter(known.values())))
-        if not closest or closest in KEYS:
+        if not closest or closest in NAMED_ALONE:
             raise UserError(unknown(option.key, "key", set(every)))
         name = next(name for name, found in short.items() if closest in found)
         raise unknown_key(f"encoding.{option.key}", known[name])
 
 
-def _with_missing_options(name: str, values: dict[str, Any], directories: Sequence[str]) -> dict[str, Any]:
+def _with_missing_options(name: str, values: dict[str, Any], search: Sequence[Path]) -> dict[str, Any]:
     """Add the options of a class in a file that have no value yet to its configuration."""
     if ":" not in name:
         return values
-    options = dict.fromkeys(option for option, _ in _parameters(name, directories))
+    options = dict.fromkeys(option for option, _ in _parameters(name, search))
     return {**values, "encoding": {**options, **values["encoding"]}}
 
 
@@ -178,12 +174,12 @@ def _each_value(option: Override) -> list[str]:
     return [str(replace(option, value=each)) for each in values]
 
 
-def _choose(name: str, directories: Sequence[str]) -> list[str]:
+def _choose(name: str, search: Sequence[Path]) -> list[str]:
     """Return the overrides that choose an encoding; a class in a file gets the options of a YAML file."""
     if ":" not in name:
         return [f"encoding={name}"]
     options = {"name": quote(name.rpartition(":")[2]), "class": quote(name)}
-    for option, parameter in _parameters(name, directories):
+    for option, parameter in _parameters(name, search):
         if parameter.default is not parameter.empty:
             options[option] = quote(parameter.default)
         elif option in USUAL_VALUES:
@@ -191,21 +187,21 @@ def _choose(name: str, directories: Sequence[str]) -> list[str]:
     return ["encoding=nope", *(f"++encoding.{option}={value}" for option, value in options.items())]
 
 
-def _parameters(specification: str, directories: Sequence[str]) -> Iterator[tuple[str, inspect.Parameter]]:
+def _parameters(specification: str, search: Sequence[Path]) -> Iterator[tuple[str, inspect.Parameter]]:
     from pe_bench.encodings.load import find_class
 
-    encoding_class = find_class(specification, [Path(directory) for directory in directories])
+    encoding_class = find_class(specification, search)
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for name, parameter in inspect.signature(encoding_class).parameters.items():
         if parameter.kind in named:
             yield name, parameter
 
 
-def _without_class(name: str, directories: Sequence[str]) -> str:
+def _without_class(name: str, search: Sequence[Path]) -> str:
     """Return the answer to a file without a class; the file is read and not run."""
     from pe_bench.encodings.load import find_file
 
-    source = find_file(name, [Path(directory) for directory in directories]).read_bytes()
+    source = find_file(name, search).read_bytes()
     with suppress(SyntaxError, ValueError):  # with its class it is run, and says what is wrong
         classes = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
         if len(classes) == 1:

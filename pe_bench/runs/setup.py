@@ -22,7 +22,6 @@ class Setup:
     device: torch.device
     dtype: torch.dtype  # that matrices are multiplied in while training
     threads: int
-    search: tuple[Path, ...] = ()  # folders in which an encoding's file may lie
 
     @property
     def train_dtype(self) -> str:

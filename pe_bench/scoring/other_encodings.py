@@ -54,13 +54,11 @@ class OtherEncoding:
     forced: bool  # although it is not compatible with what was trained
 
 
-def read_with(texts: Sequence[str], folders: Sequence[Path] = (), force: bool = False) -> WithOption:
+def read_with(texts: Sequence[str], search: Sequence[Path] = (), force: bool = False) -> WithOption:
     """Read `eval --with`, `--config-dir` and `--force`. Raises `UserError`."""
-    for folder in folders:
-        require(folder.is_dir(), f"--config-dir {folder} is not a folder")
-    require(bool(texts) or not folders, "--config-dir is for the encodings of --with: name one")
+    require(bool(texts) or not search, "--config-dir is for the encodings of --with: name one")
     require(bool(texts) or not force, "--force is for the encodings of --with: name one")
-    return WithOption(tuple(read_requested(texts, list(map(str, folders)))), tuple(folders), force)
+    return WithOption(tuple(read_requested(texts, search)), tuple(search), force)
 
 
 def find_others(request: WithOption, run: str, trained: Config) -> list[OtherEncoding]:
@@ -111,20 +109,19 @@ def _label(encoding: EncodingSpec) -> str:
 
 def _encodings(requested: RequestedEncoding, trained: Config, own: EncodingSpec) -> Iterator[EncodingSpec]:
     """Yield the encoding that is requested, or two where its factor is not given."""
-    directories = list(map(str, own.search))
     overrides = [
         f"encoding={requested.base or 'nope'}",
         f"modifier=[{','.join(requested.modifiers)}]",
         *_overrides_of(trained),
     ]
-    bare = compose(overrides, directories)["encoding"]
+    bare = compose(overrides, own.search)["encoding"]
     if not requested.base:
         bare = {"modifiers": bare["modifiers"]}
     option = PartSpec(bare, own.search).encoding_class.window_factor if requested.base else None
     given = dict(_full_option(requested, bare, override) for override in requested.options)
     kind = given.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
-    composed = EncodingSpec(compose([*overrides, *chosen], directories)["encoding"], own.search)
+    composed = EncodingSpec(compose([*overrides, *chosen], own.search)["encoding"], own.search)
     encoding = _replace_trained(composed, own, requested, set(given)).with_code_hashes().values
     if requested.base not in (None, *names_in("encoding", [])):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.

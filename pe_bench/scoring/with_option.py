@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pe_bench.config.groups import find_name, names_in
 from pe_bench.errors import UserError, require
@@ -20,11 +21,11 @@ class RequestedEncoding:
     options: tuple[str, ...]
 
 
-def read_requested(texts: Sequence[str], directories: Sequence[str] = ()) -> list[RequestedEncoding]:
+def read_requested(texts: Sequence[str], search: Sequence[Path] = ()) -> list[RequestedEncoding]:
     """Read `yarn,rope_ntk`, `yarn factor=4`, `logn` or `yarn+logn`. Raises `UserError`."""
-    modifiers = names_in("modifier", directories)
+    modifiers = names_in("modifier", search)
     return [
-        _read(name, options, modifiers, directories)
+        _read(name, options, modifiers, search)
         for text in texts
         for name, options in _names_and_options(text)
     ]
@@ -53,10 +54,10 @@ def _names_and_options(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _read(
-    typed: str, options: Sequence[str], modifiers: Sequence[str], directories: Sequence[str]
+    typed: str, options: Sequence[str], modifiers: Sequence[str], search: Sequence[Path]
 ) -> RequestedEncoding:
     text = " ".join([typed, *options])
-    names = [_find_name(name, modifiers, directories) for name in typed.removeprefix("+").split("+")]
+    names = [_find_name(name, modifiers, search) for name in typed.removeprefix("+").split("+")]
     base = names.pop(0) if names[0] not in modifiers and not typed.startswith("+") else None
     for name in names:
         if name not in modifiers:
@@ -67,11 +68,11 @@ def _read(
     return RequestedEncoding(text, base, tuple(names), tuple(options))
 
 
-def _find_name(name: str, modifiers: Sequence[str], directories: Sequence[str]) -> str:
+def _find_name(name: str, modifiers: Sequence[str], search: Sequence[Path]) -> str:
     """Return the name of an encoding's or a modifier's file."""
     if name in modifiers:
         return name
     try:
-        return find_name("encoding", name, directories)
+        return find_name("encoding", name, search)
     except UserError as error:
         raise UserError(f"--with: {error}") from error

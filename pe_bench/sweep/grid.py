@@ -40,15 +40,14 @@ def check_sweep(command: HydraCommand, check: JobFunction) -> Swept:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    overrides, directories = list(command.overrides), command.directories
-    search = [Path(directory).resolve() for directory in directories]
-    with explain_hydra_errors(overrides, directories, is_sweep=True):
+    overrides, search = list(command.overrides), command.search
+    with explain_hydra_errors(overrides, search, is_sweep=True):
         parsed = OverridesParser.create().parse_overrides(overrides)
         launcher = [override for override in parsed if override.key_or_group.startswith(LAUNCHER_KEYS)]
         require_one_start({each.key_or_group.removeprefix(LAUNCHER_KEYS): each.value() for each in launcher})
         swept = [override for override in parsed if override.is_sweep_override()]
         discrete = [override for override in swept if override.is_discrete_sweep()]
-        values = [_values(override, directories) for override in discrete]
+        values = [_values(override, search) for override in discrete]
     plain = [text for text, override in zip(overrides, parsed, strict=True) if override not in swept]
     configs = []
     composed = [
@@ -57,7 +56,7 @@ def check_sweep(command: HydraCommand, check: JobFunction) -> Swept:
     ]
 
     def parse(chosen: Sequence[str]) -> Config:
-        return parse_config(compose([*plain, *chosen], directories))
+        return parse_config(compose([*plain, *chosen], search), search)
 
     combinations = _combinations(composed)
     with progress_bar("sweep", len(combinations)) as bar:
@@ -67,7 +66,7 @@ def check_sweep(command: HydraCommand, check: JobFunction) -> Swept:
             with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
                 configs.append(_parse_job(parse, chosen, values, plain))
                 if place < MAX_CHECKED:
-                    check(configs[-1], search)
+                    check(configs[-1])
     refuse_unused(configs, overrides)
     keys = tuple(override.get_key_element() for override in swept)
     return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
@@ -102,13 +101,13 @@ def _parses(parse: Callable[[Sequence[str]], Config], overrides: Sequence[str]) 
     return True
 
 
-def _values(override: Any, directories: Sequence[str]) -> list[str]:
+def _values(override: Any, search: Sequence[Path]) -> list[str]:
     """Return the values of a sweep as overrides of one value."""
     from hydra.core.override_parser.types import Glob
 
     pattern = override.value()
     if isinstance(pattern, Glob):
-        values = pattern.filter(names_in(override.key_or_group, directories))
+        values = pattern.filter(names_in(override.key_or_group, search))
     else:
         values = list(override.sweep_string_iterator())
     if not values:

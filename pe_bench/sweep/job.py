@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -53,7 +53,7 @@ def launch_context(sweep: Path) -> LaunchContext:
     return LaunchContext(sweep.absolute(), Path.cwd(), own, os.getpid())
 
 
-def run_in_child(state: JobState, context: LaunchContext, config: Config, search: Sequence[Path]) -> None:
+def run_in_child(state: JobState, context: LaunchContext, config: Config) -> None:
     """Run a job in a child process, and write how it ended; do nothing where the sweep was stopped before.
 
     A launcher calls this in a process that has no other work and that the child does not outlive.
@@ -63,7 +63,7 @@ def run_in_child(state: JobState, context: LaunchContext, config: Config, search
         return
     state = replace(state, started=time.time())
     folder.write(state)
-    ended, code = _wait_for_child((state, context, config, list(search)), context)
+    ended, code = _wait_for_child((state, context, config), context)
     _write_surely(folder, ended or _after_crash(folder, state, code, context.work))
 
 
@@ -134,13 +134,7 @@ class JobBar:
         self.progress.change(at_once=is_first, has_begun=True, share=done / max(1, self.total), text=text)
 
 
-def _work(
-    state: JobState,
-    context: LaunchContext,
-    config: Config,
-    search: Sequence[Path],
-    pipe: Connection,
-) -> None:
+def _work(state: JobState, context: LaunchContext, config: Config, pipe: Connection) -> None:
     """Do the job in the child process, and send how it ended."""
     folder = SweepFolder(context.sweep)
     os.chdir(context.work)
@@ -150,7 +144,7 @@ def _work(
     with signal_handlers(FROM_TERMINAL, signal.SIG_IGN), stop_on_signal(FROM_OTHERS):
         try:
             _watch_for_end(folder, pipe)
-            ended = _run(progress, config, search)
+            ended = _run(progress, config)
         except Stopped as stopped:
             ended = {"state": STOPPED, "text": str(stopped)}
         except Exception as error:
@@ -160,13 +154,13 @@ def _work(
         pipe.send(replace(progress.state, **ended, seconds=time.time() - state.started))
 
 
-def _run(progress: JobProgress, config: Config, search: Sequence[Path]) -> dict[str, Any]:
+def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     from pe_bench.config.checks import check_folder
     from pe_bench.experiment.prepare import prepare_job
     from pe_bench.experiment.run import run_checked
 
     check_folder(config.results_dir, "results_dir")
-    job = prepare_job(config, search)
+    job = prepare_job(config)
     hashes = sorted({plan.target_hash for plan in job.plans})
     progress.change(run=str(job.setup.run), margin=config.report.margin, target_hashes=hashes)
     run_checked(job, progress.bar, waits=lambda why: progress.change(at_once=True, has_begun=True, text=why))

@@ -87,7 +87,7 @@ class _Task:
         state = self._state(int(hydra.job.num), overrides)
         try:
             require_one_start(hydra.launcher)
-            config, search = parse_composed(composed)
+            config = parse_composed(composed)
         except Exception as error:
             fail(SweepFolder(self.context.sweep), state, error)
             return
@@ -95,7 +95,7 @@ class _Task:
         state = replace(state, command=self._command(obeyed(overrides, config.data, config.eval)))
         if config.threads == "auto":
             config = replace(config, threads=cores_each(hydra, self.swept.jobs))
-        run_in_child(state, self.context, config, search)
+        run_in_child(state, self.context, config)
 
     def _state(self, number: int, overrides: list[str]) -> JobState:
         own = [text for text in overrides if parse_override(text).key in self.swept.keys]

@@ -239,7 +239,7 @@ def _train(setup: Setup, source: Checkpoint | None, rank: int, pipe: Connection)
     config, count = setup.config, setup.config.train.processes
     set_threads(max(1, setup.threads // count))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
-    model = build_decoder(config, data.vocabulary, EncodingSpec(config.encoding, setup.search))
+    model = build_decoder(config, data.vocabulary, EncodingSpec(config.encoding, config.search))
     if source is not None:
         load_weights(source, model)
     device = setup.device

@@ -31,7 +31,7 @@ def test_overrides_of_a_sweep_and_of_other_keys() -> None:
 def test_a_persons_own_file_comes_before_an_alias(tmp_path) -> None:
     (tmp_path / "encoding").mkdir()
     (tmp_path / "encoding" / "rotary.yaml").write_text("name: rotary\nclass: pe_bench.encodings.nope:NoPE\n")
-    assert compose(["encoding=rotary"], [str(tmp_path)])["encoding"]["name"] == "rotary"
+    assert compose(["encoding=rotary"], [tmp_path])["encoding"]["name"] == "rotary"
 
 
 def test_a_run_under_an_alias_is_the_run_under_the_name(train) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from support.commands import files_in
@@ -22,6 +23,7 @@ from pe_bench.config.hydra_main import (
     run_job,
 )
 from pe_bench.config.override import Override, parse_override, quote
+from pe_bench.config.schema import Config
 from pe_bench.errors import UserError
 from pe_bench.sweep.grid import check_sweep, with_swept_options
 
@@ -51,21 +53,21 @@ def test_overrides_may_be_on_both_sides_of_an_option(monkeypatch, arguments, ord
 
 
 def command_of(arguments: list[str]) -> HydraCommand:
-    folders = [after for before, after in pairwise(arguments) if before == "--config-dir"]
-    overrides = [text for text in arguments if text not in ("-m", "--config-dir", *folders)]
+    folders = [Path(after) for before, after in pairwise(arguments) if before == "--config-dir"]
+    overrides = [text for text in arguments if text not in ("-m", "--config-dir", *map(str, folders))]
     command = HydraCommand(tuple(overrides), folders[0] if folders else None, "-m" in arguments)
     return complete_command(command)
 
 
-def seen_by(arguments: list[str]) -> list[tuple]:
+def seen_by(arguments: list[str]) -> list[Config]:
     seen = []
     command = command_of(arguments)
     if command.is_sweep:
-        check_sweep(command, lambda config, search: None)
+        check_sweep(command, lambda config: None)
         launched = replace(command, overrides=with_swept_options(command.overrides))
         call_hydra(launched, lambda composed: seen.append(parse_composed(composed)))
     else:
-        run_job(command, lambda config, search: seen.append((config, search)))
+        run_job(command, lambda config: seen.append(config))
     return seen
 
 
@@ -110,20 +112,20 @@ def test_a_quoted_value_is_read_by_hydra_as_it_was(value):
 
 
 def test_a_job_gets_the_configuration_that_its_arguments_ask_for():
-    ((config, search),) = seen_by(["encoding=alibi", "train.length=64", "train.batch_tokens=640", "seed=3"])
+    (config,) = seen_by(["encoding=alibi", "train.length=64", "train.batch_tokens=640", "seed=3"])
     assert config.encoding["name"] == "alibi" and config.seed == 3
     assert (config.train.length, config.train.batch) == (64, 10)
-    assert search == []
+    assert config.search == ()
 
 
 def test_no_arguments_at_all_are_the_run_of_the_defaults():
-    ((config, search),) = seen_by([])
-    assert config.encoding["name"] == "rope" and search == []
+    (config,) = seen_by([])
+    assert config.encoding["name"] == "rope" and config.search == ()
 
 
 def test_a_sweep_gives_every_combination(folder):
     arguments = ["-m", "encoding=rope,alibi", "seed=range(0,3)", f"results_dir={folder / 'r'}"]
-    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(arguments)]
+    seen = [(config.encoding["name"], config.seed) for config in seen_by(arguments)]
     assert seen == [(name, seed) for name in ("rope", "alibi") for seed in range(3)]
     assert files_in(folder / "work") == []
     assert [name.split("/")[-1] for name in files_in(folder / "r")] == ["multirun.yaml"]
@@ -131,12 +133,12 @@ def test_a_sweep_gives_every_combination(folder):
 
 def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
     arguments = ["-m", "encoding=alibi,t5", "encoding.n_heads=2", f"results_dir={folder / 'r'}"]
-    assert [config.encoding["n_heads"] for config, _ in seen_by(arguments)] == [2, 2]
+    assert [config.encoding["n_heads"] for config in seen_by(arguments)] == [2, 2]
     arguments = ["-m", "encoding=t5", "encoding.buckets=8,16", f"results_dir={folder / 'r'}"]
-    assert [config.encoding["buckets"] for config, _ in seen_by(arguments)] == [8, 16]
+    assert [config.encoding["buckets"] for config in seen_by(arguments)] == [8, 16]
 
 
-def checked_by(arguments: list[str], check=lambda config, search: None):
+def checked_by(arguments: list[str], check=lambda config: None):
     return check_sweep(command_of(arguments), check)
 
 
@@ -204,7 +206,7 @@ def test_a_folder_that_is_not_there_is_named_by_its_value_and_by_where_it_was_lo
     "arguments", [["seed=0,1", "encoding=rope,alibi"], ["encoding=alibi,rope", "seed=0"]]
 )
 def test_a_job_of_a_sweep_that_cannot_run_is_named_where_its_error_names_no_value(arguments):
-    def check(config, search):
+    def check(config):
         if config.encoding["name"] == "alibi":
             raise UserError("too little text")
 
@@ -214,7 +216,7 @@ def test_a_job_of_a_sweep_that_cannot_run_is_named_where_its_error_names_no_valu
 
 def test_a_sweep_takes_names_by_a_pattern_and_numbers_by_a_range(folder):
     arguments = ["-m", "encoding=glob(*ape*,exclude=*d*)", "seed=range(3,5)", f"results_dir={folder / 'r'}"]
-    seen = [(config.encoding["name"], config.seed) for config, _ in seen_by(arguments)]
+    seen = [(config.encoding["name"], config.seed) for config in seen_by(arguments)]
     names = [path.stem for path in config_dir().glob("encoding/*.yaml")]
     wanted = sorted(name for name in names if "ape" in name and "d" not in name)
     assert len(wanted) > 1
@@ -229,12 +231,12 @@ def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep(folder, name):
     (folder / name / "encoding" / "mine.yaml").write_text("defaults: [rope]\nname: mine\n")
     arguments = ["--config-dir", str(folder / name), f"results_dir={folder / 'r'}", "encoding=mine"]
     for given in (arguments, ["-m", *arguments]):
-        ((config, search),) = seen_by(given)
-        assert config.encoding["name"] == "mine" and search == [folder / name]
+        (config,) = seen_by(given)
+        assert config.encoding["name"] == "mine" and config.search == (folder / name,)
 
 
 def test_what_the_check_of_a_sweep_refuses_is_raised_and_nothing_is_written(folder):
-    def check(config, search):
+    def check(config):
         if config.encoding["name"] == "alibi":
             raise UserError("no alibi")
 
@@ -245,19 +247,19 @@ def test_what_the_check_of_a_sweep_refuses_is_raised_and_nothing_is_written(fold
 
 def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once():
     checked = []
-    swept = checked_by(["-m", "encoding=rope,alibi,nope", "seed=0,1"], lambda *job: checked.append(job[0]))
+    swept = checked_by(["-m", "encoding=rope,alibi,nope", "seed=0,1"], checked.append)
     assert swept.jobs == 6 and swept.keys == ("encoding", "seed")
     found = [(config.encoding["name"], config.seed) for config in checked]
     assert found == [("rope", 0), ("alibi", 0), ("nope", 0), ("rope", 1)]
     checked.clear()
-    assert checked_by(["-m", "seed=range(0,30)"], lambda *job: checked.append(job[0])).jobs == 30
+    assert checked_by(["-m", "seed=range(0,30)"], checked.append).jobs == 30
     assert len(checked) == 20, "a big sweep starts quickly"
 
 
 def test_a_folder_of_results_below_the_users_own_is_found(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     arguments = ["-m", "seed=0,1", 'results_dir="~/r"']
-    assert {config.results_dir for config, _ in seen_by(arguments)} == {str(folder / "r")}
+    assert {config.results_dir for config in seen_by(arguments)} == {str(folder / "r")}
     assert [name.split("/")[0] for name in files_in(folder / "r")] == ["sweeps"]
     assert files_in(folder / "work") == []
 
@@ -278,13 +280,13 @@ def test_arguments_and_environment_are_given_back(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     before = list(sys.argv)
     with pytest.raises(UserError):
-        run_job(HydraCommand(("encoding.nothing=1",)), lambda config, search: None)
+        run_job(HydraCommand(("encoding.nothing=1",)), lambda config: None)
     assert sys.argv == before and "HYDRA_FULL_ERROR" not in os.environ
 
 
 def test_arguments_from_the_environment_come_before_the_users_own(monkeypatch):
     monkeypatch.setenv(OVERRIDES_VARIABLE, "seed=7 train.lr=1e-4")
-    ((config, _),) = seen_by(["seed=8"])
+    (config,) = seen_by(["seed=8"])
     assert config.seed == 8 and config.train.lr == 1e-4
 
 

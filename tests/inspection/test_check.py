@@ -292,7 +292,7 @@ def test_a_folder_of_ones_own_is_found_and_is_part_of_all(command, tmp_path: Pat
     assert outcome.code == 1 and re.search(r"^fails +mine\nnorm ", outcome.out, re.MULTILINE)
     assert "has no default" not in outcome.err
     assert command("check", f"{FILE.name}:Gone", "--config-dir", str(tmp_path)).code == 2
-    assert "mine" in encoding_names([str(tmp_path)])
+    assert "mine" in encoding_names([tmp_path])
 
 
 def test_all_is_every_encoding_once() -> None:
@@ -304,7 +304,7 @@ def test_all_is_every_encoding_once() -> None:
 def test_all_checks_them_all(command, monkeypatch) -> None:
     from pe_bench.cli import check
 
-    monkeypatch.setattr(check, "encoding_names", lambda directories: ["nope", "alibi"])
+    monkeypatch.setattr(check, "encoding_names", lambda search: ["nope", "alibi"])
     outcome = command("check", "--all")
     assert outcome.code == 0
     table = outcome.out.split("\n\n")[0].splitlines()

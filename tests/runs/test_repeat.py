@@ -28,8 +28,8 @@ class Linear(LayerEncoding):
 """
 
 
-def composed(overrides, directories=()) -> Config:
-    return parse_config(compose(overrides, [str(folder) for folder in directories]))
+def composed(overrides, search=()) -> Config:
+    return parse_config(compose(overrides, search))
 
 
 def name_of(config: Config, search=()) -> str:

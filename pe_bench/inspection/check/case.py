@@ -94,19 +94,20 @@ class Case:
         return in_model or any(layer.overrides(*of_layer) for layer in layers_of(self.encoding))
 
 
-def find_cases(arguments: Sequence[str], directories: Sequence[str] = ()) -> list[Case]:
+def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Case]:
     """Return the cases that the arguments name: encodings by name or `file.py:Class`, with options.
 
-    `directories` hold a person's own YAML files. Raises `UserError`, also where an encoding cannot be built.
+    `search` are folders with a person's own YAML files. Raises `UserError`, also where an encoding cannot
+    be built.
     """
     sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
-    found = resolve([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], directories)
+    found = resolve([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], search)
     names = Counter(subject.name for subject in found)
     return [_case(subject, subject.name if names[subject.name] == 1 else subject.label) for subject in found]
 
 
-def find_case(name: str, overrides: Sequence[str] = (), directories: Sequence[str] = ()) -> Case:
-    (found,) = find_cases([name, *overrides], directories)
+def find_case(name: str, overrides: Sequence[str] = (), search: Sequence[Path] = ()) -> Case:
+    (found,) = find_cases([name, *overrides], search)
     return found
 
 

@@ -64,7 +64,7 @@ def _facts(subject: ResolvedEncoding, width: int, must_be_built: bool) -> str:
 
 def _next_steps(subject: ResolvedEncoding, width: int) -> str:
     """List the commands that use the encoding; a class in a file needs a YAML file to be trained."""
-    folders = "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in subject.search)
+    folders = "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in subject.config.search)
     lines = [("check it", f"pe-bench check {shlex.quote(subject.name)}{folders}")]
     if ":" not in subject.name:
         options = " KEY=VALUE ..." if subject.given else ""
@@ -137,7 +137,7 @@ def _yaml(subject: ResolvedEncoding, key: str) -> str:
         if group == "modifiers"
         else f"encoding/{subject.config.encoding['name']}.yaml"
     )
-    paths = [folder / inner for folder in (*subject.search, config_dir())]
+    paths = [folder / inner for folder in (*subject.config.search, config_dir())]
     return next((path.read_text(encoding="utf-8") for path in paths if path.is_file()), "")
 
 

@@ -30,7 +30,7 @@ class Request:
 
     names: tuple[str, ...]
     overrides: tuple[str, ...]
-    directories: tuple[str, ...]
+    search: tuple[Path, ...]
     train: bool
     is_choice: bool = True  # False: all encodings, because none was named
 
@@ -42,13 +42,13 @@ class Request:
     def at(self, length: int) -> list[ResolvedEncoding]:
         """Resolve the reference, then the others, each once. Raises `UserError`."""
         reference = self.reference(length)
-        others = resolve([*self.names, *self.overrides, *self._train_overrides(length)], self.directories)
+        others = resolve([*self.names, *self.overrides, *self._train_overrides(length)], self.search)
         by_label = {encoding.label: encoding for encoding in others} | {reference.label: reference}
         return sorted(by_label.values(), key=lambda encoding: encoding is not reference)
 
     def reference(self, length: int) -> ResolvedEncoding:
-        config = parse_config(self._compose_reference(self._train_overrides(length)))
-        return ResolvedEncoding(REFERENCE, config, search=tuple(map(Path, self.directories)))
+        values = self._compose_reference(self._train_overrides(length))
+        return ResolvedEncoding(REFERENCE, parse_config(values, self.search))
 
     def _train_overrides(self, length: int) -> list[str]:
         """Return, with --train, the keys of a step of as many windows as `train.batch_tokens` holds."""
@@ -62,13 +62,11 @@ class Request:
         return check_type(self._compose_reference()["train"]["batch_tokens"], int, "train.batch_tokens")
 
     def _compose_reference(self, overrides: Sequence[str] = ()) -> dict[str, Any]:
-        for folder in self.directories:
-            require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
-        check_overrides(self.shared, self.directories)
-        return compose([f"encoding={REFERENCE}", *self.shared, *overrides], self.directories)
+        check_overrides(self.shared, self.search)
+        return compose([f"encoding={REFERENCE}", *self.shared, *overrides], self.search)
 
 
-def read_request(arguments: Sequence[str], train: bool, directories: Sequence[str]) -> Request:
+def read_request(arguments: Sequence[str], train: bool, search: Sequence[Path]) -> Request:
     """Read the arguments; no name means all encodings. Raises `UserError` for one without effect."""
     names, overrides = split_arguments(arguments)
     for text in overrides:
@@ -81,8 +79,8 @@ def read_request(arguments: Sequence[str], train: bool, directories: Sequence[st
             f"{text} has no effect: with --train each of --lengths is the training length in turn; remove it",
         )
     before = os.environ.get(OVERRIDES_VARIABLE, "").split()
-    found = tuple(names or encoding_names(directories))
-    return Request(found, (*before, *overrides), tuple(directories), train, is_choice=bool(names))
+    found = tuple(names or encoding_names(search))
+    return Request(found, (*before, *overrides), tuple(search), train, is_choice=bool(names))
 
 
 def _is_shared(text: str) -> bool:
