@@ -20,11 +20,19 @@ READ_ONLY = 0o444
 
 
 @dataclass(frozen=True)
+class Problem:
+    """A run without rows that can be read, by its folder's name, and a line that says why."""
+
+    run: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Gathered:
-    """The rows of all readable runs in a fixed order, and a line for each run that could not be read."""
+    """The rows of all readable runs in a fixed order, and the problem of each run that could not be read."""
 
     rows: list[Row]
-    problems: list[str]
+    problems: list[Problem]
 
 
 def runs_folder(results_dir: Path) -> Path:
@@ -56,14 +64,14 @@ def read_all(results_dir: Path) -> Gathered:
     rows: list[Row] = []
     problems = []
     for path in sorted(runs_folder(results_dir).glob("*/result.json")):
+        run = path.parent
         try:
-            found = sorted(_rows_of(path.parent), key=lambda row: row.order)
+            found = sorted(_rows_of(run), key=lambda row: row.order)
             if not found:
-                run = path.parent
-                problems.append(printable(f"{run} has no scores: make them with `pe-bench eval {run.name}`"))
+                raise RunError(f"{run} has no scores: make them with `pe-bench eval {run.name}`")
             rows += found
         except RunError as error:
-            problems.append(printable(str(error)))
+            problems.append(Problem(run.name, printable(str(error))))
     return Gathered(rows, problems)
 
 
@@ -111,4 +119,4 @@ def _original_of(run: Path, rows: Iterable[Row]) -> str | None:
 def gather_and_warn(results_dir: Path) -> None:
     """Gather the rows of all runs, and print a warning for each that could not be read."""
     for problem in gather(results_dir).problems:
-        say(f"warning: {problem}")
+        say(f"warning: {problem.text}")

@@ -174,7 +174,7 @@ def test_one_damaged_run_is_named_and_hides_no_other(tmp_path: Path) -> None:
     found = gather(tmp_path)
     assert [row.encoding for row in found.rows] == ["alibi"]
     assert len(found.problems) == 1
-    assert str(bad) in found.problems[0]
+    assert found.problems[0].run == bad.name and str(bad) in found.problems[0].text
     assert read_rows(results_file(tmp_path)) == found.rows
 
 

@@ -451,7 +451,7 @@ def test_rows_that_could_do_harm_are_refused_by_name(stranger, name):
     old, new, said = ROWS[name]
     stranger.replace_in_rows(old, new)
     (problem,) = read_all(stranger.results).problems
-    assert "eval.csv is damaged" in problem and said in problem
+    assert "eval.csv is damaged" in problem.text and said in problem.text
     for told, outcome in stranger.each():
         assert not CONTROL.search(outcome.out + outcome.err), told
         if told == "eval":

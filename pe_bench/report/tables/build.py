@@ -128,7 +128,7 @@ def build_report(
     """Return the same tables, or only those that the newest run is in; a quick one counts as the oldest."""
     found = read_all(results_dir)
     if found.problems and not found.rows:
-        raise RunError("\n".join(found.problems))
+        raise RunError("\n".join(problem.text for problem in found.problems))
     if not found.rows:
         folder = runs_folder(results_dir)
         raise UserError(f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
@@ -139,7 +139,8 @@ def build_report(
     for key in selection.by:
         keys.require(rows, key, "--by")
     asked = [*selection.by, *(condition.key for condition in selection.where)]
-    problems = [*found.problems, *keys.unreadable(rows, [key for key in asked if "." in key])]
+    problems = [problem.text for problem in found.problems]
+    problems += keys.unreadable(rows, [key for key in asked if "." in key])
     rows = keys.select(rows, selection.where)
     if selection.margin is None:
         margins = keys.margins(rows)
@@ -208,16 +209,12 @@ def _rows_of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
         return found.rows
     names = [Path(run).name for run in runs]
     known = {row.run for row in found.rows}
-    problems = {
-        name: [problem for problem in found.problems if name in problem]
-        for name in names
-        if name not in known
-    }
-    for name, about in problems.items():
-        if not about:
+    problems = {problem.run: problem.text for problem in found.problems}
+    for name in names:
+        if name not in known and name not in problems:
             raise UserError(unknown(name, "run", known))
-    if len(problems) == len(set(names)):
-        raise RunError("\n".join(problem for about in problems.values() for problem in about))
+    if not known.intersection(names):
+        raise RunError("\n".join(problems[name] for name in dict.fromkeys(names)))
     return [row for row in found.rows if row.run in names]
 
 
