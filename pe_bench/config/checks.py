@@ -189,7 +189,10 @@ def _refuse_without_effect(section: Any, key: str, chosen: str, way_out: str) ->
 
 
 def _check_train(train: TrainConfig) -> None:
-    _positive(train, "train", "length", "steps", "tokens", "batch_tokens", "micro_batches", "lr", "clip")
+    _positive(
+        train, "train", "length", "steps", "tokens", "batch_tokens", "micro_batches", "lr", "encoding_lr"
+    )
+    _positive(train, "train", "clip")
     _positive(train, "train", "processes")
     _positive(train, "train", "log_every", "validate_every", "validation_tokens", "checkpoint_every")
     require(train.warmup_steps >= 0, f"train.warmup_steps must not be negative, and is {train.warmup_steps}")

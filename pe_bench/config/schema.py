@@ -13,6 +13,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 ScorePrecision = Literal["float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding"]
 Controls = Literal["auto", "all", "none"]
+OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1.5, 2, 4, 8, 16)  # times the training length
 
@@ -58,7 +59,9 @@ class TrainConfig:
     batch_tokens: int = 4_096
     micro_batches: int = 1
     processes: int = 1
+    optimizer: OptimizerName = "adamw"
     lr: float = 3e-3
+    encoding_lr: float | None = None
     final_lr: float = 0.1
     warmup_steps: int = 25
     weight_decay: float = 0.1

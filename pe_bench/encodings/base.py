@@ -57,6 +57,9 @@ class Declared:
     # their modifiers; and the options of this one that may change after training.
     compatible_with: ClassVar[frozenset[str]] = frozenset()
     changeable_after_training: ClassVar[frozenset[str]] = frozenset()
+    # The rate at which its parameters learn, as a multiple of the model's. Biases of scores have further
+    # to go than the entries of a matrix.
+    lr_multiple: ClassVar[float] = 1.0
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
 
     @classmethod

@@ -52,6 +52,23 @@ class Composition(PositionalEncoding):
     def layer(self, number: int) -> LayerEncoding:
         return self._layers[number]
 
+    def lr_multiples(self) -> dict[str, float]:
+        """Return for each parameter, by its name, the `lr_multiple` of the class that it belongs to."""
+        return {
+            name: next(
+                module.lr_multiple
+                for module in reversed(_modules_to(self, name))
+                if isinstance(module, LayerEncoding | PositionalEncoding)
+            )
+            for name, _ in self.named_parameters()
+        }
+
+
+def _modules_to(module: nn.Module, name: str) -> list[nn.Module]:
+    """Return the modules that hold a parameter of this name, from the outermost in."""
+    path = name.split(".")[:-1]
+    return [module.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
+
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
     """Return one encoding that acts as all the parts that do something."""

@@ -32,6 +32,7 @@ class T5(LayerEncoding):
     family = "bias"
     paper = "arXiv:1910.10683"
     past_training = "clamps"
+    lr_multiple = 10.0
 
     def __init__(self, d_model: int, n_heads: int, buckets: int = 32, max_distance: int = 128):
         super().__init__()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from pe_bench.errors import UserError
 from pe_bench.runs.untrusted import open_regular, read_json
 from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_text
+from pe_bench.training.optimizer import Optimizers
 from pe_bench.values import check_type, shown
 
 FORMAT = 1
@@ -53,7 +54,7 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     step: int,
     train_seconds: float,
     loss: float,
@@ -144,48 +145,43 @@ def _misfit(saved: dict[str, torch.Size], wanted: dict[str, torch.Size]) -> str 
     return None
 
 
-def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizers) -> None:
     """Give every parameter its moments back, by name.
 
     Raise `UserError` for other shapes than theirs, which the fused kernel would not notice.
     """
     path = checkpoint.path / OPTIMIZER
     saved = _shapes(path)
-    _require_fit(f"the moments in {checkpoint.path}", saved, _moments_of(model, saved))
+    _require_fit(f"the moments in {checkpoint.path}", saved, _expected(model, optimizer, saved))
     tensors = load_file(path)
     for name, parameter in model.named_parameters():
         keys = [key for key in tensors if key.startswith(f"{name}/")]
         state = {key.rpartition("/")[2]: tensors[key] for key in keys}
-        # AdamW keeps its moments beside the parameter, and its count of steps there only when fused.
-        optimizer.state[parameter] = {
-            # A copy, because what was loaded is a view of the file.
-            key: value.to(
-                parameter.device if value.dim() or _fused(optimizer) else "cpu", torch.float32, copy=True
-            )
-            for key, value in state.items()
-        }
+        optimizer.state(parameter).update(
+            {
+                # A copy, because what was loaded is a view of the file.
+                key: value.to(optimizer.state_device(parameter, value), torch.float32, copy=True)
+                for key, value in state.items()
+            }
+        )
 
 
-def _moments_of(model: nn.Module, saved: Iterable[str]) -> dict[str, torch.Size]:
-    """Return what AdamW keeps for the parameters in `saved`; others may have had no gradient yet."""
+def _expected(model: nn.Module, optimizer: Optimizers, saved: Iterable[str]) -> dict[str, torch.Size]:
+    """Return what the optimizer keeps for the parameters in `saved`; others may have had no gradient yet."""
     begun = {key.rpartition("/")[0] for key in saved}
-    wanted = {}
-    for name, parameter in model.named_parameters():
-        if name in begun:
-            wanted |= {f"{name}/exp_avg": parameter.shape, f"{name}/exp_avg_sq": parameter.shape}
-            wanted[f"{name}/step"] = torch.Size()
-    return wanted
+    return {
+        f"{name}/{key}": shape
+        for name, parameter in model.named_parameters()
+        if name in begun
+        for key, shape in optimizer.state_shapes(parameter).items()
+    }
 
 
-def _fused(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(optimizer.defaults.get("fused"))
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(model: nn.Module, optimizer: Optimizers) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value
         for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
+        for key, value in optimizer.state(parameter).items()
     }
 
 

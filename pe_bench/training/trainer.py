@@ -15,7 +15,7 @@ from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
-from pe_bench.training.optimizer import learning_rate
+from pe_bench.training.optimizer import Optimizers, learning_rate
 
 
 class NonFiniteError(ArithmeticError):
@@ -29,7 +29,7 @@ class Trainer:
         self,
         config: Config,
         model: Decoder,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizers,
         data: Data,
         device: torch.device,
         dtype: torch.dtype,
@@ -47,8 +47,7 @@ class Trainer:
         """Take step `number` (from zero); `seconds` were spent before it."""
         train = self.config.train
         started = time.perf_counter()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(number, train)
+        self.optimizer.set_rate(learning_rate(number, train))
         # What an encoding may draw inside the model is a function of the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
         windows = self.windows.batch(train.batch, self.config.seed, number)
@@ -61,7 +60,7 @@ class Trainer:
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), train.clip))
         self._refuse_non_finite(float(loss), norm, number)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         seconds += time.perf_counter() - started
         done, rate = number + 1, learning_rate(number, train)
         return Step(done, done * train.batch_tokens, float(loss), None, rate, norm, seconds)

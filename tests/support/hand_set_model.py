@@ -27,6 +27,7 @@ from pe_bench.experiment.prepare import trusted
 from pe_bench.model.decoder import Block, Decoder, build_decoder
 from pe_bench.runs.config_file import read_config
 from pe_bench.training.checkpoint import latest_checkpoint, save_checkpoint
+from pe_bench.training.optimizer import Optimizers
 
 ALPHABETS = ("ABCDEFGH", "abcdefgh")
 LETTERS = len(ALPHABETS[0])
@@ -111,7 +112,7 @@ def set_weights(run: Path, code: Path, strength: float = STRENGTH) -> None:
     shutil.rmtree(checkpoint.path)
     shutil.rmtree(run / "scores")
     (run / "eval.csv").unlink()
-    meta, optimizer = checkpoint.meta, torch.optim.AdamW(model.parameters())
+    meta, optimizer = checkpoint.meta, Optimizers([torch.optim.AdamW(model.parameters())])
     save_checkpoint(checkpoint.path.parent, model, optimizer, meta.step, meta.train_seconds, meta.loss)
 
 

@@ -15,12 +15,13 @@ from pe_bench.training.checkpoint import (
     load_weights,
     save_checkpoint,
 )
+from pe_bench.training.optimizer import Optimizers
 
 
-def trained(width: int = 3, steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:
+def trained(width: int = 3, steps: int = 2) -> tuple[nn.Module, Optimizers]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer = Optimizers([torch.optim.AdamW(model.parameters(), fused=True)])
     for _ in range(steps):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
@@ -57,6 +58,48 @@ def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def with_muon(steps: int) -> tuple[nn.Module, Optimizers]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    parts = [torch.optim.Muon([model.weight]), torch.optim.AdamW([model.bias], fused=True)]
+    optimizer = Optimizers(parts)
+    take_steps(model, optimizer, steps)
+    return model, optimizer
+
+
+def take_steps(model: nn.Module, optimizer: Optimizers, steps: int) -> None:
+    for step in range(steps):
+        model(torch.tensor([[1.0, 2.0, -1.0, step]])).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_momentum_of_muon_comes_back_bit_for_bit_and_training_continues_alike(tmp_path):
+    model, optimizer = with_muon(steps=2)
+    save_checkpoint(tmp_path, model, optimizer, 2, 1.0, 2.0)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    other, fresh = with_muon(steps=0)
+    load_weights(found, other)
+    load_optimizer(found, other, fresh)
+    take_steps(model, optimizer, 2)
+    take_steps(other, fresh, 2)
+    assert torch.equal(model.weight, other.weight) and torch.equal(model.bias, other.bias)
+    without, forgetful = with_muon(steps=0)
+    load_weights(found, without)
+    take_steps(without, forgetful, 2)
+    assert not torch.equal(model.weight, without.weight)
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path):
+    save_checkpoint(tmp_path, *with_muon(steps=1), 1, 1.0, 2.0)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    model = nn.Linear(4, 4)
+    with pytest.raises(UserError, match="weight/exp_avg is missing there"):
+        load_optimizer(found, model, Optimizers([torch.optim.AdamW(model.parameters())]))
+
+
 def test_loaded_tensors_do_not_change_with_the_file(tmp_path):
     save(tmp_path, 1)
     found = latest_checkpoint(tmp_path)
@@ -64,7 +107,7 @@ def test_loaded_tensors_do_not_change_with_the_file(tmp_path):
     model, optimizer = trained(steps=0)
     load_weights(found, model)
     load_optimizer(found, model, optimizer)
-    moment = optimizer.state[next(model.parameters())]["exp_avg"]
+    moment = optimizer.state(next(model.parameters()))["exp_avg"]
     before = moment.clone()
     path = found.path / "optimizer.safetensors"
     path.write_bytes(b"\0" * path.stat().st_size)
@@ -115,7 +158,7 @@ def test_a_parameter_that_two_modules_share_is_saved_and_loaded(tmp_path):
         return model
 
     model = shared()
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = Optimizers([torch.optim.AdamW(model.parameters())])
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     save_checkpoint(tmp_path, model, optimizer, 1, 1.0, 2.0)

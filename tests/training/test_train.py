@@ -55,14 +55,56 @@ def test_a_run_shorter_than_its_warm_up_has_finite_rates():
     assert all(math.isfinite(learning_rate(step, train)) for step in range(3))
 
 
+def rates(trainer: Trainer) -> dict[str, float]:
+    """Return the learning rate of each parameter."""
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    groups = trainer.optimizer.param_groups
+    return {names[id(parameter)]: group["lr"] for group in groups for parameter in group["params"]}
+
+
+def test_an_encodings_parameters_learn_at_the_multiple_that_is_set_or_that_the_class_declares(folder):
+    table, bias = "encoding.base.layers.0.table", "encoding.base.layers.0.content_bias"
+    for encoding, name, overrides, multiple in [
+        ("t5", table, [], 10.0),
+        ("t5", table, ["train.encoding_lr=3"], 3.0),
+        ("transformer_xl", bias, [], 1.0),
+        ("transformer_xl", bias, ["train.encoding_lr=0.5"], 0.5),
+    ]:
+        trainer = trainer_of(
+            folder, f"encoding={encoding}", "train.lr=0.001", "train.warmup_steps=0", *overrides
+        )
+        trainer.step(0, 0.0)
+        found = rates(trainer)
+        assert found[name] == pytest.approx(0.001 * multiple)
+        assert {rate for name, rate in found.items() if not name.startswith("encoding.")} == {0.001}
+
+
+def test_muon_trains_the_decoders_matrices_and_adamw_the_rest(folder):
+    trainer = trainer_of(folder, "encoding=t5", "train.optimizer=muon")
+    muon, adamw = trainer.optimizer.parts
+    assert isinstance(muon, torch.optim.Muon) and isinstance(adamw, torch.optim.AdamW)
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    matrices, others = (
+        {names[id(parameter)] for group in part.param_groups for parameter in group["params"]}
+        for part in (muon, adamw)
+    )
+    assert "blocks.0.attention.query.weight" in matrices
+    assert {"embedding.weight", "encoding.base.layers.0.table", "norm.weight"} <= others
+    assert matrices | others == set(names.values()) and not matrices & others
+    losses = [trainer.step(step, 0.0).loss for step in range(8)]
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.parametrize("encoding", ["learned", "t5", "shaw", "fox", "cope"])
 def test_only_the_decoders_matrices_decay(folder, encoding):
     trainer = trainer_of(folder, f"encoding={encoding}", "model.tie_embeddings=false")
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    decaying, other = (
+    decaying, *others = (
         {names[id(parameter)] for parameter in group["params"]} for group in trainer.optimizer.param_groups
     )
-    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.1, 0.0]
+    other = set().union(*others)
+    decays = [group["weight_decay"] for group in trainer.optimizer.param_groups]
+    assert decays[0] == 0.1 and set(decays[1:]) == {0.0}
     assert all("norm" not in name and "encoding" not in name and "embedding" not in name for name in decaying)
     assert "blocks.0.attention.query.weight" in decaying and "head.weight" in decaying
     assert any(name.startswith("encoding.") for name in other) and "embedding.weight" in other
