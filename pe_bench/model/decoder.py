@@ -32,8 +32,11 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(model.d_model, model.n_kv_heads * model.d_head, bias=False)
         self.output = nn.Linear(model.n_heads * model.d_head, model.d_model, bias=False)
 
-    def forward(self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None) -> Tensor:
-        q_BHTK = self._heads(self.query(x_BTD))
+    def forward(
+        self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
+    ) -> Tensor:
+        """Return what the tokens from `first` on read, [B, T - first, D]."""
+        q_BHTK = self._heads(self.query(x_BTD[:, first:]))
         k_BHTK, v_BHTK = (self._repeated(self._heads(linear(x_BTD))) for linear in (self.key, self.value))
         mixed_BHTK = attention(encoding, x_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
         return self.output(mixed_BHTK.transpose(1, 2).flatten(2))
@@ -71,8 +74,11 @@ class Block(nn.Module):
         self.feedforward_norm = nn.RMSNorm(model.d_model, eps=1e-5)
         self.feedforward = SwiGLU(model)
 
-    def forward(self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), encoding, ids, window)
+    def forward(
+        self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
+    ) -> Tensor:
+        read_BTD = self.attention(self.attention_norm(x_BTD), encoding, ids, window, first)
+        x_BTD = x_BTD[:, first:] + read_BTD
         return x_BTD + self.feedforward(self.feedforward_norm(x_BTD))
 
 
@@ -94,22 +100,28 @@ class Decoder(nn.Module):
         self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=False)
         self._initialise(model, generator)
 
-    def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
-        """Return the normed output of the last layer [B, T, D]; `ids` are the encoding's position ids.
+    def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
+        """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
 
-        `window` limits the attention of every layer to that many tokens, from outside.
+        `ids` are the encoding's position ids. `window` limits the attention of every layer to that many
+        tokens, from outside.
         """
-        return self.layers(self.embed(tokens_BT, ids), ids, window)
+        return self.layers(self.embed(tokens_BT, ids), ids, window, first)
 
     def embed(self, tokens_BT: Tensor, ids: Tensor) -> Tensor:
         """Return the input of the first layer [B, T, D]."""
         embedded_BTD = self.embedding(tokens_BT) * math.sqrt(self.embedding.embedding_dim)
         return self.encoding.embed(embedded_BTD, ids, tokens_BT)
 
-    def layers(self, x_BTD: Tensor, ids: Tensor, window: int | None = None) -> Tensor:
-        """Return the normed output of the last layer [B, T, D] from the input of the first."""
+    def layers(self, x_BTD: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
+        """Return the normed output of the last layer, [B, T - first, D], from the input of the first.
+
+        Only in the last layer can the tokens before `first` be left out: no later one reads their outputs.
+        """
+        last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, self.encoding.layer(number), ids, window)
+            layer = self.encoding.layer(number)
+            x_BTD = block(x_BTD, layer, ids, window, first if number == last else 0)
         return self.norm(x_BTD)
 
     @property

@@ -63,7 +63,7 @@ def rates(trainer: Trainer) -> dict[str, float]:
 
 
 def test_an_encodings_parameters_learn_at_the_multiple_that_is_set_or_that_the_class_declares(folder):
-    table, bias = "encoding.base.layers.0.table", "encoding.base.layers.0.content_bias"
+    table, bias = "encoding.base.layers.0.table", "encoding.base.content_bias"
     for encoding, name, overrides, multiple in [
         ("t5", table, [], 10.0),
         ("t5", table, ["train.encoding_lr=3"], 3.0),

@@ -35,6 +35,7 @@ def attention(
     """Return the attention output [B, H, T, K] of one layer, on the fastest path that is exact.
 
     `x` [B, T, D] is the layer's input, `q`, `k` and `v` are [B, H, T, K], `position` is [T] or
-    [B, T]. `window` limits every query to the last `window` tokens, from outside the encoding.
+    [B, T]. Queries may be those of the last tokens alone. `window` limits every query to the last
+    `window` tokens, from outside the encoding.
     """
     return choose(encoding, q, position, window).run(encoding, x, q, k, v, position, window)

@@ -44,7 +44,9 @@ UNFUSED = ("adjust", "weights", "mix")
 
 
 def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> AttentionPath:
-    """Return the path for queries like `q` [B, H, T, K] at these positions."""
+    """Return the path for queries like `q` [B, H, T, K] at these positions; fewer are of the last tokens."""
+    if q.shape[-2] < position.shape[-1]:
+        return REFERENCE
     if q.device.type == "cuda" and can_flex(encoding, q, position):
         is_plain = window is None and not encoding.overrides("visible", "bias", "distance_bias")
         return FUSED if is_plain else FLEX

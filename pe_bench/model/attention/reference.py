@@ -27,9 +27,13 @@ def reference_attention(
     block: int | None = None,
     rows: range | None = None,
 ) -> Tensor:
-    """Apply every hook literally, in blocks of queries; `rows` asks for those queries alone."""
+    """Apply every hook literally, in blocks of queries; `rows` asks for those queries alone.
+
+    There may be queries of the last tokens alone, and always are keys of all.
+    """
     queries, keys = project(encoding, x, q, k, position)
-    rows = rows if rows is not None else range(q.shape[-2])
+    before = k.shape[-2] - q.shape[-2]  # tokens without a query
+    rows = rows if rows is not None else range(before, k.shape[-2])
     keys_of_a_block = k.shape[-2] if window is None else min(k.shape[-2], 2 * window)
     elements = REFERENCE_ELEMENTS if q.device.type == "cpu" else REFERENCE_ELEMENTS_ON_A_GPU
     block = block or max(1, elements // (q.shape[0] * q.shape[1] * keys_of_a_block))
@@ -42,7 +46,7 @@ def reference_attention(
         # No query of the block may see a key after its last one, or before its first one's window.
         first = 0 if window is None else max(0, start - window + 1)
         seen = slice_tokens(keys, first, stop)
-        asking = slice_tokens(queries, start, stop)
+        asking = slice_tokens(queries, start - before, stop - before)
         outputs.append(_attend(encoding, asking, seen, v[:, :, first:stop], scale, window))
     return torch.cat(outputs[::-1], -2)
 
@@ -65,12 +69,12 @@ def logits(
 
 
 def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
-    """Return all queries and all keys, before and after `transform`."""
-    values = encoding.prepare(x)
+    """Return all keys and the given queries, maybe of the last tokens alone, before and after `transform`."""
     position = position if position.dim() == 1 else position.unsqueeze(1)
-    index = torch.arange(q.shape[-2], device=q.device)
-    turned_q, turned_k = encoding.transform(q, k, position, position)
-    return Side(turned_q, q, position, index, values), Side(turned_k, k, position, index, values)
+    keys = Side(k, k, position, torch.arange(k.shape[-2], device=k.device), encoding.prepare(x))
+    queries = slice_tokens(keys, k.shape[-2] - q.shape[-2], k.shape[-2])
+    turned_q, turned_k = encoding.transform(q, k, queries.position, position)
+    return queries._replace(x=turned_q, raw=q), keys._replace(x=turned_k)
 
 
 def slice_tokens(side: Side, start: int, stop: int) -> Side:
