@@ -4,18 +4,23 @@
 class UserError(ValueError):
     """A mistake in the input: shown as one line, without a traceback, with exit code 2.
 
-    The text names the value that was given, the value that was needed, and the way out.
+    The text names the value that was given, the value that was needed, and the way out. `key` is the key or
+    the argument that it is about, for those that answer in another spelling or name the job of a sweep.
     """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class RunError(RuntimeError):
     """A failure although the input was right (a full disk, a lost run): one line, exit code 1."""
 
 
-def require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str, key: str = "") -> None:
     """Raise `UserError` with `message` unless `condition` holds."""
     if not condition:
-        raise UserError(message)
+        raise UserError(message, key)
 
 
 def first_line(error: BaseException) -> str:

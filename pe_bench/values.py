@@ -39,7 +39,7 @@ def check_type(value: Any, wanted: Any, key: str) -> Any:
     if converted is _WRONG:
         is_one = _convert([value], wanted) is not _WRONG
         way = f": write {key}=[{value}]" if is_one else ""
-        raise UserError(f"{key} must be {_describe(wanted)}, not {shown(value)}{way}")
+        raise UserError(f"{key} must be {_describe(wanted)}, not {shown(value)}{way}", key)
     return converted
 
 

@@ -94,7 +94,7 @@ def _listing(
     if name is None:
         raise UserError(f"name what to list: {', '.join(LISTS)}")
     if name not in LISTS:
-        raise UserError(unknown(name, "list", LISTS))
+        raise UserError(unknown(name, "list", LISTS), name)
     if csv is not None and csv != STANDARD_OUTPUT:
         from pe_bench.cli.outputs import Outputs, check_outputs
 

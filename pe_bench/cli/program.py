@@ -2,8 +2,10 @@
 
 import atexit
 import os
+import re
 import sys
 from contextlib import suppress
+from typing import Any
 
 import typer
 
@@ -11,6 +13,8 @@ from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system.signals import EXIT_CODE, Stopped, stop_on_signal
 from pe_bench.system.terminal import say
+
+EXTRA_ARGUMENT = re.compile(r"unexpected extra argument\S* \((\S+)[ )]")
 
 
 def main() -> None:
@@ -57,7 +61,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader has seen enough, as in `pe-bench report | head -3`
         return _leave_quietly()
     except UserError as error:
-        return _fail(_answer(arguments, str(error)), 2)
+        return _fail(_answer(arguments, str(error), error.key), 2)
     except (RunError, OSError) as error:
         return _fail(first_line(error), 1)
     except (Stopped, typer.Abort) as error:
@@ -67,19 +71,29 @@ def run(arguments: list[str]) -> int:
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise
-        option = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
-        return _fail(_answer(arguments, message(), option), code)
+        return _fail(_answer_usage(arguments, error, message()), code)
     return _stop(arguments, "") if code == EXIT_CODE else code
 
 
-def _answer(arguments: list[str], message: str, unknown_option: str = "") -> str:
-    """Return the message, or the command's own spelling of what it complains of."""
-    from pe_bench.cli.spelling import describe_unknown_option, respell
+def _answer(arguments: list[str], message: str, refused: str) -> str:
+    """Return the message, or how the command spells the argument, option or key that was refused."""
+    from pe_bench.cli.spelling import respell
 
-    command = typer.main.get_command(app)
-    if unknown_option:
-        message = describe_unknown_option(command, arguments, unknown_option)
-    return respell(command, arguments, message, unknown_option) or message
+    return (refused and respell(typer.main.get_command(app), arguments, refused)) or message
+
+
+def _answer_usage(arguments: list[str], error: Any, message: str) -> str:
+    """Return the answer to an error of Typer's."""
+    from pe_bench.cli.spelling import describe_unknown_option
+
+    if hasattr(error, "possibilities"):  # an unknown option
+        option = error.option_name
+        return _answer(
+            arguments, describe_unknown_option(typer.main.get_command(app), arguments, option), option
+        )
+    # Typer says which argument is one too many in its English alone.
+    extra = EXTRA_ARGUMENT.search(message)
+    return _answer(arguments, message, extra[1] if extra else "")
 
 
 def _leave_quietly() -> int:

@@ -123,7 +123,8 @@ def print_report(
     require_results_folder(results_dir)
     check_outputs(outputs)
     for name in names:
-        require(CONDITION.fullmatch(name) is None, f"'{name}' is no run: say --where {shlex.quote(name)}")
+        message = f"'{name}' is no run: say --where {shlex.quote(name)}"
+        require(CONDITION.fullmatch(name) is None, message, name)
     runs = [run.name for name in names for run in matching_runs(name, results_dir)] or None
     newest_only = not (everything or runs or selection.where)
     report = build_report(results_dir, runs, protocol, selection, newest_only=newest_only)

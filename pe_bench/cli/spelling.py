@@ -27,23 +27,19 @@ class Respelled(NamedTuple):
     meant: str
 
 
-def respell(command: Any, arguments: Sequence[str], message: str, unknown_option: str = "") -> str | None:
-    """Return an answer in place of `message`, if it complains of something known in another spelling.
+def respell(command: Any, arguments: Sequence[str], refused: str) -> str | None:
+    """Return the answer to a refused argument, option or key that this command knows in another spelling.
 
-    command: the program's, as Typer makes it. unknown_option: the one that Typer's error names, if it does.
+    command: the program's, as Typer makes it.
     """
     name, *rest = arguments or [""]
     chosen = command.commands.get(name)
     if chosen is None:
         return None
-    if answer := ELSEWHERE.get((name, unknown_option)):
-        return f"{unknown_option} is no option of {name}: {answer}"
+    if answer := ELSEWHERE.get((name, refused)):
+        return f"{refused} is no option of {name}: {answer}"
     found = list(_respell_each(chosen, rest))
-    if unknown_option:
-        is_meant = unknown_option in [respelled.typed for respelled in found]
-    else:  # only the text of other errors says what they complain of
-        is_meant = any(respelled.typed in message or f"'{respelled.name}'" in message for respelled in found)
-    if not is_meant:
+    if not any(refused in (respelled.typed, respelled.name) for respelled in found):
         return None
     typed = " ".join(respelled.typed for respelled in found)
     meant = " ".join(respelled.meant for respelled in found)

@@ -185,7 +185,7 @@ def _refuse_without_effect(section: Any, key: str, chosen: str, way_out: str) ->
     value = getattr(section, name)
     if value != getattr(type(section), name):
         message = f"{key}={value} has no effect with {chosen}: remove it, or {way_out}"
-        raise UnusableKeyError(key, message)
+        raise UnusableKeyError(message, key)
 
 
 def _check_train(train: TrainConfig) -> None:

@@ -46,7 +46,7 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     offered = known if close_to(typed, known, 0.8) else names
     message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
     own_file = "" if search else _own_file(group, typed, is_close=bool(close_to(typed, offered)))
-    raise UserError(message + own_file)
+    raise UserError(message + own_file, key=group)
 
 
 def with_file_names(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:

@@ -39,15 +39,13 @@ def explain_hydra_errors(
 
 @contextmanager
 def name_job_in_error(overrides: Sequence[str]) -> Iterator[None]:
-    """Name the job of a sweep in its error, unless the error's text names a value of the job already."""
+    """Name the job of a sweep in its error, unless the error is about a key of the job and so names it."""
     try:
         yield
     except UserError as error:
-        text = str(error)
-        values = [parse_override(override).value for override in overrides]
-        if any(override in text for override in overrides) or any(f"'{value}'" in text for value in values):
+        if error.key in [parse_override(override).key for override in overrides]:
             raise
-        raise UserError(f"{text} (the job {' '.join(overrides)})") from error
+        raise UserError(f"{error} (the job {' '.join(overrides)})", error.key) from error
 
 
 def explain_swept_option(option: str, without: str, with_: str) -> str:

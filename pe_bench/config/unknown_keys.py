@@ -31,11 +31,7 @@ KEYS_BY_OTHER_NAMES = {
 
 
 class UnusableKeyError(UserError):
-    """An override whose key is unknown, or has no effect; `key` says which."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
+    """An override whose key is unknown, or has no effect."""
 
 
 def search_override(search: Sequence[Path]) -> list[str]:
@@ -50,11 +46,11 @@ def unknown_key(key: str, values: Mapping[str, Any]) -> UnusableKeyError:
     section, _, name = key.rpartition(".")
     part = _part_at(values, section)
     if part is not None:
-        return UnusableKeyError(key, _unknown_option(key, part))
+        return UnusableKeyError(_unknown_option(key, part), key)
     if name in KEYS_BY_OTHER_NAMES and not close_to(key, known, 0.9):
-        return UnusableKeyError(key, f"unknown key '{key}': did you mean '{KEYS_BY_OTHER_NAMES[name]}'?")
+        return UnusableKeyError(f"unknown key '{key}': did you mean '{KEYS_BY_OTHER_NAMES[name]}'?", key)
     dotted = [other for other in known if "." in other]
-    return UnusableKeyError(key, unknown(key, "key", dotted if "." in key else known))
+    return UnusableKeyError(unknown(key, "key", dotted if "." in key else known), key)
 
 
 def _part_at(values: Mapping[str, Any], section: str) -> Mapping[str, Any] | None:

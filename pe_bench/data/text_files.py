@@ -21,10 +21,10 @@ def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Docume
     root = Path(path).expanduser()
     if not root.exists():
         where = "" if root.is_absolute() else f" in {Path.cwd()}"
-        raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file")
+        raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file", key)
     files = _files_in(root) if root.is_dir() else [root]
     if not files:
-        raise UserError(f"{key}={path} holds no files (hidden ones are ignored): put text files into it")
+        raise UserError(f"{key}={path} holds no files (hidden ones are ignored): put text files into it", key)
     found = False
     for file in files:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
@@ -34,7 +34,7 @@ def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Docume
                 yield document
     if not found:
         what = f"only empty files ({len(files)})" if root.is_dir() else "no text"
-        raise UserError(f"{key}={path} holds {what}: choose files that have text in them")
+        raise UserError(f"{key}={path} holds {what}: choose files that have text in them", key)
 
 
 def _files_in(folder: Path) -> list[Path]:

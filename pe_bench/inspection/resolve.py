@@ -148,7 +148,7 @@ def _refuse_unknown(options: Sequence[Override], known: dict[str, dict[str, Any]
         if "." in option.key:
             raise unknown_key(option.key, next(iter(known.values())))
         if not closest or closest in NAMED_ALONE:
-            raise UserError(unknown(option.key, "key", set(every)))
+            raise UserError(unknown(option.key, "key", set(every)), option.key)
         name = next(name for name, found in short.items() if closest in found)
         raise unknown_key(f"encoding.{option.key}", known[name])
 

@@ -31,8 +31,10 @@ def find_run(word: str, results_dir: Path) -> Path:
     if len(matching) == 1:
         return _require_finished(folder / matching[0])
     if matching:
-        raise UserError(f"'{word}' begins the names of several runs; give one in full: {', '.join(matching)}")
-    raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` shows them all")
+        raise UserError(
+            f"'{word}' begins the names of several runs; give one in full: {', '.join(matching)}", word
+        )
+    raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` shows them all", word)
 
 
 def matching_runs(word: str, results_dir: Path) -> list[Path]:
@@ -57,7 +59,7 @@ def matching_runs(word: str, results_dir: Path) -> list[Path]:
     path = _run_at(word)
     if path is not None:
         return [_run_in_folder(path, word, results_dir)]
-    raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: see `pe-bench list runs`")
+    raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: see `pe-bench list runs`", word)
 
 
 def names_of_label(label: str) -> tuple[str, ...]:
