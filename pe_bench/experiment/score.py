@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from pe_bench.config.schema import Config
-from pe_bench.errors import UserError
+from pe_bench.errors import RunError, UserError
 from pe_bench.experiment.prepare import Job, build_job
 from pe_bench.experiment.progress import ScoringProgress
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.dry_run import dry_run_training
+from pe_bench.model.lookahead import refuse_lookahead
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.lock import locked
@@ -75,6 +76,7 @@ def score_encodings(
     setup = job.setup
     record_command(setup.run)
     load_weights(trained, job.model)
+    _refuse_learned_lookahead(job)
     # All are built before any is scored, so that an error in the last comes first.
     models = [_with_encoding(other, job) for other in others]
     speed = trained.meta.step * setup.config.train.batch_tokens / trained.meta.train_seconds
@@ -89,6 +91,16 @@ def score_encodings(
             replace(own, model=model, scored_with=other.label, forced=other.forced), job.plans, bars
         )
     return rows
+
+
+def _refuse_learned_lookahead(job: Job) -> None:
+    """Raise `RunError` for a model that has learned to read later tokens, as it did not before training."""
+    config = job.setup.config
+    try:
+        name = config.encoding["name"]
+        refuse_lookahead(job.model, config.train.length, name, "with its trained weights")
+    except UserError as error:
+        raise RunError(str(error)) from error
 
 
 def report_shortages(job: Job) -> None:

@@ -6,6 +6,7 @@ from pe_bench.encodings import LengthError
 from pe_bench.errors import UserError
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.lookahead import refuse_lookahead
+from pe_bench.model.non_finite import watched_hooks
 from pe_bench.model.user_code import user_code_errors
 
 
@@ -30,7 +31,9 @@ def dry_run(model: Decoder, length: int, name: str = "NAME") -> None:
         ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
         hidden = model.hidden(tokens, ids)
     if not hidden.isfinite().all() and all(weight.isfinite().all() for weight in model.parameters()):
+        with watched_hooks(model.encoding) as culprit:
+            model.hidden(tokens, ids)
         raise UserError(
-            f"the encoding gives values that are not finite in a window of {length} tokens: "
+            f"{culprit() or 'the encoding'} gives values that are not finite in a window of {length} tokens: "
             f"try `pe-bench check {name}`"
         )

@@ -225,10 +225,9 @@ def test_values_that_are_not_finite_from_the_start_are_told_before_anything_is_w
     (own / "encoding" / "mine.py").write_text(CODE.replace("sqrt()", "log()"))
     outcome = train("--config-dir", str(own), "encoding=mine")
     assert outcome.code == 2
-    assert (
-        "the encoding gives values that are not finite in a window of 16 tokens: try `pe-bench"
-        in outcome.line
-    )
+    line = 1 + CODE[: CODE.index("def distance_bias")].count("\n")
+    told = f"mine.py:{line}: RootBias.distance_bias gives values that are not finite in a window of 16 tokens"
+    assert f"{told}: try `pe-bench" in outcome.line
     assert not (folder / "results").exists()
 
 

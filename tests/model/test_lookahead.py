@@ -1,9 +1,10 @@
-"""A model that reads later tokens is refused before training; every shipped encoding passes."""
+"""A model that reads later tokens is refused before training and before scoring; every shipped one passes."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from support.commands import only_run
 from support.encodings import one_of_a_kind
 
 from pe_bench.config.compose import compose
@@ -11,6 +12,7 @@ from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.model import lookahead
 from pe_bench.model.decoder import build_decoder
 from pe_bench.model.lookahead import refuse_lookahead
 
@@ -32,13 +34,50 @@ def test_every_shipped_encoding_passes(name: str) -> None:
     refuse_lookahead(build_decoder(config, ByteTokenizer().vocabulary, encoding), 64, name)
 
 
+LEARNED = """
+    def __init__(self):
+        super().__init__()
+        self.later = torch.nn.Parameter(torch.zeros(()))
+
+    def mix(self, weights, v, queries, keys):
+        return weights @ v + self.later * v.roll(-1, -2)
+"""
+
+
+def write_leak(code: str) -> None:
+    own = Path("own/encoding")
+    own.mkdir(parents=True, exist_ok=True)
+    (own / "leak.py").write_text(f"{HEAD}class Leak(LayerEncoding):\n{code}", encoding="utf-8")
+    (own / "leak.yaml").write_text("name: leak\nclass: leak.py:Leak\n", encoding="utf-8")
+
+
+def test_a_leak_that_training_opens_is_refused_before_it_is_scored(train, command, folder: Path) -> None:
+    write_leak(LEARNED)
+    arguments = ("--config-dir", "own", "encoding=leak", "train.lr=0.05")
+    outcome = train(*arguments)
+    assert outcome.code == 1
+    assert "leak reads later tokens with its trained weights" in outcome.line
+    run = only_run(folder)
+    assert not (run / "eval.csv").exists() and not (run / "result.json").exists()
+    assert train(*arguments).line == outcome.line, "nothing is trained again"
+    assert "leak" not in command("report", "--results-dir", str(folder / "results")).out
+
+
+def test_a_finished_run_that_leaks_is_not_scored_again(train, command, folder: Path, monkeypatch) -> None:
+    write_leak(LEARNED)
+    with monkeypatch.context() as patch:
+        patch.setattr(lookahead, "TOLERANCE", 1e9)
+        assert train("--config-dir", "own", "encoding=leak", "train.lr=0.05").code == 0
+    run = only_run(folder)
+    rows = (run / "eval.csv").read_text()
+    outcome = command("eval", str(run), "--lengths", "24", "--code", "own/encoding/leak.py")
+    assert outcome.code == 1 and "with its trained weights" in outcome.line
+    assert (run / "eval.csv").read_text() == rows
+
+
 @pytest.mark.parametrize("leak", LEAKS)
 def test_a_leak_is_refused_before_anything_is_written(train, folder: Path, leak: str) -> None:
-    own = Path("own/encoding")
-    own.mkdir(parents=True)
-    code = f"{HEAD}class Leak(LayerEncoding):\n{LEAKS[leak]}"
-    (own / "leak.py").write_text(code, encoding="utf-8")
-    (own / "leak.yaml").write_text("name: leak\nclass: leak.py:Leak\n", encoding="utf-8")
+    write_leak(LEAKS[leak])
     outcome = train("--config-dir", "own", "encoding=leak")
     assert outcome.code == 2
     assert "leak reads later tokens" in outcome.line
