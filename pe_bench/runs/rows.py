@@ -2,8 +2,10 @@
 
 import csv
 import dataclasses
+import hashlib
 import io
 import re
+import shlex
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.errors import RunError
+from pe_bench.errors import RunError, first_line
 from pe_bench.runs.old_rows import ADDED, with_added_columns
 from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
@@ -93,6 +95,9 @@ _FORMULA = ("=", "+", "-", "@")  # begin what a spreadsheet computes
 _FILE_NAME = re.compile(r"[\w.+-]*")
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
 _AT_LEAST = {"train_length": 1, "length": 1}
+# The last column of a run's file: in each row the hash of all other cells, so that the file is still a
+# table and a kill cannot part rows and checksum. Files of older versions have none.
+CHECKSUM = "rows_sha256"
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -106,22 +111,50 @@ def read_rows(path: Path) -> list[Row]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, csv.Error) as error:
-        raise RunError(f"{path} is damaged ({error}): delete it and score the run again") from error
+        raise RunError(
+            f"{path} is damaged ({first_line(error)}): delete it and score the run again, "
+            f"`pe-bench eval {shlex.quote(path.parent.name)}`"
+        ) from error
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Replace the file by these rows, later ones winning over earlier ones of the same key."""
-    write_text(path, to_csv(rows))
+    """Replace a run's file by these rows with their checksum, later rows winning over earlier of a key."""
+    lines = _lines(rows)
+    last = [_checksum(lines)]
+    columns = (*COLUMNS, CHECKSUM) if lines else COLUMNS
+    write_text(path, _to_text(columns, [cells + last for cells in lines]))
 
 
 def to_csv(rows: Iterable[Row]) -> str:
     """Return rows as CSV, later ones winning over earlier ones of the same key."""
+    return _to_text(COLUMNS, _lines(rows))
+
+
+def _lines(rows: Iterable[Row]) -> list[list[str]]:
+    """Return the cells of each row, the last one of each key."""
     latest = {row.key: row for row in rows}
+    return [[*map(_spell, _VALUES_OF(row))] for row in latest.values()]
+
+
+def _to_text(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(map(_spell, _VALUES_OF(row)) for row in latest.values())
+    writer.writerow(columns)
+    writer.writerows(lines)
     return text.getvalue()
+
+
+def _checksum(lines: Sequence[Sequence[str]]) -> str:
+    """Return the hash of all cells, whatever quotes and ends of lines they are written with."""
+    return hashlib.sha256("\x1e".join("\x1f".join(cells) for cells in lines).encode()).hexdigest()
+
+
+def _without_checksum(lines: list[list[str]]) -> list[list[str]]:
+    """Return the lines without their last cells. Raise `ValueError` where these are not their checksum."""
+    rows = [cells[:-1] for cells in lines]
+    if {cells[-1] for cells in lines} != {_checksum(rows)}:
+        raise ValueError("its rows are not those of its checksum")
+    return rows
 
 
 def _spell(value: object) -> str:
@@ -138,6 +171,8 @@ def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
     columns = next(reader, None)
     if columns is None:
         raise ValueError("it is empty")
+    has_checksum = columns[-1:] == [CHECKSUM]
+    columns = columns[:-1] if has_checksum else columns
     missing = [name for name in COLUMNS if name not in columns]
     odd = [f"an unknown column {name}" for name in columns if name not in _TYPES]
     if odd or missing not in ([], [name for name in COLUMNS if name in ADDED]):
@@ -146,7 +181,9 @@ def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
             f"{path} is not of this version of pe-bench ({', '.join(odd)}): "
             "delete it and score the run again, or use the version that wrote it"
         )
-    lines = [_checked_line(cells, columns, reader.line_num) for cells in reader if cells]
+    width = len(columns) + has_checksum
+    lines = [_checked_line(cells, width, reader.line_num) for cells in reader if cells]
+    lines = _without_checksum(lines) if has_checksum else lines
     if missing:
         records = with_added_columns([dict(zip(columns, cells, strict=True)) for cells in lines])
         columns, lines = list(COLUMNS), [[record[name] for name in COLUMNS] for record in records]
@@ -154,9 +191,9 @@ def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
     return [Row(*[value(cells[place]) for place, value in readers]) for cells in lines]
 
 
-def _checked_line(cells: list[str], columns: Sequence[str], line: int) -> list[str]:
-    if len(cells) != len(columns):
-        raise ValueError(f"line {line} does not have {len(columns)} cells")
+def _checked_line(cells: list[str], width: int, line: int) -> list[str]:
+    if len(cells) != width:
+        raise ValueError(f"line {line} does not have {width} cells")
     return cells
 
 

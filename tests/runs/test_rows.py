@@ -4,20 +4,22 @@ import dataclasses
 import math
 import multiprocessing
 import re
+import shutil
 import stat
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from filelock import FileLock
-from support.results import ROW, add_run
+from support.results import ROW, add_run, edit_text
 
 from pe_bench.errors import RunError
 from pe_bench.runs.gather import gather, read_all, read_result, results_file
-from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
+from pe_bench.runs.rows import CHECKSUM, COLUMNS, read_rows, write_rows
 
 
 def folder_contents(results_dir: Path) -> dict[str, bytes]:
@@ -71,10 +73,67 @@ def test_a_length_scored_under_two_stride_rules_has_two_rows(tmp_path: Path) -> 
 @pytest.mark.parametrize("word", ["true", "1", "", "yes"])
 def test_a_truth_that_is_neither_true_nor_false_is_damage(tmp_path: Path, word: str) -> None:
     write_rows(tmp_path / "eval.csv", [replace(ROW, forced=True)])
-    text = (tmp_path / "eval.csv").read_text()
-    (tmp_path / "eval.csv").write_text(text.replace(",True,", f",{word},"))
+    edit_text(tmp_path / "eval.csv", ",True,", f",{word},")
     with pytest.raises(RunError, match="forced is .*, neither True nor False"):
         read_rows(tmp_path / "eval.csv")
+
+
+@pytest.mark.parametrize(
+    "damage", ["a digit", "a row lost", "a row doubled", "rows exchanged", "a column's name"]
+)
+def test_rows_that_differ_from_their_checksum_are_damage_with_the_way_out(
+    tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "rope-s0" / "eval.csv"
+    path.parent.mkdir()
+    write_rows(path, [ROW, replace(ROW, length=256, nll=2.5)])
+    columns, first, second = path.read_text(encoding="utf-8").splitlines()
+    damaged = {
+        "a digit": [columns, first.replace("2.8853", "2.8854"), second],
+        "a row lost": [columns, first],
+        "a row doubled": [columns, first, second, second],
+        "rows exchanged": [columns, second, first],
+        "a column's name": [columns.replace(f",{CHECKSUM}", ",rows_sha255"), first, second],
+    }[damage]
+    path.write_text("\n".join(damaged) + "\n", encoding="utf-8")
+    with pytest.raises(RunError, match="delete it and score the run again") as found:
+        read_rows(path)
+    assert "\n" not in str(found.value)
+    assert damage == "a column's name" or "`pe-bench eval rope-s0`" in str(found.value)
+
+
+def test_every_flipped_bit_of_a_file_of_rows_is_damage_or_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "eval.csv"
+    write_rows(path, [ROW, replace(ROW, length=256)])
+    rows, whole = read_rows(path), path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with suppress(RunError):
+            assert read_rows(path) == rows, f"byte {place}"
+
+
+def test_rows_of_an_older_version_have_no_checksum_and_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "eval.csv"
+    write_rows(path, [ROW])
+    edit_text(path, "2.8853900817779268", "2.75")
+    assert read_rows(path) == [replace(ROW, bits_per_byte=2.75)]
+
+
+def test_ends_of_lines_that_a_tool_has_changed_are_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "eval.csv"
+    write_rows(path, [ROW])
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_rows(path) == [ROW]
+
+
+def test_a_run_whose_rows_were_changed_is_named_and_left_out(tmp_path: Path) -> None:
+    bad = add_run(tmp_path, "rope", {128: 2.0}) / "eval.csv"
+    add_run(tmp_path, "alibi", {128: 3.0})
+    bad.write_text(bad.read_text().replace(",128,", ",129,"))
+    found = gather(tmp_path)
+    assert [row.encoding for row in found.rows] == ["alibi"]
+    (problem,) = found.problems
+    assert f"{bad} is damaged (its rows are not those of its checksum)" in str(problem)
 
 
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
@@ -220,9 +279,8 @@ def test_a_thousand_runs_are_read_in_seconds(tmp_path: Path) -> None:
         run.mkdir(parents=True)
         (run / "result.json").write_text("{}")
     write_rows(tmp_path / "eval.csv", [replace(ROW, length=length) for length in range(1, 9)])
-    text = (tmp_path / "eval.csv").read_text(encoding="utf-8")
     for run in (tmp_path / "runs").iterdir():
-        (run / "eval.csv").write_text(text.replace(ROW.run, run.name), encoding="utf-8")
+        shutil.copy(tmp_path / "eval.csv", run)  # under another name than its rows give
     start = time.process_time()
     assert len(read_all(tmp_path).rows) == 8000
     assert time.process_time() - start < 5
