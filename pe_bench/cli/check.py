@@ -2,7 +2,6 @@
 
 import itertools
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from pe_bench.system.progress import progress_bar
 from pe_bench.system.terminal import render, say, width_of, wrap, write_out
 
 # In colour too, and not by colour alone.
-SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-", "not checked": "not checked"}
-STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim", "not checked": "red"}
+SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
+STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim"}
 
 Results = dict[Property, Finding]
 
@@ -64,10 +63,10 @@ def _print_tables(results: dict[str, Results], verbose: bool) -> None:
         if any(finding.state == "fails" for finding in result.values()):
             tables.append(_failure_table(name, result))
     write_out("\n".join(render(table) for table in tables))
-    errors = [line for name, result in results.items() for line in _errors(name, result)]
-    if errors:
+    notes = [line for name, result in results.items() if (line := _notes(name, result))]
+    if notes:
         width = width_of(sys.stdout)
-        write_out("\n" + "".join(f"{wrap(line, width, hanging=2)}\n" for line in errors))
+        write_out("\n" + "".join(f"{wrap(line, width, hanging=2)}\n" for line in notes))
 
 
 def _failure_table(name: str, result: Results) -> Table:
@@ -75,7 +74,9 @@ def _failure_table(name: str, result: Results) -> Table:
     table = _table("fails", name)
     for wanted, finding in result.items():
         if finding.state == "fails":
-            explained = f"{finding.measured}\nmust hold: {wanted.means}\nlook at: {wanted.look}"
+            places = ", ".join(finding.places)
+            look = f"{places}; {wanted.look}" if places else wanted.look
+            explained = f"{finding.measured}\nmust hold: {wanted.means}\nlook at: {look}"
             table.add_row(Text(wanted.name, STYLES["fails"]), Text(explained))
     return table
 
@@ -84,9 +85,9 @@ def _property_table(name: str, result: Results) -> Table:
     """Return a table of all properties, with what was measured."""
     table = _table("property", "result", name)
     for wanted, finding in result.items():
-        measured = "" if finding.state == "not checked" else f": {finding.measured}"
-        state = Text(SIGNS[finding.state], STYLES[finding.state])
-        table.add_row(wanted.name, state, Text(f"{wanted.means}{measured}"))
+        if finding.state != "not checked":
+            state = Text(SIGNS[finding.state], STYLES[finding.state])
+            table.add_row(wanted.name, state, Text(f"{wanted.means}: {finding.measured}"))
     return table
 
 
@@ -96,7 +97,7 @@ def _summary_table(results: dict[str, Results]) -> Table:
     for name, result in results.items():
         properties = {
             state: [wanted.name for wanted, finding in result.items() if finding.state == state]
-            for state in SIGNS
+            for state in (*SIGNS, "not checked")
         }
         unknown = len(properties["not checked"])
         failing = ", ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
@@ -117,10 +118,10 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-def _errors(name: str, result: Results) -> list[str]:
-    """Describe each error that several properties met, and how many it kept from being checked."""
-    errors = Counter(finding.measured for finding in result.values() if finding.state == "not checked")
-    return [f"{name}: {error}; {count} properties could not be checked" for error, count in errors.items()]
+def _notes(name: str, result: Results) -> str:
+    """Return what was found out beside the properties, such as how many keys a query sees."""
+    notes = [finding.note for finding in result.values() if finding.note]
+    return f"{name}: {'; '.join(notes)}" if notes else ""
 
 
 def _failed_checks(states: Sequence[str]) -> str:

@@ -347,6 +347,47 @@ class MaskIsALargeNumber(LayerEncoding):
         return (0.9 * scores).masked_fill(~visible, -1e9).softmax(-1)
 
 
+class BiasWithoutHeads(LayerEncoding):
+    def distance_bias(self, distance):
+        return -0.5 * distance
+
+
+class BiasWithHeadsLast(Right):
+    def distance_bias(self, distance):
+        return super().distance_bias(distance).mT
+
+
+class BiasOfNumpy(Right):
+    def distance_bias(self, distance):
+        return super().distance_bias(distance).numpy()
+
+
+class SqueezesOneToken(Right):
+    def distance_bias(self, distance):
+        return super().distance_bias(distance).squeeze()
+
+
+class VisibleIsAFactor(LayerEncoding):
+    def visible(self, queries, keys):
+        return (keys.index <= queries.index.unsqueeze(-1)).float()
+
+
+class LogarithmOfZero(LayerEncoding):
+    def distance_bias(self, distance):
+        rise = torch.tensor([0.0, 0.5, 0.0, 0.0])[:, None]
+        return rise * distance.double().log()
+
+
+class HidesByAnInfiniteBias(LayerEncoding):
+    def distance_bias(self, distance):
+        return torch.zeros(4, len(distance)).masked_fill(distance > 5, float("-inf"))
+
+
+class DropoutInAHook(Right):
+    def adjust(self, scores, visible, queries, keys):
+        return nn.functional.dropout(scores, 0.1, self.training)
+
+
 class RaisesInForward(LayerEncoding):
     def logit_scale(self, queries):
         raise ZeroDivisionError("a mistake\nof two lines")

@@ -13,7 +13,8 @@ SHOWS = 1e-6  # a larger difference is not rounding
 class Finding(NamedTuple):
     state: State
     measured: str
-    raised: bool = False  # the encoding raised an error, which `measured` quotes
+    note: str = ""  # shown even where all is well
+    places: tuple[str, ...] = ()  # `FILE:LINE hook` of what may be wrong
 
 
 def largest(errors: Iterable[float]) -> float:

@@ -23,23 +23,9 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding, as_claimed, at_most, largest
+from pe_bench.inspection.check.hooks import HOOKS
 from pe_bench.model.attention import logits, project, slice_tokens
 from pe_bench.model.decoder import Decoder
-
-HOOKS = (
-    "ids",
-    "embed",
-    "transform",
-    "logit_scale",
-    "scores",
-    "distance_bias",
-    "bias",
-    "adjust",
-    "visible",
-    "weights",
-    "mix",
-)
-
 
 def causal(case: Case) -> Finding:
     """Check that gradients of outputs by the embeddings of later tokens are exactly zero: no leak."""
@@ -190,14 +176,12 @@ def starts_at_the_usual_scale(case: Case) -> Finding:
 
 
 def ids_follow_the_generator(case: Case) -> Finding:
-    """Check that training ids are finite, of the right shape, and drawn from the given generator alone."""
+    """Check that training ids are drawn from the given generator alone."""
     text, encoding = tokens(2, TRAIN_LENGTH), case.encoding
     before = torch.random.get_rng_state()
     first, again = (ids_of(encoding, text, train=True) for _ in range(2))
     if not torch.equal(first, again) or not torch.equal(before, torch.random.get_rng_state()):
         return Finding("fails", "two draws with one seed differ, or torch's global generator was used")
-    if first.shape not in ((TRAIN_LENGTH,), (2, TRAIN_LENGTH)) or not first.isfinite().all():
-        return Finding("fails", f"ids have the shape {tuple(first.shape)}, or are not finite")
     return Finding("holds", f"from {float(first.min()):g} to {float(first.max()):g} in training")
 
 

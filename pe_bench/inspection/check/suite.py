@@ -1,14 +1,13 @@
 """The properties that are checked, in the order in which they are shown."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pe_bench.encodings.base import LengthError
 from pe_bench.errors import first_line
-from pe_bench.inspection.check import layers, model, precision
+from pe_bench.inspection.check import basics, layers, model, precision
 from pe_bench.inspection.check.case import Case, where
 from pe_bench.inspection.check.finding import Finding
+from pe_bench.inspection.check.hooks import HOOKS, line_of, overridden
 
 
 class Property(NamedTuple):
@@ -20,7 +19,36 @@ class Property(NamedTuple):
     check: Callable[[Case], Finding]
 
 
+# The first of these that fails ends the check: without it, all others would fail, with wrong advice.
+BASICS = (
+    Property(
+        "shape",
+        "each hook returns the shape that base.py gives for it",
+        "the line named; a missing [:, None], or axes in another order",
+        basics.shapes_fit,
+    ),
+    Property(
+        "finite",
+        "each hook returns finite values",
+        "the line named: a logarithm or a power at distance 0, a division by 0, or keys hidden by "
+        "an infinite bias, which is for `visible`",
+        basics.values_are_finite,
+    ),
+    Property(
+        "runs",
+        "a decoder with the encoding runs forwards and backwards",
+        "the line named",
+        basics.code_runs,
+    ),
+    Property(
+        "repeatable",
+        "the same call gives the same output twice",
+        "random numbers or dropout in a hook: draw them in `ids`, from the given generator",
+        basics.is_repeatable,
+    ),
+)
 PROPERTIES = (
+    *BASICS,
     Property("causal", "no output has a gradient at a later token", "visible, adjust, embed", model.causal),
     Property(
         "lookahead",
@@ -145,26 +173,24 @@ PROPERTIES = (
 def check(case: Case, wanted: Property) -> Finding:
     """Check one property; an encoding that raises has failed it, whatever it is."""
     try:
-        return wanted.check(case)
-    except LengthError as error:
-        return Finding("fails", f"{where(error)}: {first_line(error)}")
+        finding = wanted.check(case)
     except Exception as error:
-        return Finding("fails", f"{where(error)}: {first_line(error)}", raised=True)
+        return Finding("fails", f"{where(error)}: {first_line(error)}")
+    if finding.state != "fails" or wanted in BASICS:  # which name the line
+        return finding
+    places = [f"{line_of(part, hook)} {hook}" for part, hook in overridden(case.encoding, HOOKS)]
+    return finding._replace(places=tuple(dict.fromkeys(places)))
 
 
 def check_all(case: Case, watch: Callable[[Property], None] = lambda _: None) -> dict[Property, Finding]:
-    """Check all properties; those that fail with the same error become 'not checked'.
+    """Check all properties; after a basic one that fails, the others are 'not checked'.
 
     `watch` gets each property before it is checked.
     """
-    found = {}
+    found: dict[Property, Finding] = {}
     for wanted in PROPERTIES:
         watch(wanted)
         found[wanted] = check(case, wanted)
-    errors = Counter(finding.measured for finding in found.values() if finding.raised)
-    return {
-        wanted: finding._replace(state="not checked")
-        if finding.raised and errors[finding.measured] > 1
-        else finding
-        for wanted, finding in found.items()
-    }
+        if wanted in BASICS and found[wanted].state == "fails":
+            return {**dict.fromkeys(PROPERTIES, Finding("not checked", "")), **found}
+    return found
