@@ -29,7 +29,7 @@ def shapes_fit(case: Case) -> Finding:
 
 
 def values_are_finite(case: Case) -> Finding:
-    """Check that no hook returns a value that is infinite or not a number, with initial and other parameters."""
+    """Check that no hook returns an infinite value or nan, with initial and other parameters."""
     for item in _all_returned(case):
         if isinstance(item.value, Tensor) and item.value.is_floating_point():
             bad = ~item.value.detach().isfinite()
@@ -41,7 +41,7 @@ def values_are_finite(case: Case) -> Finding:
 
 
 def code_runs(case: Case) -> Finding:
-    """Run a decoder forwards and backwards, with the ids of training and of scoring: errors are the finding."""
+    """Run a decoder forwards and backwards, with the ids of training and of scoring."""
     for length in (1, 2, TRAIN_LENGTH):
         text = tokens(2, length)
         output = case.model.hidden(text, ids_of(case.model.encoding, text, train=True))

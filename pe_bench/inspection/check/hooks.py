@@ -70,9 +70,11 @@ def overridden(encoding: Composition, hooks: Sequence[str]) -> list[tuple[nn.Mod
 
 
 def returned(case: Case, encoding: Composition, dtype: torch.dtype) -> Iterator[Returned]:
-    """Yield what each hook that the encoding changes returns, in the order in which the decoder calls them."""
+    """Yield what each hook that the encoding changes returns, in the decoder's order."""
     for part in parts_of(encoding):
-        found = _of_layer(part, dtype) if isinstance(part, LayerEncoding) else _of_model(part, encoding, dtype)
+        found = (
+            _of_layer(part, dtype) if isinstance(part, LayerEncoding) else _of_model(part, encoding, dtype)
+        )
         yield from (item for item in found if _changes(part, item.hook))
 
 
@@ -81,7 +83,9 @@ def _of_model(part: nn.Module, encoding: Composition, dtype: torch.dtype) -> Ite
     text, (x, _, _, _) = tokens(2, TOKENS), layer_inputs(TOKENS, dtype)
     for train in (True, False):
         generator = torch.Generator().manual_seed(3)
-        yield Returned(part, "ids", part.ids(text, train=train, generator=generator), ("T", "BT"), exact=False)
+        yield Returned(
+            part, "ids", part.ids(text, train=train, generator=generator), ("T", "BT"), exact=False
+        )
     yield Returned(part, "embed", part.embed(x, ids_of(encoding, text), text), ("BTD",))
 
 
@@ -99,7 +103,9 @@ def _of_layer(part: LayerEncoding, dtype: torch.dtype) -> Iterator[Returned]:
     yield Returned(part, "distance_bias", part.distance_bias(position), ("Hn",), exact=False)
     yield Returned(part, "visible", part.visible(queries, keys), ("QN",))
     later = ~torch.ones(TOKENS, TOKENS).tril().bool()
-    yield Returned(part, "logit_scale", part.logit_scale(queries), ("BHQ1", "HQ1", "Q1", "1", ""), exact=False)
+    yield Returned(
+        part, "logit_scale", part.logit_scale(queries), ("BHQ1", "HQ1", "Q1", "1", ""), exact=False
+    )
     yield Returned(part, "bias", part.bias(queries, keys), ("HQN", "BHQN"), exact=False)
     scores = part.scores(queries, keys, scale)
     yield Returned(part, "scores", scores, ("BHQN",), hidden=later)

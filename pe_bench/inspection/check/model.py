@@ -27,6 +27,7 @@ from pe_bench.inspection.check.hooks import HOOKS
 from pe_bench.model.attention import logits, project, slice_tokens
 from pe_bench.model.decoder import Decoder
 
+
 def causal(case: Case) -> Finding:
     """Check that gradients of outputs by the embeddings of later tokens are exactly zero: no leak."""
     model = case.model
