@@ -5,13 +5,13 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from pe_bench.cli.catalogue import COLUMNS, catalogue
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import aliases, description, names_in
+from pe_bench.config.groups import description, names_in
 from pe_bench.config.keys import keys
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
@@ -108,49 +108,7 @@ def _listing(
 
 
 def _encodings(_: Path) -> Listing:
-    """Build every encoding, since parameters and what it does with long texts follow from its options."""
-    names, modifiers = names_in("encoding"), set(names_in("modifier"))
-    # One configuration with all of them, because Hydra takes 50 ms for each.
-    composed = compose([f"+encoding@catalogue.{name}={name}" for name in names])
-    model = parse_config({key: value for key, value in composed.items() if key != "catalogue"}).model
-    columns = ("encoding", "family", "parameters", "what it is", "past training", "paper", "is")
-    listing = Listing(columns, shown=columns[:4])
-    first_names = aliases()
-    for name in names:
-        config = composed["catalogue"][name]
-        also = sorted(alias for alias, first in first_names.items() if first == name)
-        family, parameters, past_training, paper = _facts(config, model.n_layers)
-        parts = _parts_and_names(name, config, name in modifiers, also)
-        listing.rows.append(
-            (name, family, parameters, description("encoding", name), past_training, paper, parts)
-        )
-    return listing
-
-
-def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
-    """Return family, parameters, what happens past the training length, and the paper."""
-    import torch
-
-    from pe_bench.data.tokenizer import ByteTokenizer
-    from pe_bench.encodings.spec import EncodingSpec
-    from pe_bench.inspection.resolve import parameter_count
-
-    spec = EncodingSpec(config).with_examples()
-    with torch.random.fork_rng(devices=[]):
-        built = spec.build(n_layers, ByteTokenizer().vocabulary)
-    declared = spec.parts[-1].encoding_class
-    return declared.family, parameter_count(built), built.past_training, declared.paper
-
-
-def _parts_and_names(name: str, config: dict[str, Any], is_modifier: bool, also: list[str]) -> str:
-    """Name the parts of an encoding that has some, its use as a modifier, and its other names."""
-    label = "+".join([config["name"], *config.get("modifiers", {})])
-    parts = [
-        label if label != name else "",
-        "also as modifier" if is_modifier else "",
-        f"also called {', '.join(also)}" if also else "",
-    ]
-    return "; ".join(part for part in parts if part)
+    return Listing(COLUMNS, catalogue(), shown=COLUMNS[:4])
 
 
 def _with_family(listing: Listing, family: str) -> Listing:

@@ -3,15 +3,17 @@
 import csv
 import io
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from pe_bench.cli import catalogue as catalogue_module
 from pe_bench.cli.completion import complete_word
 from pe_bench.cli.list import decoder_parameters
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import names_in
+from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.model.decoder import build_decoder
 
@@ -143,6 +145,35 @@ def test_models_are_listed_without_loading_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[0, 0, 0] False"
+
+
+def test_encodings_are_built_once_and_listed_from_the_cache_from_then_on(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "cache"))
+    first = command("list", "encodings", "--csv", "-").out
+    program = (
+        "import sys; from pe_bench.cli.program import run; "
+        "code = run(['list', 'encodings', '--csv', '-']); "
+        "print(code, {'torch', 'hydra'} & {*sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == first and done.stderr == "0 set()\n"
+
+
+def test_encodings_are_counted_anew_when_a_file_of_theirs_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(config_dir(), tmp_path / "configs")
+    monkeypatch.setattr(catalogue_module, "config_dir", lambda: tmp_path / "configs")
+    built = []
+    monkeypatch.setattr(catalogue_module, "_rows", lambda: built.append(["t5", len(built)]) or built[-1:])
+    assert catalogue_module.catalogue() == catalogue_module.catalogue() == [("t5", 0)]
+    (tmp_path / "configs" / "encoding" / "t5.yaml").write_text("buckets: 16\n")
+    assert catalogue_module.catalogue() == [("t5", 1)]
+
+
+def test_encodings_are_listed_where_nothing_can_be_cached(command, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "file"))
+    assert command("list", "encodings").code == 0
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_scores_in_half_precision_say_so(speed):
 def test_without_names_every_encoding_is_meant(folder):
     (folder / "my" / "encoding").mkdir(parents=True)
     (folder / "my" / "encoding" / "root.yaml").write_text("name: root\n", encoding="utf-8")
-    asked = read_request(["threads=1"], False, [str(folder / "my")])
+    asked = read_request(["threads=1"], False, [folder / "my"])
     assert {"nope", "rope", "yarn", "root"} <= set(asked.names) and len(asked.names) > 50
     assert not asked.is_choice, "and that is said"
     chosen = read_request(["rope", "threads=1"], False, [])
