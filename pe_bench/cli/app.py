@@ -7,7 +7,10 @@ import typer
 
 from pe_bench.cli.help import Command, TrainCommand, first_of
 from pe_bench.cli.options import (
+    FAMILIES,
     LISTS,
+    PROTOCOLS,
+    SORTS,
     CacheDir,
     Code,
     ConfigDir,
@@ -28,6 +31,8 @@ from pe_bench.cli.options import (
     Threads,
     With,
     complete,
+    complete_baseline,
+    complete_by,
     complete_encodings,
     complete_runs,
     complete_speed,
@@ -149,7 +154,9 @@ def report(
         list[str] | None,
         typer.Argument(metavar="RUN", help="Only these runs.", autocompletion=complete_runs),
     ] = None,
-    protocol: Annotated[str | None, typer.Option(help="Only this protocol.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="Only this protocol.", autocompletion=first_of(*PROTOCOLS))
+    ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(
@@ -158,13 +165,19 @@ def report(
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(help="Show a line for each value of a key, such as seed or train.lr.")
+        str | None,
+        typer.Option(
+            help="Show a line for each value of a key, such as seed or train.lr.", autocompletion=complete_by
+        ),
     ] = None,
     sort: Annotated[
         str | None,
-        typer.Option(help="Sort by a length, or by name, parameters, tokens_per_second, peak_memory_mb."),
+        typer.Option(help=f"Sort by a length, or by {', '.join(SORTS)}.", autocompletion=first_of(*SORTS)),
     ] = None,
-    baseline: Annotated[str | None, typer.Option(help="The encoding to compare the others with.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The encoding to compare the others with.", autocompletion=complete_baseline),
+    ] = None,
     margin: Annotated[
         float | None, typer.Option(help="A change of up to this many bits per byte holds.")
     ] = None,
@@ -246,7 +259,12 @@ def list_(
             metavar="LIST", help=f"{', '.join(LISTS[:-1])} or {LISTS[-1]}.", autocompletion=first_of(*LISTS)
         ),
     ] = None,
-    family: Annotated[str | None, typer.Option(help="Only encodings of this family.", metavar="NAME")] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            help="Only encodings of this family.", metavar="NAME", autocompletion=first_of(*FAMILIES)
+        ),
+    ] = None,
     papers: Annotated[
         bool,
         typer.Option("--papers", help="Show where encodings are from, and what they do with long texts."),

@@ -3,24 +3,33 @@
 import dataclasses
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from pe_bench.config.checks import NAME
 from pe_bench.config.groups import config_dir
+from pe_bench.config.override import parse_overrides
 from pe_bench.config.overrides import GROUPS
 from pe_bench.config.schema import KEY_OF_FIELD, KEYS, SECTIONS
+from pe_bench.runs.identity import encoding_in
+
+RESULTS = Path("results")
+DEFAULT_ENCODING = "rope"  # of train.yaml
+OPTIONS = re.compile(r"^(?!name:|class:|defaults:)(\w+): (?!\$\{model\.)", re.MULTILINE)
+BASES = re.compile(r"^ +- (\w+)$", re.MULTILINE)  # under `defaults:`
 
 
-def complete_typed(incomplete: str) -> list[str]:
-    """Return what may replace what the shell calls the current word."""
+def complete_typed(incomplete: str, before: Sequence[str] = ()) -> list[str]:
+    """Return what may replace what the shell calls the current word, after the arguments `before`."""
+    chosen = " ".join(before).replace(" = ", "=").split()  # bash breaks `encoding=rope` into three words
     if os.environ.get("_PE_BENCH_COMPLETE") == "complete_bash":
         typed = os.environ.get("COMP_WORDS", "")
         words = typed.split("\n" if "\n" in typed else None)  # as typer's script joins them
-        return complete_in_bash(words, int(os.environ.get("COMP_CWORD", 0)))
-    return complete_word(incomplete)
+        return complete_in_bash(words, int(os.environ.get("COMP_CWORD", 0)), chosen)
+    return complete_word(incomplete, chosen)
 
 
-def complete_in_bash(words: list[str], current: int) -> list[str]:
+def complete_in_bash(words: list[str], current: int, chosen: Sequence[str] = ()) -> list[str]:
     """Complete for bash, which breaks `encoding=ro` into three words and replaces the last one alone."""
     value = words[current] if current < len(words) else ""
     key = ""
@@ -28,18 +37,32 @@ def complete_in_bash(words: list[str], current: int) -> list[str]:
         key, value = f"{words[current - 1]}=", ""
     elif value and words[current - 1] == "=":
         key = f"{words[current - 2]}="
-    return [word.removeprefix(key) for word in complete_word(key + value)]
+    return [word.removeprefix(key) for word in complete_word(key + value, chosen)]
 
 
-def complete_word(incomplete: str) -> list[str]:
-    """Complete `enc` to `encoding=`, `encoding=ro` to `encoding=rope`, `train.le` to `train.length=`."""
+def complete_word(incomplete: str, chosen: Sequence[str] = ()) -> list[str]:
+    """Complete `enc` to `encoding=`, `encoding=ro` to `encoding=rope`, `train.le` to `train.length=`.
+
+    `encoding.` becomes the options of the encodings and modifiers that the overrides `chosen` name.
+    """
     key, equals, value = incomplete.partition("=")
     if equals and key in GROUPS:
         begun = re.split(r"[,\[]", value)[-1]
         start = incomplete.removesuffix(begun)
         names = sorted(path.stem for path in (config_dir() / key).glob("*.yaml"))
         return [f"{start}{name}" for name in names if name.startswith(begun)]
-    return [f"{word}=" for word in _keys() if word.startswith(incomplete)]
+    options = _options_of_chosen(chosen) if incomplete.startswith("encoding.") else []
+    return [f"{word}=" for word in (*_keys(), *options) if word.startswith(incomplete)]
+
+
+def _options_of_chosen(chosen: Sequence[str]) -> list[str]:
+    """Return the keys of the options that the encodings and modifiers of these overrides have."""
+    named = {override.key: override.value or "" for override in parse_overrides(chosen)}
+    encodings = NAME.findall(named.get("encoding", "")) or [DEFAULT_ENCODING]
+    found = [f"encoding.{option}" for name in encodings for option in _options_of("encoding", name)]
+    for name in NAME.findall(named.get("modifier", "")):
+        found += [f"encoding.modifiers.{name}.{option}" for option in _options_of("modifier", name)]
+    return sorted(set(found))
 
 
 def complete_with(incomplete: str) -> list[str]:
@@ -47,28 +70,38 @@ def complete_with(incomplete: str) -> list[str]:
     words, space, begun = incomplete.rpartition(" ")
     if space:
         name = words.split(" ")[0]
-        return [f"{words} {option}=" for option in _options_of(name) if option.startswith(begun)]
+        options = _options_of("modifier", name) or _options_of("encoding", name)
+        return [f"{words} {option}=" for option in options if option.startswith(begun)]
     begun = re.split(r"[,+]", incomplete)[-1]
     start = incomplete.removesuffix(begun)
     names = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
     return [f"{start}{name}" for name in names if name.startswith(begun)]
 
 
-def _options_of(name: str) -> list[str]:
-    """Return the options of an encoding or a modifier, without those that the model decides."""
-    found = []
-    for group in ("modifier", "encoding"):
-        path = config_dir() / group / f"{name}.yaml"
-        if path.is_file() and not found:
-            text = path.read_text(encoding="utf-8")
-            found = re.findall(r"^(\w+): (?!\$\{model\.)", text, re.MULTILINE)
-    return [option for option in found if option not in ("name", "class", "defaults")]
+def _options_of(group: str, name: str) -> list[str]:
+    """Return the options of a file of `group` and of those that it builds on, but for those of the model."""
+    path = config_dir() / group / f"{name}.yaml"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = [option for base in BASES.findall(text) for option in _options_of(group, base)]
+    return list(dict.fromkeys([*found, *OPTIONS.findall(text)]))
 
 
-def complete_run(incomplete: str) -> list[str]:
-    folder = Path("results") / "runs"
-    names = sorted(path.parent.name for path in folder.glob(f"{incomplete}*/config.yaml"))
+def complete_run(incomplete: str, results_dir: Path = RESULTS) -> list[str]:
+    names = sorted(path.parent.name for path in (results_dir / "runs").glob(f"{incomplete}*/config.yaml"))
     return [name for name in names if NAME.fullmatch(name)]  # a shell would read more into others
+
+
+def complete_baseline(incomplete: str, results_dir: Path = RESULTS) -> list[str]:
+    """Return the encodings of the runs that there are."""
+    return sorted({encoding_in(name) for name in complete_run(incomplete, results_dir)})
+
+
+def complete_by(incomplete: str) -> list[str]:
+    """Complete `seed,train.l` to `seed,train.length`."""
+    begun = incomplete.rpartition(",")[2]
+    start = incomplete.removesuffix(begun)
+    keys = ["seed", *(key for key in _keys() if "." in key)]
+    return [f"{start}{key}" for key in keys if key.startswith(begun)]
 
 
 def _keys() -> list[str]:

@@ -15,6 +15,12 @@ def _whole_number(text: str) -> int:
 
 
 LISTS = ("encodings", "modifiers", "models", "data", "tokenizers", "experiments", "keys", "runs")
+FAMILIES = (
+    *("none", "input", "ids", "rotary", "bias", "relative"),
+    *("content", "distance", "mask", "scale", "schedule"),
+)
+PROTOCOLS = ("paired", "nonoverlapping", "sliding")
+SORTS = ("name", "parameters", "tokens_per_second", "peak_memory_mb")
 Count = {"parser": _whole_number, "metavar": "NUMBER"}
 
 
@@ -37,10 +43,10 @@ ResultsDir = Annotated[
 ]
 
 
-def complete(incomplete: str) -> list[str]:
+def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     from pe_bench.cli.completion import complete_typed
 
-    return complete_typed(incomplete)
+    return complete_typed(incomplete, ctx.params.get("overrides") or ctx.params.get("arguments") or [])
 
 
 def complete_encodings(incomplete: str) -> list[str]:
@@ -49,8 +55,8 @@ def complete_encodings(incomplete: str) -> list[str]:
     return [name for name in names_in("encoding") if name.startswith(incomplete)]
 
 
-def complete_speed(incomplete: str) -> list[str]:
-    return [*complete_encodings(incomplete), *(complete(incomplete) if incomplete else [])]
+def complete_speed(ctx: typer.Context, incomplete: str) -> list[str]:
+    return [*complete_encodings(incomplete), *(complete(ctx, incomplete) if incomplete else [])]
 
 
 def _complete_with(incomplete: str) -> list[str]:
@@ -59,10 +65,22 @@ def _complete_with(incomplete: str) -> list[str]:
     return complete_with(incomplete)
 
 
-def complete_runs(incomplete: str) -> list[str]:
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     from pe_bench.cli.completion import complete_run
 
-    return complete_run(incomplete)
+    return complete_run(incomplete, Path(ctx.params["results_dir"]))
+
+
+def complete_baseline(ctx: typer.Context, incomplete: str) -> list[str]:
+    from pe_bench.cli.completion import complete_baseline
+
+    return complete_baseline(incomplete, Path(ctx.params["results_dir"]))
+
+
+def complete_by(incomplete: str) -> list[str]:
+    from pe_bench.cli.completion import complete_by
+
+    return complete_by(incomplete)
 
 
 Runs = Annotated[
@@ -84,7 +102,7 @@ Protocol = Annotated[
     typer.Option(
         metavar="NAME",
         help="paired, nonoverlapping or sliding.",
-        autocompletion=first_of("paired", "nonoverlapping", "sliding"),
+        autocompletion=first_of(*PROTOCOLS),
     ),
 ]
 

@@ -1,7 +1,6 @@
 """Hydra's overrides as they are: order, flags, sweeps, and completion of what is typed."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +11,6 @@ from support.commands import files_in
 
 from pe_bench.cli import train as train_command
 from pe_bench.cli.app import app
-from pe_bench.cli.completion import complete_run, complete_word
 from pe_bench.config.compose import compose, parse_composed
 from pe_bench.config.groups import config_dir
 from pe_bench.config.hydra_main import (
@@ -288,68 +286,3 @@ def test_arguments_from_the_environment_come_before_the_users_own(monkeypatch):
     monkeypatch.setenv(OVERRIDES_VARIABLE, "seed=7 train.lr=1e-4")
     (config,) = seen_by(["seed=8"])
     assert config.seed == 8 and config.train.lr == 1e-4
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("enc", ["encoding="]),
-        ("encoding=kerple_l", ["encoding=kerple_log"]),
-        ("encoding=rope,al", ["encoding=rope,alibi"]),
-        ("train.le", ["train.length="]),
-        ("train.fr", ["train.from="]),
-        ("nothing", []),
-        ("encoding=zzz", []),
-    ],
-)
-def test_completion_offers_keys_and_names(typed, offered):
-    assert complete_word(typed) == offered
-
-
-def completed(shell: str, **environment: str) -> list[str]:
-    """What a shell gets, asked as it asks."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from pe_bench.cli.app import app; app(prog_name='pe-bench')"],
-        env={**os.environ, "_PE_BENCH_COMPLETE": f"complete_{shell}", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "offered"),
-    [
-        (["enc"], ["encoding="]),
-        (["encoding", "=", "no"], ["nope"]),
-        (["-m", "encoding", "=", "rope,al"], ["rope,alibi"]),
-        (["seed", "=", "3", "modifier", "=", "[lo"], ["[logn"]),
-        (["tokenizer", "="], ["bpe", "bytes", "hub"]),
-        (["encoding=no"], ["encoding=nope"]),  # where COMP_WORDBREAKS has no `=`
-    ],
-)
-def test_bash_gets_the_part_behind_its_argument_breaks(arguments, offered):
-    typed = ["pe-bench", "train", *arguments]
-    for separator in ("\n", " "):
-        found = completed("bash", COMP_WORDS=separator.join(typed), COMP_CWORD=str(len(typed) - 1))
-        assert found == offered
-
-
-def test_zsh_and_fish_get_the_whole_argument():
-    typed = "pe-bench train seed=3 encoding=no"
-    assert '"encoding=nope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=typed))
-    fish = {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    assert completed("fish", **fish) == ["encoding=nope"]
-
-
-def test_completion_of_a_modifier_list():
-    assert "modifier=[logn" in complete_word("modifier=[lo")
-
-
-def test_completion_of_runs_names_those_there_are(folder):
-    run = folder / "work" / "results" / "runs" / "rope-s0-1"
-    run.mkdir(parents=True)
-    (run / "config.yaml").touch()
-    assert complete_run("ro") == ["rope-s0-1"] and complete_run("x") == []

@@ -1,0 +1,138 @@
+"""Completion of what is typed: keys, names, options and runs, in every shell."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pe_bench.cli.catalogue import COLUMNS, catalogue
+from pe_bench.cli.completion import complete_by, complete_word
+from pe_bench.cli.options import FAMILIES, PROTOCOLS, SORTS
+from pe_bench.config.schema import Protocol
+from pe_bench.report.tables.ranking import KEYS
+from pe_bench.report.tables.selection import parse_by
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("enc", ["encoding="]),
+        ("encoding=kerple_l", ["encoding=kerple_log"]),
+        ("encoding=rope,al", ["encoding=rope,alibi"]),
+        ("train.le", ["train.length="]),
+        ("train.fr", ["train.from="]),
+        ("nothing", []),
+        ("encoding=zzz", []),
+    ],
+)
+def test_completion_offers_keys_and_names(typed, offered):
+    assert complete_word(typed) == offered
+
+
+def completed(shell: str, **environment: str) -> list[str]:
+    """What a shell gets, asked as it asks."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from pe_bench.cli.app import app; app(prog_name='pe-bench')"],
+        env={**os.environ, "_PE_BENCH_COMPLETE": f"complete_{shell}", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offered"),
+    [
+        (["enc"], ["encoding="]),
+        (["encoding", "=", "no"], ["nope"]),
+        (["-m", "encoding", "=", "rope,al"], ["rope,alibi"]),
+        (["seed", "=", "3", "modifier", "=", "[lo"], ["[logn"]),
+        (["tokenizer", "="], ["bpe", "bytes", "hub"]),
+        (["encoding=no"], ["encoding=nope"]),  # where COMP_WORDBREAKS has no `=`
+    ],
+)
+def test_bash_gets_the_part_behind_its_argument_breaks(arguments, offered):
+    typed = ["pe-bench", "train", *arguments]
+    for separator in ("\n", " "):
+        found = completed("bash", COMP_WORDS=separator.join(typed), COMP_CWORD=str(len(typed) - 1))
+        assert found == offered
+
+
+def test_zsh_and_fish_get_the_whole_argument():
+    typed = "pe-bench train seed=3 encoding=no"
+    assert '"encoding=nope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=typed))
+    fish = {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert completed("fish", **fish) == ["encoding=nope"]
+
+
+def test_completion_of_a_modifier_list():
+    assert "modifier=[logn" in complete_word("modifier=[lo")
+
+
+ROPE = ["encoding.base=", "encoding.form=", "encoding.layout="]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "typed", "offered"),
+    [
+        ([], "encoding.", ROPE),
+        (["encoding=rope"], "encoding.", ROPE),
+        (["encoding=t5"], "encoding.", ["encoding.buckets=", "encoding.max_distance="]),
+        (["encoding=t5,rope"], "encoding.b", ["encoding.base=", "encoding.buckets="]),
+        (["encoding=logn"], "encoding.", ROPE),  # which is rope with a modifier
+        (["encoding=t5", "modifier=[logn]"], "encoding.mod", ["encoding.modifiers.logn.train_length="]),
+    ],
+)
+def test_after_an_encoding_its_options_are_offered(chosen, typed, offered):
+    assert complete_word(typed, chosen) == offered
+
+
+def test_shells_offer_the_options_of_the_encoding_that_was_typed():
+    typed = ["pe-bench", "train", "encoding", "=", "t5", "seed", "=", "3", "encoding.b"]
+    assert completed("bash", COMP_WORDS="\n".join(typed), COMP_CWORD="8") == ["encoding.buckets="]
+    fish = {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    typed = "pe-bench train encoding=t5 encoding.b"
+    assert completed("fish", _TYPER_COMPLETE_ARGS=typed, **fish) == ["encoding.buckets="]
+
+
+def test_runs_and_baselines_are_those_of_the_folder_of_results(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for results, names in (("results", ["rope-s0-1"]), ("elsewhere", ["alibi-s0-1", "alibi-s1-2"])):
+        for name in names:
+            (tmp_path / results / "runs" / name).mkdir(parents=True)
+            (tmp_path / results / "runs" / name / "config.yaml").touch()
+    for typed, offered in [
+        ("report ", ["rope-s0-1"]),
+        ("eval r", ["rope-s0-1"]),
+        ("eval x", []),
+        ("report --results-dir elsewhere a", ["alibi-s0-1", "alibi-s1-2"]),
+        ("report --baseline ", ["rope"]),
+        ("report --results-dir elsewhere --baseline a", ["alibi"]),
+    ]:
+        shell = {"_TYPER_COMPLETE_ARGS": f"pe-bench {typed}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        assert completed("fish", **shell) == offered, typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("report --sort p", ["parameters", "peak_memory_mb"]),
+        ("report --by seed,train.le", ["seed,train.length"]),
+        ("report --protocol s", ["sliding"]),
+        ("list encodings --family ro", ["rotary"]),
+    ],
+)
+def test_values_of_options_are_offered(typed, offered):
+    shell = {"_TYPER_COMPLETE_ARGS": f"pe-bench {typed}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert completed("fish", **shell) == offered
+
+
+def test_what_is_offered_is_what_the_command_takes():
+    assert set(SORTS) == set(KEYS) and get_args(Protocol) == PROTOCOLS
+    assert set(FAMILIES) == {row[COLUMNS.index("family")] for row in catalogue()}
+    assert all(parse_by(key) == (key,) for key in complete_by(""))
