@@ -137,7 +137,7 @@ def eval(  # noqa: A001  (the command's name)
     changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
     changes |= {"controls": controls, "per_position": per_position or None, "precision": precision}
     machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
-    request = read_with(with_ or [], config_dir or [], force)
+    request = read_with(with_ or [], config_dir or [], force, has_code=bool(code))
     score_runs(runs or [], lengths, changes, machine, code or [], results_dir, data_path, request)
 
 

@@ -9,9 +9,9 @@ from pe_bench.config.checks import READ_WITH, unused_keys
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config, parse_lengths, to_plain, without_none
 from pe_bench.config.schema import Config
-from pe_bench.errors import UserError
+from pe_bench.errors import RunError, UserError
 from pe_bench.experiment.prepare import trusted
-from pe_bench.experiment.score import score_run
+from pe_bench.experiment.score import describe_failures, score_run
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, newest_run
 from pe_bench.scoring.other_encodings import WithOption, find_others
@@ -41,10 +41,17 @@ def score_runs(
     runs = [find_run(name, results_dir) for name in names] or [newest_run(results_dir)]
     if not names:
         say(f"the newest finished run: {runs[0]}")
-    configs = [trusted(_changed(read_config(run), changes, machine, data_path), code) for run in runs]
+    asked = [_changed(read_config(run), changes, machine, data_path) for run in runs]
+    configs = [trusted(config, code, may_differ=request.force) for config in asked]
     others = [find_others(request, run.name, config) for run, config in zip(runs, configs, strict=True)]
+    failures = []
     for run, config, found in zip(runs, configs, others, strict=True):
-        print_run(score_run(run, config, results_dir, found), run, config.report.margin)
+        rows = score_run(run, config, results_dir, found)
+        print_run(rows, run, config.report.margin)
+        failures += filter(None, [describe_failures(rows)])
+    if failures:
+        more = f" (and {len(failures) - 1} more runs)" if len(failures) > 1 else ""
+        raise RunError(f"{failures[0]}{more}")
 
 
 def _changed(

@@ -161,7 +161,8 @@ With = Annotated[
 ]
 
 Force = Annotated[
-    bool, typer.Option("--force", help="Score under incompatible encodings too, and label the rows.")
+    bool,
+    typer.Option("--force", help="Score under incompatible encodings, or changed code, and label the rows."),
 ]
 
 ConfigDir = Annotated[

@@ -51,11 +51,14 @@ def run_train(command: HydraCommand) -> None:
 def _train_one(overrides: Sequence[str], config: Config) -> None:
     from pe_bench.cli.report import print_run
     from pe_bench.experiment.run import run_experiment
+    from pe_bench.experiment.score import describe_failures
 
     refuse_unused([config], overrides)
     check_folder(config.results_dir, "results_dir")
     run, rows = run_experiment(config)
     print_run(rows, run, config.report.margin)
+    if failure := describe_failures(rows):
+        raise RunError(failure)
 
 
 def _train_many(command: HydraCommand) -> None:

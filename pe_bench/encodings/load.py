@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
 from pe_bench.encodings.base import Claim, LayerEncoding, PositionalEncoding
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, first_line
 from pe_bench.values import unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
@@ -95,15 +96,29 @@ def _load_file(path: Path, content: bytes) -> ModuleType:
         exec(compile(content, str(path), "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
-        raise UserError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
+        raise UserError(f"{_line_of(error, path)}: {type(error).__name__}: {_text_of(error)}") from error
     return module
+
+
+def _line_of(error: Exception, path: Path) -> str:
+    """Return the line of a file at which loading it failed, as FILE:LINE."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines.append(error.lineno)
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def _text_of(error: Exception) -> str:
+    return error.msg if isinstance(error, SyntaxError) else first_line(error)
 
 
 def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"the encoding's module {name} could not be imported: {error}") from error
+    except Exception as error:
+        reason = error if isinstance(error, ImportError) else f"{type(error).__name__}: {_text_of(error)}"
+        raise UserError(f"the encoding's module {name} could not be imported: {reason}") from error
 
 
 def _entry_point(name: str) -> Any:

@@ -166,11 +166,11 @@ class EncodingSpec:
 
         return self._changed(hashed)
 
-    def with_trusted_code(self, files: Sequence[Path]) -> "EncodingSpec":
+    def with_trusted_code(self, files: Sequence[Path], *, may_differ: bool = False) -> "EncodingSpec":
         """Return the same with its outside classes taken from `files`, which the user named.
 
         Raises `UserError` where a class is not pe-bench's own and no file has its hash: nothing that a
-        run directory names is ever imported.
+        run directory names is ever imported. A file that `may_differ` only has the name of the class's.
         """
         hashes = {digest(path.read_bytes()): path for path in files}
 
@@ -178,15 +178,20 @@ class EncodingSpec:
             specification, wanted = str(part.values["class"]), part.values.get("code_sha256")
             if part.is_built_in:
                 return dict(part.values)
-            if wanted not in hashes:
+            location, _, name = specification.rpartition(":")
+            changed = [path for path in files if may_differ and path.name == Path(location).name]
+            if wanted not in hashes and not changed:
                 given = ", ".join(f"{path} has {found}" for found, path in hashes.items())
-                as_it_was = "give the file as it was when the run was trained"
+                as_it_was = (
+                    "give the file as it was when the run was trained (--force scores the weights under a "
+                    f"changed {Path(location).name} and labels the rows)"
+                )
                 way = as_it_was if given else "name its file with --code FILE.py"
                 raise UserError(
                     f"this run's encoding is code from outside pe-bench, {specification} with hash {wanted}"
                     f"{'; ' if given else ''}{given}: {way}, if you trust it"
                 )
-            return {**part.values, "class": f"{hashes[wanted]}:{specification.rpartition(':')[2]}"}
+            return {**part.values, "class": f"{hashes[wanted] if wanted in hashes else changed[0]}:{name}"}
 
         return self._changed(trusted)
 

@@ -56,9 +56,13 @@ def prepare_job(config: Config) -> Job:
     return replace(job, source=found)
 
 
-def trusted(config: Config, code: Sequence[Path]) -> Config:
-    """Return a run's configuration with no class from outside but those in files that the user named."""
-    return replace(config, encoding=EncodingSpec(config.encoding).with_trusted_code(code).values)
+def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
+    """Return a run's configuration with no class from outside but those in files that the user named.
+
+    may_differ: the files may have changed after the training.
+    """
+    encoding = EncodingSpec(config.encoding).with_trusted_code(code, may_differ=may_differ)
+    return replace(config, encoding=encoding.values)
 
 
 def build_job(config: Config) -> Job:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pe_bench.config.schema import Config
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError
 from pe_bench.experiment.prepare import Job, build_job
 from pe_bench.experiment.progress import ScoringProgress
@@ -18,7 +19,7 @@ from pe_bench.runs.commands import record_command
 from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import Row
-from pe_bench.scoring.evaluate import TrainedModel, evaluate
+from pe_bench.scoring.evaluate import TrainedModel, evaluate, scored_rows
 from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import count_parts, shortages
 from pe_bench.scoring.protocols import Plan
@@ -58,9 +59,13 @@ def score_run(
             "repeat the command that trained the run"
         )
     _warn_of_other_data(job, result)
+    scored_with = setup.label
+    if EncodingSpec(config.encoding).identity() != EncodingSpec(setup.config.encoding).identity():
+        # Another version of its code: the weights are of the one, the scores of the other.
+        job = replace(job, setup=replace(setup, label=str(result.get("encoding", scored_with))))
     with locked(run):
         remove_leftovers(run)
-        rows = score_encodings(job, trained, others)
+        rows = score_encodings(job, trained, others, scored_with=scored_with)
     if run.resolve().parent == runs_folder(results_dir).resolve():
         gather_and_warn(results_dir)
     return rows
@@ -71,9 +76,15 @@ def score_encodings(
     trained: Checkpoint,
     others: Sequence[OtherEncoding] = (),
     bars: Bars = progress_bar,
+    *,
+    scored_with: str | None = None,
 ) -> list[Row]:
-    """Return the rows of the trained encoding, then those of the others, at the same lengths and targets."""
+    """Return the rows of the trained encoding, then those of the others, at the same lengths and targets.
+
+    scored_with: the label of the encoding in the job's model, where its code was changed after the training.
+    """
     setup = job.setup
+    scored_with = scored_with or setup.label
     record_command(setup.run)
     load_weights(trained, job.model)
     _refuse_learned_lookahead(job)
@@ -81,11 +92,13 @@ def score_encodings(
     models = [_with_encoding(other, job) for other in others]
     speed = trained.meta.step * setup.config.train.batch_tokens / trained.meta.train_seconds
     # This moves what all models share to the device.
-    own = TrainedModel(setup, job.data, job.model.to(setup.device).eval(), setup.label, speed)
+    own = TrainedModel(setup, job.data, job.model.to(setup.device).eval(), scored_with, speed)
+    is_changed = scored_with != setup.label
     for model in models:
         model.encoding.to(setup.device)
     report_shortages(job)
-    rows = _rows(own, job.plans, bars)
+    rows = scored_rows(setup, job.plans) if is_changed else []
+    rows += _rows(replace(own, forced=is_changed), job.plans, bars)
     for model, other in zip(models, others, strict=True):
         rows += _rows(
             replace(own, model=model, scored_with=other.label, forced=other.forced), job.plans, bars
@@ -101,6 +114,19 @@ def _refuse_learned_lookahead(job: Job) -> None:
         refuse_lookahead(job.model, config.train.length, name, "with its trained weights")
     except UserError as error:
         raise RunError(str(error)) from error
+
+
+def describe_failures(rows: Sequence[Row]) -> str:
+    """Return where a user's own code failed while these rows were scored, and the way out; or nothing."""
+    failed = sorted((row for row in rows if row.status == "failed"), key=lambda row: row.length)
+    if not failed:
+        return ""
+    lengths = ", ".join(str(length) for length in dict.fromkeys(row.length for row in failed))
+    return (
+        f"{failed[0].scored_with} could not be scored at {lengths}: {failed[0].reason}: mend it, or raise "
+        "LengthError where the encoding is undefined; then score the same weights with "
+        f"`pe-bench eval {failed[0].run} --code FILE --force`"
+    )
 
 
 def report_shortages(job: Job) -> None:

@@ -9,15 +9,17 @@ from types import ModuleType
 
 from torch import nn
 
-from pe_bench.encodings import LengthError
+from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import OUTSIDE_MODULE
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system.memory import is_out_of_memory
 
 
 @contextmanager
-def user_code_errors(*encodings: nn.Module) -> Iterator[None]:
-    """Raise a `UserError` of one line for errors in users' code, and let all other errors pass.
+def user_code_errors(
+    *encodings: nn.Module, kind: type[UserError] | type[RunError] = UserError
+) -> Iterator[None]:
+    """Raise an error of one line, of this kind, for errors in users' code, and let all other errors pass.
 
     Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned.
     """
@@ -26,24 +28,31 @@ def user_code_errors(*encodings: nn.Module) -> Iterator[None]:
     except (LengthError, UserError):
         raise
     except Exception as error:
-        description = describe_user_code_error(error) or _describe_bad_values(error, encodings)
+        description = describe_user_code_error(error, *encodings)
         if description is None or is_out_of_memory(error):
             raise
-        raise UserError(description) from error
+        raise kind(description) from error
 
 
-def describe_user_code_error(error: Exception) -> str | None:
-    """Return `FILE:LINE: AttributeError: ...` for an error in a user's code, None for any other."""
-    where = user_code_line(error)
-    return where and f"{where}: {type(error).__name__}: {first_line(error)}"
+def describe_user_code_error(error: Exception, *encodings: nn.Module) -> str | None:
+    """Return `FILE:LINE: AttributeError: ...` for an error in a user's code, None for any other.
+
+    Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned.
+    """
+    where = user_code_line(error, *encodings)
+    if where is None:
+        return _describe_bad_values(error, encodings)
+    return f"{where}: {type(error).__name__}: {first_line(error)}"
 
 
-def user_code_line(error: Exception) -> str | None:
+def user_code_line(error: Exception, *encodings: nn.Module) -> str | None:
     """Return the innermost line of users' code in the traceback, or else the function that the error names.
 
-    A function called with the wrong arguments is never entered: no line of it is in the traceback.
+    Users' code is what was loaded from a file, and the modules of those of `encodings` that are not
+    pe-bench's. A function called with the wrong arguments is never entered: none of its lines is there.
     """
-    modules = [module for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
+    files = [module for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
+    modules = [*files, *_users_modules(encodings)]
     names = {module.__file__ for module in modules}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in names:
@@ -53,9 +62,17 @@ def user_code_line(error: Exception) -> str | None:
 
 
 def _describe_bad_values(error: Exception, encodings: Sequence[nn.Module]) -> str | None:
-    modules = (type(part).__module__ for encoding in encodings for part in encoding.modules())
-    file = next((sys.modules[name].__file__ for name in modules if name.startswith(OUTSIDE_MODULE)), None)
+    if isinstance(error, (UserError, RunError, OSError)):
+        return None
+    file = next((module.__file__ for module in _users_modules(encodings)), None)
     return file and f"{file}: what a hook returns cannot be used: {type(error).__name__}: {first_line(error)}"
+
+
+def _users_modules(encodings: Sequence[nn.Module]) -> list[ModuleType]:
+    """Return the modules of the classes of encodings that are not pe-bench's own."""
+    parts = [type(part) for encoding in encodings for part in encoding.modules()]
+    names = [part.__module__ for part in parts if issubclass(part, (LayerEncoding, PositionalEncoding))]
+    return [sys.modules[name] for name in dict.fromkeys(names) if name.partition(".")[0] != "pe_bench"]
 
 
 def _find_named_function(error: Exception, module: ModuleType) -> str | None:

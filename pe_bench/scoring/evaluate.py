@@ -21,6 +21,8 @@ from pe_bench.scoring.protocols import (
 from pe_bench.scoring.scorer import Scored, Scorer, Unscored, Watcher
 from pe_bench.system.versions import device_name, git_commit, package_version, today
 
+TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -38,7 +40,7 @@ def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: Watcher) -> li
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
     After each length its scores and its row are on the disk. A length that the encoding cannot
-    reach is a row with its status and reason, and the others go on.
+    reach, or at which a user's own code fails, is a row with its status and reason, and the others go on.
     """
     setup = trained.setup
     path = setup.run / "eval.csv"
@@ -62,10 +64,15 @@ def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: Watcher) -> li
 
 def kept_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row] | None:
     """Return the rows of a run's own encoding where all plans are scored already: they need no weights."""
+    rows = scored_rows(setup, plans)
+    return rows if len(rows) == len(plans) else None
+
+
+def scored_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row]:
+    """Return the rows of a run's own encoding for the plans that are scored already."""
     kept = {row.key: row for row in read_rows(setup.run / "eval.csv")}
-    keys = [_key(setup, plan) for plan in plans]
-    is_whole = all(_is_scored(setup.run, kept.get(key)) for key in keys)
-    return [kept[key] for key in keys] if is_whole else None
+    found = [kept.get(_key(setup, plan)) for plan in plans]
+    return [row for row in found if row is not None and _is_scored(setup.run, row)]
 
 
 def _key(setup: Setup, plan: Plan) -> tuple[str, ...]:
@@ -76,7 +83,7 @@ def _key(setup: Setup, plan: Plan) -> tuple[str, ...]:
 
 def _is_scored(run: Path, row: Row | None) -> bool:
     """Return whether there is a row to keep: a lost or damaged file of scores is made again."""
-    if row is None or row.status == "out_of_memory":
+    if row is None or row.status in TRIED_AGAIN:
         return False
     if row.status != "ok":
         return True

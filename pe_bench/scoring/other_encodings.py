@@ -54,10 +54,13 @@ class OtherEncoding:
     forced: bool  # although it is not compatible with what was trained
 
 
-def read_with(texts: Sequence[str], search: Sequence[Path] = (), force: bool = False) -> WithOption:
-    """Read `eval --with`, `--config-dir` and `--force`. Raises `UserError`."""
+def read_with(
+    texts: Sequence[str], search: Sequence[Path] = (), force: bool = False, *, has_code: bool = False
+) -> WithOption:
+    """Read `eval --with`, `--config-dir` and `--force`, which `--code` takes too. Raises `UserError`."""
     require(bool(texts) or not search, "--config-dir is for the encodings of --with: name one")
-    require(bool(texts) or not force, "--force is for the encodings of --with: name one")
+    is_of_use = bool(texts) or has_code
+    require(is_of_use or not force, "--force is for the encodings of --with and for --code: name one")
     return WithOption(tuple(read_requested(texts, search)), tuple(search), force)
 
 

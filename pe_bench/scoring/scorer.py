@@ -15,10 +15,11 @@ import torch
 from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import Split
 from pe_bench.encodings import LengthError
-from pe_bench.errors import first_line
+from pe_bench.errors import RunError, first_line
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
+from pe_bench.model.user_code import describe_user_code_error
 from pe_bench.runs.rows import POSITIONS
 from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.denormals import flush_denormals
@@ -83,10 +84,18 @@ class Scorer:
             return self.score(plan)
         except LengthError as error:
             return Unscored("undefined", str(error))
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+        except Exception as error:
+            if is_out_of_memory(error):
+                return Unscored("out_of_memory", first_line(error))
+            description = describe_user_code_error(error, self.model.encoding)
+            if description is None:
                 raise
-            return Unscored("out_of_memory", first_line(error))
+            if isinstance(error, torch.AcceleratorError):
+                raise RunError(
+                    f"{description}: after such an error the GPU computes nothing more in this process, and "
+                    "the line may be a later one: score on the CPU (device=cpu, or eval --device cpu)"
+                ) from error
+            return Unscored("failed", description)
 
     def score(self, plan: Plan) -> Scored:
         """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""

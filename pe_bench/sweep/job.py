@@ -158,12 +158,18 @@ def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     from pe_bench.config.checks import check_folder
     from pe_bench.experiment.prepare import prepare_job
     from pe_bench.experiment.run import run_checked
+    from pe_bench.experiment.score import describe_failures
 
     check_folder(config.results_dir, "results_dir")
     job = prepare_job(config)
     hashes = sorted({plan.target_hash for plan in job.plans})
     progress.change(run=str(job.setup.run), margin=config.report.margin, target_hashes=hashes)
-    run_checked(job, progress.bar, waits=lambda why: progress.change(at_once=True, has_begun=True, text=why))
+    rows = run_checked(
+        job, progress.bar, waits=lambda why: progress.change(at_once=True, has_begun=True, text=why)
+    )
+    progress.change(has_rows=True)
+    if failure := describe_failures(rows):
+        return {"state": FAILED, "reason": failure}
     return {"state": DONE if progress.has_worked else SKIPPED}
 
 

@@ -21,6 +21,7 @@ class JobState:
     state: str = RUNNING
     run: str | None = None  # its directory, once it is known
     reason: str = ""  # why it failed
+    has_rows: bool = False  # it was scored; a job that failed at some lengths was too
     text: str = ""  # step, loss, tokens per second, time left; or what is being scored
     has_begun: bool = False  # to train, to score, or to wait for another process: more than its checks
     share: float = 0.0  # of its training, or of its scoring, that is done

@@ -39,14 +39,14 @@ class Summary:
 
     @property
     def tables(self) -> list[SweepTable]:
-        """Return one table for all finished jobs, or one for each way in which some run was scored.
+        """Return one table for all scored jobs, or one for each way in which some run was scored.
 
         A table has room for one set of targets at a length, and for one margin.
         """
-        finished = [state for state in self._in(DONE, SKIPPED) if state.run is not None]
-        groups = _conflict_free_groups(finished)
-        jobs = [[state for state in finished if _scoring_of(state) in group] for group in groups]
-        return [_table_of(own, [state for state in finished if state not in own]) for own in jobs]
+        scored = [state for state in self.states if state.has_rows]
+        groups = _conflict_free_groups(scored)
+        jobs = [[state for state in scored if _scoring_of(state) in group] for group in groups]
+        return [_table_of(own, [state for state in scored if state not in own]) for own in jobs]
 
     @property
     def is_done(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from pe_bench.config.schema import Config
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
+from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
+from pe_bench.model.user_code import user_code_errors
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
 from pe_bench.training.optimizer import Optimizers, learning_rate
@@ -69,7 +72,8 @@ class Trainer:
         """Add the gradient of one part of the batch; its share of the batch's mean loss."""
         nll = self._nll(windows, ids)
         loss = nll.sum() / (self.config.train.batch * self.config.train.length)
-        loss.backward()
+        with self._encoding_errors():
+            loss.backward()
         return loss.item()
 
     @torch.no_grad()
@@ -96,13 +100,19 @@ class Trainer:
 
     def _ids(self, tokens_BT: Tensor, seed: int, *, train: bool) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        return self.model.encoding.ids(tokens_BT.to(self.device), train=train, generator=generator)
+        with self._encoding_errors():
+            return self.model.encoding.ids(tokens_BT.to(self.device), train=train, generator=generator)
 
     def _nll(self, windows: Tensor, ids: Tensor) -> Tensor:
         tokens_BT, targets_BT = windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+        autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        with self._encoding_errors(), autocast:
             hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
             return token_nll(hidden_BTD.flatten(0, 1), self.model.output_weight, targets_BT.flatten())
+
+    def _encoding_errors(self) -> AbstractContextManager[None]:
+        """Turn errors of a user's own encoding into a `RunError` of one line."""
+        return user_code_errors(self.model.encoding, kind=RunError)
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
         if not math.isfinite(loss) or not math.isfinite(norm):

@@ -118,7 +118,7 @@ def test_a_wrong_class_is_one_line(train, folder, own, change, message):
 def test_code_that_does_not_load_is_named_with_its_error(train, folder, own):
     (own / "encoding" / "mine.py").write_text("import torch\n1 / 0\n")
     outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2 and "mine.py could not be loaded: ZeroDivisionError" in outcome.line
+    assert outcome.code == 2 and "mine.py:2: ZeroDivisionError" in outcome.line
 
 
 def test_an_installed_encoding_is_found_by_its_entry_point(train, monkeypatch, own):

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.randomized import Randomized, ScoredWith
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.encodings.rope_pi import RopePI
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, first_line
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_path
@@ -327,13 +328,38 @@ def test_a_length_that_runs_out_of_memory_says_so_and_is_tried_again(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
-def test_an_unexpected_error_is_not_recorded_as_a_result(tmp_path: Path, error: Exception) -> None:
-    hungry = Hungry()
-    trained = trained_model(tmp_path / "run", hungry)
-    hungry.error = error
+def test_an_unexpected_error_is_not_recorded_as_a_result(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a fault of pe-bench's own code, where one of a user's would be a row."""
+
+    def fail_from_12_on(self: NoPE, q: Tensor, k: Tensor, *positions: Tensor) -> tuple[Tensor, Tensor]:
+        if k.shape[-2] >= 12:
+            raise error
+        return q, k
+
+    monkeypatch.setattr(NoPE, "transform", fail_from_12_on)
+    trained = trained_model(tmp_path / "run", NoPE())
     with pytest.raises(type(error)):
         scored(trained)
     assert [row.length for row in read_rows(trained.setup.run / "eval.csv")] == [8], "what was scored is kept"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
+def test_a_length_at_which_an_encoding_from_outside_fails_says_so_and_is_tried_again(
+    tmp_path: Path, error: Exception
+) -> None:
+    hungry = Hungry()  # of this test suite: nothing of pe-bench's own
+    trained = trained_model(tmp_path / "run", hungry)
+    hungry.error = error
+    rows = scored(trained)
+    assert [row.status for row in rows] == ["ok", "failed", "failed"]
+    assert all(row.reason.endswith(f"{type(error).__name__}: {first_line(error)}") for row in rows[1:])
+    assert rows[1].reason.startswith(f"{Path(str(sys.modules[Hungry.__module__].__file__))}:")
+    hungry.error = None
+    again = scored(trained)
+    assert [(row.status, row.reason) for row in again] == [("ok", "")] * 3
+    assert again[0] == rows[0]
 
 
 class Wasteful(NoPE):

@@ -339,11 +339,13 @@ def test_a_mistake_is_one_line(begin, evaluate, folder, spec, line):
     assert hashes(folder / "results") == before
 
 
-@pytest.mark.parametrize("arguments", [["--force"], ["--config-dir", "."]])
-def test_an_option_that_nothing_would_read_is_refused(begin, evaluate, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "more"), [(["--force"], " and for --code"), (["--config-dir", "."], "")]
+)
+def test_an_option_that_nothing_would_read_is_refused(begin, evaluate, arguments, more):
     begin("encoding=rope")
     outcome = evaluate(*arguments)
-    assert outcome.code == 2 and "is for the encodings of --with: name one" in outcome.line
+    assert outcome.code == 2 and f"{arguments[0]} is for the encodings of --with{more}: name" in outcome.line
 
 
 def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, folder):

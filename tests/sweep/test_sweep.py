@@ -509,7 +509,14 @@ def scored(*jobs: tuple[str, str, str], margin: float = 0.01) -> list[JobState]:
     """Return finished jobs, each from its label, its run and a letter for each set of targets."""
     return [
         JobState(
-            number, label, "", DONE, run=f"results/runs/{run}", target_hashes=list(targets), margin=margin
+            number,
+            label,
+            "",
+            DONE,
+            run=f"results/runs/{run}",
+            has_rows=True,
+            target_hashes=list(targets),
+            margin=margin,
         )
         for number, (label, run, targets) in enumerate(jobs)
     ]

@@ -45,7 +45,7 @@ def make_notes(
         ),
         *_details(_more_seeds(lines, train_length, margin)),
         *_caveats(_few_documents(lines), unequal_lengths),
-        *_statuses(plain),
+        *_statuses(rows),
         *_missing(lines, train_length),
         *_missing_baseline(lines, train_length),
         *_details(_unjudged(lines), _windows(lines, rows)),
@@ -183,16 +183,27 @@ def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
 def _statuses(rows: Sequence[Row]) -> Iterator[Note]:
     """Yield one for an encoding and a status: all lengths, and the reason at the shortest of them.
 
-    A length out of an encoding's reach is what the table shows; other statuses are not the encoding's.
+    A length out of an encoding's reach is what the table shows; other statuses are not the encoding's. A
+    control has one where its code failed though that of the length did not.
     """
     missing: dict[tuple[str, str], dict[int, str]] = {}
+    failed = {
+        (row.run, row.scored_with, row.length) for row in rows if row.control == "none" and _failed(row)
+    }
     for row in rows:
+        label = label_of(row) if row.control == "none" else f"{label_of(row)}, {row.control} control,"
+        if row.control != "none" and (not _failed(row) or (row.run, row.scored_with, row.length) in failed):
+            continue
         if not has_number(row):
             status = "undefined" if row.status == "ok" else row.status.replace("_", " ")
-            missing.setdefault((label_of(row), status), {})[row.length] = row.reason
+            missing.setdefault((label, status), {})[row.length] = row.reason
     for (label, status), reasons in missing.items():
         reason = reasons[min(reasons)] or "no reason is given"
         yield Note(f"{status}: {label} at {_numbers(reasons)}: {reason}", is_caveat=status != "undefined")
+
+
+def _failed(row: Row) -> bool:
+    return row.status == "failed"
 
 
 def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:

@@ -1,0 +1,237 @@
+"""Errors of a user's own encoding: before training, in training, and at one length of scoring."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.commands import Command, Outcome, only_run
+
+HEAD = """import torch
+from pe_bench.encodings import LayerEncoding, PositionalEncoding
+
+
+class Mine(LayerEncoding):
+    def __init__(self, n_heads: int, size: int = 16):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(n_heads, size))
+
+"""
+# A table of its own size, the commonest slip.
+TABLE = """    def distance_bias(self, distance):
+        return self.table[:, distance.long()]
+"""
+MENDED = TABLE.replace("distance.long()", "distance.long().clamp(max=15)")
+# Shapes that pe-bench's code cannot use, past the training length alone.
+SHAPES = """    def distance_bias(self, distance):
+        return self.table[:, :16].repeat(1, 2)[:, : len(distance)]
+"""
+ADDED = """    def bias(self, queries, keys):
+        if keys.x.shape[-2] > 16:
+            raise {error}
+        return self.table[:, :1, None] * torch.ones(queries.x.shape[-2], keys.x.shape[-2])
+"""
+IN_STEP = """    def distance_bias(self, distance):
+        if torch.is_grad_enabled():
+            raise KeyError('only here')
+        return self.table[:, distance.long()]
+"""
+IN_BACKWARD = """    def distance_bias(self, distance):
+        found = self.table[:, distance.long()]
+        if found.requires_grad:
+            found.register_hook(self.fail)
+        return found
+
+    def fail(self, gradient):
+        raise KeyError('only here')
+"""
+IN_VALIDATION = """    trained = False
+
+    def distance_bias(self, distance):
+        if self.trained and not torch.is_grad_enabled():
+            raise KeyError('only here')
+        self.trained = self.trained or torch.is_grad_enabled()
+        return self.table[:, distance.long()]
+"""
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(folder: Path) -> Write:
+    """Return a function that writes mine/encoding/mine.py with these hooks, and returns its path."""
+    directory = folder / "mine" / "encoding"
+    directory.mkdir(parents=True)
+    (directory / "mine.yaml").write_text("name: mine\nclass: mine.py:Mine\nn_heads: ${model.n_heads}\n")
+
+    def write_hooks(hooks: str, head: str = HEAD) -> Path:
+        (directory / "mine.py").write_text(head + hooks)
+        return directory / "mine.py"
+
+    return write_hooks
+
+
+@pytest.fixture
+def train_mine(train: Command, folder: Path) -> Command:
+    return lambda *arguments: train("--config-dir", str(folder / "mine"), "encoding=mine", *arguments)
+
+
+@pytest.fixture
+def evaluate(command: Command, folder: Path) -> Command:
+    return lambda *arguments: command("eval", "--results-dir", str(folder / "results"), *arguments)
+
+
+def rows_of(run: Path) -> list[dict[str, str]]:
+    with (run / "eval.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def statuses(run: Path) -> dict[tuple[str, int], str]:
+    return {(row["control"], int(row["length"])): row["status"] for row in rows_of(run)}
+
+
+def line_of(file: Path, text: str) -> str:
+    number = next(n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
+    return f"{file}:{number}"
+
+
+def test_a_length_at_which_the_code_fails_is_a_row_with_its_line_and_the_others_go_on(
+    train_mine: Command, write: Write, folder: Path, command: Command
+) -> None:
+    file = write(TABLE)
+    outcome = train_mine("eval.lengths=[16,24,32]", "eval.controls=all")
+    where = line_of(file, "distance.long()")
+    assert outcome.code == 1 and "Traceback" not in outcome.err
+    assert f"could not be scored at 24, 32: {where}: IndexError: index 16 is out of bounds" in outcome.line
+    assert "raise LengthError" in outcome.line
+    run = only_run(folder)
+    found = statuses(run)
+    assert found["none", 16] == "ok"
+    assert {status for key, status in found.items() if key != ("none", 16)} == {"failed"}
+    assert ("window", 32) in found and ("swap", 32) in found
+    assert all(row["reason"].startswith(where) for row in rows_of(run) if row["status"] == "failed")
+    assert (run / "result.json").exists(), "it is trained and scored as far as it can be"
+    report = ("report", "--results-dir", str(folder / "results"))
+    assert "failed: mine@" in outcome.out and where in "".join(outcome.out.split())
+    assert "failed" in command(*report, "--details").out
+    assert f"failed,{where}" in command(*report, "--csv", "-").out
+    command(*report, "--html", str(folder / "page.html"))
+    assert ">failed<" in (folder / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("hooks", "reason"),
+    [
+        (SHAPES, "what a hook returns cannot be used: RuntimeError"),
+        (ADDED.format(error="ValueError('not beyond')"), ": ValueError: not beyond"),
+        (ADDED.format(error="OSError(2, 'gone', 'table.npy')"), ": FileNotFoundError: table.npy: gone"),
+    ],
+    ids=["shapes", "its own error", "a file of its own"],
+)
+def test_every_kind_of_error_at_one_length_is_a_row(
+    train_mine: Command, write: Write, folder: Path, hooks: str, reason: str
+) -> None:
+    write(hooks)
+    outcome = train_mine("eval.lengths=[16,64]")
+    assert outcome.code == 1, outcome.err
+    assert statuses(only_run(folder)) == {("none", 16): "ok", ("none", 64): "failed"}
+    [failed] = [row for row in rows_of(only_run(folder)) if row["status"] == "failed"]
+    assert reason in failed["reason"]
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError('much')"])
+def test_an_interruption_and_lack_of_memory_are_no_failure_of_the_code(
+    train_mine: Command, write: Write, folder: Path, error: str
+) -> None:
+    write(ADDED.format(error=error))
+    outcome = train_mine("eval.lengths=[16,64]")
+    found = statuses(only_run(folder))
+    assert "failed" not in found.values()
+    if error == "KeyboardInterrupt":
+        assert outcome.code == 130 and found == {("none", 16): "ok"}
+    else:
+        assert outcome.code == 0 and found["none", 64] == "out_of_memory"
+
+
+def test_the_same_weights_are_scored_with_the_mended_file_when_that_is_asked_for(
+    train_mine: Command, write: Write, folder: Path, evaluate: Command
+) -> None:
+    file = write(TABLE)
+    assert train_mine().code == 1
+    run = only_run(folder)
+    before = rows_of(run)
+    outcome = evaluate("--code", str(file))
+    assert outcome.code == 1 and "could not be scored at 32" in outcome.line, "it is tried again"
+    write(MENDED)
+    outcome = evaluate("--code", str(file))
+    assert outcome.code == 2 and "--force scores the weights under a changed mine.py" in outcome.line
+    outcome = evaluate("--code", str(file), "--force")
+    assert outcome.code == 0, outcome.err
+    rows = rows_of(run)
+    kept = [row for row in rows if row["scored_with"] == row["encoding"]]
+    assert [row["status"] for row in kept] == [row["status"] for row in before] == ["ok", "failed"]
+    forced = [row for row in rows if row["scored_with"] != row["encoding"]]
+    assert [(row["forced"], row["status"], row["length"]) for row in forced] == [
+        ("True", "ok", "16"),
+        ("True", "ok", "32"),
+    ]
+    assert {row["encoding"] for row in rows} == {kept[0]["encoding"]}, "the weights are of one version"
+    assert forced[0]["nll"] == kept[0]["nll"], "the two versions agree within the table"
+    assert " (forced) " in outcome.out
+
+
+def test_a_changed_file_that_does_not_fit_the_weights_is_refused(
+    train_mine: Command, write: Write, folder: Path, evaluate: Command
+) -> None:
+    file = write(TABLE)
+    train_mine()
+    write(TABLE, HEAD.replace("torch.zeros(n_heads, size)", "torch.zeros(n_heads, 2 * size)"))
+    outcome = evaluate("--code", str(file), "--force")
+    assert outcome.code == 2 and "encoding" in outcome.line and "table" in outcome.line
+    other = folder / "another.py"
+    other.write_text(HEAD + MENDED)
+    outcome = evaluate("--code", str(other), "--force")
+    assert outcome.code == 2 and "under a changed mine.py" in outcome.line
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    "hooks", [IN_STEP, IN_BACKWARD, IN_VALIDATION], ids=["step", "backward", "validation"]
+)
+def test_an_error_in_training_is_one_line_with_its_place(
+    train_mine: Command, write: Write, folder: Path, hooks: str, processes: int
+) -> None:
+    file = write(hooks)
+    outcome = train_mine(f"train.processes={processes}")
+    assert outcome.code == 1 and "Traceback" not in outcome.err
+    assert f"{line_of(file, 'raise')}: KeyError: 'only here'" in outcome.line
+    assert "Traceback" in (only_run(folder) / "error.txt").read_text(), "who wants all of it finds it there"
+
+
+def test_a_sweep_says_which_job_failed_at_a_length_and_shows_its_other_rows(
+    train: Command, write: Write, folder: Path
+) -> None:
+    file = write(TABLE)
+    outcome: Outcome = train("--config-dir", str(folder / "mine"), "-m", "encoding=mine,nope")
+    assert outcome.code == 1
+    assert "2 jobs: 1 done, 1 failed" in outcome.err
+    assert "failed: encoding=mine: mine@" in outcome.err
+    assert f"{line_of(file, 'distance.long()')}: IndexError" in "".join(outcome.err).replace("\n", " ")
+    assert "mine@" in outcome.out and "nope" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "message"),
+    [
+        ("import torch\nfoo = 1 / 0\n", 2, "ZeroDivisionError: division by zero"),
+        ("import nothing_of_the_kind\n", 1, "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
+        ("import torch\n\nclass Mine(\n", 3, "SyntaxError"),
+        ("import torch\ntorch.load('none.pt')\n", 2, "FileNotFoundError"),
+    ],
+)
+def test_an_error_at_import_is_one_line_with_its_place(
+    train_mine: Command, write: Write, folder: Path, code: str, line: int, message: str
+) -> None:
+    file = write(code, "")
+    outcome = train_mine()
+    assert outcome.code == 2 and f"{file}:{line}: {message}" in outcome.line
+    assert not (folder / "results").exists()
