@@ -24,7 +24,7 @@ TABLE = """    def distance_bias(self, distance):
 MENDED = TABLE.replace("distance.long()", "distance.long().clamp(max=15)")
 # Shapes that pe-bench's code cannot use, past the training length alone.
 SHAPES = """    def distance_bias(self, distance):
-        return self.table[:, :16].repeat(1, 2)[:, : len(distance)]
+        return self.table[:, distance.long() % 16].repeat(2 if distance.max() > 15 else 1, 1)
 """
 ADDED = """    def bias(self, queries, keys):
         if keys.x.shape[-2] > 16:
