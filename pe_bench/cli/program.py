@@ -65,14 +65,14 @@ def run(arguments: list[str]) -> int:
     except (RunError, OSError) as error:
         return _fail(first_line(error), 1)
     except (Stopped, typer.Abort) as error:
-        return _stop(arguments, str(error))
+        return _stop(str(error))
     except Exception as error:
         # Typer's own errors of usage; they carry their exit code.
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise
         return _fail(_answer_usage(arguments, error, message()), code)
-    return _stop(arguments, "") if code == EXIT_CODE else code
+    return _stop("") if code == EXIT_CODE else code
 
 
 def _answer(arguments: list[str], message: str, refused: str) -> str:
@@ -104,11 +104,8 @@ def _leave_quietly() -> int:
     return 1
 
 
-def _stop(arguments: list[str], told: str) -> int:
-    keeps = arguments[:1] in (["train"], ["eval"])
-    return _fail(
-        told or f"interrupted{'; the same command continues from there' if keeps else ''}", EXIT_CODE
-    )
+def _stop(told: str) -> int:
+    return _fail(told or "interrupted", EXIT_CODE)
 
 
 def _fail(message: str, code: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import summary
+from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, prepare_job
 from pe_bench.experiment.progress import TrainingProgress
 from pe_bench.experiment.score import report_shortages, score_encodings
@@ -53,9 +54,14 @@ def run_checked(
     What goes wrong is kept in the run's folder too, until the run goes on. Jobs of a sweep may be scores of
     one and the same run: each waits for the other, and calls `waits` with the reason first.
     """
-    run = job.setup.run
+    run, steps = job.setup.run, job.setup.config.train.total_steps
     run.mkdir(parents=True, exist_ok=True)
-    with locked(run, waits=waits), record_error(run), explain_out_of_memory():
+    with (
+        locked(run, waits=waits),
+        say_what_is_kept(run, steps),
+        record_error(run),
+        explain_out_of_memory(),
+    ):
         remove_leftovers(run)
         with tracking(run, job.setup.config) as tracked:
             rows = _train_and_score(job, bars, tracked)

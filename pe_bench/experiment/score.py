@@ -10,6 +10,7 @@ import torch
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError
+from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, build_job
 from pe_bench.experiment.progress import ScoringProgress
 from pe_bench.model.decoder import Decoder
@@ -63,7 +64,7 @@ def score_run(
     if EncodingSpec(config.encoding).identity() != EncodingSpec(setup.config.encoding).identity():
         # Another version of its code: the weights are of the one, the scores of the other.
         job = replace(job, setup=replace(setup, label=str(result.get("encoding", scored_with))))
-    with locked(run):
+    with locked(run), say_what_is_kept(run, config.train.total_steps):
         remove_leftovers(run)
         rows = score_encodings(job, trained, others, scored_with=scored_with)
     if run.resolve().parent == runs_folder(results_dir).resolve():

@@ -32,6 +32,7 @@ from pe_bench.system.signals import (
 WRITE_SECONDS = 0.25  # between two changes of a job's file
 POLL_SECONDS = 0.2  # between two checks for the file that asks to stop
 ALIVE_SECONDS = 1.0  # between two checks that the process that launched a worker is alive
+EARLY_SHARE = 0.1  # of a part of a job, below which the time it takes is unknown
 END = "end"  # what a worker sends to its child
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
 # Of PyTorch what the first step of an optimizer imports, which takes longer than a tiny run.
@@ -125,13 +126,29 @@ class JobProgress:
 
 
 class JobBar:
+    """The bar of one part of a job: of its training, or of its scoring."""
+
     def __init__(self, progress: JobProgress, total: int):
         self.progress, self.total = progress, total
+        self._began = time.time()
 
     def show(self, done: float, text: str, line: str | None = None) -> None:
         is_first, self.progress.has_worked = not self.progress.has_worked, True
+        share = done / max(1, self.total)
         # A stopped sweep waits for a job that has begun, which has something to save.
-        self.progress.change(at_once=is_first, has_begun=True, share=done / max(1, self.total), text=text)
+        self.progress.change(
+            at_once=is_first, has_begun=True, share=share, text=text, expected=self._expected(share)
+        )
+
+    def _expected(self, share: float) -> float:
+        """Estimate the seconds of the whole job: what came before, and this part as its share says.
+
+        What comes after is not known; an early share says little.
+        """
+        state, now = self.progress.state, time.time()
+        if share < EARLY_SHARE:
+            return max(state.expected, now - state.started) if state.expected else 0.0
+        return self._began - state.started + (now - self._began) / share
 
 
 def _work(state: JobState, context: LaunchContext, config: Config, pipe: Connection) -> None:

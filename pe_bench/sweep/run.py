@@ -33,6 +33,7 @@ from pe_bench.system.signals import (
     STOP_SIGNALS,
     Stopped,
     detach_lost_terminal,
+    restore_stopped,
     signal_handlers,
     write_line,
 )
@@ -50,7 +51,7 @@ def run_sweep(command: HydraCommand, swept: Swept) -> Summary:
     launched = replace(command, overrides=with_swept_options(_with_folder(command, folder.path)))
     problem = ""
     try:
-        with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view):
+        with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view), restore_stopped():
             call_hydra(launched, task)
     except Stopped:
         folder.ask_to_stop()

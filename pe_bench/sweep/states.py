@@ -26,7 +26,8 @@ class JobState:
     has_begun: bool = False  # to train, to score, or to wait for another process: more than its checks
     share: float = 0.0  # of its training, or of its scoring, that is done
     started: float = 0.0  # seconds of the system's clock
-    seconds: float = 0.0
+    seconds: float = 0.0  # that it took
+    expected: float = 0.0  # seconds that it may take in all, as far as it knows while it runs
     margin: float = 0.0  # bits per byte, of the table that the sweep ends with
     target_hashes: Sequence[str] = ()  # of the sets that it scored, which that table shows
 

@@ -4,6 +4,7 @@ import _thread
 import threading
 import time
 from collections.abc import Sequence
+from statistics import median
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,7 @@ POLL_SECONDS = 0.2
 STARTS = "starts"
 STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
 WIDTH_WITH_BAR = 70  # columns beside a job's label: below, the numbers need them more than a bar
-EARLY_SHARE = 0.1
+SMOOTH_SECONDS = 10  # that a new estimate of the time left takes to be shown
 MAX_CHECK_SECONDS = 10  # that a job may take to find that all of it was done before
 
 
@@ -31,6 +32,8 @@ class View:
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._printed: dict[int, tuple[str, int]] = {}
         self.has_seen_all_end = False  # after a signal
+        self._side_by_side = 0  # the most jobs that have run at a time
+        self._estimated: tuple[float, float] | None = None  # when, and the end that was estimated
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -119,17 +122,31 @@ class View:
         return text + (f"  about {duration(left)} left" if left is not None else "")
 
     def _seconds_left(self, states: Sequence[JobState]) -> float | None:
+        """Estimate the time left; what is learned of it moves the estimate within `SMOOTH_SECONDS`."""
+        left, now = self._estimate(states), time.time()
+        if left is None:
+            return None
+        at, end = self._estimated or (now, now + left)
+        end += (now + left - end) * min(1.0, (now - at) / SMOOTH_SECONDS)
+        self._estimated = now, end
+        return max(0.0, end - now)
+
+    def _estimate(self, states: Sequence[JobState]) -> float | None:
+        """Estimate the time left from the median of the finished jobs, as many side by side as have run so.
+
+        Before one is done it is the median of what the running ones expect, which leaves out their scoring
+        while they train.
+        """
         running = [state for state in states if state.state == RUNNING]
+        self._side_by_side = max(self._side_by_side, len(running))
         took = [state.seconds for state in states if state.state == DONE]
-        # Before one is done, the estimate is from the share that the running ones have done.
-        advanced = [state for state in running if state.share >= EARLY_SHARE]
-        took = took or [(time.time() - state.started) / state.share for state in advanced]
+        took = took or [state.expected for state in running if state.expected]
         if not took:
             return None
-        each = sum(took) / len(took)
-        began = [min(each, time.time() - state.started) for state in running]
+        usual, now = median(took), time.time()
+        left = [max(0.0, max(usual, state.expected) - (now - state.started)) for state in running]
         waiting = max(0, self.jobs - len(states))
-        return max(0.0, each * (waiting + len(running)) - sum(began)) / max(1, len(running))
+        return max((sum(left) + usual * waiting) / max(1, self._side_by_side), *left, 0.0)
 
 
 def _may_be_done(state: JobState) -> bool:

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from pe_bench.errors import RunError, UserError
+
 
 def _here(*names: str) -> tuple[signal.Signals, ...]:
     """Return the signals that this system has: Windows has only the first of each group."""
@@ -66,8 +68,28 @@ _request = StopRequest()
 def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
     """Raise `Stopped` in the main thread at signals that ask for an end."""
     _request.forget()
-    with signal_handlers(numbers, _request):
+    with signal_handlers(numbers, _request), restore_stopped():
         yield
+
+
+@contextmanager
+def restore_stopped() -> Iterator[None]:
+    """Raise `Stopped` again where an error took its place that says nothing to people.
+
+    It may be raised anywhere, also in code of others that then stumbles while it cleans up: Hydra closes a
+    file in a `finally` that it did not get to open.
+    """
+    try:
+        yield
+    except (RunError, UserError, OSError):
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, Stopped):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 @contextmanager

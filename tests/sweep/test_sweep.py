@@ -1,6 +1,7 @@
 """Sweeps: jobs end independently, failures are reported, and the same command does the rest."""
 
 import io
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from pe_bench.config.hydra_main import HydraCommand
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 from pe_bench.sweep.grid import Swept
-from pe_bench.sweep.job import END, JobProgress, _watch_for_end
+from pe_bench.sweep.job import END, JobBar, JobProgress, _watch_for_end
 from pe_bench.sweep.launchers import cores_each, require_one_start, side_by_side
 from pe_bench.sweep.run import _new_folder, _with_folder
 from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
@@ -343,6 +344,21 @@ def test_each_sweep_gets_a_new_folder_inside_the_named_one():
         _new_folder(HydraCommand(("hydra.sweep.dir=${results_dir}/x",), multirun=True), swept)
 
 
+def test_a_signal_that_hydra_turns_into_an_error_stops_the_sweep_and_blames_no_launcher(
+    train, folder, monkeypatch
+):
+    def stumbles(*given):
+        try:
+            raise Stopped
+        finally:
+            raise UnboundLocalError("cannot access local variable 'f'")
+
+    monkeypatch.setattr("pe_bench.sweep.run.call_hydra", stumbles)
+    outcome = train("-m", "encoding=nope,alibi")
+    assert outcome.code == 130, outcome.err
+    assert "launcher" not in outcome.err and "UnboundLocalError" not in outcome.err
+
+
 def test_a_stop_request_creates_the_missing_folder(tmp_path):
     folder = SweepFolder(tmp_path / "new" / "sweep")
     folder.ask_to_stop()
@@ -435,6 +451,40 @@ def test_the_view_shows_a_line_for_each_running_job_and_the_total(tmp_path):
     assert "seed=1:" not in text, "it is counted alone"
     assert re.search(r"seed=3\s+━+·+\s+step 3 of 9", text) and re.search(r"seed=4\s+━+·+\s+step 4 of 9", text)
     assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
+
+
+def test_the_time_left_does_not_jump_and_comes_true(tmp_path, monkeypatch):
+    """Six jobs, two at a time, of 70 to 80 s of training and 30 s of scoring each."""
+    folder, clock = SweepFolder(tmp_path), [1_000.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    view = View(folder, 6, Console(file=io.StringIO()))
+    lengths, bars, waiting, estimates = [70, 80, 72, 78, 70, 80], {}, list(range(6)), []
+    while waiting or bars:
+        while waiting and len(bars) < 2:
+            number = waiting.pop(0)
+            progress = JobProgress(folder, JobState(number, f"seed={number}", "", started=clock[0]))
+            progress.change(at_once=True)
+            bars[number] = (progress, JobBar(progress, lengths[number]), None)
+        clock[0] += 1
+        for number, (progress, training, scoring) in list(bars.items()):
+            since = clock[0] - progress.state.started
+            if since <= lengths[number]:
+                training.show(since, "trains")
+            elif since <= lengths[number] + 30:
+                scoring = scoring or JobBar(progress, 30)
+                scoring.show(since - lengths[number], "scores")
+                bars[number] = (progress, training, scoring)
+            else:
+                progress.change(state=DONE, seconds=since)
+                del bars[number]
+            progress.change(at_once=True)
+        estimates.append((clock[0], view._seconds_left(folder.states())))
+    known = [(at, left) for at, left in estimates if left is not None]
+    assert known[0][0] < 1_010
+    steps = [abs(b - a + 1) for (_, a), (_, b) in itertools.pairwise(known)]
+    assert max(steps) < 5
+    off = [abs(left - (clock[0] - at)) for at, left in known if at > 1_130]
+    assert max(off) < 20
 
 
 def test_the_view_prints_plain_lines_without_a_terminal(tmp_path):

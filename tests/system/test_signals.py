@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from support.commands import only_run, tiny_overrides, write_corpus
 
+from pe_bench.errors import RunError, UserError
 from pe_bench.system.signals import (
     FROM_OTHERS,
     STOP_SIGNALS,
@@ -167,6 +168,79 @@ def test_scoring_interrupted_by_a_signal_keeps_the_scored_lengths(train, folder,
     assert len(list((run / "scores").iterdir())) == 3
     first = next(iter(kept))
     assert first.stat().st_mtime_ns == kept[first]
+
+
+def test_an_end_before_the_first_checkpoint_promises_nothing(train, folder, monkeypatch):
+    def interrupted(self, number, seconds):
+        raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "step", interrupted)
+        outcome = train("encoding=alibi")
+    assert outcome.code == 130
+    told = "interrupted; no step was saved yet, so the same command starts from the beginning"
+    assert outcome.line == f"pe-bench: {told}"
+    assert latest_checkpoint(only_run(folder) / "checkpoints") is None
+
+
+def test_an_end_at_once_names_the_step_that_is_saved_and_then_the_scores(train, command, folder, monkeypatch):
+    step = Trainer.step
+
+    def interrupted(self, number, seconds):
+        if number == 5:
+            raise Stopped
+        return step(self, number, seconds)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "step", interrupted)
+        outcome = train("encoding=alibi")
+    assert "interrupted; step 4 of 8 is saved, and the same command continues from there" in outcome.line
+    with monkeypatch.context() as patched:
+        patched.setattr("pe_bench.experiment.score.evaluate", lambda *given: (_ for _ in ()).throw(Stopped))
+        outcome = train("encoding=alibi")
+        assert "the trained weights are saved, and no scores yet; the same command" in outcome.line
+    assert train("encoding=alibi").code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("pe_bench.experiment.score.evaluate", lambda *given: (_ for _ in ()).throw(Stopped))
+        outcome = command("eval", str(only_run(folder)), "--lengths", "24")
+        assert "saved, and the lengths scored so far; the same command continues" in outcome.line
+
+
+# An error in place of a signal
+
+
+class InterruptedPath(type(Path())):
+    """A file that a signal interrupts while it is opened."""
+
+    def open(self, *arguments, **named):
+        raise Stopped("stopped by a signal")
+
+
+def test_a_signal_while_hydra_opens_a_file_is_a_signal_and_no_error_of_hydras():
+    from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+
+    source = ImportlibResourcesConfigSource("test", "pkg://hydra.conf")
+    with pytest.raises(UnboundLocalError):  # the fault of Hydra's that a signal runs into
+        source._read_config(InterruptedPath("config.yaml"))
+    with pytest.raises(Stopped, match="stopped by a signal"), stop_on_signal():
+        source._read_config(InterruptedPath("config.yaml"))
+
+
+@pytest.mark.parametrize("error", [RunError("the disk is full"), UserError("no"), OSError("no space")])
+def test_an_error_for_people_after_a_signal_is_not_lost(error):
+    def fails():
+        try:
+            raise Stopped
+        finally:
+            raise error
+
+    with pytest.raises(type(error)), stop_on_signal():
+        fails()
+
+
+def test_an_error_without_a_signal_is_an_error():
+    with pytest.raises(ZeroDivisionError), stop_on_signal():
+        raise ZeroDivisionError
 
 
 def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
