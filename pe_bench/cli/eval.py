@@ -8,7 +8,7 @@ from pe_bench.cli.report import print_run
 from pe_bench.config.checks import READ_WITH, unused_keys
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config, parse_lengths, to_plain, without_none
-from pe_bench.config.schema import Config
+from pe_bench.config.schema import Config, Protocol
 from pe_bench.errors import RunError, UserError
 from pe_bench.experiment.prepare import trusted
 from pe_bench.experiment.score import describe_failures, score_run
@@ -16,6 +16,7 @@ from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, newest_run
 from pe_bench.scoring.other_encodings import WithOption, find_others
 from pe_bench.system.terminal import say
+from pe_bench.values import check_type
 
 
 def score_runs(
@@ -34,6 +35,8 @@ def score_runs(
     `UserError` for a run that is missing or damaged and for options that cannot work, before scoring.
     """
     request = request or WithOption()
+    if changes.get("protocol") is not None:
+        check_type(changes["protocol"], Protocol, "--protocol")
     changes = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
     for path in code:
         if not path.is_file():

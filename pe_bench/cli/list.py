@@ -15,13 +15,10 @@ from pe_bench.config.groups import description, names_in
 from pe_bench.config.keys import keys
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
-from pe_bench.errors import RunError, UserError, require
-from pe_bench.runs.config_file import read_config
-from pe_bench.runs.gather import read_result, require_results_folder, runs_folder
-from pe_bench.runs.lock import ERROR
-from pe_bench.runs.rows import POSITIONS, read_rows
-from pe_bench.runs.untrusted import read_json
-from pe_bench.system.terminal import printable, render, say, write_out
+from pe_bench.errors import UserError, require
+from pe_bench.runs.gather import require_results_folder, runs_folder
+from pe_bench.runs.state import RunState, states_of_runs
+from pe_bench.system.terminal import render, say, write_out
 from pe_bench.values import unknown
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
@@ -37,6 +34,7 @@ class Listing:
     columns: tuple[str, ...]
     rows: list[tuple[str | int, ...]] = field(default_factory=list)
     shown: tuple[str, ...] = ()  # on a terminal, if not all; a file has all columns
+    remarks: tuple[str, ...] = ()  # said below the table
 
     def table(self) -> Table:
         """Return it for people: the first column holds names, which are never broken."""
@@ -79,6 +77,8 @@ def print_list(
     listing = _listing(name, results_dir, family, csv, papers)
     if csv is None:
         write_out(render(listing.table()))
+        for remark in listing.remarks:
+            say(remark)
     elif csv == STANDARD_OUTPUT:
         write_out(listing.csv())
     else:
@@ -154,43 +154,19 @@ def _keys(_: Path) -> Listing:
 def _runs(results_dir: Path) -> Listing:
     """Raises `UserError` where there is none, finished or not."""
     require_results_folder(results_dir)
-    listing = Listing(("run", "encoding", "state", "steps", "of", "loss", "lengths scored"))
-    folder = runs_folder(results_dir)
-    for run in sorted(folder.glob("*/config.yaml")):
-        listing.rows.append((printable(run.parent.name), *_state(run.parent)))
-    if not listing.rows:
-        raise UserError(f"no run in {folder}: make one with `pe-bench train encoding=rope`")
-    return listing
+    states = list(states_of_runs(results_dir))
+    if not states:
+        raise UserError(f"no run in {runs_folder(results_dir)}: make one with `pe-bench train encoding=rope`")
+    columns = ("run", "encoding", "state", "steps", "of", "loss", "lengths scored", "problem")
+    # For people the problems are whole lines below the table, in which there is no room for them.
+    remarks = tuple(f"{state.run}: {state.problem}" for state in states if state.problem)
+    return Listing(columns, list(map(_cells, states)), columns[:-1], remarks)
 
 
-def _state(run: Path) -> tuple[str, str, str, str, str, str]:
-    """Return the encoding's label, the state, steps done and asked for, loss and lengths with a number.
-
-    A damaged run hides no other.
-    """
-    try:
-        result, asked = read_result(run), read_config(run).train.total_steps
-        if result is None:
-            state = "failed" if (run / ERROR).exists() else "not finished"
-            steps, loss = _of_newest_checkpoint(run)
-        else:
-            state, steps, loss = "finished", result["steps"], f"{result['loss']:.3f}"
-        rows = read_rows(run / "eval.csv")
-        label = rows[0].encoding if rows else ""
-        scored = [row for row in rows if row.protocol != POSITIONS and row.bits_per_byte is not None]
-        lengths = ", ".join(map(str, sorted({row.length for row in scored})))
-        return (label, state, str(steps), str(asked), loss, lengths)
-    except (UserError, RunError, OSError, KeyError, ValueError, TypeError):
-        return ("", "damaged", "", "", "", "")
-
-
-def _of_newest_checkpoint(run: Path) -> tuple[int, str]:
-    """The step and the loss, where a run that is not finished has one."""
-    found = sorted((run / "checkpoints").glob("step-*/meta.json"))
-    if not found:
-        return 0, ""
-    meta = read_json(found[-1])
-    return meta["step"], f"{meta['loss']:.3f}"
+def _cells(state: RunState) -> tuple[str, ...]:
+    lengths = ", ".join(map(str, state.lengths))
+    facts = (state.run, state.encoding, state.state, state.steps, state.asked, state.loss)
+    return (*facts, lengths, state.problem)
 
 
 LISTS: dict[str, Callable[[Path], Listing]] = {

@@ -130,6 +130,8 @@ def print_report(
     report = build_report(results_dir, runs, protocol, selection, newest_only=newest_only)
     if outputs.printed:
         write_out(text_of(outputs.printed[0], report.tables, details))
+        for problem in report.problems if "--csv" in outputs.printed else ():
+            say(f"warning: {problem}")  # the other texts have notes
     else:
         show(report.tables, hint=HINT, details=details)
         if report.others:

@@ -10,8 +10,8 @@ import yaml
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config, DataConfig
 from pe_bench.errors import UserError
-from pe_bench.runs.untrusted import read_regular
-from pe_bench.runs.yaml_file import parse_mapping
+from pe_bench.runs.untrusted import read_regular, unreadable
+from pe_bench.runs.yaml_file import InvalidYamlError, parse_mapping
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say
 
@@ -27,15 +27,28 @@ def write_config(run: Path, config: Config) -> None:
 def read_config(run: Path) -> Config:
     """Return the configuration of a run. Raise `UserError` where it is damaged."""
     try:
-        text = read_regular(run / "config.yaml")
-        values = without_retired_keys(parse_mapping(text), run)
-        _refuse_changed(text)
-        return parse_config(values)
+        return parse_config(without_retired_keys(read_values(run), run))
+    except PermissionError as error:
+        raise UserError(unreadable(error)) from error
     except (OSError, ValueError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"
         ) from error
+
+
+def read_values(run: Path) -> dict[str, Any]:
+    """Return the plain values of a run's configuration.
+
+    Raise `InvalidYamlError` where they are damaged, and `OSError` where there is no such file.
+    """
+    try:
+        text = read_regular(run / "config.yaml")
+    except ValueError as error:
+        raise InvalidYamlError(str(error)) from error
+    values = parse_mapping(text)
+    _refuse_changed(text)
+    return values
 
 
 def without_retired_keys(values: dict[str, Any], run: Path) -> dict[str, Any]:
@@ -49,10 +62,10 @@ def without_retired_keys(values: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _refuse_changed(text: str) -> None:
-    """Raise `ValueError` for a text that differs from its checksum; a text without one passes."""
+    """Raise `InvalidYamlError` for a text that differs from its checksum; a text without one passes."""
     written, has_checksum, checksum = text.rpartition(CHECKSUM)
     if has_checksum and checksum.strip() != _checksum(written):
-        raise ValueError("its checksum is of something else: delete its last line if you changed it")
+        raise InvalidYamlError("its checksum is of something else: delete its last line if you changed it")
 
 
 def _checksum(text: str) -> str:

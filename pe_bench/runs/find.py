@@ -9,14 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 
 from pe_bench.errors import RunError, UserError
-from pe_bench.runs.gather import read_result, runs_folder
+from pe_bench.runs.gather import folders_of_runs, read_result, runs_folder
 from pe_bench.runs.identity import encoding_in
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
     """Return the runs with a `result.json`, the one that finished last at the end."""
-    found = runs_folder(results_dir).glob("*/result.json")
-    return [path.parent for path in sorted(found, key=lambda path: path.lstat().st_mtime_ns)]
+    times = {run: _finished_at(run) for run in folders_of_runs(results_dir)}
+    return sorted((run for run, time in times.items() if time is not None), key=lambda run: times[run] or 0)
+
+
+def _finished_at(run: Path) -> int | None:
+    try:
+        return (run / "result.json").lstat().st_mtime_ns
+    except OSError:  # not finished, or not to be read, which is said where its rows are read
+        return None
 
 
 def find_run(word: str, results_dir: Path) -> Path:
@@ -59,6 +66,7 @@ def matching_runs(word: str, results_dir: Path) -> list[Path]:
     path = _run_at(word)
     if path is not None:
         return [_run_in_folder(path, word, results_dir)]
+    _require_readable(runs_folder(results_dir), name)
     raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: see `pe-bench list runs`", word)
 
 
@@ -102,6 +110,12 @@ def _encoding_label(run: Path) -> str:
     with suppress(RunError):
         return str((read_result(run) or {}).get("encoding", ""))
     return ""
+
+
+def _require_readable(folder: Path, name: str) -> None:
+    """Raise `UserError` where a run of that name is there and cannot be read."""
+    if name and name == Path(name).name and os.path.lexists(folder / name):
+        _require_finished(folder / name)
 
 
 def _require_finished(run: Path) -> Path:

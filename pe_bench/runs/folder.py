@@ -5,10 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pe_bench.errors import RunError
+from pe_bench.errors import RunError, first_line
+from pe_bench.runs.config_file import read_values
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.untrusted import read_json
-from pe_bench.runs.yaml_file import InvalidYamlError, read_mapping
+from pe_bench.runs.yaml_file import InvalidYamlError
 
 
 class RunFolder:
@@ -20,15 +21,23 @@ class RunFolder:
     @cached_property
     def config(self) -> dict[str, Any]:
         """Return its configuration. Raises `OSError`, and `InvalidYamlError` where it is damaged."""
-        return read_mapping(self.path / "config.yaml")
+        return read_values(self.path)
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
         """Return its configuration with keys such as train.lr; empty where it cannot be read."""
+        return {} if self.config_problem else _flat(self.config, "")
+
+    @cached_property
+    def config_problem(self) -> str:
+        """Return why its configuration cannot be read; empty where it can."""
         try:
-            return _flat(self.config, "")
-        except (OSError, InvalidYamlError):
-            return {}
+            _ = self.config
+        except FileNotFoundError:
+            return "it is missing"
+        except (OSError, InvalidYamlError) as error:
+            return first_line(error)
+        return ""
 
     @cached_property
     def environment(self) -> dict[str, Any]:

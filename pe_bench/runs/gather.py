@@ -4,15 +4,17 @@ A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebu
 a lock and never appended to, so that processes that finish together lose nothing.
 """
 
+import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
 
-from pe_bench.errors import RunError, UserError
+from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.runs.rows import Row, read_rows, read_text, to_csv
-from pe_bench.runs.untrusted import check_files, read_json
+from pe_bench.runs.untrusted import check_files, read_json, unreadable
 from pe_bench.system.files import TEMPORARY, write_text
 from pe_bench.system.terminal import printable, say
 
@@ -59,20 +61,42 @@ def gather(results_dir: Path) -> Gathered:
     return found
 
 
+def folders_of_runs(results_dir: Path) -> list[Path]:
+    """Return what is in the folder of runs, in the order of names, but for plain and hidden files."""
+    folder = runs_folder(results_dir)
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry.name for entry in entries if not _is_no_run(entry)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({first_line(error)})") from error
+    return [folder / name for name in sorted(found)]
+
+
+def _is_no_run(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".") or entry.is_file(follow_symlinks=False)
+
+
 def read_all(results_dir: Path) -> Gathered:
     """Return the rows of every finished run. A damaged run is named and hides no other."""
     rows: list[Row] = []
     problems = []
-    for path in sorted(runs_folder(results_dir).glob("*/result.json")):
-        run = path.parent
+    for run in folders_of_runs(results_dir):
         try:
-            found = sorted(_rows_of(run), key=lambda row: row.order)
-            if not found:
-                raise RunError(f"{run} has no scores: make them with `pe-bench eval {run.name}`")
-            rows += found
+            # A damaged result.json is named: nothing else says that the training came to its end.
+            if read_result(run) is not None:
+                rows += _finished_rows(run)
         except RunError as error:
             problems.append(Problem(run.name, printable(str(error))))
     return Gathered(rows, problems)
+
+
+def _finished_rows(run: Path) -> list[Row]:
+    found = sorted(_rows_of(run), key=lambda row: row.order)
+    if not found:
+        raise RunError(f"{run} has no scores: make them with `pe-bench eval {shlex.quote(run.name)}`")
+    return found
 
 
 def require_results_folder(results_dir: Path) -> None:
@@ -82,13 +106,16 @@ def require_results_folder(results_dir: Path) -> None:
 
 
 def read_result(run: Path) -> dict[str, object] | None:
-    """Return a run's closing summary, or None while it is not finished."""
+    """Return a run's closing summary, or None while it is not finished. Raise `RunError` for damage."""
     path = run / "result.json"
-    if not path.exists():
-        return None
-    check_files(run)
     try:
+        path.lstat()
+        check_files(run)
         return read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise RunError(unreadable(error)) from error
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.old_rows import ADDED, with_added_columns
-from pe_bench.runs.untrusted import read_regular
+from pe_bench.runs.untrusted import read_regular, unreadable
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL, printable
 from pe_bench.values import MAX_INTEGER
@@ -110,6 +110,8 @@ def read_rows(path: Path) -> list[Row]:
         return _parse_all(csv.reader(text, strict=True), path)
     except FileNotFoundError:
         return []
+    except PermissionError as error:
+        raise RunError(unreadable(error)) from error
     except (OSError, ValueError, csv.Error) as error:
         raise RunError(
             f"{path} is damaged ({first_line(error)}): delete it and score the run again, "

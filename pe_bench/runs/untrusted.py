@@ -27,9 +27,17 @@ def check_files(run: Path) -> None:
 
     So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
     """
-    _check_file(run, run.lstat())
-    for path, found in _below(run):
-        _check_file(path, found)
+    try:
+        _check_file(run, run.lstat())
+        for path, found in _below(run):
+            _check_file(path, found)
+    except PermissionError as error:
+        raise RunError(unreadable(error)) from error
+
+
+def unreadable(error: PermissionError) -> str:
+    """Return what to do about a part of a run that its reader may not read."""
+    return f"{error.filename} cannot be read (no permission): `chmod -R u+rwX` makes it readable to its owner"
 
 
 def check_values(values: Any) -> None:

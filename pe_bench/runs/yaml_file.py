@@ -1,11 +1,10 @@
 """Configurations of a run, which may be a stranger's, as plain values: no aliases, tags or interpolations."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pe_bench.runs.untrusted import MAX_DEPTH, check_values, read_regular
+from pe_bench.runs.untrusted import MAX_DEPTH, check_values
 
 
 class InvalidYamlError(ValueError):
@@ -28,15 +27,6 @@ class Loader(SAFE):
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the file's values. Raise `InvalidYamlError`, and `OSError` where there is no such file."""
-    try:
-        text = read_regular(path)
-    except ValueError as error:
-        raise InvalidYamlError(str(error)) from error
-    return parse_mapping(text)
 
 
 def parse_mapping(text: str) -> dict[str, Any]:

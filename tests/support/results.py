@@ -88,6 +88,7 @@ def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None]
         for length, level in levels.items()
     ]
     write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), *rows])
+    write_text(run / "config.yaml", "{}\n")
     write_text(run / "result.json", "{}\n")
     return run
 

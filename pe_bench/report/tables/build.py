@@ -97,11 +97,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """Tables to show; others: how many more there are; folder_of: what was read of a run, by its name."""
+    """Tables to show.
+
+    others: how many more there are. folder_of: what was read of a run, by its name. problems: what is left
+    out, and what is not known of a run; the notes of the last table have them too.
+    """
 
     tables: list[Table]
     others: int
     folder_of: Callable[[str], RunFolder]
+    problems: tuple[str, ...] = ()
 
 
 def build_tables(
@@ -139,7 +144,7 @@ def build_report(
     for key in selection.by:
         keys.require(rows, key, "--by")
     asked = [*selection.by, *(condition.key for condition in selection.where)]
-    problems = [problem.text for problem in found.problems]
+    problems = [f"left out: {problem.text}" for problem in found.problems]
     problems += keys.unreadable(rows, [key for key in asked if "." in key])
     rows = keys.select(rows, selection.where)
     if selection.margin is None:
@@ -152,10 +157,9 @@ def build_report(
     tables = _tables(shown, rows, ScoreFiles(folder_of), keys, selection)
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
-    left_out = tuple(f"left out: {problem}" for problem in problems)
     last = tables[-1]
-    last = replace(last, notes=(*last.notes, *left_out), caveats=(*last.caveats, *left_out))
-    return Report([*tables[:-1], last], others, folder_of)
+    last = replace(last, notes=(*last.notes, *problems), caveats=(*last.caveats, *problems))
+    return Report([*tables[:-1], last], others, folder_of, tuple(problems))
 
 
 def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:

@@ -173,13 +173,14 @@ class RunKeys:
                 raise UserError(unknown(wanted, f"--where {condition.key}", known))
 
     def unreadable(self, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
-        """A line for each run whose configuration is asked for and cannot be read."""
-        if not any("." in key for key in keys):
-            return []
-        runs = [row for row in _one_a_run(rows) if not self._config(row)]
+        """A line for each run whose configuration cannot be read; `keys` of it are asked for."""
+        unknown_keys = f", so {' and '.join(keys)} are not known" if keys else ""
+        left_out = "left out: " if keys else ""
+        problems = {row.run: self._folder_of(row.run).config_problem for row in _one_a_run(rows)}
         return [
-            f"{row.run}: its config.yaml cannot be read, so {' and '.join(keys)} are not known"
-            for row in runs
+            f"{left_out}{run}: its config.yaml cannot be read ({problem}){unknown_keys}"
+            for run, problem in problems.items()
+            if problem
         ]
 
     def margins(self, rows: Sequence[Row]) -> set[float]:

@@ -1,0 +1,78 @@
+"""The state of every run in a folder, a damaged one with what is wrong with it."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.runs.config_file import read_config
+from pe_bench.runs.gather import folders_of_runs, read_result
+from pe_bench.runs.lock import ERROR
+from pe_bench.runs.rows import POSITIONS, Row, read_rows
+from pe_bench.runs.untrusted import read_json
+from pe_bench.system.terminal import printable
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run, how far it came, and what is wrong with it; empty is what is not known.
+
+    state: finished, not finished, failed, no scores (finished, and without rows) or damaged. encoding: its
+    label in tables. steps, asked: done, and asked for. lengths: that have a number.
+    """
+
+    run: str
+    encoding: str = ""
+    state: str = "damaged"
+    steps: str = ""
+    asked: str = ""
+    loss: str = ""
+    lengths: tuple[int, ...] = ()
+    problem: str = ""
+
+
+def states_of_runs(results_dir: Path) -> Iterator[RunState]:
+    """Yield the state of each run in the order of their names. A damaged one hides no other."""
+    for run in folders_of_runs(results_dir):
+        name = printable(run.name)
+        try:
+            yield _state(run, name)
+        except (UserError, RunError, OSError) as error:
+            yield RunState(name, problem=printable(first_line(error)))
+        except (KeyError, ValueError, TypeError):
+            yield RunState(name, problem="result.json or a checkpoint's meta.json lacks steps or loss")
+
+
+def _state(run: Path, name: str) -> RunState:
+    result = read_result(run)
+    if result is None and not os.path.lexists(run / "config.yaml"):
+        return RunState(
+            name, state="not finished", problem="it has no config.yaml: nothing was trained in it"
+        )
+    asked = read_config(run).train.total_steps
+    rows = read_rows(run / "eval.csv")
+    if result is None:
+        state = "failed" if (run / ERROR).exists() else "not finished"
+        steps, loss = _of_newest_checkpoint(run)
+    else:
+        state = "finished" if rows else "no scores"
+        steps, loss = result["steps"], f"{result['loss']:.3f}"
+    way_out = f"it has no eval.csv: make its scores with `pe-bench eval {name}`"
+    label = rows[0].encoding if rows else ""
+    problem = way_out if state == "no scores" else ""
+    return RunState(name, label, state, str(steps), str(asked), loss, _scored_lengths(rows), problem)
+
+
+def _scored_lengths(rows: list[Row]) -> tuple[int, ...]:
+    scored = [row for row in rows if row.protocol != POSITIONS and row.bits_per_byte is not None]
+    return tuple(sorted({row.length for row in scored}))
+
+
+def _of_newest_checkpoint(run: Path) -> tuple[int, str]:
+    """Return the step and the loss, where a run that is not finished has one."""
+    found = sorted((run / "checkpoints").glob("step-*/meta.json"))
+    if not found:
+        return 0, ""
+    meta = read_json(found[-1])
+    return meta["step"], f"{meta['loss']:.3f}"

@@ -1,0 +1,146 @@
+"""What lists, reports and eval say of runs that are damaged, incomplete or not to be read."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.commands import Command
+from support.results import add_run
+
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.runs.config_file import write_config
+from pe_bench.runs.state import states_of_runs
+
+RESULT = '{"steps": 250, "loss": 1.25, "encoding": "rope", "format": 1}'
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Return a results folder with two whole runs."""
+    for encoding in ("rope", "alibi"):
+        run = add_run(tmp_path / "results", encoding, {32: 3.2, 128: 3.0, 256: 3.1})
+        write_config(run, parse_config(compose([f"encoding={encoding}", "train.steps=250"])))
+        (run / "result.json").write_text(RESULT)
+    return tmp_path / "results"
+
+
+def run_of(results: Path, encoding: str) -> Path:
+    [run] = (results / "runs").glob(f"{encoding}-*")
+    return run
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "flipped": flip,
+    "cut": cut,
+    "empty": lambda path: path.write_bytes(b""),
+    "binary": lambda path: path.write_bytes(b"\xff\x00\xfe"),
+    "a folder": replace_by_folder,
+    "a link": replace_by_link,
+    "missing": lambda path: path.unlink(),
+}
+FILES = ("config.yaml", "eval.csv", "result.json")
+HARMLESS = {("result.json", "flipped")}  # it has no checksum, and may still be JSON
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_of_a_run_is_named_by_every_command_and_hides_no_other_run(
+    command: Command, results: Path, name: str, damage: str
+) -> None:
+    bad = run_of(results, "rope")
+    DAMAGE[damage](bad / name)
+    place = ["--results-dir", str(results)]
+    listed = command("list", "runs", *place)
+    assert listed.code == 0
+    state = next(line for line in listed.out.splitlines() if line.startswith("rope"))
+    said = {option: command("report", *option.split(), *place) for option in ("", "--csv -", "--markdown -")}
+    evaluated = command("eval", bad.name, *place)
+    everything = [listed, evaluated, *said.values()]
+    assert all("Traceback" not in outcome.err for outcome in everything)
+    if (name, damage) in HARMLESS:
+        return
+    if (name, damage) == ("result.json", "missing"):
+        assert "not finished" in state
+        assert evaluated.code == 2 and f"{bad.name} is not finished" in evaluated.line
+        return
+    assert ("no scores" if (name, damage) == ("eval.csv", "missing") else "damaged") in state
+    assert f"{bad.name}: " in listed.err and name in listed.err
+    for option, outcome in said.items():
+        text = outcome.err if option == "--csv -" else outcome.out
+        assert outcome.code == 0 and bad.name in "".join(text.split()), option
+        assert "alibi" in outcome.out
+    # Without its weights nothing can be scored, whatever its rows are.
+    assert evaluated.code in (1, 2) and (name == "eval.csv" or name in evaluated.line)
+
+
+def test_a_run_that_nobody_may_read_is_listed_and_reported_as_that(
+    command: Command, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, lstat, scandir = run_of(results, "rope"), Path.lstat, os.scandir
+
+    def refuse(path: object) -> None:
+        if Path(str(path)).is_relative_to(bad) and Path(str(path)) != bad:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    def refusing_lstat(path: Path) -> os.stat_result:
+        refuse(path)
+        return lstat(path)
+
+    def refusing_scandir(path: str | Path) -> object:
+        refuse(path if Path(path) != bad else bad / "scores")
+        return scandir(path)
+
+    monkeypatch.setattr(Path, "lstat", refusing_lstat)
+    monkeypatch.setattr(os, "scandir", refusing_scandir)
+    place = ["--results-dir", str(results)]
+    listed = command("list", "runs", *place)
+    assert "damaged" in next(line for line in listed.out.splitlines() if line.startswith("rope"))
+    assert "no permission" in listed.err
+    report = command("report", *place)
+    assert report.code == 0 and "left out" in report.out and "alibi" in report.out
+    assert "no permission" in command("report", "--csv", "-", *place).err
+    assert "no permission" in command("eval", bad.name, *place).line
+    assert "no permission" in command("report", bad.name, *place).line
+
+
+def test_an_empty_folder_is_a_run_that_is_not_finished_and_says_what_it_lacks(results: Path) -> None:
+    (results / "runs" / "begun").mkdir()
+    (results / "runs" / "notes.txt").write_text("not a run")
+    [begun] = [state for state in states_of_runs(results) if state.state != "finished"]
+    assert begun.run == "begun" and begun.state == "not finished" and "config.yaml" in begun.problem
+
+
+def test_csv_of_a_list_holds_the_problem_of_each_run(command: Command, results: Path) -> None:
+    run = run_of(results, "rope")
+    (run / "eval.csv").unlink()
+    outcome = command("list", "runs", "--csv", "-", "--results-dir", str(results))
+    assert outcome.out.splitlines()[0].endswith(",problem")
+    assert f"make its scores with `pe-bench eval {run.name}`" in outcome.out
+
+
+def test_an_unknown_protocol_is_named_before_any_run_is_searched(command: Command, tmp_path: Path) -> None:
+    outcome = command("eval", "--protocol", "nosuch", "--results-dir", str(tmp_path))
+    assert outcome.code == 2 and "--protocol must be one of paired" in outcome.line
