@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pe_bench.errors import UserError
 
 MAX_INTEGER = 2**63 - 1  # what PyTorch and numpy take for a whole number
+MIN_LAST_PART = 0.75  # likeness of a word to the last part of a name
 SHOWN = 60  # characters of a wrong value
 
 
@@ -19,15 +20,26 @@ def unknown(word: str, kind: str, known: Iterable[str], cutoff: float = 0.6) -> 
     close = close_to(word, known, cutoff)
     section = word.rpartition(".")[0]
     beside = [name for name in known if name.rpartition(".")[0] == section] or known
-    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(beside)}"
+    offered = " or ".join(f"'{name}'" for name in close)
+    hint = f"did you mean {offered}?" if close else f"there are: {', '.join(beside)}"
     return f"unknown {kind} '{word}': {hint}"
 
 
 def close_to(word: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Return the names that were probably meant: at most one, or those of which `word` is the last part."""
+    """Return the names that were probably meant: the closest one, or those whose last part `word` is like.
+
+    `lr` is for `train.lr`, and `lenght` for `train.length`.
+    """
     known = list(known)
-    ends = [name for name in known if name.endswith(f".{word}")]  # `lr` for `train.lr`
-    return ends or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    by_last_part: dict[str, list[str]] = {}
+    for name in known:
+        by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
+    ends = [name for name in by_last_part.get(word, []) if name != word]
+    if ends or "." in word:
+        return ends or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    for part in difflib.get_close_matches(word, by_last_part, n=1, cutoff=max(cutoff, MIN_LAST_PART)):
+        return [part] if part in known else by_last_part[part]
+    return difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
 
 
 def check_type(value: Any, wanted: Any, key: str) -> Any:

@@ -37,6 +37,7 @@ from pe_bench.cli.options import (
     complete_runs,
     complete_speed,
     config_folder,
+    number,
 )
 
 app = typer.Typer(
@@ -179,7 +180,8 @@ def report(
         typer.Option(help="The encoding to compare the others with.", autocompletion=complete_baseline),
     ] = None,
     margin: Annotated[
-        float | None, typer.Option(help="A change of up to this many bits per byte holds.")
+        float | None,
+        typer.Option(help="A change of up to this many bits per byte holds.", parser=number, metavar="VALUE"),
     ] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the numbers to a file; - prints them.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown; - prints it.")] = None,

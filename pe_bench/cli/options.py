@@ -14,6 +14,13 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is not a number") from None
+
+
 LISTS = ("encodings", "modifiers", "models", "data", "tokenizers", "experiments", "keys", "runs")
 FAMILIES = (
     *("none", "input", "ids", "rotary", "bias", "relative"),

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from pe_bench.cli.completion import complete_with, complete_word
 from pe_bench.config.groups import names_in
-from pe_bench.values import unknown
+from pe_bench.values import close_to, unknown
 
 CLOSE = 0.8  # to an option of the command, which is what was meant then
+CLOSE_KEY = 0.75  # to a key
 # Options of other programs, by the command that lacks them, and the answer.
 ELSEWHERE = {
     ("train", "--resume"): "not needed: the same command continues from the last checkpoint",
@@ -47,40 +48,68 @@ def respell(command: Any, arguments: Sequence[str], refused: str) -> str | None:
 
 
 def describe_unknown_option(command: Any, arguments: Sequence[str], option: str) -> str:
-    """Say `unknown option '--x': did you mean '--y'?`, or name the command's options where none is close."""
+    """Say `unknown option '--x': did you mean '--y'?`, or name the command's options where none is close.
+
+    What is close may also be a key, as `seed=3` is to `--sede 3`.
+    """
     chosen = command.commands.get(arguments[0], command)
-    return unknown(
-        option, "option", [name for one in chosen.params for name in one.opts if name[0] == "-"], CLOSE
-    )
+    options = _options_of(chosen)
+    close = [] if close_to(option, options, CLOSE) else close_to(_key_in(option), _keys_of(chosen), CLOSE_KEY)
+    for argument, following in pairwise([*arguments, ""]):
+        if len(close) == 1 and argument.partition("=")[0] == option:
+            return f"unknown option '{option}': did you mean {_assign(close[0], argument, following)}?"
+    return unknown(option, "option", options, CLOSE)
 
 
 def _respell_each(command: Any, arguments: Sequence[str]) -> Iterator[Respelled]:
-    is_flag = {option: one.is_flag for one in command.params for option in one.opts if option[0] == "-"}
-    metavars = [one.metavar or "" for one in command.params if one.param_type_name == "argument"]
-    keys = _keys() if any("KEY=VALUE" in metavar for metavar in metavars) else []
+    options, keys = _options_of(command), _keys_of(command)
     for argument, following in pairwise([*arguments, ""]):
         is_option = argument.startswith("--")
         found = (
-            _as_key(argument, following, is_flag, keys) if is_option else _as_option(argument, is_flag, keys)
+            _as_key(argument, following, options, keys) if is_option else _as_option(argument, options, keys)
         )
         if found is not None:
             yield found
+
+
+def _options_of(command: Any) -> dict[str, bool]:
+    """Return the options of a command, and whether each is a flag."""
+    return {name: param.is_flag for param in command.params for name in param.opts if name[0] == "-"}
+
+
+def _keys_of(command: Any) -> list[str]:
+    """Return the keys of the configuration and the options of all encodings, where a command takes them."""
+    metavars = [param.metavar or "" for param in command.params if param.param_type_name == "argument"]
+    if not any("KEY=VALUE" in metavar for metavar in metavars):
+        return []
+    options = {option.split(" ")[1] for name in names_in("encoding") for option in complete_with(f"{name} ")}
+    return sorted(key.removesuffix("=") for key in {*complete_word(""), *(f"encoding.{o}" for o in options)})
 
 
 def _as_key(
     argument: str, following: str, options: Mapping[str, bool], keys: Sequence[str]
 ) -> Respelled | None:
     """Spell `--threads 2` as `threads=2`, `--lr 0.01` as `train.lr=0.01`."""
-    option, equals, value = argument.partition("=")
-    key = option[2:].replace("-", "_")
+    option = argument.partition("=")[0]
+    key = _key_in(option)
     meant = [known for known in keys if known == key] or [
         known for known in keys if known.endswith(f".{key}")
     ]
     if get_close_matches(option, options, cutoff=CLOSE) or len(meant) != 1:
         return None
+    return Respelled(option, key, _assign(meant[0], argument, following))
+
+
+def _key_in(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _assign(key: str, argument: str, following: str) -> str:
+    """Return KEY=VALUE with the value in `argument`, an option, or with the argument that follows it."""
+    _, equals, value = argument.partition("=")
     if not equals:
         value = following if following and following[0] != "-" and "=" not in following else "VALUE"
-    return Respelled(option, key, shlex.quote(f"{meant[0]}={value}"))
+    return shlex.quote(f"{key}={value}")
 
 
 def _as_option(argument: str, is_flag: Mapping[str, bool], keys: Sequence[str]) -> Respelled | None:
@@ -95,9 +124,3 @@ def _as_option(argument: str, is_flag: Mapping[str, bool], keys: Sequence[str]) 
 
 def _dashed(name: str) -> str:
     return name.replace(".", "-").replace("_", "-")
-
-
-def _keys() -> list[str]:
-    """Return the keys of the configuration and the options of all encodings."""
-    options = {option.split(" ")[1] for name in names_in("encoding") for option in complete_with(f"{name} ")}
-    return sorted(key.removesuffix("=") for key in {*complete_word(""), *(f"encoding.{o}" for o in options)})

@@ -54,7 +54,7 @@ def _train_one(overrides: Sequence[str], config: Config) -> None:
     from pe_bench.experiment.score import describe_failures
 
     refuse_unused([config], overrides)
-    check_folder(config.results_dir, "results_dir")
+    check_folder(config.results_dir, "results_dir", is_written=True)
     run, rows = run_experiment(config)
     print_run(rows, run, config.report.margin)
     if failure := describe_failures(rows):
@@ -84,5 +84,5 @@ def _train_many(command: HydraCommand) -> None:
 def _check(config: Config) -> None:
     from pe_bench.experiment.prepare import prepare_job
 
-    check_folder(config.results_dir, "results_dir")
+    check_folder(config.results_dir, "results_dir", is_written=True)
     prepare_job(config)

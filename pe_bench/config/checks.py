@@ -91,12 +91,18 @@ def check_margin(margin: float, key: str) -> None:
     )
 
 
-def check_folder(folder: str | Path, key: str) -> Path:
-    """Return the folder, which need not exist yet. Raises `UserError` where a file is in its way."""
+def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
+    """Return the folder, which need not exist yet.
+
+    Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
+    """
     require(str(folder) != "", f"{key} is empty: name a folder")
     path = Path(folder).expanduser()
     existing = next((place for place in (path, *path.parents) if os.path.lexists(place)), Path())
     require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
+    if is_written and not os.access(existing, os.W_OK):
+        way_out = f"say {key}=FOLDER with one that can, or change its permissions"
+        raise UserError(f"{key}={folder}: {existing} cannot be written: {way_out}", key)
     return path
 
 

@@ -68,7 +68,8 @@ def _divide(d_model: int, n_heads: int) -> int:
     if not all(isinstance(value, int) and value > 0 for value in (d_model, n_heads)):
         raise UserError(f"model.d_model={d_model} and model.n_heads={n_heads} must be positive whole numbers")
     if d_model % n_heads:
-        near = max(n_heads, round(d_model / n_heads) * n_heads)
+        # Heads of an even width, because a rotation takes features in pairs.
+        near = max(1, round(d_model / (2 * n_heads))) * 2 * n_heads
         raise UserError(
             f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}: try model.d_model={near}"
         )

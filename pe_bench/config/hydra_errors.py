@@ -39,13 +39,13 @@ def explain_hydra_errors(
 
 @contextmanager
 def name_job_in_error(overrides: Sequence[str]) -> Iterator[None]:
-    """Name the job of a sweep in its error, unless the error is about a key of the job and so names it."""
+    """Name the job of a sweep in its error, unless the error is about one key, which it names."""
     try:
         yield
     except UserError as error:
-        if error.key in [parse_override(override).key for override in overrides]:
+        if error.key:
             raise
-        raise UserError(f"{error} (the job {' '.join(overrides)})", error.key) from error
+        raise UserError(f"{error} (the job {' '.join(overrides)})") from error
 
 
 def explain_swept_option(option: str, without: str, with_: str) -> str:

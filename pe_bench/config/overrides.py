@@ -48,6 +48,11 @@ def _check_form(text: str, override: Override, search: Sequence[Path]) -> None:
         group = override.key
         example = f"[{EXAMPLES[group]}]" if group == "modifier" else EXAMPLES[group]
         raise UserError(f"'{text}' has no value: say {group}=NAME, such as {group}={example}")
+    if override.key in CLASSES and (override.value or "").endswith(".py"):
+        raise UserError(
+            f"{text} is a file: name a class of it in a file FOLDER/{override.key}/NAME.yaml with "
+            f"'class: {override.value}:CLASS', and say {override.key}=NAME --config-dir FOLDER"
+        )
     if override.key in CLASSES and re.fullmatch(r"[^'\"]+:[A-Za-z_]\w*", override.value or ""):
         raise UserError(
             f"{text} is a class: name it in a file FOLDER/{override.key}/NAME.yaml with "

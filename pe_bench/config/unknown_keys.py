@@ -47,8 +47,10 @@ def unknown_key(key: str, values: Mapping[str, Any]) -> UnusableKeyError:
     part = _part_at(values, section)
     if part is not None:
         return UnusableKeyError(_unknown_option(key, part), key)
-    if name in KEYS_BY_OTHER_NAMES and not close_to(key, known, 0.9):
-        return UnusableKeyError(f"unknown key '{key}': did you mean '{KEYS_BY_OTHER_NAMES[name]}'?", key)
+    other_name = close_to(name, KEYS_BY_OTHER_NAMES, 0.9)
+    if other_name and not close_to(key, known, 0.9):
+        meant = KEYS_BY_OTHER_NAMES[other_name[0]]
+        return UnusableKeyError(f"unknown key '{key}': did you mean '{meant}'?", key)
     dotted = [other for other in known if "." in other]
     return UnusableKeyError(unknown(key, "key", dotted if "." in key else known), key)
 

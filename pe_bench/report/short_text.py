@@ -32,14 +32,18 @@ Cells = list[Text]
 
 
 def render_short(table: Table, width: int, hint: str) -> list[Text]:
-    """Return the lines of the table in at most `width` columns; hint: where more of it is shown."""
+    """Return the lines of the table in at most `width` columns; hint: where more of it is shown.
+
+    The hint stays in one line: a command that we broke could not be copied.
+    """
     width = min(width, WIDTH)
     grid, dropped = _fitted(table, width)
     rule = Text("-" * max(row.cell_len for row in grid))
-    notes = [*short_legend(table, dropped), *table.caveats, hint]
+    notes = [*short_legend(table, dropped), *table.caveats]
     title = [Text(line, style="bold") for line in _joined(short_title(table), width)]
     why = _wrapped(table.why, width, "italic")
     below = [line for text in notes for line in _wrapped(text, width, "dim")]
+    below += [Text(hint, style="dim")] if hint else []
     return [*title, *why, Text(), grid[0], rule, *grid[1:], Text(), *below]
 
 

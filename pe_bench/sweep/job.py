@@ -177,7 +177,7 @@ def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     from pe_bench.experiment.run import run_checked
     from pe_bench.experiment.score import describe_failures
 
-    check_folder(config.results_dir, "results_dir")
+    check_folder(config.results_dir, "results_dir", is_written=True)
     job = prepare_job(config)
     hashes = sorted({plan.target_hash for plan in job.plans})
     progress.change(run=str(job.setup.run), margin=config.report.margin, target_hashes=hashes)

@@ -362,6 +362,12 @@ def test_an_argument_in_the_spelling_of_another_command_is_told_in_that_of_this_
     ("typed", "told"),
     [
         ("speed --length 512", "unknown option '--length': did you mean '--lengths'?"),
+        ("train --sede 3", "unknown option '--sede': did you mean seed=3?"),
+        ("train --lenght=64", "unknown option '--lenght': did you mean train.length=64?"),
+        ("train lenght=64", "unknown key 'lenght': did you mean 'train.length'?"),
+        ("train lerning_rate=0.1", "unknown key 'lerning_rate': did you mean 'train.lr'?"),
+        ("train encoding=my.py", "'class: my.py:CLASS', and say encoding=NAME --config-dir FOLDER"),
+        ("report --margin abc", "'abc' is not a number"),
         ("train --multirn", "unknown option '--multirn': did you mean '--multirun'?"),
         ("eval --encoding rope", "unknown option '--encoding': there are: "),
         ("show rope threads=1 factor=2", "unknown key 'encoding.factor': did you mean"),
@@ -372,6 +378,17 @@ def test_an_argument_in_the_spelling_of_another_command_is_told_in_that_of_this_
 def test_another_mistake_is_told_as_it_is(command, folder, typed, told):
     outcome = command(*typed.split())
     assert outcome.code == 2 and told in outcome.line, outcome.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])
+def test_a_folder_of_results_that_cannot_be_written_is_refused_with_a_way_out(
+    train, folder, monkeypatch, arguments
+):
+    monkeypatch.setattr("pe_bench.config.checks.os.access", lambda path, mode: path != folder)
+    outcome = train(*arguments, f"results_dir={folder / 'r'}")
+    way_out = "say results_dir=FOLDER with one that can, or change its permissions"
+    assert outcome.line == f"pe-bench: results_dir={folder / 'r'}: {folder} cannot be written: {way_out}"
+    assert outcome.code == 2 and not (folder / "r").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\xff\xfe" * 40])

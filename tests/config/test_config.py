@@ -125,6 +125,9 @@ def test_a_number_beyond_all_bounds_is_refused_and_not_shown_at_length(wanted):
 def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
     assert unknown("ropee", "encoding", ["rope", "alibi"]) == "unknown encoding 'ropee': did you mean 'rope'?"
     assert unknown("lr", "key", ["train.lr", "seed"]).endswith("did you mean 'train.lr'?")
+    keys = ["train.length", "train.tokens", "eval.tokens", "seed"]
+    assert unknown("lenght", "key", keys).endswith("did you mean 'train.length'?")
+    assert unknown("tokns", "key", keys).endswith("did you mean 'eval.tokens' or 'train.tokens'?")
     assert unknown("xyz", "encoding", ["rope", "alibi"]) == "unknown encoding 'xyz': there are: alibi, rope"
 
 
@@ -133,6 +136,7 @@ def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
     [
         ("model.n_kv_heads=3", "n_heads=4 is not divisible by model.n_kv_heads=3"),
         ("model.d_model=130", "d_model=130 is not divisible by model.n_heads=4: try model.d_model=128"),
+        ("model.n_heads=3", "try model.d_model=126"),  # 42 features a head: a rotation takes them in pairs
         ("model.n_layers=0", "model.n_layers must be positive, not 0"),
         ("train.length=1", "at least 2 tokens, not 1"),
         ("train.batch_tokens=4000", "train.batch_tokens=4000 is not a multiple of train.length=128"),
