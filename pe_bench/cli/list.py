@@ -18,11 +18,13 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import UserError, require
 from pe_bench.runs.gather import require_results_folder, runs_folder
 from pe_bench.runs.state import RunState, states_of_runs
+from pe_bench.system.outside_text import csv_cell, one_line
 from pe_bench.system.terminal import render, say, write_out
 from pe_bench.values import unknown
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
 GPT2 = 50_257
+MAX_LENGTHS = 3  # of a run, that are named on a terminal
 STANDARD_OUTPUT = Path("-")
 PAPERS = ("encoding", "past training", "paper", "is")  # the columns that --papers shows
 
@@ -35,6 +37,7 @@ class Listing:
     rows: list[tuple[str | int, ...]] = field(default_factory=list)
     shown: tuple[str, ...] = ()  # on a terminal, if not all; a file has all columns
     remarks: tuple[str, ...] = ()  # said below the table
+    shorten: Callable[[str, str], str] = lambda column, text: text  # for a terminal
 
     def table(self) -> Table:
         """Return it for people: the first column holds names, which are never broken."""
@@ -48,17 +51,21 @@ class Listing:
             title = column.replace("past training", "past\ntraining")
             table.add_column(title, justify=justify, overflow="fold", no_wrap=place == 0, width=width)
         for row in self.rows:
-            # As text, since a run's name is its folder's: brackets in it are no marks.
-            cells = (row[place] for place in places)
-            table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else cell) for cell in cells))
+            table.add_row(*(self._text(self.columns[place], row[place]) for place in places))
         return table
+
+    def _text(self, column: str, cell: str | int) -> Text:
+        """Return a cell as text in which brackets are no marks: a run's name is its folder's."""
+        return Text(f"{cell:,}" if isinstance(cell, int) else one_line(self.shorten(column, cell)))
 
     def csv(self) -> str:
         """Return it for programs."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(column.replace(" ", "_") for column in self.columns)
-        writer.writerows(self.rows)
+        writer.writerows(
+            [csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows
+        )
         return text.getvalue()
 
 
@@ -160,7 +167,15 @@ def _runs(results_dir: Path) -> Listing:
     columns = ("run", "encoding", "state", "steps", "of", "loss", "lengths scored", "problem")
     # For people the problems are whole lines below the table, in which there is no room for them.
     remarks = tuple(f"{state.run}: {state.problem}" for state in states if state.problem)
-    return Listing(columns, list(map(_cells, states)), columns[:-1], remarks)
+    return Listing(columns, list(map(_cells, states)), columns[:-1], remarks, _shorten_lengths)
+
+
+def _shorten_lengths(column: str, text: str) -> str:
+    """Return the lengths of a run for a terminal: a few by name, of many the first and the last."""
+    lengths = text.split(", ")
+    if column != "lengths scored" or len(lengths) <= MAX_LENGTHS:
+        return text
+    return f"{lengths[0]} to {lengths[-1]} ({len(lengths)})"
 
 
 def _cells(state: RunState) -> tuple[str, ...]:

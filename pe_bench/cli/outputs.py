@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pe_bench.errors import UserError
 from pe_bench.report.charts.curves import PlotValues
-from pe_bench.report.export import to_frame
+from pe_bench.report.export import to_csv
 from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.tables.build import Table
 
@@ -67,7 +67,7 @@ def text_of(option: str, tables: Sequence[Table], details: bool) -> str:
         return to_markdown(tables, details=details)
     if option == "--latex":
         return to_latex(tables, details=details)
-    return to_frame(tables).to_csv(index=False, lineterminator="\n")
+    return to_csv(tables)
 
 
 def _require_writable(option: str, path: Path) -> None:

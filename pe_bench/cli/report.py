@@ -13,7 +13,7 @@ from pe_bench.config.schema import Protocol
 from pe_bench.errors import require
 from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.tables.build import Report, Table, build_report, build_tables, run_table
+from pe_bench.report.tables.build import Report, Table, build_report, build_tables, run_tables
 from pe_bench.report.tables.ranking import check_sort
 from pe_bench.report.tables.selection import CONDITION, Condition, Selection, parse_by, parse_condition
 from pe_bench.report.text import show
@@ -32,13 +32,16 @@ HINT = "95 % intervals, controls, speed: --details    picture: --plot curve.png"
 
 
 def print_run(rows: list[Row], run: Path, margin: float = MARGIN) -> None:
-    """Print the table of one run, and where its parts are; `run` is its directory, wherever that is."""
-    table = run_table(rows, run, margin)
+    """Print the table of one run, and where its parts are; `run` is its directory, wherever that is.
+
+    There are several tables where its rows contradict each other.
+    """
+    tables = run_tables(rows, run, margin)
     place = run if run.parent.name == "runs" else Path(os.path.abspath(run))
     results_dir = place.parent.parent
     in_results = place.parent.name == "runs"
-    show([table], hint=_hint(results_dir, [run]) if in_results else "")
-    if any(line.positions for line in table.lines):
+    show(tables, hint=_hint(results_dir, [run]) if in_results else "")
+    if any(line.positions for table in tables for line in table.lines):
         say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
     if in_results:
         command = f"pe-bench report{_option(results_dir)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDa
 # searched and edited, in a PDF as embedded TrueType.
 SETTINGS: dict[Any, Any] = {
     "font.size": FONT,
+    "text.parse_math": False,  # a name may be a stranger's: its dollar signs are no formula
     "svg.hashsalt": "pe-bench",
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
@@ -44,7 +46,8 @@ def save_picture(draw: Callable[[], Figure], path: Path) -> None:
     kind = picture_format(path)
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # an empty box says it
         figure = draw()
         write_atomically(
             path,

@@ -6,15 +6,23 @@ from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.ranking import memory_at
 
+MAX_PLAIN = 1e6  # bits per byte
+
+
+def number_text(value: float, sign: str = "") -> str:
+    """Return bits per byte with three decimals, as a power of ten where that would be no number to read."""
+    return f"{value:{sign}.3f}" if not abs(value) >= MAX_PLAIN else f"{value:{sign}.2e}"
+
 
 def level_text(line: Line, cell: Cell) -> str:
     """Return the bits per byte, and the number of seeds where it is not all of the encoding's."""
     seeds = len(cell.levels)
-    return f"{cell.bits_per_byte:.3f}" + (f" (n={seeds})" if seeds != line.seeds else "")
+    level = "" if cell.bits_per_byte is None else number_text(cell.bits_per_byte)
+    return level + (f" (n={seeds})" if seeds != line.seeds else "")
 
 
 def change_text(change: float | None) -> str:
-    return "" if change is None else f"{change:+.3f}"
+    return "" if change is None else number_text(change, "+")
 
 
 def verdict_of(cell: Cell, table: Table) -> str:

@@ -22,9 +22,7 @@ def details_grid(table: Table) -> list[list[str]]:
     headings += ["uses context", "beats window"] if controlled else []
     headings += ["break point", "seeds", "parameters", "tokens/s"]
     headings += [f"MB at {length}" for length in table.lengths[-1:]]
-    rows = [headings, *(_row(line, table, controlled) for line in table.lines)]
-    # A label comes from a file, which may be a stranger's: no more than a line of it.
-    return [[" ".join(value.split()) for value in row] for row in rows]
+    return [headings, *(_row(line, table, controlled) for line in table.lines)]
 
 
 def _row(line: Line, table: Table, controlled: bool) -> list[str]:

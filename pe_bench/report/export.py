@@ -10,6 +10,7 @@ from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
+from pe_bench.system.outside_text import csv_cell
 
 if TYPE_CHECKING:
     import pandas
@@ -27,6 +28,11 @@ COLUMNS = (
 )
 
 
+def to_csv(tables: Sequence[Table]) -> str:
+    """Return the frame of the tables as text, in which a spreadsheet computes nothing."""
+    return to_frame(tables).map(_cell).to_csv(index=False, lineterminator="\n")
+
+
 def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     """Return one row for each line and length of each table, in the tables' order.
 
@@ -40,10 +46,15 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
         for line in table.lines
         for _, cell in sorted(line.cells.items())
     ]
-    # Whole numbers that may be missing: plain pandas would write 32.0.
-    return pandas.DataFrame.from_records(records, columns=list(COLUMNS)).astype(
-        dict.fromkeys(("stride", "compared_seeds", "holds_to", "breaks_at"), "Int64")
-    )
+    frame = pandas.DataFrame.from_records(records, columns=list(COLUMNS))
+    for name in ("stride", "compared_seeds", "holds_to", "breaks_at"):
+        # Whole numbers that may be missing: plain pandas would write 32.0.
+        frame[name] = pandas.array([record[name] for record in records], dtype="Int64")
+    return frame
+
+
+def _cell(value: Any) -> Any:
+    return csv_cell(value) if isinstance(value, str) else value
 
 
 def _line_record(line: Line) -> dict[str, Any]:

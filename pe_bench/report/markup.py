@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pe_bench.report.cell_text import number_text
 from pe_bench.report.details_markup import details_grid, details_notes
 from pe_bench.report.latex_width import BOLD, TEXT_WIDTH, TYPES, Type
 from pe_bench.report.short import (
@@ -25,22 +26,10 @@ from pe_bench.report.short import (
     works_to,
 )
 from pe_bench.report.tables.build import Table
+from pe_bench.system.outside_text import latex, latex_comment, markdown
 
 BEST = "the best of each column is bold"
 INTERVAL = f"± is half the width of the 95 % interval; {BEST}"
-LATEX_SIGNS = {
-    "->": r"$\rightarrow$",
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "<": "$<$",
-    ">": "$>$",
-    "≤": r"$\leq$",
-    "±": r"$\pm$",
-    "…": r"\ldots{}",
-    "·": r"$\cdot$",
-}
 
 
 def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
@@ -62,10 +51,10 @@ def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
 
 def _details_markdown(table: Table) -> list[str]:
     headings, *rows = details_grid(table)
-    escaped = [[_inert(text) for text in row] for row in rows]
+    escaped = [[markdown(text) for text in row] for row in rows]
     return [
-        f"**{_inert(table.title)}**",
-        _inert(table.why),
+        f"**{markdown(table.title)}**",
+        markdown(table.why),
         _piped(headings, escaped),
         _listed(details_notes(table)),
     ]
@@ -75,12 +64,12 @@ def _short_markdown(table: Table) -> list[str]:
     def shown(value: Value, is_best: bool) -> str:
         return f"**{_text(value)}**" if is_best else _text(value)
 
-    names = [_inert(" ".join(line.label.split())) for line in table.lines]
+    names = [markdown(line.label) for line in table.lines]
     columns = _columns(table, short_lengths(table), shown, "-")
     headings = ["encoding", *(" ".join(column.heading).strip() for column in columns)]
     rows = [[name, *cells] for name, *cells in zip(names, *(column.cells for column in columns), strict=True)]
-    title = f"**{_inert(' · '.join(short_title(table)))}**"
-    return [title, _inert(table.why), _piped(headings, rows), _listed(_notes(table, []))]
+    title = f"**{markdown(' · '.join(short_title(table)))}**"
+    return [title, markdown(table.why), _piped(headings, rows), _listed(_notes(table, []))]
 
 
 def _piped(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -89,12 +78,7 @@ def _piped(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _listed(notes: Sequence[str]) -> str:
-    return "\n".join(f"- {_inert(note)}" for note in notes)
-
-
-def _inert(text: str) -> str:
-    """Return text in which nothing is a mark: a label comes from a file, which may be a stranger's."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|")
+    return "\n".join(f"- {markdown(note)}" for note in notes)
 
 
 @dataclass(frozen=True)
@@ -139,9 +123,9 @@ def _answer(text: str, missing: str) -> str:
 def _text(value: Value) -> str:
     """Return a level, or a change with half the width of its interval."""
     if value.is_level:
-        return f"{value.number:.3f}"
+        return number_text(value.number)
     half = f" ± {half_width(value.interval)}" if value.interval else ""
-    return f"{value.number:+.3f}{half}"
+    return f"{number_text(value.number, '+')}{half}"
 
 
 def _notes(table: Table, dropped: Sequence[int]) -> list[str]:
@@ -158,7 +142,7 @@ def _short_latex(table: Table, label: str) -> str:
     columns = _columns(table, shown, _latex_value, "--")
     dropped = [length for length in lengths if length not in shown]
     above, headings = (["", *(column.heading[place] for column in columns)] for place in (0, 1))
-    rows = zip(map(_escaped, names), *(column.cells for column in columns), strict=True)
+    rows = zip(map(latex, names), *(column.cells for column in columns), strict=True)
     contents = (
         f": level, then {numbers_text(table)}, with half of its 95 % interval" if has_changes(table) else ""
     )
@@ -168,7 +152,7 @@ def _short_latex(table: Table, label: str) -> str:
             *_comments([table.why, *_notes(table, dropped)]),
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{_escaped(caption)}}}",
+            rf"\caption{{{latex(caption)}}}",
             rf"\label{{{label}}}",
             rf"{type_.command}\setlength{{\tabcolsep}}{{{type_.column_space:g}pt}}",
             rf"\begin{{tabular}}{{@{{}}l{'r' * len(columns)}@{{}}}}",
@@ -190,12 +174,12 @@ def _details_latex(table: Table) -> str:
         [
             *_comments([table.why, *details_notes(table)]),
             r"\begin{table}",
-            rf"\caption{{{_escaped(table.title)}}}",
+            rf"\caption{{{latex(table.title)}}}",
             rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
             r"\toprule",
-            _latex_row(map(_escaped, headings)),
+            _latex_row(map(latex, headings)),
             r"\midrule",
-            *(_latex_row(map(_escaped, row)) for row in rows),
+            *(_latex_row(map(latex, row)) for row in rows),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -204,7 +188,7 @@ def _details_latex(table: Table) -> str:
 
 
 def _comments(notes: Sequence[str]) -> list[str]:
-    return [f"% {' '.join(note.split())}" for note in notes if note]  # a second line would be no comment
+    return [latex_comment(note) for note in notes if note]
 
 
 def _latex_row(cells: Iterable[str]) -> str:
@@ -238,8 +222,3 @@ def _latex_label(place: int, tables: Sequence[Table]) -> str:
     key = tables[place].key
     words = re.sub(r"[^a-z0-9]+", "-", f"{key.model}-{key.data}-{key.train_length}".lower())
     return f"tab:{words}" + (f"-{place + 1}" if len(tables) > 1 else "")
-
-
-def _escaped(text: str) -> str:
-    pattern = "|".join(re.escape(sign) for sign in LATEX_SIGNS)
-    return re.sub(pattern, lambda found: LATEX_SIGNS[found[0]], " ".join(text.split()))

@@ -41,7 +41,7 @@ def short_title(table: Table) -> list[str]:
     key = table.key
     steps = f", {key.steps:,} steps" if key.steps else ""
     seeds = sorted({line.seeds for line in table.lines})
-    seeds_text = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seeds"
+    seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
     rule = "half the length" if key.stride_rule == HALF else key.stride_rule
     protocol = f"{key.protocol} protocol" + (f", stride {rule}" if rule else "")
     return [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
+from pe_bench.report.cell_text import number_text
 from pe_bench.report.short import (
     MARKS,
     MISSING,
@@ -78,7 +79,7 @@ def _value_text(value: Value | None) -> Text:
     """Return a number with its mark, or with a blank, which keeps digits below each other."""
     if value is None:
         return Text(MISSING)
-    number = f"{value.number:.3f}" if value.is_level else f"{value.number:+.3f}"
+    number = number_text(value.number, "" if value.is_level else "+")
     return Text(f"{number}{value.mark or ' '}", style=STYLES.get(value.verdict, ""))
 
 

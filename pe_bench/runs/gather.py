@@ -16,7 +16,8 @@ from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.runs.rows import Row, read_rows, read_text, to_csv
 from pe_bench.runs.untrusted import check_files, read_json, unreadable
 from pe_bench.system.files import TEMPORARY, write_text
-from pe_bench.system.terminal import printable, say
+from pe_bench.system.outside_text import one_line
+from pe_bench.system.terminal import say
 
 READ_ONLY = 0o444
 
@@ -88,7 +89,7 @@ def read_all(results_dir: Path) -> Gathered:
             if read_result(run) is not None:
                 rows += _finished_rows(run)
         except RunError as error:
-            problems.append(Problem(run.name, printable(str(error))))
+            problems.append(Problem(run.name, one_line(str(error))))
     return Gathered(rows, problems)
 
 
@@ -125,6 +126,8 @@ def _rows_of(run: Path) -> Iterable[Row]:
     check_files(run)
     try:
         name = read_text(run.name, "its name")
+        if not name.isprintable():
+            raise ValueError(f"its name is {name!a}")
     except ValueError as error:
         raise RunError(f"{run} is left out ({error}): give the folder another name") from error
     read = read_rows(run / "eval.csv")

@@ -18,7 +18,8 @@ from pe_bench.errors import RunError, first_line
 from pe_bench.runs.old_rows import ADDED, with_added_columns
 from pe_bench.runs.untrusted import read_regular, unreadable
 from pe_bench.system.files import write_text
-from pe_bench.system.terminal import CONTROL, printable
+from pe_bench.system.outside_text import FORMULA, printable
+from pe_bench.system.terminal import CONTROL
 from pe_bench.values import MAX_INTEGER
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ _TYPES = typing.get_type_hints(Row)
 _MAY_BE_EMPTY = {name for name, kind in _TYPES.items() if type(None) in typing.get_args(kind)}
 _TRUTHS = {"True": True, "False": False}
 _WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
-_FORMULA = ("=", "+", "-", "@")  # begin what a spreadsheet computes
 _FILE_NAME = re.compile(r"[\w.+-]*")
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
 _AT_LEAST = {"train_length": 1, "length": 1}
@@ -165,7 +165,7 @@ def _spell(value: object) -> str:
         return ""
     if isinstance(value, str):
         text = printable(value)
-        return f"'{text}" if text.startswith(_FORMULA) else text
+        return f"'{text}" if text.startswith(FORMULA) else text
     return repr(float(value)) if isinstance(value, float) else str(value)
 
 
@@ -215,7 +215,7 @@ def read_text(text: str, name: str) -> str:
     """A stranger's, maybe: it goes to terminals, spreadsheets and the names of files."""
     if CONTROL.search(text):
         raise ValueError(f"{name} has control characters: {text!a:.60}")
-    if text.startswith(_FORMULA):
+    if text.startswith(FORMULA):
         raise ValueError(f"{name} begins as a formula does: {text!r:.60}")
     if name in _IN_FILE_NAMES and not _FILE_NAME.fullmatch(text):
         raise ValueError(f"{name} is {text!r:.60}, which cannot stand in a file's name")

@@ -8,10 +8,11 @@ from pathlib import Path
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.gather import folders_of_runs, read_result
+from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.lock import ERROR
 from pe_bench.runs.rows import POSITIONS, Row, read_rows
 from pe_bench.runs.untrusted import read_json
-from pe_bench.system.terminal import printable
+from pe_bench.system.outside_text import one_line
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class RunState:
 def states_of_runs(results_dir: Path) -> Iterator[RunState]:
     """Yield the state of each run in the order of their names. A damaged one hides no other."""
     for run in folders_of_runs(results_dir):
-        name = printable(run.name)
+        name = one_line(run.name)
         try:
             yield _state(run, name)
         except (UserError, RunError, OSError) as error:
-            yield RunState(name, problem=printable(first_line(error)))
+            yield RunState(name, problem=one_line(first_line(error)))
         except (KeyError, ValueError, TypeError):
             yield RunState(name, problem="result.json or a checkpoint's meta.json lacks steps or loss")
 
@@ -48,7 +49,10 @@ def _state(run: Path, name: str) -> RunState:
     result = read_result(run)
     if result is None and not os.path.lexists(run / "config.yaml"):
         return RunState(
-            name, state="not finished", problem="it has no config.yaml: nothing was trained in it"
+            name,
+            encoding_in(name),
+            "not finished",
+            problem="it has no config.yaml: nothing was trained in it",
         )
     asked = read_config(run).train.total_steps
     rows = read_rows(run / "eval.csv")
@@ -59,7 +63,7 @@ def _state(run: Path, name: str) -> RunState:
         state = "finished" if rows else "no scores"
         steps, loss = result["steps"], f"{result['loss']:.3f}"
     way_out = f"it has no eval.csv: make its scores with `pe-bench eval {name}`"
-    label = rows[0].encoding if rows else ""
+    label = rows[0].encoding if rows else encoding_in(name)
     problem = way_out if state == "no scores" else ""
     return RunState(name, label, state, str(steps), str(asked), loss, _scored_lengths(rows), problem)
 

@@ -7,6 +7,8 @@ import textwrap
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
+from pe_bench.system.outside_text import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -67,11 +69,6 @@ def render(table: "RenderableType") -> str:
     with console.capture() as captured:
         console.print(table)
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
-
-
-def printable(text: str) -> str:
-    """Replace control characters by their escapes, so that text only shows, whoever wrote it."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def write_out(text: str, file: IO[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from support.results import ROW, add_run, edit_rows, file_of
 
 from pe_bench.report.export import to_frame
 from pe_bench.report.statistics import paired_interval
-from pe_bench.report.tables.build import Table, build_tables, run_table
+from pe_bench.report.tables.build import Table, build_tables, run_tables
 from pe_bench.report.tables.cells import ContextUse
 from pe_bench.report.text import show
 from pe_bench.runs.rows import read_rows, write_rows
@@ -328,4 +328,5 @@ def test_a_table_takes_no_rows_of_another_protocol_with_the_same_targets(tmp_pat
     run = add_run(tmp_path, "rope", SENSITIVE, protocol="nonoverlapping")
     add_run(tmp_path, "rope", {128: 3.0, 256: 2.9}, sliding="half")
     rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "sliding"]
-    assert run_table(rows, run).lengths == (128, 256)
+    [table] = run_tables(rows, run)
+    assert table.lengths == (128, 256)

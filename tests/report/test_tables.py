@@ -22,7 +22,7 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.tables.break_point import find_break_point
-from pe_bench.report.tables.build import Table, build_tables, run_table
+from pe_bench.report.tables.build import Table, build_tables, run_tables
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.selection import Selection
 from pe_bench.report.text import show
@@ -222,7 +222,8 @@ def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_
     frame = to_frame([exact, coarse])
     assert frame["score_dtype"].tolist() == ["float32"] * 4 + ["bfloat16"] * 2
     rows = [row for row in read_rows(run / "eval.csv") if row.score_dtype == "bfloat16"]
-    assert run_table(rows, run).lengths == (128, 256), "a row of another precision is no reference"
+    [table] = run_tables(rows, run)
+    assert table.lengths == (128, 256), "a row of another precision is no reference"
 
 
 def test_controls_are_no_lines_of_the_table(tmp_path: Path) -> None:
@@ -447,12 +448,12 @@ def test_a_row_that_claims_a_number_it_lacks_is_undefined(tmp_path: Path) -> Non
 
 def test_the_table_of_one_run_equals_the_reports_table(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
-    assert run_table(read_rows(run / "eval.csv"), run) == only(tmp_path)
+    assert run_tables(read_rows(run / "eval.csv"), run) == [only(tmp_path)]
 
 
 def test_the_table_of_a_run_elsewhere_reads_the_scores_in_its_folder(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING).rename(tmp_path / "elsewhere")
-    table = run_table(read_rows(run / "eval.csv"), run)
+    [table] = run_tables(read_rows(run / "eval.csv"), run)
     assert table.lines[0].cells[256].interval is not None
 
 

@@ -197,7 +197,7 @@ def _draw_products(axes: Axes, row: PanelRow) -> Labelled:
     assert row.products is not None
     values, of_contents = row.products
     axes.plot(values, color=row.colour, linewidth=1.5)
-    axes.set_ylabel("product of embedded contents" if of_contents else r"$p_i \cdot p_j$ of what is added")
+    axes.set_ylabel("product of embedded contents" if of_contents else "p_i · p_j of what is added")
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     margin = 0.05 * max(high - low, 1e-3)
     axes.set_ylim(low - margin, high + margin)

@@ -23,6 +23,7 @@ from pe_bench.report.tables.lines import Line
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
 VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
 MAX_TITLE = 100  # characters
+MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
 
@@ -245,7 +246,7 @@ def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
 
 def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     """Return levels at all lengths, or changes from the training length on: below it less context costs."""
-    scored = [cell for _, cell in sorted(line.cells.items()) if _is_finite(cell.levels)]
+    scored = [cell for _, cell in sorted(line.cells.items()) if _is_drawable(cell.levels)]
     if values == "levels":
         return [
             _mean_point(cell.length, cell.levels, _scored_on(cell), _uses_context(cell)) for cell in scored
@@ -260,14 +261,14 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
             _uses_context(cell),
         )
         for cell in scored
-        if cell.change is not None and cell.length >= train_length
+        if cell.change is not None and _is_drawable([cell.change]) and cell.length >= train_length
     ]
     trained = [cell for cell in scored if cell.length == train_length and cell.change is None]
     return [Point(train_length, 0.0, scored_on=_scored_on(cell)) for cell in trained if changed] + changed
 
 
 def _position_curve(line: Line) -> Curve:
-    known = [place for place in line.positions if place.context > 0 and _is_finite(place.levels)]
+    known = [place for place in line.positions if place.context > 0 and _is_drawable(place.levels)]
     return Curve(line.label, tuple(_mean_point(place.context, place.levels) for place in known))
 
 
@@ -279,8 +280,8 @@ def _uses_context(cell: Cell) -> bool:
     return cell.use is not None and cell.use.uses_context == "yes"
 
 
-def _is_finite(levels: Sequence[float]) -> bool:
-    return bool(levels) and bool(np.all(np.isfinite(levels)))
+def _is_drawable(values: Sequence[float]) -> bool:
+    return bool(values) and all(abs(value) < MAX_DRAWN for value in values)  # false for what is no number
 
 
 def _mean_point(x: float, levels: Sequence[float], scored_on: str = "", uses_context: bool = False) -> Point:

@@ -23,6 +23,7 @@ from pe_bench.report.legend import legend
 from pe_bench.report.short import short_legend, short_title
 from pe_bench.report.tables.build import Table
 from pe_bench.runs.provenance import RunRecord
+from pe_bench.system.outside_text import in_one_line, one_line
 
 PACKAGE = "pe_bench.report.html"
 TITLE = "pe-bench report"
@@ -60,7 +61,7 @@ def to_html(
     """Return the page as text; `view` is what its pictures show at first.
 
     Style and script are in it, and by its own policy it may ask for nothing else. Whatever comes from a run
-    is escaped by the templates.
+    stands on one line and is escaped by the templates.
     """
     environment = Environment(
         loader=PackageLoader(PACKAGE),
@@ -71,14 +72,14 @@ def to_html(
     )
     style, script = _resource("style.css"), _resource("script.js")
     return environment.get_template("page.html.jinja").render(
-        title=title,
+        title=one_line(title),
         view=view,
         style=style,
         script=script,
         policy=_policy(style, script),
         sections=_sections(tables),
         summary=_summary(tables, records),
-        provenance=summarize(records) if records else None,
+        provenance=summarize(in_one_line(records)) if records else None,
     )
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from pe_bench.plot.labels import fitting
 from pe_bench.plot.scale import tick_labels
+from pe_bench.report.cell_text import number_text
 from pe_bench.report.charts.curves import NO_VERDICT, Chart, Curve, Point
 from pe_bench.report.html.style import LineStyle
-from pe_bench.report.html.text import number, point_text
+from pe_bench.report.html.text import point_text
 from pe_bench.report.tables.build import Table
 
 WIDTH, HEIGHT, TALL = 800, 320, 480
@@ -162,7 +163,7 @@ def _text(point: Point, curve: Curve, chart: Chart, table: Table) -> str:
     cell = line.cells.get(int(point.x))
     if chart.is_over_length and cell is not None:
         return point_text(line, cell, table)
-    return f"{curve.label}\n{point.x:,.0f} tokens before it\n{number(point.value)} bits/byte"
+    return f"{curve.label}\n{point.x:,.0f} tokens before it\n{number_text(point.value)} bits/byte"
 
 
 def _path(picture: Picture, points: Sequence[Point]) -> str:

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pe_bench.report.cell_text import break_text, level_text, verdict_of
+from pe_bench.report.cell_text import break_text, level_text, number_text, verdict_of
 from pe_bench.report.html.style import LineStyle
 from pe_bench.report.html.text import (
     difference_text,
     interval_text,
-    number,
     perplexity_text,
     signed,
     status_of,
@@ -125,7 +124,7 @@ def _cells(line: Line, table: Table) -> Iterator[ShortCell]:
 def _number_cell(value: Value | None, cell: Cell | None, classes: str = "") -> ShortCell:
     if value is None:
         return ShortCell(status_of(cell) if cell and not cell.levels else MISSING, None, classes=classes)
-    text = number(value.number) if value.is_level else signed(value.number)
+    text = number_text(value.number) if value.is_level else signed(value.number)
     return ShortCell(text, _sortable(value.number), value.verdict, classes)
 
 

@@ -1,22 +1,17 @@
 """The text of the page's cells, and of the points of curves."""
 
-import math
 from collections.abc import Iterator
 
-from pe_bench.report.cell_text import verdict_of
+from pe_bench.report.cell_text import number_text, verdict_of
 from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell, ContextUse, Difference
 from pe_bench.report.tables.lines import Line
 
 
-def number(value: float) -> str:
-    return f"{value:.3f}" if math.isfinite(value) else str(value)
-
-
 def signed(value: float) -> str:
     """Return the value with a sign, and with a minus of its full width."""
-    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else str(value)
+    return number_text(value, "+").replace("-", "\N{MINUS SIGN}")
 
 
 def perplexity_text(value: float | None) -> str:
@@ -52,7 +47,7 @@ def point_text(line: Line, cell: Cell, table: Table) -> str:
 
 def _facts(cell: Cell, table: Table) -> Iterator[str]:
     if cell.bits_per_byte is not None:
-        yield f"{number(cell.bits_per_byte)} bits/byte, perplexity {perplexity_text(cell.perplexity)}"
+        yield f"{number_text(cell.bits_per_byte)} bits/byte, perplexity {perplexity_text(cell.perplexity)}"
     if cell.length == table.key.train_length:
         yield "the training length"
     if cell.change is not None:

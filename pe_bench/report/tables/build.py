@@ -22,6 +22,7 @@ from pe_bench.runs.find import finished_runs
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
 from pe_bench.runs.rows import HALF, POSITIONS, Row, read_rows
+from pe_bench.system.outside_text import in_one_line
 from pe_bench.values import unknown
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick
@@ -162,10 +163,11 @@ def build_report(
     return Report([*tables[:-1], last], others, folder_of, tuple(problems))
 
 
-def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
+def run_tables(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> list[Table]:
     """Return the table of one run's rows under one protocol and stride; `run` is its directory.
 
-    What the run gains within its training length is known from its other rows, where it is not from these.
+    There are several where rows contradict each other, as in a damaged file. What the run gains within its
+    training length is known from its other rows, where it is not from these.
     """
     rows = list(rows)
     shown = tuple(str(length) for length in sorted({row.length for row in rows}))
@@ -174,9 +176,7 @@ def run_table(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> Table:
     folder = RunFolder(run)
     keys = RunKeys(lambda name: folder)
     groups = _groups_of(rows, keys, selection.by)
-    tables = _tables(groups, rows, ScoreFiles(lambda name: folder), keys, selection)
-    assert len(tables) == 1, "rows of one run, one protocol and one stride"
-    return tables[0]
+    return _tables(groups, rows, ScoreFiles(lambda name: folder), keys, selection)
 
 
 def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
@@ -290,7 +290,10 @@ def _tables(
     keys: RunKeys,
     selection: Selection,
 ) -> list[Table]:
-    """Return a table for each group; `rows` are those of all groups, and those of positions."""
+    """Return a table for each group; `rows` are those of all groups, and those of positions.
+
+    Whatever its text says stands on one line, because a run may be a stranger's.
+    """
     positions: dict[TableKey, list[Row]] = {}
     for row in rows:
         if row.protocol == POSITIONS:
@@ -301,7 +304,8 @@ def _tables(
         own_positions = positions.get(replace(group, protocol=POSITIONS, stride_rule="", model_sizes=""), [])
         tables.append(_table(group, found, own_positions, files, keys, selection))
     shown = list(groups)
-    return [replace(table, why=_why(place, shown)) for place, table in enumerate(tables)]
+    tables = [replace(table, why=_why(place, shown)) for place, table in enumerate(tables)]
+    return in_one_line(tables)
 
 
 def _why(index: int, groups: Sequence[TableKey]) -> str:

@@ -52,8 +52,7 @@ def make_notes(
         *_caveats(_knows_length(lines), _forced(lines)),
         *_details(_speeds(lines, machines), _not_shown(lines, plain)),
     ]
-    # A reason comes from a file, which may be a stranger's: no more than a line of it.
-    return list(dict.fromkeys(Note(" ".join(note.text.split()), note.is_caveat) for note in notes))
+    return list(dict.fromkeys(notes))
 
 
 def _caveats(*groups: Iterable[str]) -> list[Note]:

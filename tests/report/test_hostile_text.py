@@ -1,0 +1,177 @@
+"""A run with text that is meant to do more than be read: all forms of a report, and lists, only show it."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support.commands import Command
+from support.results import add_run
+
+from pe_bench.cli.report import print_run
+from pe_bench.runs.rows import COLUMNS, read_rows
+
+LABEL = "evil\n[red]x[/red] \u200b|$\\frac{$<script>alert(1)</script>\\input{/etc/passwd}![a](http://b)"
+SHOWN = "evil [red]x[/red] \\u200b|$\\frac{$<script>alert(1)</script>\\input{/etc/passwd}![a](http://b)"
+TEXTS = ("encoding", "scored_with", "model", "data", "tokenizer")
+LEVELS = {64: 3.1, 128: 3.0, 256: 3.1, 512: 3.2}
+
+
+def set_cells(run: Path, columns: tuple[str, ...], text: str, rows: slice = slice(None)) -> None:
+    """Write the text into the file as a stranger can: our own writer would make it harmless.
+
+    The file is then one of an older version, without a checksum.
+    """
+    path = run / "eval.csv"
+    heading, *lines = csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+    heading, lines = heading[: len(COLUMNS)], [line[: len(COLUMNS)] for line in lines]
+    for line in lines[rows]:
+        for column in columns:
+            line[heading.index(column)] = text
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([heading, *lines])
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    for column in TEXTS[2:]:
+        set_cells(add_run(tmp_path, f"by_{column}", LEVELS), (column,), LABEL)
+    for seed in (0, 1):
+        add_run(tmp_path, "rope", LEVELS, seed=seed)
+        set_cells(add_run(tmp_path, "name", {**LEVELS, 512: None}, seed=seed), TEXTS[:2], LABEL)
+    return tmp_path
+
+
+@pytest.fixture
+def report(hostile: Path, command: Command):
+    def run(*arguments: str) -> str:
+        outcome = command("report", "--all", *arguments, "--results-dir", str(hostile))
+        assert outcome.code == 0, outcome.err
+        assert_only_shows(outcome.err)
+        return outcome.out
+
+    return run
+
+
+def assert_only_shows(text: str) -> None:
+    assert all(sign.isprintable() for line in text.split("\n") for sign in line)
+    assert not [line for line in text.split("\n") if line.startswith("[red]x")]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--details",), ("--baseline", "rope", "--details")])
+def test_a_terminal_gets_its_names_in_one_piece(report, arguments: tuple[str, ...]) -> None:
+    text = report(*arguments)
+    assert_only_shows(text)
+    assert "evil [red]" in text, "brackets are no marks"
+
+
+def test_csv_has_a_row_for_each_length_and_no_formula(report) -> None:
+    rows = list(csv.DictReader(io.StringIO(report("--csv", "-"))))
+    assert {SHOWN} == {row["encoding"] for row in rows if row["encoding"].startswith("evil")}
+    assert all("\n" not in cell for row in rows for cell in row.values())
+
+
+@pytest.mark.parametrize("details", [(), ("--details",)])
+def test_markdown_has_as_many_cells_in_each_row_and_no_tag(report, details: tuple[str, ...]) -> None:
+    text = report("--markdown", "-", *details)
+    assert_only_shows(text)
+    assert "<script" not in text and re.search(r"(?<!\\)\[a\]", text) is None
+    for table in text.split("\n\n"):
+        cells = [len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines() if line.startswith("|")]
+        assert len(set(cells)) <= 1
+
+
+@pytest.mark.parametrize("details", [(), ("--details",)])
+def test_latex_reads_no_file_and_has_as_many_columns_in_each_row(report, details: tuple[str, ...]) -> None:
+    text = report("--latex", "-", *details)
+    assert_only_shows(text)
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    assert "\\input" not in code and "\\frac" not in code
+    for table in code.split(r"\end{table}"):
+        rows = [line for line in table.splitlines() if line.endswith(r"\\")]
+        assert len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) <= 1
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append(tag)
+
+
+def test_the_page_and_the_pictures_show_it_as_text(report, hostile: Path) -> None:
+    report("--html", str(hostile / "a.html"), "--plot", str(hostile / "a.png"))
+    page = (hostile / "a.html").read_text(encoding="utf-8")
+    assert Tags(page).found.count("script") == 1
+    assert "\u200b" not in page
+    report("--plot", str(hostile / "a.svg"), "--plot-of", "change")
+    drawn = "".join(ElementTree.parse(hostile / "a.svg").getroot().itertext())
+    assert "\\u200b" in drawn or "evil" in drawn
+    assert "\u200b" not in drawn
+
+
+@pytest.mark.parametrize("sign", ["\x1b[2J", "\u202e"])
+def test_what_steers_a_terminal_is_left_out_and_named(hostile: Path, report, sign: str) -> None:
+    [run] = (hostile / "runs").glob("name-s0*")
+    set_cells(run, ("encoding",), f"a{sign}b")
+    text = report()
+    assert_only_shows(text)
+    assert f"leftout:{run}" in "".join(text.split())
+
+
+def test_a_folder_whose_name_does_not_show_is_left_out_and_named(hostile: Path, report) -> None:
+    [run] = (hostile / "runs").glob("name-s0*")
+    run.rename(run.with_name("a\nb\u200b"))
+    text = report()
+    assert_only_shows(text)
+    assert "give the folder another name" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("arguments", [(), ("--csv", "-")])
+def test_runs_are_listed_a_line_each_and_no_cell_is_a_formula(
+    hostile: Path, command: Command, arguments: tuple[str, ...]
+) -> None:
+    runs = sorted((hostile / "runs").iterdir())
+    for run, name in zip(runs, ("=cmd()", "a\nb\x1b[2J\u202e", "@x", "[red]c"), strict=False):
+        run.rename(run.with_name(name))
+    outcome = command("list", "runs", *arguments, "--results-dir", str(hostile))
+    assert outcome.code == 0, outcome.err
+    assert_only_shows(outcome.out)
+    assert len(outcome.out.splitlines()) == 1 + len(runs)
+    assert "[red]c" in outcome.out and "a b\\x1b[2J\\u202e" in outcome.out
+    if arguments:
+        cells = [cell for row in csv.reader(io.StringIO(outcome.out)) for cell in row]
+        assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
+
+
+@pytest.mark.parametrize("column", ["model", "data", "data_hash", "tokenizer", "setting", "protocol"])
+@pytest.mark.parametrize("text", ["tinz", "a\nb"])
+def test_a_changed_cell_of_a_run_makes_two_tables_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, text: str
+) -> None:
+    run = add_run(tmp_path, "rope", LEVELS)
+    set_cells(run, (column,), text.replace("\n", "") if column == "protocol" else text, slice(1, 2))
+    print_run(read_rows(run / "eval.csv"), run)
+    assert (
+        f"they differ in {column.replace('_', ' ')}" in " ".join(capsys.readouterr().out.split())
+        or column == "setting"
+    )
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("number", ["0", "nan", "inf", "-1.5", "1e308", str(2**63 - 1)])
+def test_no_number_ends_a_report_in_a_traceback(
+    tmp_path: Path, command: Command, column: str, number: str
+) -> None:
+    for encoding in ("rope", "alibi"):
+        run = add_run(tmp_path, encoding, LEVELS)
+    set_cells(run, (column,), number, slice(1, 3))
+    files = [f"--{kind}={tmp_path / f'a.{kind}'}" for kind in ("markdown", "latex", "csv", "html")]
+    for arguments in (files, ["--details", "--baseline", "rope"]):
+        assert command("report", *arguments, "--results-dir", str(tmp_path)).code in (0, 1, 2)
