@@ -1,4 +1,7 @@
-"""Folders that are built once: under a lock, beside their place, and renamed into it when whole."""
+"""Folders that are built once: under a lock, beside their place, and renamed into it when whole.
+
+Each has checksums of its files, in blocks, which are compared when a process opens it for the first time.
+"""
 
 import errno
 import hashlib
@@ -7,6 +10,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,12 @@ import filelock
 import platformdirs
 
 from pe_bench.errors import RunError, UserError
-from pe_bench.system.files import TEMPORARY, flush_to_disk
+from pe_bench.system.files import TEMPORARY, flush_to_disk, write_text
+from pe_bench.system.terminal import say
 
-META = "meta.json"
+META, BLOCKS, CHECKSUM = "meta.json", "blocks", "checksum"
+BLOCK_BYTES = 1 << 23  # that have one checksum
+_compared: set[tuple[Any, ...]] = set()  # entries, with the files in them, that this process has compared
 
 
 def cache_root(cache_dir: str | None) -> Path:
@@ -34,16 +42,20 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], dict[str, Any]])
     """Return the folder `root/key`, found, or built by `build`, which fills it and returns its `meta`.
 
     A build that is killed leaves a temporary folder, which the next one removes; an entry of which a
-    file is missing or cut short is built again. Raises `UserError` for a folder that cannot be written
-    and `RunError` for a full disk.
+    file is missing or changed is built again, and a line says so. Raises `UserError` for a folder that
+    cannot be written and `RunError` for a full disk.
     """
     entry = root / key
-    if is_whole(entry):
+    if entry.exists() and not find_damage(entry):
         return entry
     try:
         root.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(root / f"{key}.lock"):
-            if not is_whole(entry):  # another process may have built it while we waited
+            # Another process may have built it while we waited.
+            damage = find_damage(entry) if entry.exists() else ""
+            if damage:
+                say(f"warning: {entry} is damaged ({damage}) and is built again")
+            if damage or not entry.exists():
                 _build(entry, build)
     except OSError as error:
         if _is_full(error):
@@ -59,13 +71,68 @@ def read_meta(entry: Path) -> dict[str, Any]:
     return json.loads((entry / META).read_text(encoding="utf-8"))
 
 
-def is_whole(entry: Path) -> bool:
-    """Return whether every file that the entry's list names is there in its full size."""
+def find_damage(entry: Path) -> str:
+    """Return what of an entry is not as it was written, empty where all is.
+
+    Checksums of the same files are compared once a process. An entry of an earlier version has none: its
+    sizes are compared, and it gets the checksums of what it holds.
+    """
     try:
-        sizes = read_meta(entry)["files"]
-        return all((entry / name).stat().st_size == size for name, size in sizes.items())
+        meta = read_meta(entry)
+        blocks, sizes = meta.get(BLOCKS), meta["files"]
+        if blocks is not None and meta.get(CHECKSUM) != _checksum_of_meta(meta):
+            return f"{META} does not match its checksum"
+        stats = {name: (entry / name).stat() for name in [META, *sizes]}
+        for name, size in sizes.items():
+            if stats[name].st_size != size:
+                return f"{name} has {stats[name].st_size} bytes, not {size}"
+        if blocks is None:
+            _add_checksums(entry, meta)
+            return ""
+        known = (entry, *((name, found.st_ino, found.st_mtime_ns) for name, found in stats.items()))
+        if known not in _compared:
+            for name in sizes:
+                if _checksums(entry / name) != blocks[name]:
+                    return f"{name} does not match its checksum"
+            _compared.add(known)
+        return ""
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return f"{META} cannot be read"
+
+
+def _with_checksums(entry: Path, meta: dict[str, Any]) -> str:
+    """Return the text of an entry's `meta`, with sizes and checksums of all its files and of itself."""
+    files = [path for path in sorted(entry.iterdir()) if path.name != META]
+    whole = {
+        **meta,
+        "files": {path.name: path.stat().st_size for path in files},
+        BLOCKS: {path.name: _checksums(path) for path in files},
+    }
+    return json.dumps({**whole, CHECKSUM: _checksum_of_meta(whole)})
+
+
+def _add_checksums(entry: Path, meta: dict[str, Any]) -> None:
+    with suppress(OSError, RunError):  # a cache that is shared may be read-only
+        write_text(entry / META, _with_checksums(entry, meta))
+
+
+def _checksum_of_meta(meta: dict[str, Any]) -> str:
+    rest = {name: value for name, value in meta.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
+
+
+def _checksums(path: Path) -> list[str]:
+    """Return the sha256 of each block of a file, of several at a time: hashing lets other threads run."""
+
+    def checksum(start: int) -> str:
+        with path.open("rb") as file:
+            file.seek(start)
+            return hashlib.sha256(file.read(BLOCK_BYTES)).hexdigest()
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(checksum, range(0, path.stat().st_size, BLOCK_BYTES)))
 
 
 def _is_full(error: OSError) -> bool:
@@ -81,8 +148,7 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
     try:
         temporary.mkdir()
         meta = build(temporary)
-        sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
-        (temporary / META).write_text(json.dumps({**meta, "files": sizes}), encoding="utf-8")
+        (temporary / META).write_text(_with_checksums(temporary, meta), encoding="utf-8")
         for path in temporary.iterdir():
             flush_to_disk(path)
         if entry.exists():  # damaged, or it would have been used

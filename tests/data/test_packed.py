@@ -1,6 +1,7 @@
 """Data are packed once, opened from the cache, and a broken cache is never used."""
 
 import errno
+import json
 import multiprocessing
 import os
 import random
@@ -124,18 +125,78 @@ def test_max_tokens_and_the_fraction_are_obeyed(corpus, root):
     assert len(load(validation_fraction=0.5).validation.names) == 10
 
 
-@pytest.mark.parametrize("name", ["train-tokens.npy", "validation-byte_ends.npy", "meta.json"])
-@pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_a_damaged_entry_is_built_again(corpus, root, builds, name, damage):
-    first = load_data(corpus, TokenizerConfig(), str(root))
-    tokens = np.array(first.train.tokens)
-    path = entries(root)[0] / name
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file, and neither its size nor its time."""
+    content, times = bytearray(path.read_bytes()), path.stat()
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+FILES = ("train-tokens", "train-starts", "validation-tokens", "validation-starts", "validation-byte_ends")
+
+
+@pytest.mark.parametrize("name", [*(f"{name}.npy" for name in FILES), "tokenizer.json", "meta.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_a_damaged_entry_is_built_again_and_a_line_says_so(
+    corpus, root, builds, monkeypatch, capsys, name, damage
+):
+    config = TokenizerConfig(kind="bpe", vocab_size=280)
+    first = load_data(corpus, config, str(root))
+    tokens, starts = np.array(first.train.tokens), np.array(first.train.starts)
+    (entry,) = entries(root)
+    path = entry / name
     if damage == "missing":
         path.unlink()
-    else:
+    elif damage == "cut":
         os.truncate(path, path.stat().st_size // 2)
-    second = load_data(corpus, TokenizerConfig(), str(root))
-    assert len(builds) == 2 and np.array_equal(second.train.tokens, tokens)
+    else:
+        flip(path)
+    monkeypatch.setattr(cache, "_compared", set())  # as in another process
+    capsys.readouterr()
+    second = load_data(corpus, config, str(root))
+    assert len(builds) == 2 and second.hash == first.hash and second.vocabulary == first.vocabulary
+    assert np.array_equal(second.train.tokens, tokens) and np.array_equal(second.train.starts, starts)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {entry} is damaged ({name} ") and line.endswith("is built again")
+    load_data(corpus, config, str(root))
+    assert len(builds) == 2 and capsys.readouterr().err == ""
+
+
+def test_every_block_of_a_large_file_is_compared_and_once_a_process(
+    corpus, root, builds, monkeypatch, capsys
+):
+    monkeypatch.setattr(cache, "BLOCK_BYTES", 1_000)
+    load_data(corpus, TokenizerConfig(), str(root))
+    (entry,) = entries(root)
+    path = entry / "train-tokens.npy"
+    blocks = cache.read_meta(entry)["blocks"][path.name]
+    assert len(blocks) == -(-path.stat().st_size // 1_000) > 5
+    read, checksums = [], cache._checksums
+    monkeypatch.setattr(cache, "_compared", set())
+    monkeypatch.setattr(cache, "_checksums", lambda path: read.append(path.name) or checksums(path))
+    for _ in range(2):
+        load_data(corpus, TokenizerConfig(), str(root))
+    assert sorted(read) == sorted(path.name for path in entry.iterdir() if path.name != "meta.json")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)  # with another time: it is seen in this process too
+    load_data(corpus, TokenizerConfig(), str(root))
+    assert len(builds) == 2
+
+
+def test_an_entry_of_an_earlier_version_gets_checksums_of_what_it_holds(corpus, root, builds, monkeypatch):
+    load_data(corpus, TokenizerConfig(), str(root))
+    (entry,) = entries(root)
+    meta = cache.read_meta(entry)
+    earlier = {name: value for name, value in meta.items() if name not in ("blocks", "checksum")}
+    (entry / "meta.json").write_text(json.dumps(earlier))
+    load_data(corpus, TokenizerConfig(), str(root))
+    assert cache.read_meta(entry) == meta and len(builds) == 1
+    flip(entry / "validation-tokens.npy")
+    monkeypatch.setattr(cache, "_compared", set())
+    load_data(corpus, TokenizerConfig(), str(root))
+    assert len(builds) == 2
 
 
 def _killed_while_packing(corpus: DataConfig, root: Path, ready) -> None:
@@ -182,7 +243,7 @@ def test_two_processes_build_an_entry_once(tmp_path, root):
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0, 0, 0]
-    assert log.read_text() == "built\n" and cache.is_whole(root / "key")
+    assert log.read_text() == "built\n" and cache.find_damage(root / "key") == ""
 
 
 def test_a_build_that_fails_leaves_nothing(root):
