@@ -13,6 +13,7 @@ from typing import Any
 
 from pe_bench.config.override import parse_override
 from pe_bench.config.schema import (
+    FAILURE,
     Config,
     DataConfig,
     EvalConfig,
@@ -25,7 +26,6 @@ from pe_bench.errors import UserError, require
 from pe_bench.values import shown
 
 MAX_THREADS = 1_024
-FAILURE = 0.25  # bits per byte, as in `statistics`, which takes too long to import here
 FILES, HUB = "data=files", "a data set of the Hub"
 NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
 # Keys of `eval` that only some scoring reads, and the choices that do.

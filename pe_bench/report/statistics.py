@@ -78,6 +78,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
+from pe_bench.config.schema import FAILURE, MARGIN
+
 Verdict = Literal["improves", "holds", "degrades", "fails", "unclear"]
 Comparison = Literal["better", "same", "worse", "unclear"]
 Answer = Literal["yes", "no", "unclear"]
@@ -85,8 +87,6 @@ Bounds = tuple[float, float]
 Claim = TypeVar("Claim", bound=str)
 
 CONFIDENCE = 0.95
-MARGIN = 0.01  # bits per byte; a smaller change is of no use to anybody
-FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
 SKEW_WEIGHT = 3.5  # by simulation: covers 93 % over ten lognormal documents, and not much more
 
 # The part of its chance of a wrong claim that a cell keeps; see `corrected_verdicts`.
@@ -152,11 +152,6 @@ def paired_interval(differences: np.ndarray) -> Interval:
         return Interval(mean, -math.inf, math.inf, seeds, documents)
     spread = _spread(differences)
     return Interval(mean, *_bounds(mean, spread, seeds, documents, CONFIDENCE), seeds, documents, spread)
-
-
-def uncorrected_verdict(interval: Interval, margin: float = MARGIN) -> Verdict:
-    """Return the verdict on the interval of a change in bits per byte, positive being worse."""
-    return _verdict(interval.low, interval.high, margin)
 
 
 def corrected_verdicts(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Verdict]:

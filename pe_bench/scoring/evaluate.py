@@ -18,7 +18,7 @@ from pe_bench.scoring.protocols import (
     target_bytes,
     target_documents,
 )
-from pe_bench.scoring.scorer import Scored, Scorer, Unscored, Watcher
+from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher, Unscored
 from pe_bench.system.versions import device_name, git_commit, package_version, today
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
@@ -36,7 +36,7 @@ class TrainedModel:
     forced: bool = False  # `scored_with` is not compatible with what was trained
 
 
-def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: Watcher) -> list[Row]:
+def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
     After each length its scores and its row are on the disk. A length that the encoding cannot

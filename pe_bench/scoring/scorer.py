@@ -31,7 +31,7 @@ MAX_SHARE_OF_QUERIES = 1 / 4
 SHARING = ("nonoverlapping", POSITIONS)
 
 # Called with the protocol, the length, and the share of it that is done.
-Watcher = Callable[[str, int, float], None]
+ScoreWatcher = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Scorer:
         device: torch.device,
         evaluation: EvalConfig,
         plans: Sequence[Plan],
-        watch: Watcher,
+        watch: ScoreWatcher,
     ):
         self.model, self.split, self.device = model, split, device
         self.evaluation, self.plans, self.watch = evaluation, plans, watch

@@ -33,7 +33,7 @@ from pe_bench.system.signals import STOP_SIGNALS, Stopped, finish_step_on_signal
 from pe_bench.training.checkpoint import Checkpoint, load_weights
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
-from pe_bench.training.train import Watcher, train
+from pe_bench.training.train import StepWatcher, train
 
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"  # all processes are on one machine, and nobody else may reach them
@@ -76,7 +76,7 @@ def check_processes(config: Config, device: torch.device) -> None:
         require(count <= found, f"train.processes={count} needs as many GPUs, and this machine has {found}")
 
 
-def train_together(setup: Setup, source: Checkpoint | None, watch: Watcher) -> None:
+def train_together(setup: Setup, source: Checkpoint | None, watch: StepWatcher) -> None:
     """Train as `train` does, in `train.processes` processes.
 
     If one process is lost, the others are ended and `RunError` is raised.
@@ -171,7 +171,7 @@ def _prepare() -> None:
     child_context(PRELOADED)
 
 
-def _poll(pipes: Sequence[Connection], messages: WorkerMessages, watch: Watcher) -> None:
+def _poll(pipes: Sequence[Connection], messages: WorkerMessages, watch: StepWatcher) -> None:
     for pipe in wait(pipes, POLL_SECONDS):
         assert isinstance(pipe, Connection)
         message = pipe.recv()

@@ -26,10 +26,10 @@ from pe_bench.training.log import Step, read_log, write_log
 from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import NonFiniteError, Trainer
 
-Watcher = Callable[[Step], None]
+StepWatcher = Callable[[Step], None]
 
 
-def train(setup: Setup, model: Decoder, data: Data, watch: Watcher, group: Group | None = None) -> None:
+def train(setup: Setup, model: Decoder, data: Data, watch: StepWatcher, group: Group | None = None) -> None:
     """Train `model` to its last step, of which a checkpoint is then on the disk.
 
     It goes on from the newest whole checkpoint of the run, and ends in the same weights as a run that was
@@ -74,7 +74,7 @@ def _newest(folder: Path, group: Group) -> Checkpoint | None:
 
 
 def _take_steps(
-    trainer: "Trainer", found: Checkpoint | None, run: Path, log: list[Step], watch: Watcher
+    trainer: "Trainer", found: Checkpoint | None, run: Path, log: list[Step], watch: StepWatcher
 ) -> None:
     """Take the steps after the checkpoint that was found, and write checkpoints and train.csv on the way.
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from support.cases import find_case
 from support.reference_inputs import K4, Q4, V4, X4, H, K, T, fill, near, output
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,7 +24,7 @@ from pe_bench.encodings.kerple_power import KerplePower
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.sandwich import Sandwich
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import find_case, layers_of
+from pe_bench.inspection.check.case import layers_of
 from pe_bench.inspection.check.suite import PROPERTIES, check
 from pe_bench.model.attention import attention, logits, project
 

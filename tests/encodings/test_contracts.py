@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from support.cases import find_case
 from support.encodings import one_of_a_kind
 from torch import nn
 
@@ -19,7 +20,6 @@ from pe_bench.inspection.check.case import (
     TRAIN_LENGTH,
     VOCABULARY,
     Case,
-    find_case,
     hidden,
     layer_inputs,
     layers_of,

@@ -6,13 +6,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from support.cases import find_case
 from support.encodings import ONE_OF_A_KIND
 
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import find_class
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, find_case, ids_of, tokens, worst
+from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, tokens, worst
 
 torch.set_num_threads(1)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import find_case
 from support.reference_inputs import K4, Q4, V4, X4, H, K, T, fill, near, output, row_of_scores, series
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +25,6 @@ from pe_bench.encodings.rope import Form, Layout, RoPE, rope_frequencies, rotate
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.encodings.xpos import XPos
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import find_case
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check
 from pe_bench.model.attention import attention, reference_attention
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from support import wrong_encodings
+from support.cases import find_case
 
 from pe_bench.config.groups import encoding_names
-from pe_bench.inspection.check.case import find_case
 from pe_bench.inspection.check.finding import as_claimed, largest
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check, check_all
 

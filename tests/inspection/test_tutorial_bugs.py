@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import tutorial_variants as wrong
+from support.cases import find_case
 from support.reference_inputs import (
     K4,
     Q4,
@@ -33,7 +34,6 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rope import RoPE, rope_frequencies, rotate
 from pe_bench.encodings.shaw import Shaw
 from pe_bench.encodings.sinusoidal import sinusoids
-from pe_bench.inspection.check.case import find_case
 from pe_bench.inspection.check.suite import PROPERTIES, check
 from pe_bench.model.attention import reference_attention
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.cases import find_case
 from support.encodings import one_of_a_kind
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,7 +30,7 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.stick_breaking import StickBreaking
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.encodings.t5 import T5
-from pe_bench.inspection.check.case import find_case, layer_inputs, layers_of, worst
+from pe_bench.inspection.check.case import layer_inputs, layers_of, worst
 from pe_bench.model.attention import block_masks, choose, flex, project, reference_attention
 from pe_bench.model.attention.block_masks import BLOCK, block_mask, mask_of_tiles
 from pe_bench.model.attention.flex import add_columns, add_table, can_flex, fused_flex_attention

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from support.cases import find_case
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,7 +27,7 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.encodings.t5 import T5
 from pe_bench.inspection.check import layers
-from pe_bench.inspection.check.case import Case, as_type, find_case, layer_inputs, layers_of, worst
+from pe_bench.inspection.check.case import Case, as_type, layer_inputs, layers_of, worst
 from pe_bench.model.attention import attention, choose, chunks, reference, reference_attention
 from pe_bench.model.attention.chunks import fused_chunk_attention
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import find_case
 from support.encodings import one_of_a_kind
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,6 @@ from pe_bench.inspection.check.case import (
     MODEL,
     Case,
     as_type,
-    find_case,
     ids_of,
     layer_inputs,
     layers_of,

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 from support.results import add_run, edit_rows, file_of
 
-from pe_bench.config import checks
 from pe_bench.config.schema import Config, ModelConfig, ReportConfig, TrainConfig
 from pe_bench.errors import UserError
 from pe_bench.report.export import to_frame
 from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.statistics import (
-    FAILURE,
-    MARGIN,
     corrected_comparisons,
     corrected_verdicts,
     paired_interval,
@@ -482,11 +479,6 @@ def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None
     table = only(tmp_path)
     assert table.margin == 0.01
     assert any("the runs differ in report.margin" in note for note in table.notes)
-
-
-def test_the_configurations_margin_and_failure_threshold_equal_those_of_the_statistics() -> None:
-    assert ReportConfig().margin == MARGIN
-    assert checks.FAILURE == FAILURE
 
 
 def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from support.verdicts import uncorrected_verdict
 
 from pe_bench.report import statistics
 from pe_bench.report.statistics import (
@@ -19,7 +20,6 @@ from pe_bench.report.statistics import (
     corrected_verdicts,
     judge_context_use,
     paired_interval,
-    uncorrected_verdict,
 )
 
 Generator = np.random.Generator

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from support.verdicts import uncorrected_verdict
 
 from pe_bench.report.statistics import (
     CONFIDENCE,
@@ -21,7 +22,6 @@ from pe_bench.report.statistics import (
     judge_gain_over_control,
     paired_interval,
     student_interval,
-    uncorrected_verdict,
 )
 
 

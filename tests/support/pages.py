@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from support.results import add_run
+from support.verdicts import uncorrected_verdict
 
-from pe_bench.report.statistics import Interval, uncorrected_verdict
+from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.build import Table, build_tables
 from pe_bench.report.tables.cells import Cell, ContextUse, Difference

@@ -20,7 +20,7 @@ from pe_bench.runs.rows import Row
 from pe_bench.runs.setup import Setup
 from pe_bench.scoring.evaluate import TrainedModel, evaluate
 from pe_bench.scoring.plans import make_plans
-from pe_bench.scoring.scorer import Watcher
+from pe_bench.scoring.scorer import ScoreWatcher
 
 SIZE = ModelConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, d_head=8, d_ff=24)
 
@@ -85,7 +85,7 @@ def trained_model(
 def scored(
     trained: TrainedModel,
     evaluation: EvalConfig = EVAL,
-    watch: Watcher = lambda protocol, length, share: None,
+    watch: ScoreWatcher = lambda protocol, length, share: None,
 ) -> list[Row]:
     config = replace(trained.setup.config, eval=evaluation)
     asked = replace(trained, setup=replace(trained.setup, config=config))

@@ -106,11 +106,6 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
     return [_case(subject, subject.name if names[subject.name] == 1 else subject.label) for subject in found]
 
 
-def find_case(name: str, overrides: Sequence[str] = (), search: Sequence[Path] = ()) -> Case:
-    (found,) = find_cases([name, *overrides], search)
-    return found
-
-
 def _case(subject: ResolvedEncoding, name: str) -> Case:
     given, spec = subject.config.encoding, subject.spec.with_examples()
     examples = {option: value for option, value in spec.values.items() if given.get(option, {}) != value}

@@ -16,7 +16,7 @@ from pe_bench.system.versions import device_name, package_version, today
 # The encodings of one length, the reference first.
 Choose = Callable[[int], Sequence[ResolvedEncoding]]
 # Called before each measurement with a description of it.
-Watcher = Callable[[str], None]
+PassWatcher = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Bench:
     threads: int
     matmul_rate: float  # operations a second
 
-    def rows(self, lengths: Sequence[int], choose: Choose, watch: Watcher) -> Iterator[Row]:
+    def rows(self, lengths: Sequence[int], choose: Choose, watch: PassWatcher) -> Iterator[Row]:
         """Time short lengths first, and at each the reference, whose pass is timed with all others."""
         self._load_kernels(choose(lengths[0])[0], lengths[0])
         for length in lengths:
