@@ -60,6 +60,7 @@ class Declared:
     # The rate at which its parameters learn, as a multiple of the model's. Biases of scores have further
     # to go than the entries of a matrix.
     lr_multiple: ClassVar[float] = 1.0
+    inert: ClassVar[frozenset[str]] = frozenset()  # parameters that cancel in the softmax, for `check`
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
 
     @classmethod

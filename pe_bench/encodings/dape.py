@@ -35,6 +35,7 @@ class DAPE(LayerEncoding):
     family = "content"
     paper = "arXiv:2405.14722"
     per_layer = True
+    inert = frozenset({"output.bias"})  # one number more for all keys of a query
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ class FIRE(LayerEncoding):
     paper = "arXiv:2310.04418"
     claims = frozenset({"prefix_consistent"})
     per_layer = True
+    inert = frozenset({"output.bias"})  # one number more for all keys of a query
 
     def __init__(self, n_heads: int, threshold: int, d_hidden: int = 32):
         super().__init__()

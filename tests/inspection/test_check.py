@@ -20,12 +20,12 @@ property_of = {wanted.name: wanted for wanted in PROPERTIES}
 # Each encoding, and every property at which it fails.
 WRONG = (
     ("Right", ""),
-    ("SeesTheNextToken", "causal lookahead prefix blocks"),
-    ("RangesTooNarrow", "ranges"),
+    ("SeesTheNextToken", "causal lookahead prefix blocks fused window"),
+    ("RangesTooNarrow", "ranges fused"),
     ("OtherInTraining", "fused"),
-    ("MaximumOverHiddenKeys", "causal lookahead prefix blocks"),
-    ("IdsReadLaterTokens", "lookahead prefix"),
-    ("BiasOverTheNumberOfKeys", "prefix blocks"),
+    ("MaximumOverHiddenKeys", "causal lookahead prefix blocks window"),
+    ("IdsReadLaterTokens", "lookahead prefix device"),
+    ("BiasOverTheNumberOfKeys", "prefix blocks fused window"),
     ("AnglesOverTheNumberOfKeys", "prefix"),
     ("PrefixNotClaimed", "prefix"),
     ("ShiftNotClaimed", "shift"),
@@ -33,12 +33,12 @@ WRONG = (
     ("ShiftClaimed", "shift"),
     ("BatchMean", "batch"),
     ("LongestSeen", "pure fused"),
-    ("NoiseInForward", "repeatable lookahead prefix shift batch pure blocks fused"),
+    ("NoiseInForward", "repeatable lookahead prefix shift batch pure blocks fused slopes state window"),
     ("HookMisspelt", "effect"),
     ("HookOfTheOtherClass", "effect"),
     ("BiasOfTheQueryAlone", "effect"),
-    ("ArangeForQueries", "blocks positions half_precision"),
-    ("RotaryByPlace", "positions"),
+    ("ArangeForQueries", "blocks positions fused half_precision device window"),
+    ("RotaryByPlace", "positions device"),
     ("BiasByIndex", "positions"),
     ("ScoresWithATermBesideTheScale", "score_scale"),
     ("MaskIsALargeNumber", "masked_weights"),
@@ -52,15 +52,37 @@ WRONG = (
     ("UndefinedWithoutNumbers", "extrapolation"),
     ("ClampsWithoutEnd", "extrapolation"),
     ("DefinedThatRaises", "prefix shift pure effect extrapolation"),
-    ("DefinedAndNotANumber", "prefix half_precision extrapolation"),
-    ("ParameterWithoutUse", "gradients"),
-    ("GradientThatIsNotANumber", "fused gradients"),
+    ("DefinedAndNotANumber", "prefix fused half_precision extrapolation"),
+    ("ParameterWithoutUse", "gradients slopes"),
+    ("GradientThatIsNotANumber", "fused gradients slopes"),
     ("TableThatIsSaved", "state"),
     ("TableThatStaysBehind", "state"),
     ("LoudInput", "scale"),
-    ("IdsOfTheGlobalGenerator", "ids"),
+    ("IdsOfTheGlobalGenerator", "device ids"),
     ("AddsTheFirstValue", "window"),
-    ("AddsTheLastValue", "causal lookahead prefix blocks"),
+    ("AddsTheLastValue", "causal lookahead prefix blocks window"),
+    ("HalfAGradient", "slopes"),
+    ("BiasOfTheFirstCall", "gradients slopes"),
+    ("PhaseThatCancels", "slopes"),
+    ("ScaleThatCancels", "slopes"),
+    ("ClampedAt1024", "extrapolation"),
+    ("ClampedAtAThousand", "extrapolation"),
+    ("InputClampedAt1024", "extrapolation"),
+    ("CacheByLengthAndEnds", "batch pure"),
+    ("SharedCacheByLengthAndEnds", "batch"),
+    ("TextCacheByEnds", "pure"),
+    ("SlopesByKeyHead", "heads"),
+    ("ValuesReversedInScoring", "fused half_precision"),
+    ("ColumnsEndAfterOneChunk", "fused"),
+    ("PlaceTakenForIndex", "window"),
+    ("WindowSeesOneMore", "sight"),
+    ("IdsOfTheFirstSequence", "batch"),
+    ("BiasOverTheBatchSize", "batch"),
+    ("OffByOneUnderAnOffset", "positions"),
+    ("OptionNeverRead", "options"),
+    ("OptionOnlyKept", "options"),
+    ("RandomFeaturesNotSaved", "state"),
+    ("MadeOnTheCPU", "device"),
 )
 # Each encoding of which nothing can be measured, the basic property that ends the check, the finding.
 BASIC = (
@@ -159,6 +181,18 @@ def test_every_property_has_an_encoding_that_fails_it(wanted: Property) -> None:
         ("TableThatStaysBehind", "state", r"a tensor that is no buffer: TableThatStaysBehind.slopes"),
         ("LoudInput", "scale", r"inputs of rms 1 leave with rms 3\.\d"),
         ("IdsOfTheGlobalGenerator", "ids", r"torch's global generator was used"),
+        ("HalfAGradient", "slopes", r"along .*strength is by its gradient -?[\d.e+]+, and differences of"),
+        ("PhaseThatCancels", "slopes", r"phase is inert: moving it by 0.1 changes no output"),
+        ("ClampedAt1024", "extrapolation", r"from distance 1,024 on all are alike: `clamps`, if"),
+        ("ClampedAtAThousand", "extrapolation", r"near position \d+,\d+ all distances are alike"),
+        ("InputClampedAt1024", "extrapolation", r"from position 1,024 on all are alike"),
+        ("SharedCacheByLengthAndEnds", "batch", r"of other ids, a sequence differs by \d"),
+        ("SlopesByKeyHead", "heads", r"heads of two keys differ by \d.*, and those of one key do not"),
+        ("WindowSeesOneMore", "sight", r"window=8, and a query sees 9 of the latest keys"),
+        ("PlaceTakenForIndex", "window", r"from a mask it differs by \d"),
+        ("OptionNeverRead", "options", r"encoding.strength is taken by the constructor, and nothing reads"),
+        ("RandomFeaturesNotSaved", "state", r"loaded into one of another seed, its output differs by \d"),
+        ("MadeOnTheCPU", "device", r"wrong_encodings.py:\d+: RuntimeError: Tensor on device"),
         ("PowersThatOverflow", LONG, r"\d+ outputs are not finite"),
         ("InputThatOverflows", LONG, r"the input is not finite"),
         ("RaisesInForward", "prefix", r"wrong_encodings.py:\d+: ZeroDivisionError: a mistake$"),
@@ -175,6 +209,25 @@ def test_undefined_and_unclaimed_are_no_failures() -> None:
     assert "max_position=32" in check(learned, property_of["extrapolation"]).measured
     for name in ("effect", "norm", "decay", "gradients"):
         assert check(nope, property_of[name]).state == "not claimed"
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("sliding_window", "sees 32 keys"),
+        ("lm_infinite", "sees 42 keys"),
+        ("swan", "sees 16 keys or every key"),
+        ("rope", ""),
+    ],
+)
+def test_the_keys_that_a_query_sees_are_counted(name: str, note: str) -> None:
+    finding = check(find_case(name), property_of["sight"])
+    assert finding.state == "holds" and finding.note == note
+
+
+def test_a_parameter_that_cancels_is_named_by_the_class_and_by_no_other() -> None:
+    assert check(find_case("fire"), property_of["slopes"]).state == "holds"
+    assert "inert names" in check(case_of("NamedInertAndMoves"), property_of["slopes"]).measured
 
 
 def test_what_is_not_a_number_never_holds() -> None:

@@ -6,6 +6,7 @@ from torch import nn
 from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.rope import rope_frequencies, rotate
 from pe_bench.encodings.shared.ranges import latest
+from pe_bench.encodings.shaw import Shaw
 from pe_bench.encodings.sinusoidal import sinusoids
 from pe_bench.encodings.sliding_window import SlidingWindow
 
@@ -22,7 +23,8 @@ class Right(LayerEncoding):
     claims = BOTH | {"decaying"}
 
     def distance_bias(self, distance):
-        return -torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * distance
+        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=distance.device)
+        return -slopes[:, None] * distance
 
 
 class SeesTheNextToken(LayerEncoding):
@@ -67,7 +69,8 @@ class IdsReadLaterTokens(PositionalEncoding):
 
 class BiasOverTheNumberOfKeys(LayerEncoding):
     def bias(self, queries, keys):
-        return -(distances(queries, keys) / keys.index.numel()).unsqueeze(-3)
+        bias = -distances(queries, keys) / keys.index.numel()
+        return bias.unsqueeze(0) if bias.dim() == 2 else bias
 
 
 class Rotary(LayerEncoding):
@@ -345,6 +348,213 @@ class ScoresWithATermBesideTheScale(LayerEncoding):
 class MaskIsALargeNumber(LayerEncoding):
     def weights(self, scores, visible):
         return (0.9 * scores).masked_fill(~visible, -1e9).softmax(-1)
+
+
+class HalfAGradient(LayerEncoding):
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.strength = nn.Parameter(torch.ones(n_heads))
+
+    def distance_bias(self, distance):
+        return -0.5 * (self.strength + self.strength.detach())[:, None] * distance
+
+
+class NamedInertAndMoves(LayerEncoding):
+    inert = frozenset({"strength"})
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.strength = nn.Parameter(torch.ones(n_heads))
+
+    def distance_bias(self, distance):
+        return -self.strength[:, None] * distance
+
+
+class BiasOfTheFirstCall(HalfAGradient):
+    """The bias is kept from the first call, and later values of the parameter are not read."""
+
+    kept = None
+
+    def distance_bias(self, distance):
+        if self.kept is None:
+            self.kept = self.strength.tolist()
+        return -(torch.tensor(self.kept) + 0 * self.strength)[:, None] * distance
+
+
+class PhaseThatCancels(Rotary):
+    """Queries and keys are turned by the same learned angle, which no product of the two depends on."""
+
+    def __init__(self, d_head: int):
+        super().__init__(d_head)
+        self.phase = nn.Parameter(torch.zeros(d_head // 2))
+
+    def turn(self, x, position):
+        a, b = super().turn(x, position).chunk(2, -1)
+        cos, sin = self.phase.cos(), self.phase.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+class ScaleThatCancels(LayerEncoding):
+    def __init__(self, d_head: int):
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(d_head))
+
+    def transform(self, q, k, q_position, k_position):
+        return (q * self.gain.exp()).to(q.dtype), (k * (-self.gain).exp()).to(k.dtype)
+
+    def distance_bias(self, distance):
+        return -0.1 * distance.unsqueeze(0)
+
+
+class ClampedAt1024(Right):
+    claims = BOTH
+
+    def distance_bias(self, distance):
+        return super().distance_bias(distance.clamp(max=1_024))
+
+
+class ClampedAtAThousand(Rotary):
+    """Positions end at 1,000."""
+
+    def turn(self, x, position):
+        return super().turn(x, position.clamp(max=1_000))
+
+
+class InputClampedAt1024(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        return x + sinusoids(ids.clamp(max=1_024), x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+
+class CacheByLengthAndEnds(Rotary):
+    """Positions are kept, by their number, the first and the last."""
+
+    def __init__(self, d_head: int):
+        super().__init__(d_head)
+        self.kept = {}
+
+    def turn(self, x, position):
+        if x.device.type == "meta":
+            return super().turn(x, position)
+        key = (position.shape, float(position.flatten()[0]), float(position.flatten()[-1]))
+        return super().turn(x, torch.tensor(self.kept.setdefault(key, position.tolist())))
+
+
+class SharedCacheByLengthAndEnds(CacheByLengthAndEnds):
+    shared = {}
+
+    def __init__(self, d_head: int):
+        super().__init__(d_head)
+        self.kept = self.shared
+
+
+class TextCacheByEnds(PositionalEncoding):
+    """The number of full stops so far is kept, by the length of the text, its first and its last token."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def embed(self, x, ids, tokens):
+        key = (tokens.shape, *tokens[:, 0].tolist(), *tokens[:, -1].tolist())
+        count = torch.tensor(self.kept.setdefault(key, (tokens == 9).cumsum(-1).tolist()))
+        place = sinusoids(ids, x.shape[-1], 100.0, "interleaved")
+        return x + (place + 0.1 * count.unsqueeze(-1)).to(x.dtype)
+
+
+class SlopesByKeyHead(LayerEncoding):
+    def __init__(self, n_heads: int, n_kv_heads: int):
+        super().__init__()
+        self.strength = nn.Parameter(torch.linspace(0.1, 1.0, n_kv_heads))
+        self.group = n_heads // n_kv_heads
+
+    def distance_bias(self, distance):
+        return -self.strength.repeat_interleave(self.group)[:, None] * distance
+
+
+class ValuesReversedInScoring(Shaw):
+    """The tables of the fast path have the rows of values in reverse order."""
+
+    def tables(self):
+        tables = super().tables()
+        return tables._replace(of_value=tables.of_value.flip(-2))
+
+
+class ColumnsEndAfterOneChunk(Right):
+    """Wrong on the path with columns from the 257th key on."""
+
+    def columns(self, queries, keys):
+        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None]
+        places = [side.position.unsqueeze(-1).double() for side in (queries, keys)]
+        ones = [torch.ones_like(place) for place in places]
+        late = torch.cat([ones[1], places[1] - (keys.index > 256).double().unsqueeze(-1)], -1)
+        return torch.cat([-slopes * places[0], slopes * ones[0]], -1).to(queries.x.dtype), late.to(
+            keys.x.dtype
+        )
+
+
+class PlaceTakenForIndex(LayerEncoding):
+    """Right where the keys begin at the first token, and so not with a window from outside."""
+
+    claims = frozenset({"prefix_consistent", "shift_invariant"})
+
+    def bias(self, queries, keys):
+        start = queries.position[..., :1] - queries.index[:1]
+        place = torch.arange(len(keys.index), device=keys.index.device) + start
+        if not (keys.position.diff(dim=-1) == 1).all():
+            place = keys.position
+        bias = -0.1 * (queries.position.unsqueeze(-1) - place.unsqueeze(-2)).clamp(min=0)
+        return bias.unsqueeze(0) if bias.dim() == 2 else bias
+
+
+class WindowSeesOneMore(LayerEncoding):
+    def __init__(self, window: int = 8):
+        super().__init__()
+        self.window = window
+
+    def visible(self, queries, keys):
+        distance = queries.index.unsqueeze(-1) - keys.index
+        return (distance >= 0) & (distance <= self.window)
+
+
+class IdsOfTheFirstSequence(Rotary):
+    def turn(self, x, position):
+        return super().turn(x, position[0, 0] if position.dim() == 3 else position)
+
+
+class BiasOverTheBatchSize(Right):
+    def bias(self, queries, keys):
+        return super().bias(queries, keys) / len(queries.x)
+
+
+class OffByOneUnderAnOffset(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        place = ids + (ids[..., :1] > 0)
+        return x + sinusoids(place, x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+
+class OptionNeverRead(Right):
+    def __init__(self, strength: float = 0.5):
+        super().__init__()
+
+
+class OptionOnlyKept(Right):
+    def __init__(self, strength: float = 0.5):
+        super().__init__()
+        self.strength = strength
+
+
+class RandomFeaturesNotSaved(LayerEncoding):
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.register_buffer("slopes", torch.rand(n_heads), persistent=False)
+
+    def distance_bias(self, distance):
+        return -self.slopes[:, None] * distance
+
+
+class MadeOnTheCPU(LayerEncoding):
+    def distance_bias(self, distance):
+        return -torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * distance
 
 
 class BiasWithoutHeads(LayerEncoding):

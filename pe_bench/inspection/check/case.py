@@ -40,10 +40,10 @@ class Case:
     spec: EncodingSpec
     examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
 
-    def as_built(self) -> Composition:
+    def as_built(self, seed: int = 0) -> Composition:
         """Build the encoding with its initial values, in the types that it chose."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             return self.spec.build(MODEL.n_layers, VOCABULARY)
 
     def with_random_parameters(self) -> Composition:
@@ -121,7 +121,8 @@ def _case(subject: ResolvedEncoding, name: str) -> Case:
 
 def where(error: Exception) -> str:
     """Return the file that raised an error, or the user's that it passed through, and the error's type."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if "/torch/" not in frame.filename), frames[-1])
     line = user_code_line(error) or f"{frame.filename}:{frame.lineno}"
     return f"{Path(line).name}: {type(error).__name__}"
 

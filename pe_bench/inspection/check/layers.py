@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.compose import Stack
+from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
@@ -16,11 +18,14 @@ from pe_bench.inspection.check.case import (
     layer_inputs,
     layers_of,
     one_token_repeated,
+    tokens,
     worst,
 )
-from pe_bench.inspection.check.finding import EXACT, Finding, at_most, largest
+from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding, at_most, largest
 from pe_bench.model.attention import attention, project, reference_attention
 
+FIRST_AT_0, FIRST_AT_3 = torch.tensor([0, 5, 6, 7, 8, 9]), torch.tensor([3, 5, 6, 7, 8, 9])
+SEVERAL_CHUNKS = 300  # tokens: fast paths take 256 queries at a time
 SINGLE = 1e-5  # float32 against float64
 SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
 
@@ -56,6 +61,8 @@ def fused_is_the_reference(case: Case) -> Finding:
                 double.append(worst(attention(exact, *inputs, position), truth))
                 for path in (attention, reference_attention):
                     single.append(worst(path(rounded, *as_type(inputs, torch.float32), position), truth))
+    if case.past_training != "undefined":
+        double += _longer_errors(case)
     in_double, in_single = largest(double), largest(single)
     in_slopes = largest(slopes)
     measured = (
@@ -66,6 +73,18 @@ def fused_is_the_reference(case: Case) -> Finding:
     return Finding("holds" if holds else "fails", measured)
 
 
+def _longer_errors(case: Case) -> list[float]:
+    """Compare the paths of training and scoring with the reference over several chunks, and jumping ids."""
+    inputs, index, errors = layer_inputs(SEVERAL_CHUNKS, batch=1), torch.arange(SEVERAL_CHUNKS), []
+    for layer in layers_of(case.encoding):
+        for position in (index, index + 3, 2 * index):
+            truth = reference_attention(layer, *inputs, position)
+            for trains in (True, False):
+                with torch.set_grad_enabled(trains):
+                    errors.append(worst(attention(layer, *inputs, position), truth))
+    return errors
+
+
 def positions_are_read(case: Case) -> Finding:
     """Check that equal tokens at equal positions stay equal: an encoding must not count tokens itself.
 
@@ -73,6 +92,14 @@ def positions_are_read(case: Case) -> Finding:
     """
     x, q, k = one_token_repeated(TRAIN_LENGTH)
     same, errors = torch.full((TRAIN_LENGTH,), 7), []
+    if case.claims("prefix_consistent"):
+        later, text = 3, tokens(2, len(FIRST_AT_0))
+        rows = [case.encoding.embed(x[:, : len(ids)], ids, text[:1]) for ids in (FIRST_AT_0, FIRST_AT_3)]
+        error = worst(rows[0][:, later:], rows[1][:, later:])
+        if not error <= EXACT:
+            return Finding(
+                "fails", f"the input at one id differs by {error:.1e} where the first id is another"
+            )
     for layer in layers_of(case.encoding):
         for turned in layer.transform(q, k, same, same):
             errors.append(worst(turned, turned[..., :1, :]))
@@ -125,6 +152,22 @@ def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
     return max(missed)
 
 
+def heads_that_share_a_key_differ(case: Case) -> Finding:
+    """Compare heads that are given the same: those of one key must differ where those of two keys do."""
+    options = {option for part in case.spec.parts for option in part.options}
+    if "n_heads" not in options:
+        return Finding("holds", "takes no n_heads")
+    x, q, k, v = layer_inputs(TRAIN_LENGTH)
+    q, k, v = (tensor[:, :1].expand_as(tensor) for tensor in (q, k, v))
+    group = MODEL.n_heads // MODEL.n_kv_heads
+    for layer in layers_of(case.encoding):
+        output = reference_attention(layer, x, q, k, v, torch.arange(TRAIN_LENGTH)).unflatten(1, (-1, group))
+        within, between = worst(output[:, :, 0], output[:, :, 1]), worst(output[:, 0], output[:, 1])
+        if within <= EXACT and between > SHOWS:
+            return Finding("fails", f"heads of two keys differ by {between:.1e}, and those of one key do not")
+    return Finding("holds", "heads that share a key differ as others do")
+
+
 def norm_preserving(case: Case) -> Finding:
     if not case.claims("norm_preserving"):
         return Finding("not claimed", "")
@@ -153,14 +196,20 @@ def decaying(case: Case) -> Finding:
 
 
 def obeys_a_window_from_outside(case: Case) -> Finding:
-    """Check attention limited by its caller to 5 tokens: the `window` control."""
-    row, window, leaks = 20, 5, []
+    """Check attention limited by its caller to 5 tokens, the `window` control, against a mask."""
+    row, window, leaks, errors = 20, 5, [], []
     for layer in layers_of(case.encoding):
         x, q, k, v = layer_inputs(TRAIN_LENGTH)
         output = attention(layer, x, q, k, v.requires_grad_(), torch.arange(TRAIN_LENGTH), window=window)
         (gradient,) = torch.autograd.grad(output[:, :, row].sum(), v)
         leaks.append(float(gradient[:, :, : row - window + 1].abs().max()))
-    return at_most(largest(leaks), 0.0, "values beyond the window have gradients of")
+        masked = Stack([layer, SlidingWindow(window)])
+        truth = reference_attention(masked, x, q, k, v, torch.arange(TRAIN_LENGTH))
+        in_blocks = reference_attention(layer, x, q, k, v, torch.arange(TRAIN_LENGTH), window, block=3)
+        errors += [worst(output, truth), worst(in_blocks, truth)]
+    if largest(leaks) > 0:
+        return Finding("fails", f"values beyond the window have gradients of {largest(leaks):.1e}")
+    return at_most(largest(errors), EXACT, "no gradient beyond the window; from a mask it differs by")
 
 
 def _with_gradients(

@@ -24,6 +24,7 @@ from pe_bench.inspection.check.case import (
 )
 from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding, as_claimed, at_most, largest
 from pe_bench.inspection.check.hooks import HOOKS
+from pe_bench.inspection.check.reach import farthest_that_is_told_apart
 from pe_bench.model.attention import logits, project, slice_tokens
 from pe_bench.model.decoder import Decoder
 
@@ -84,20 +85,6 @@ def shift_invariant(case: Case) -> Finding:
     return as_claimed("shift_invariant", case.claims("shift_invariant"), largest(errors.values()), where)
 
 
-def batch_independent(case: Case) -> Finding:
-    text = tokens(3, TRAIN_LENGTH)
-    error = worst(hidden(case.model, text)[1:2], hidden(case.model, text[1:2]))
-    return at_most(error, EXACT, "a sequence alone and in a batch differ by")
-
-
-def pure(case: Case) -> Finding:
-    """Compare the same tokens before and after longer ones, in a model that has seen nothing yet."""
-    model, text = case.model_of(case.with_random_parameters()), tokens(2, 9)
-    before = hidden(model, text)
-    hidden(model, tokens(2, TRAIN_LENGTH if case.past_training == "undefined" else 2 * TRAIN_LENGTH))
-    return at_most(worst(hidden(model, text), before), EXACT, "after a longer text the same one differs by")
-
-
 def acts(case: Case) -> Finding:
     """Compare a decoder with and without the encoding: one that changes nothing is a mistake."""
     for part in _objects(case):
@@ -125,7 +112,8 @@ def past_the_training_length(case: Case) -> Finding:
         return Finding("fails", f"{case.past_training}, but not finite at {length} tokens")
     if case.past_training == "clamps":
         return _levels_off(case)
-    return Finding("holds", f"defined: finite at {length} tokens")
+    limit = farthest_that_is_told_apart(case)
+    return limit or Finding("holds", f"defined: finite at {length} tokens")
 
 
 def parameters_matter(case: Case) -> Finding:
@@ -164,6 +152,13 @@ def state_is_parameters(case: Case) -> Finding:
     loose = [name for part in _objects(case) for name in _plain_tensors(part)]
     if loose:
         return Finding("fails", f"a tensor that is no buffer: {', '.join(loose)}")
+    first, second, text = case.as_built(seed=0), case.as_built(seed=1), tokens(2, TRAIN_LENGTH)
+    second.load_state_dict(first.state_dict())
+    error = worst(hidden(case.model_of(first), text), hidden(case.model_of(second), text))
+    if not error <= EXACT:
+        return Finding(
+            "fails", f"saved and loaded into one of another seed, its output differs by {error:.1e}"
+        )
     return Finding("holds", f"{len(names)} tensors" if names else "empty, as that of nope")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pe_bench.errors import first_line
-from pe_bench.inspection.check import basics, layers, model, precision
+from pe_bench.inspection.check import basics, calls, device, layers, model, options, precision, reach, slopes
 from pe_bench.inspection.check.case import Case, where
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.inspection.check.hooks import HOOKS, line_of, overridden
@@ -70,15 +70,15 @@ PROPERTIES = (
     ),
     Property(
         "batch",
-        "sequences of a batch do not meet",
-        "a sum or a maximum over the batch",
-        model.batch_independent,
+        "sequences of a batch do not meet, nor do their ids",
+        "a sum or a maximum over the batch; ids of the first sequence taken for all; a shared cache",
+        calls.batch_independent,
     ),
     Property(
         "pure",
         "the same input gives the same output, whatever came before",
-        "a cache that a longer text changes; random numbers that are not the given generator's",
-        model.pure,
+        "a cache: its key must hold all that its values depend on, every id among it",
+        calls.pure,
     ),
     Property(
         "effect",
@@ -149,9 +149,39 @@ PROPERTIES = (
         model.parameters_matter,
     ),
     Property(
+        "slopes",
+        "gradients are the slopes of the output, and no parameter is inert",
+        "a detach, a backward of its own; a phase or scale of queries and keys that cancels",
+        slopes.gradients_are_slopes,
+    ),
+    Property(
+        "heads",
+        "an encoding of each head tells heads apart that share a key",
+        "a parameter or constant that is n_kv_heads long and repeated",
+        layers.heads_that_share_a_key_differ,
+    ),
+    Property(
+        "sight",
+        "a query sees as many of the latest keys as `window` says",
+        "visible and ranges: `distance < window`, for the query's own key is one of them",
+        reach.sees_its_window,
+    ),
+    Property(
+        "device",
+        "what a hook makes is made where its inputs are",
+        "torch.arange, tensor, zeros, .. without device=, or a tensor that is no buffer",
+        device.follows_the_device,
+    ),
+    Property(
+        "options",
+        "every option of the constructor is read",
+        "__init__: a misspelt or forgotten name",
+        options.options_are_read,
+    ),
+    Property(
         "state",
-        "only parameters are saved, and every tensor moves with the model",
-        "register_buffer(..., persistent=False)",
+        "only parameters are saved, they are all that is needed, and every tensor moves with the model",
+        "register_buffer(..., persistent=False); random numbers that no parameter holds",
         model.state_is_parameters,
     ),
     Property(
@@ -164,7 +194,7 @@ PROPERTIES = (
     Property(
         "window",
         "a window from outside limits attention",
-        "visible, weights, mix",
+        "visible, weights, mix; a key's place among those given, where keys.index was meant",
         layers.obeys_a_window_from_outside,
     ),
 )

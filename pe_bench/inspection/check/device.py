@@ -1,0 +1,44 @@
+"""Whether an encoding would run on a GPU: its hooks get tensors of a device that holds no values."""
+
+import torch
+
+from pe_bench.encodings.compose import Composition
+from pe_bench.errors import first_line
+from pe_bench.inspection.check.case import (
+    TRAIN_LENGTH,
+    Case,
+    as_type,
+    layer_inputs,
+    layers_of,
+    tokens,
+    where,
+)
+from pe_bench.inspection.check.finding import Finding
+from pe_bench.model.attention import reference_attention
+
+ELSEWHERE = "meta"
+
+
+@torch.no_grad()
+def follows_the_device(case: Case) -> Finding:
+    """Call every hook with tensors of PyTorch's device without values: tensors of two devices do not mix.
+
+    Code that reads a value, as in `if position.max() > n`, cannot be followed there.
+    """
+    encoding = case.as_built().to(ELSEWHERE)
+    try:
+        _call(encoding)
+    except Exception as error:
+        if isinstance(error, RuntimeError) and " device" in str(error):
+            return Finding("fails", f"{where(error)}: {first_line(error)}")
+        return Finding("not claimed", f"{where(error)}: cannot be followed without values")
+    return Finding("holds", "no tensor stayed on the CPU")
+
+
+def _call(encoding: Composition) -> None:
+    x, q, k, v = (tensor.to(ELSEWHERE) for tensor in as_type(layer_inputs(TRAIN_LENGTH), torch.float32))
+    ids = torch.arange(TRAIN_LENGTH, device=ELSEWHERE)
+    for layer in layers_of(encoding):
+        reference_attention(layer, x, q, k, v, ids)
+    text = tokens(2, TRAIN_LENGTH).to(ELSEWHERE)
+    encoding.embed(x, encoding.ids(text, train=False, generator=None), text)
