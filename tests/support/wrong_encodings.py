@@ -142,7 +142,7 @@ class AnglesInSinglePrecision(Rotary):
 class InputAnglesInSinglePrecision(PositionalEncoding):
     def embed(self, x, ids, tokens):
         precise = torch.promote_types(x.dtype, torch.float32)
-        angle = ids.to(precise).unsqueeze(-1) * rope_frequencies(x.shape[-1], 100.0).to(precise)
+        angle = ids.to(precise).unsqueeze(-1) * rope_frequencies(x.shape[-1], 100.0).to(ids.device, precise)
         return x + torch.cat([angle.sin(), angle.cos()], -1).to(x.dtype)
 
 
