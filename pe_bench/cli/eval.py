@@ -50,7 +50,7 @@ def score_runs(
     failures = []
     for run, config, found in zip(runs, configs, others, strict=True):
         rows = score_run(run, config, results_dir, found)
-        print_run(rows, run, config.report.margin)
+        print_run(rows, run, config.report.margin, changes["lengths"] or ())
         failures += filter(None, [describe_failures(rows)])
     if failures:
         more = f" (and {len(failures) - 1} more runs)" if len(failures) > 1 else ""

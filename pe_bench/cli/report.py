@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from pe_bench.sweep.summary import SweepTable
 
 DEFAULT_FOLDER = Path("results")
-HINT = "95 % intervals, controls, speed: --details    picture: --plot curve.png"
+DETAILS_HINT, PICTURE_HINT = "95 % intervals, controls, speed: --details", "picture: --plot curve.png"
 
 
-def print_run(rows: list[Row], run: Path, margin: float = MARGIN) -> None:
+def print_run(rows: list[Row], run: Path, margin: float = MARGIN, asked: Sequence[int] = ()) -> None:
     """Print the table of one run, and where its parts are; `run` is its directory, wherever that is.
 
-    There are several tables where its rows contradict each other.
+    There are several tables where its rows contradict each other. asked: lengths that the user named.
     """
-    tables = run_tables(rows, run, margin)
+    tables = run_tables(rows, run, margin, asked)
     place = run if run.parent.name == "runs" else Path(os.path.abspath(run))
     results_dir = place.parent.parent
     in_results = place.parent.name == "runs"
@@ -136,7 +136,8 @@ def print_report(
         for problem in report.problems if "--csv" in outputs.printed else ():
             say(f"warning: {problem}")  # the other texts have notes
     else:
-        show(report.tables, hint=HINT, details=details)
+        hints = [DETAILS_HINT, *([] if outputs.plot else [PICTURE_HINT])]
+        show(report.tables, hint="    ".join(hints), details=details)
         if report.others:
             tables = "1 other table" if report.others == 1 else f"{report.others} other tables"
             write_out(f"{tables}: --all\n")

@@ -29,7 +29,7 @@ def _of_changes(table: Table) -> Iterator[str]:
         return
     count = ""
     if table.verdicts > 1:
-        count = f" (95 % intervals, Holm-corrected for the table's {table.verdicts})"
+        count = f" (Holm-corrected for the table's {table.verdicts}, which the 95 % intervals are not)"
     meanings = {
         "improves": f"improves (by more than {table.margin:g})",
         "holds": f"holds (within ±{table.margin:g})",

@@ -10,6 +10,7 @@ from pe_bench.report.latex_width import BOLD, TEXT_WIDTH, TYPES, Type
 from pe_bench.report.short import (
     MISSING,
     Value,
+    below_text,
     best_of,
     context_answer,
     dropped_text,
@@ -24,12 +25,13 @@ from pe_bench.report.short import (
     short_title,
     value_at,
     works_to,
+    works_to_text,
 )
 from pe_bench.report.tables.build import Table
 from pe_bench.system.outside_text import latex, latex_comment, markdown
 
-BEST = "the best of each column is bold"
-INTERVAL = f"± is half the width of the 95 % interval; {BEST}"
+BEST = "the lowest of each column is bold, which need not be better for sure"
+INTERVAL = "± is half the width of the 95 % interval"
 
 
 def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
@@ -95,7 +97,7 @@ def _columns(
     """Return the columns of the short form; shown: the text of a value, given whether it is the best."""
 
     def column(heading: str, values: Sequence[Value | None]) -> ShortColumn:
-        best = best_of(values)
+        best = best_of(values, table.baseline)
         cells = [
             missing if value is None else shown(value, f"{value.number:.3f}" == best) for value in values
         ]
@@ -129,8 +131,9 @@ def _text(value: Value) -> str:
 
 
 def _notes(table: Table, dropped: Sequence[int]) -> list[str]:
-    interval = INTERVAL if has_changes(table) else BEST
-    return list(filter(None, [numbers_text(table), interval, dropped_text(dropped), *table.caveats]))
+    best = f"bold: the lowest that is better than {table.baseline} for sure" if table.baseline else BEST
+    notes = [numbers_text(table), INTERVAL if has_changes(table) else "", best, works_to_text(table)]
+    return list(filter(None, [*notes, below_text(table), dropped_text(dropped), *table.caveats]))
 
 
 def _short_latex(table: Table, label: str) -> str:
@@ -142,7 +145,12 @@ def _short_latex(table: Table, label: str) -> str:
     columns = _columns(table, shown, _latex_value, "--")
     dropped = [length for length in lengths if length not in shown]
     above, headings = (["", *(column.heading[place] for column in columns)] for place in (0, 1))
-    rows = zip(map(latex, names), *(column.cells for column in columns), strict=True)
+    rows: list[Sequence[str]] = []
+    for (first, *others), *cells in zip(names, *(column.cells for column in columns), strict=True):
+        rows += [
+            [latex(first), *cells],
+            *([rf"\quad {latex(line.strip())}", *[""] * len(cells)] for line in others),
+        ]
     contents = (
         f": level, then {numbers_text(table)}, with half of its 95 % interval" if has_changes(table) else ""
     )

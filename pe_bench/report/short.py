@@ -17,6 +17,7 @@ MARKS = {"degrades": ">", "fails": "!", "improves": "v", "unclear": "?", "worse"
 MISSING = "-"
 MIN_LENGTHS = 3  # that stay before a long name is cut
 MIN_NAME = 16  # characters
+INDENT = "  "  # of a name's second line
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,18 @@ def has_changes(table: Table) -> bool:
 
 
 def short_lengths(table: Table) -> list[int]:
-    """Return the lengths beyond the training length; all of them where no line has a level at that."""
+    """Return the lengths beyond the training length, and others that were asked for.
+
+    All of them where no line has a level at the training length.
+    """
     if not has_trained_level(table):
         return list(table.lengths)
-    return [length for length in table.lengths if length > table.key.train_length]
+    train_length = table.key.train_length
+    return [
+        length
+        for length in table.lengths
+        if length > train_length or (length < train_length and length in table.asked)
+    ]
 
 
 def without_middle(lengths: Sequence[int], count: int) -> list[int]:
@@ -80,39 +89,57 @@ def without_middle(lengths: Sequence[int], count: int) -> list[int]:
 
 def fitted(
     table: Table, room: Callable[[Sequence[int]], float], measure: Callable[[str], float]
-) -> tuple[list[str], list[int]]:
-    """Return the names and the lengths to show, as many as fit.
+) -> tuple[list[list[str]], list[int]]:
+    """Return the names, each in one line or more, and the lengths to show, as many as fit.
 
-    Names are cut only where three lengths have no room beside them, and never so that two are alike.
-    room: what is left for names beside these lengths; measure: how wide a name is.
+    Lengths that were asked for are the last to go. Names are broken only where three lengths have no room
+    beside them. room: what is left for names beside these lengths; measure: how wide a name is.
     """
     labels = [line.label for line in table.lines]
     lengths = short_lengths(table)
-    names, shown = labels, lengths
+    names, shown = [[label] for label in labels], lengths
     for count in range(len(lengths), -1, -1):
-        shown = without_middle(lengths, count)
+        shown = _shown(lengths, count, table.asked)
         left = room(shown)
-        names = [_cut(label, left, measure) for label in labels]
-        is_legible = left >= measure("x" * MIN_NAME) and len(set(names)) == len(set(labels))
-        if names == labels or (count <= MIN_LENGTHS and is_legible):
+        names = [broken_name(label, left, measure) for label in labels]
+        is_whole = all(len(lines) == 1 for lines in names)
+        if is_whole or (count <= MIN_LENGTHS and left >= measure("x" * MIN_NAME)):
             break
     return names, shown
 
 
-def _cut(name: str, room: float, measure: Callable[[str], float]) -> str:
-    """Return the name within the room, its middle left out where it has to be."""
-    found, kept = name, len(name)
-    while measure(found) > room and kept > 2:
-        kept -= 1
-        found = f"{name[: (kept + 1) // 2]}…{name[len(name) - kept // 2 :]}"
-    return found
+def _shown(lengths: Sequence[int], count: int, asked: Sequence[int]) -> list[int]:
+    """Return so many of the lengths: those that were asked for, and the first and last of the others."""
+    kept = without_middle([length for length in lengths if length in asked], count)
+    others = [length for length in lengths if length not in asked]
+    return sorted([*kept, *without_middle(others, count - len(kept))])
 
 
-def best_of(values: Sequence[Value | None]) -> str:
-    """Return the lowest number as it is written, of at least two; a baseline's levels are no differences."""
-    differences = [value for value in values if value and not value.is_level]
-    compared = differences or [value for value in values if value]
-    numbers = [value.number for value in compared if isfinite(value.number)]
+def broken_name(name: str, room: float, measure: Callable[[str], float]) -> list[str]:
+    """Return the name in lines that fit, broken between its words, and within one that has no room."""
+    lines = [""]
+    for word in name.split():
+        longer = f"{lines[-1]} {word}" if lines[-1].strip() else lines[-1] + word
+        if measure(longer) <= room:
+            lines[-1] = longer
+            continue
+        if lines[-1].strip():
+            lines.append(INDENT)
+        for sign in word:
+            if lines[-1].strip() and measure(lines[-1] + sign) > room:
+                lines.append(INDENT)
+            lines[-1] += sign
+    return lines
+
+
+def best_of(values: Sequence[Value | None], baseline: str) -> str:
+    """Return the lowest number as it is written, of at least two.
+
+    With a baseline it is the lowest difference that is better for sure; levels are no differences.
+    """
+    known = [value for value in values if value and isfinite(value.number)]
+    compared = [value for value in known if not value.is_level] or known
+    numbers = [value.number for value in compared if not baseline or value.verdict == "better"]
     return f"{min(numbers):.3f}" if len(compared) > 1 and numbers else ""
 
 
@@ -151,14 +178,16 @@ def value_at(line: Line, length: int, table: Table) -> Value | None:
 
 
 def works_to(line: Line, table: Table) -> str:
-    """Return the last length before it breaks, unclear ones included.
+    """Return the last length before it breaks, with a `?` where it surely holds to a shorter one only.
 
     It is `not at all` if the first longer one breaks, and `-` if none was judged.
     """
     found = line.break_point.works_to
     if found is None:
         return MISSING
-    return "not at all" if found <= table.key.train_length else f"{found:,}"
+    if found <= table.key.train_length:
+        return "not at all"
+    return f"{found:,}{'' if line.break_point.is_sure else '?'}"
 
 
 def has_controls(table: Table) -> bool:
@@ -188,7 +217,21 @@ def numbers_text(table: Table) -> str:
 def short_legend(table: Table, dropped: Sequence[int]) -> list[str]:
     """Return what numbers and marks mean, and the lengths that are dropped for want of room."""
     legend = ": ".join(filter(None, (numbers_text(table), _marks_text(table))))
-    return [line for line in (legend, dropped_text(dropped)) if line]
+    return [line for line in (legend, works_to_text(table), below_text(table), dropped_text(dropped)) if line]
+
+
+def works_to_text(table: Table) -> str:
+    """Return what a `?` after a length means; empty where there is none."""
+    unsure = [line for line in table.lines if works_to(line, table).endswith("?")]
+    return "works to: with ?, unclear from a shorter length on" if unsure else ""
+
+
+def below_text(table: Table) -> str:
+    """Return why lengths within training have no verdict; empty where none is shown."""
+    below = [length for length in short_lengths(table) if length < table.key.train_length]
+    if not below or not has_trained_level(table) or table.baseline:
+        return ""
+    return f"{', '.join(map(str, below))}: less context than in training costs by nature, and is not judged"
 
 
 def dropped_text(dropped: Sequence[int]) -> str:

@@ -57,7 +57,7 @@ def _fitted(table: Table, width: int) -> tuple[list[Text], list[int]]:
 
     names, shown = fitted(table, room, cell_len)
     dropped = [length for length in short_lengths(table) if length not in shown]
-    return _aligned([Text("encoding"), *map(Text, names)], _columns(table, shown)), dropped
+    return _aligned([["encoding"], *names], _columns(table, shown)), dropped
 
 
 def _columns(table: Table, lengths: Sequence[int]) -> list[Cells]:
@@ -69,7 +69,7 @@ def _columns(table: Table, lengths: Sequence[int]) -> list[Cells]:
         columns.append([Text(f"at {table.key.train_length}"), *map(_value_text, levels)])
     for length in lengths:
         columns.append([Text(str(length)), *(_value_text(value_at(line, length, table)) for line in lines)])
-    columns.append([Text("works to"), *(Text(works_to(line, table)) for line in lines)])
+    columns.append([Text("works to"), *(_works_text(works_to(line, table)) for line in lines)])
     if has_controls(table):
         columns.append([Text("uses context"), *map(_answer, lines)])
     return columns
@@ -83,6 +83,11 @@ def _value_text(value: Value | None) -> Text:
     return Text(f"{number}{value.mark or ' '}", style=STYLES.get(value.verdict, ""))
 
 
+def _works_text(length: str) -> Text:
+    """Return a length with its mark, or with a blank."""
+    return Text(length if not length[0].isdecimal() or length.endswith("?") else f"{length} ")
+
+
 def _answer(line: Line) -> Text:
     answer = context_answer(line)
     return Text(answer, style=STYLES.get(answer, ""))
@@ -92,18 +97,17 @@ def _width(column: Cells) -> int:
     return max(cell.cell_len for cell in column)
 
 
-def _aligned(names: Cells, columns: Sequence[Cells]) -> list[Text]:
-    """Return the rows of the grid: names to the left, everything else to the right."""
+def _aligned(names: Sequence[Sequence[str]], columns: Sequence[Cells]) -> list[Text]:
+    """Return the rows of the grid: names to the left, in one line or more, and all else to the right."""
     columns = [_without_marks(column) for column in columns]
-    widths = [_width(names), *map(_width, columns)]
+    name_width, widths = max(cell_len(line) for lines in names for line in lines), list(map(_width, columns))
     rows = []
-    for cells in zip(names, *columns, strict=True):
-        row = Text()
-        for place, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-            blanks = " " * (width - cell.cell_len)
-            row += Text.assemble(cell, blanks) if place == 0 else Text.assemble(GAP, blanks, cell)
+    for (first, *others), *cells in zip(names, *columns, strict=True):
+        row = Text(first + " " * (name_width - cell_len(first)))
+        for cell, width in zip(cells, widths, strict=True):
+            row += Text.assemble(GAP, " " * (width - cell.cell_len), cell)
         row.rstrip()
-        rows.append(row)
+        rows += [row, *map(Text, others)]
     return rows
 
 

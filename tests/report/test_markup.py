@@ -1,6 +1,7 @@
 """Tables for documents in their short form: Markdown, and LaTeX that fits a column of text."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -73,6 +74,25 @@ def test_the_baselines_levels_are_no_differences_and_never_the_best(results: Pat
     rows = rows_of(to_markdown([only(results, "rope")]))
     assert rows["rope"][1:3] == ["2.428", "2.809"]
     assert rows["alibi"][2].startswith("-1.040 ± ")
+
+
+def test_with_a_baseline_only_what_is_better_for_sure_is_bold(results: Path) -> None:
+    for seed in range(3):
+        add_run(results, "fire", dict(zip(LENGTHS, (1.8, 1.9, 2.0, 2.1, 2.2, 2.3), strict=True)), seed=seed)
+    table = only(results, "rope")
+    differences = [
+        replace(line.cells[256].baseline, verdict="unclear") if line.cells[256].baseline else None
+        for line in table.lines
+    ]  # pyright: ignore[reportArgumentType]
+    lines = [
+        replace(line, cells={**line.cells, 256: replace(line.cells[256], baseline=difference)})
+        for line, difference in zip(table.lines, differences, strict=True)
+    ]
+    text = to_markdown([replace(table, lines=tuple(lines))])
+    alibi = rows_of(text)["alibi"]
+    assert "*" not in alibi[0], "levels are compared with nothing"
+    assert alibi[1].startswith("**-") and not alibi[2].startswith("**")
+    assert "bold: the lowest that is better than rope for sure" in text
 
 
 def test_latex_has_minus_signs_a_label_and_the_best_in_bold(results: Path) -> None:

@@ -10,10 +10,12 @@ from rich.console import Console
 from support.results import add_run, edit_rows
 
 from pe_bench.config.groups import config_dir
-from pe_bench.report.short import without_middle
-from pe_bench.report.tables.build import QUICK_TOKENS, Table, build_report, build_tables
-from pe_bench.report.tables.selection import Selection
+from pe_bench.report.html.page import describe_result
+from pe_bench.report.short import broken_name, short_lengths, without_middle, works_to
+from pe_bench.report.tables.build import QUICK_TOKENS, Table, build_report, build_tables, run_tables
+from pe_bench.report.tables.selection import Selection, parse_condition
 from pe_bench.report.text import show
+from pe_bench.runs.rows import read_rows
 
 LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
 CHANGES: dict[str, tuple[float, list[float | None]]] = {
@@ -111,19 +113,49 @@ def test_what_is_dropped_is_the_middle() -> None:
 
 
 @pytest.mark.parametrize("width", [50, 80, None])
-def test_a_long_name_is_cut_in_its_middle_only_where_it_must_and_no_two_are_alike(
-    results: Path, width: int | None
-) -> None:
+def test_a_long_name_goes_on_in_the_next_line_and_loses_nothing(results: Path, width: int | None) -> None:
     ends = ("one", "two")
     for end in ends:
         name = f"longrope factors=[{'1.0, ' * 12}2.0] {end}"
         add(results, name, 2.0, CHANGES["rope"][1], code=end)
     lines = printed(build_tables(results), width).splitlines()
-    named = [line.split("  ")[0] for line in lines if line.startswith("longro")]
-    assert len(set(named)) == 2
-    assert {name[-3:] for name in named} == set(ends)
-    assert all(name.count("…") == 1 for name in named)
+    begins = [place for place, line in enumerate(lines) if line.startswith("longro")]
+    assert len(begins) == 2
+    for place in begins:
+        rest = next(end for end in range(place + 1, len(lines)) if not lines[end].startswith("  "))
+        name = " ".join([lines[place].split("  ")[0], *map(str.strip, lines[place + 1 : rest])])
+        assert name.startswith("longrope factors=[1.0") and name.count("1.0,") == 12
+        assert name.endswith(("2.0] one", "2.0] two"))
     assert max(map(len, lines)) <= (width or 100)
+
+
+def test_a_word_longer_than_the_room_is_broken_and_whole() -> None:
+    assert broken_name("abcdefgh ij", 4, len) == ["abcd", "  ef", "  gh", "  ij"]
+    assert broken_name("ab cd", 5, len) == ["ab cd"]
+
+
+def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> None:
+    [table] = build_tables(results, selection=Selection(where=(parse_condition("length=64,128,192,2048"),)))
+    heading = printed([table], 80).splitlines()[3].split()
+    assert heading[1:6] == ["at", "128", "64", "192", "2048"]
+    assert "64: less context than in training costs by nature" in printed([table], 80)
+    [run] = (results / "runs").glob("rope-*")
+    [table] = run_tables(read_rows(run / "eval.csv"), run, asked=(64, 512))
+    assert short_lengths(table) == [64, 192, 256, 512, 1024, 2048]
+    text = printed([table], 50)
+    [heading] = [line.split() for line in text.splitlines() if line.startswith("encoding ")]
+    assert {"64", "512"} < set(heading) and "no room for" in text
+
+
+def test_works_to_has_a_question_mark_where_it_surely_holds_to_a_shorter_length_only(results: Path) -> None:
+    [table] = build_tables(results)
+    alibi = next(line for line in table.lines if line.encoding == "alibi")
+    found = replace(alibi.break_point, holds_to=256, works_to=2048)
+    assert works_to(replace(alibi, break_point=found), table) == "2,048?"
+    assert works_to(replace(alibi, break_point=replace(found, holds_to=2048)), table) == "2,048"
+    unsure = replace(table, lines=(replace(alibi, break_point=found),))
+    assert "works to: with ?, unclear from a shorter length on" in printed([unsure], 100)
+    assert "None of 1 hold" in describe_result(unsure) and "1 is unclear" in describe_result(unsure)
 
 
 def test_a_name_that_has_room_is_whole(results: Path) -> None:

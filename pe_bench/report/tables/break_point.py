@@ -27,6 +27,11 @@ class BreakPoint:
     works_to: int | None = None
 
     @property
+    def is_sure(self) -> bool:
+        """Return whether it surely holds as far as it works."""
+        return self.holds_to == self.works_to
+
+    @property
     def breaks_at(self) -> int | None:
         """Return the first length that degrades or fails."""
         return self.length if self.kind in ("at", "by") else None

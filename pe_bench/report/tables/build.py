@@ -73,6 +73,9 @@ class Table:
     notes: tuple[str, ...]
     caveats: tuple[str, ...] = ()
     baseline: str = ""  # the label of the line that the others are compared with
+    asked: tuple[
+        int, ...
+    ] = ()  # lengths that the user named, and that the short form shows before all others
     margin: float = MARGIN  # bits per byte, of the verdicts
     verdicts: int = 0  # that were corrected together, shown or not
     comparisons: int = 0  # the same, of differences from the baseline
@@ -163,8 +166,12 @@ def build_report(
     return Report([*tables[:-1], last], others, folder_of, tuple(problems))
 
 
-def run_tables(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> list[Table]:
+def run_tables(
+    rows: Iterable[Row], run: Path, margin: float = MARGIN, asked: Sequence[int] = ()
+) -> list[Table]:
     """Return the table of one run's rows under one protocol and stride; `run` is its directory.
+
+    asked: lengths that the user named.
 
     There are several where rows contradict each other, as in a damaged file. What the run gains within its
     training length is known from its other rows, where it is not from these.
@@ -176,7 +183,8 @@ def run_tables(rows: Iterable[Row], run: Path, margin: float = MARGIN) -> list[T
     folder = RunFolder(run)
     keys = RunKeys(lambda name: folder)
     groups = _groups_of(rows, keys, selection.by)
-    return _tables(groups, rows, ScoreFiles(lambda name: folder), keys, selection)
+    tables = _tables(groups, rows, ScoreFiles(lambda name: folder), keys, selection)
+    return [replace(table, asked=tuple(asked)) for table in tables]
 
 
 def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
@@ -375,6 +383,7 @@ def _table(
         notes=tuple(note.text for note in notes),
         caveats=tuple(note.text for note in notes if note.is_caveat),
         baseline=baseline,
+        asked=tuple(length for length in lengths if selection.asks_for(length)),
         margin=margin,
         verdicts=count_verdicts(judged, key.train_length),
         comparisons=count_comparisons(judged),

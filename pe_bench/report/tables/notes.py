@@ -1,6 +1,6 @@
 """The lines under a table: what its numbers do not say, and why some are missing."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pe_bench.report.tables.cells import Cell, label_of
@@ -45,7 +45,7 @@ def make_notes(
         ),
         *_details(_more_seeds(lines, train_length, margin)),
         *_caveats(_few_documents(lines), unequal_lengths),
-        *_statuses(rows),
+        *_statuses(lines, rows),
         *_missing(lines, train_length),
         *_missing_baseline(lines, train_length),
         *_details(_unjudged(lines), _windows(lines, rows)),
@@ -96,22 +96,32 @@ def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
             f"lines have {min(counts)} to {max(counts)} seeds, which also affects their levels and order: "
             "--baseline compares only seeds that both have"
         )
-    fewer = [
-        line.label
-        for line in lines
-        if any(_fewest_seeds(cell) < line.seeds for cell in line.cells.values() if cell.levels)
-    ]
-    if fewer:
+    yield from _fewer_seeds(lines, "of", lambda cell: len(cell.levels))
+    yield from _fewer_seeds(lines, "compared over", _compared_seeds)
+
+
+def _fewer_seeds(lines: Sequence[Line], verb: str, count: Callable[[Cell], int | None]) -> Iterator[str]:
+    """Yield which numbers rest on fewer seeds than their line has; count: the seeds of a cell."""
+    places: dict[tuple[int, int, tuple[int, ...]], list[str]] = {}
+    for line in lines:
+        lengths_of: dict[int, list[int]] = {}
+        for length, cell in line.cells.items():
+            seeds = count(cell) if cell.levels else None
+            if seeds is not None and seeds < line.seeds:
+                lengths_of.setdefault(seeds, []).append(length)
+        for seeds, lengths in lengths_of.items():
+            places.setdefault((seeds, line.seeds, tuple(lengths)), []).append(line.label)
+    for (seeds, of_all, lengths), labels in places.items():
         yield (
-            f"(n=...){_which(fewer, lines)}: only that many seeds, which also affects levels along the row; "
-            "a change always compares the same seeds"
+            f"{_few(labels)} at {_numbers(lengths)}: {verb} {seeds} of {of_all} seeds only; a difference "
+            "is always between the same seeds"
         )
 
 
-def _fewest_seeds(cell: Cell) -> int:
-    """Return the fewest seeds of a number of the cell."""
+def _compared_seeds(cell: Cell) -> int | None:
+    """Return how many seeds are compared with the baseline."""
     interval = cell.baseline.interval if cell.baseline is not None else None
-    return len(cell.levels) if interval is None else min(len(cell.levels), interval.seeds)
+    return None if interval is None else interval.seeds
 
 
 def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iterator[str]:
@@ -179,8 +189,8 @@ def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
         )
 
 
-def _statuses(rows: Sequence[Row]) -> Iterator[Note]:
-    """Yield one for an encoding and a status: all lengths, and the reason at the shortest of them.
+def _statuses(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[Note]:
+    """Yield one for a line and a status: all lengths, and the reason at the shortest of them.
 
     A length out of an encoding's reach is what the table shows; other statuses are not the encoding's. A
     control has one where its code failed though that of the length did not.
@@ -189,8 +199,12 @@ def _statuses(rows: Sequence[Row]) -> Iterator[Note]:
     failed = {
         (row.run, row.scored_with, row.length) for row in rows if row.control == "none" and _failed(row)
     }
+    line_of = _line_of(lines)
     for row in rows:
-        label = label_of(row) if row.control == "none" else f"{label_of(row)}, {row.control} control,"
+        line = line_of.get((row.run, row.scored_with))
+        if line is None:
+            continue
+        label = line.label if row.control == "none" else f"{line.label}, {row.control} control,"
         if row.control != "none" and (not _failed(row) or (row.run, row.scored_with, row.length) in failed):
             continue
         if not has_number(row):
@@ -282,7 +296,7 @@ def _speeds(lines: Sequence[Line], machines: Mapping[str, TrainingMachine]) -> I
 
 def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     """Yield the scores on a set of targets that is not shown; the training length is scored on each."""
-    line_of = {(run, line.scored_with): line for line in lines for run in line.runs}
+    line_of = _line_of(lines)
     places: dict[str, set[int]] = {}
     for row in rows:
         line = line_of.get((row.run, row.scored_with))
@@ -293,6 +307,11 @@ def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
             places.setdefault(line.label, set()).add(row.length)
     for label, lengths in places.items():
         yield f"not shown: {label} at {_numbers(lengths)} on another set of targets; results.csv has it"
+
+
+def _line_of(lines: Sequence[Line]) -> dict[tuple[str, str], Line]:
+    """Return the lines by a run of theirs and what it was scored with."""
+    return {(run, line.scored_with): line for line in lines for run in line.runs}
 
 
 def _which(labels: Sequence[str], lines: Sequence[Line]) -> str:

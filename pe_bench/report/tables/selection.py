@@ -85,6 +85,13 @@ class Selection:
         """Return whether a length has a column; without one it still serves as a reference."""
         return all(condition.holds(length) for condition in self.where if condition.key == "length")
 
+    def asks_for(self, length: int) -> bool:
+        """Return whether a length is named."""
+        return any(
+            condition.key == "length" and condition.sign == "=" and condition.holds(length)
+            for condition in self.where
+        )
+
     def takes(self, scored_with: str) -> bool:
         """Return whether an encoding that runs were scored with has a line."""
         return all(condition.holds(scored_with) for condition in self.where if condition.key == "scored_with")
