@@ -1,4 +1,4 @@
-"""Rotary scores at other distances, schedules of layers, and factors of the logits.
+"""Rotary scores at other distances, windows and caches, and options that cannot work.
 
 Against rows of distances from the authors' code, and against the same thing pair by pair.
 """
@@ -8,17 +8,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.reference_inputs import B, D, H, K, near, series
+from support.fixed_inputs import JUMPING, ROWS, TOKENS, factors, inputs, output, visible
+from support.reference_inputs import B, D, H, K, near
 from torch import Tensor
 
-from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.irope import Chunks, IRoPE, StepwiseTemperature
+from pe_bench.encodings.irope import IRoPE
 from pe_bench.encodings.leaky_rerope import LeakyReRoPE
 from pe_bench.encodings.lm_infinite import LMInfinite
-from pe_bench.encodings.logn import LogN
-from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rerope import ReRoPE
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.self_extend import SelfExtend
@@ -28,36 +26,9 @@ from pe_bench.encodings.streaming import Streaming
 from pe_bench.encodings.swan import SWAN
 from pe_bench.encodings.temperature import Temperature
 from pe_bench.errors import UserError
-from pe_bench.model.attention import attention, project, reference_attention
+from pe_bench.model.attention import project, reference_attention
 
-TOKENS = 14
-ROWS = torch.arange(TOKENS)
-JUMPING = torch.tensor([0, 1, 2, 5, 6, 7, 8, 13, 14, 20, 21, 22, 23, 30])
 Distance = Callable[[int, int], float]
-
-
-def inputs(tokens: int = TOKENS, batch: int = B) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = series(torch.cos, 0.37, batch, tokens, D)
-    q, k, v = (series(torch.sin, step, batch, H, tokens, K) for step in (0.3, 0.5, 0.7))
-    return x, q, k, v
-
-
-def output(encoding: LayerEncoding, position: Tensor = ROWS, block: int | None = None) -> Tensor:
-    return reference_attention(encoding.double(), *inputs(len(position)), position, block=block)
-
-
-def visible(encoding: LayerEncoding, tokens: int) -> list[list[int]]:
-    """The indices of the keys that each query sees."""
-    x, q, k, _ = inputs(tokens)
-    seen = encoding.visible(*project(encoding, x, q, k, torch.arange(tokens)))
-    return [row.nonzero().flatten().tolist() for row in seen]
-
-
-def factors(encoding: LayerEncoding, position: Tensor) -> Tensor:
-    x, q, k, _ = inputs(len(position))
-    scale = encoding.logit_scale(project(encoding, x, q, k, position)[0])
-    assert scale is not None
-    return scale.detach()
 
 
 def rotary_score(q: Tensor, k: Tensor, distance: float, base: float = 10_000.0) -> float:
@@ -299,129 +270,6 @@ def test_no_effective_distance_passes_the_window_however_long_the_text() -> None
     assert max(distances(LeakyReRoPE(K, 8, 4), 16 * 8)) < 8  # factor 32 reaches 16 training lengths
     assert max(distances(SelfExtend(K, 8, 4, 2), 4 + 2 * 4 - 1)) < 8
     assert max(distances(SelfExtend(K, 128), 16 * 128 - 1)) < 128
-
-
-# schedules
-
-
-def layer_kinds(encoding: PositionalEncoding, layers: int) -> list[bool]:
-    """Which layers turn queries and keys."""
-    return [encoding.layer(number).overrides("transform") for number in range(layers)]
-
-
-def test_irope_is_global_in_every_fourth_layer_and_swan_from_the_first() -> None:
-    irope, swan = IRoPE(K, 8, 4, 8), SWAN(K, 8, 4)
-    assert layer_kinds(irope, 8) == [True, True, True, False] * 2
-    assert layer_kinds(swan, 8) == [False, True, True, True] * 2
-    assert layer_kinds(IRoPE(K, 2, 4, 8), 2) == [True, False]
-    assert layer_kinds(IRoPE(K, 8, 4, 8, every=2), 4) == [True, False] * 2
-    assert layer_kinds(SWAN(K, 8, 4, every=2), 4) == [False, True] * 2
-
-
-def test_irope_sees_its_chunk_in_rotary_layers_and_all_in_others() -> None:
-    encoding = IRoPE(K, 4, chunk=3, temperature_step=8)
-    in_chunks = [[0], [0, 1], [0, 1, 2], [3], [3, 4], [3, 4, 5], [6]]
-    assert visible(Chunks(3), 7) == visible(encoding.layer(0), 7) == in_chunks
-    assert visible(encoding.layer(3), 7) == [list(range(i + 1)) for i in range(7)]
-
-
-def test_irope_in_chunks_is_rope_on_each_chunk() -> None:
-    x, q, k, v = inputs()
-    result = output(IRoPE(K, 4, chunk=5, temperature_step=8).layer(0))
-    for start in range(0, TOKENS, 5):
-        here = slice(start, start + 5)
-        chunk = x[:, here], q[:, :, here], k[:, :, here], v[:, :, here]
-        alone = reference_attention(RoPE(K), *chunk, torch.arange(chunk[0].shape[1]))
-        assert near(result[:, :, here], alone, 1e-12)
-
-
-def test_irope_has_the_temperatures_of_llama_4() -> None:
-    position = torch.tensor([-20_000, 0, 8190, 8191, 16383])
-    assert near(factors(StepwiseTemperature(0.1, 8192), position).flatten(), [1, 1, 1, 1.069315, 1.109861])
-
-
-def test_swan_sees_its_window_in_rotary_layers_and_all_in_others() -> None:
-    encoding = SWAN(K, 8, window=3)
-    assert [len(row) for row in visible(encoding.layer(1), 6)] == [1, 2, 3, 3, 3, 3]
-    assert [len(row) for row in visible(encoding.layer(0), 6)] == [1, 2, 3, 4, 5, 6]
-    assert near(output(encoding.layer(1)), output(stack([RoPE(K), SlidingWindow(3)])), 1e-12)
-
-
-def test_swan_scales_global_layers_by_log_n_or_by_the_papers_function() -> None:
-    position = torch.tensor([0, 1, 7, 8, 63])
-    assert near(factors(SWAN(K, 8, 4).layer(0), position).flatten(), [1, 1, 1, math.log(9) / math.log(8), 2])
-    fitted = factors(SWAN(K, 8, 4, scale_base=8.0).layer(0), torch.tensor([-9, 0, 56, 504])).flatten()
-    assert near(fitted, [1, 1, 2, 3])
-    assert SWAN(K, 8, 4, scale_base=8.0).layer(1).logit_scale(None) is None  # pyright: ignore[reportArgumentType]
-
-
-def test_global_layers_within_the_training_length_are_nope() -> None:
-    for encoding in (IRoPE(K, 1, 4, TOKENS + 1), SWAN(K, TOKENS, 4)):
-        assert near(output(encoding.layer(0)), output(NoPE()), 1e-12)
-    for encoding in (IRoPE(K, 1, 4, 3), SWAN(K, 3, 4)):
-        assert not near(output(encoding.layer(0)), output(NoPE()), 1e-3)
-
-
-# factors
-
-
-def test_temperature_of_one_is_the_inner_encoding_and_another_multiplies_logits() -> None:
-    for inner in (NoPE(), RoPE(K)):
-        assert near(output(stack([inner, Temperature(H, 1.0)])), output(inner), 1e-12)
-    x, q, k, v = inputs()
-    hotter = reference_attention(NoPE(), x, 1.2 * q, k, v, ROWS)
-    assert near(output(Temperature(H)), hotter, 1e-12)
-    assert not near(output(Temperature(H)), output(NoPE()), 1e-3)
-
-
-def test_temperature_is_one_number_or_one_of_each_head() -> None:
-    result, plain = output(Temperature(H, [1.0, 3.0])), output(NoPE())
-    assert near(result[:, 0], plain[:, 0], 1e-12)
-    assert near(result[:, 1], output(Temperature(H, 3.0))[:, 1], 1e-12)
-    assert not near(result[:, 1], plain[:, 1], 1e-3)
-
-
-def test_ssmax_starts_at_one_over_the_mean_of_ln_n() -> None:
-    mean = math.lgamma(1_025) / 1_024  # ln 1024! / 1024
-    assert abs(1 / mean - 0.168471) < 1e-6
-    strength = SSMax(H).strength
-    assert strength.shape == (H,)
-    assert (strength - 0.168).abs().max() < 1e-6
-
-
-def test_ssmax_multiplies_the_logits_by_s_ln_n_of_its_head() -> None:
-    encoding = SSMax(H).double()
-    with torch.no_grad():
-        encoding.strength.copy_(torch.tensor([0.5, 2.0]))
-    x, q, k, v = inputs()
-    factor = torch.tensor([0.5, 2.0]).double()[:, None] * torch.log(ROWS + 1.0).double()
-    expected = reference_attention(NoPE(), x, factor.unsqueeze(-1) * q, k, v, ROWS)
-    assert near(output(encoding).detach(), expected, 1e-6)
-    assert near(attention(encoding, x, q, k, v, ROWS).detach(), expected, 1e-6)
-
-
-def test_ssmax_counts_keys_and_not_positions() -> None:
-    expected = [0.168 * math.log(n) for n in range(1, TOKENS + 1)]
-    assert near(factors(SSMax(H), JUMPING)[0].flatten(), expected)
-    expected = [0.168 * math.log(min(n, 4)) for n in range(1, TOKENS + 1)]
-    assert near(factors(SSMax(H, window=4), JUMPING + 5)[1].flatten(), expected)
-
-
-def test_ssmax_leaves_the_first_token_to_itself_and_is_no_addition() -> None:
-    _, _, _, v = inputs()
-    assert near(output(SSMax(H)).detach()[:, :, 0], v[:, :, 0], 1e-12)
-    assert not near(output(SSMax(H)).detach(), output(NoPE()), 1e-3)
-
-
-def test_factors_act_on_scores_and_not_on_what_is_added() -> None:
-    """A factor on a bias would scale it too: the order is scores, factor, bias."""
-    x, q, k, v = inputs()
-    expected = reference_attention(ALiBi(H), x, 3 * q, k, v, ROWS)
-    assert near(output(stack([ALiBi(H), Temperature(H, 3.0)])), expected, 1e-6)
-
-
-def test_logn_of_the_modifier_reads_positions() -> None:
-    assert near(factors(LogN(8), torch.tensor([0, 63])).flatten(), [1, 2])
 
 
 # mistakes

@@ -1,65 +1,40 @@
-"""Relative terms of the scores against the authors' formulations, numbers and limits.
+"""transformer_xl and shaw against the authors' formulations, and limits and options of relative encodings.
 
 Inputs are those of `reference_inputs`, unless a test says otherwise.
 """
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
 from support.reference_inputs import K4, Q4, X4, D, H, K, T, fill, near, output, row_of_scores, series
+from support.relative_encodings import (
+    CONTENT,
+    LAYERS,
+    TRAIN,
+    E,
+    final_logits,
+    layer_of,
+    spread_of_scores,
+    with_parameters,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pe_bench.config.compose import compose
-from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, PositionalEncoding
-from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.deberta import DeBERTa, Terms, log_buckets
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.deberta import DeBERTa
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.shaw import Shaw
 from pe_bench.encodings.sinusoidal import sinusoids
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.encodings.t5 import T5
 from pe_bench.encodings.transformer_xl import TransformerXL
-from pe_bench.encodings.tupe import TUPE, Positions
+from pe_bench.encodings.tupe import TUPE
 from pe_bench.errors import UserError
-from pe_bench.model.attention import attention, choose, logits, project, reference_attention
+from pe_bench.model.attention import attention, choose, project, reference_attention
 from pe_bench.model.attention.fused import fused_attention
-
-LAYERS, TRAIN = 2, 16
-E = TypeVar("E", bound=torch.nn.Module)
-CONTENT = Q4 @ K4.mT  # [B, H, T, T], neither scaled nor masked
-
-
-def with_parameters(encoding: E) -> E:
-    """The encoding in float64, every parameter a wave of its own."""
-    for number, parameter in enumerate(encoding.double().parameters()):
-        fill(parameter, series(torch.sin, 0.3 + 0.17 * number, *parameter.shape))
-    return encoding
-
-
-def layer_of(encoding: PositionalEncoding | LayerEncoding, number: int = 0) -> LayerEncoding:
-    return encoding if isinstance(encoding, LayerEncoding) else encoding.layer(number)
-
-
-def final_logits(layer: LayerEncoding, position: Tensor | None = None, q: Tensor = Q4) -> Tensor:
-    """[B, H, T, T] with zeros for keys after the query."""
-    position = torch.arange(T) if position is None else position
-    queries, keys = project(layer, X4, q, K4, position)
-    return logits(layer, queries, keys, 1 / math.sqrt(K))[0].detach().tril()
-
-
-def spread_of_scores(encoding: PositionalEncoding | LayerEncoding) -> float:
-    """The standard deviation of logits of random queries and keys of variance 1."""
-    generator = torch.Generator().manual_seed(1)
-    q, k = torch.randn(2, 4, 8, 64, 16, generator=generator)
-    queries, keys = project(layer_of(encoding), q.transpose(1, 2).flatten(2), q, k, torch.arange(64))
-    found = logits(layer_of(encoding), queries, keys, 1 / math.sqrt(16))[0]
-    return found[..., torch.ones(64, 64).tril().bool()].std().item()
-
 
 # transformer_xl
 
@@ -131,173 +106,6 @@ def test_transformer_xl_starts_near_the_usual_scale() -> None:
 
 def test_xlnet_is_transformer_xl() -> None:
     assert composed("xlnet") == composed("transformer_xl")
-
-
-# deberta
-
-
-def deberta(max_distance: int = 3, terms: Terms = "c2p+p2c", buckets: int | None = None) -> DeBERTa:
-    return with_parameters(DeBERTa(D, H, K, LAYERS, max_distance, buckets, terms))
-
-
-def official_deberta(encoding: DeBERTa, number: int, papers_direction: bool) -> Tensor:
-    """Pair by pair with the whole table of 2 max_distance rows, whose first half a decoder does not read."""
-    k = encoding.max_distance
-    earlier = series(torch.cos, 0.41, k, D)
-    table = torch.cat([earlier, encoding.positions])
-    keys, queries = (table @ encoding.projections[term][number] for term in ("c2p", "p2c"))
-    scores = torch.zeros_like(CONTENT)
-    for i in range(T):
-        for j in range(i + 1):
-            forth, back = (min(max(step + k, 0), 2 * k - 1) for step in (i - j, j - i))
-            to_position = (Q4[:, :, i] * keys[:, forth]).sum(-1)
-            to_content = (K4[:, :, j] * queries[:, back if papers_direction else forth]).sum(-1)
-            scores[:, :, i, j] = CONTENT[:, :, i, j] + to_position + to_content
-    return scores.detach() / math.sqrt(3 * K)
-
-
-@pytest.mark.parametrize("number", range(LAYERS))
-def test_deberta_is_the_released_code_and_not_the_papers_direction(number: int) -> None:
-    encoding = deberta()
-    found = final_logits(encoding.layer(number))
-    assert near(found, official_deberta(encoding, number, papers_direction=False), 1e-12)
-    paper = official_deberta(encoding, number, papers_direction=True)
-    # The diagonal is the one row that both directions have in common.
-    assert near(found.diagonal(dim1=-2, dim2=-1), paper.diagonal(dim1=-2, dim2=-1), 1e-12)
-    assert ((found - paper).abs() > 1e-4)[..., torch.ones(T, T).tril(-1).bool()].all()
-
-
-@pytest.mark.parametrize(("terms", "count"), [("c2p+p2c", 3), ("c2p", 2), ("p2c", 2)])
-def test_deberta_without_positions_is_nope_at_the_scale_of_its_terms(terms: Terms, count: int) -> None:
-    encoding = deberta(terms=terms)
-    fill(encoding.positions, torch.zeros(3, D))
-    assert near(final_logits(encoding.layer(0)), CONTENT.tril() / math.sqrt(count * K), 1e-12)
-
-
-def test_deberta_terms_add_up() -> None:
-    both, c2p, p2c = deberta(), deberta(terms="c2p"), deberta(terms="p2c")
-    fill(c2p.projections["c2p"], both.projections["c2p"])
-    fill(p2c.projections["p2c"], both.projections["p2c"])
-    of_both = final_logits(both.layer(0)) * math.sqrt(3 * K)
-    of_each = sum(final_logits(one.layer(0)) * math.sqrt(2 * K) for one in (c2p, p2c))
-    assert near(of_both, torch.as_tensor(of_each) - CONTENT.tril(), 1e-12)
-
-
-def test_deberta_distances_from_the_last_row_on_share_it() -> None:
-    short, long = deberta(max_distance=2), deberta(max_distance=5)
-    before = final_logits(short.layer(0))
-    fill(short.positions[1], torch.zeros(D))
-    assert ((final_logits(short.layer(0)) - before).abs() > 1e-3)[0, 0].tolist() == [
-        [distance >= 1 for distance in range(i, -1, -1)] + [False] * (T - 1 - i) for i in range(T)
-    ]
-    before = final_logits(long.layer(0))
-    fill(long.positions[4], torch.zeros(D))
-    assert torch.equal(final_logits(long.layer(0)), before)
-
-
-def test_deberta_buckets_have_their_published_numbers() -> None:
-    distance = torch.tensor([0, 127, 128, 200, 300, 511, 512, 9_000])
-    assert log_buckets(distance, 256, 512).tolist() == [0, 127, 128, 169, 207, 255, 255, 255]
-
-
-@pytest.mark.parametrize(("buckets", "largest"), [(256, 512), (32, 128), (20, 81), (6, 10)])
-def test_deberta_buckets_are_exact_at_every_edge(buckets: int, largest: int) -> None:
-    exact = buckets // 2
-    found = log_buckets(torch.arange(2 * largest), buckets, largest).tolist()
-    for distance, bucket in enumerate(found):
-        # ceil(ln(r/e) / ln((M-1)/e) * (e-1)) is the least s for which (r/e)^(e-1) <= ((M-1)/e)^s.
-        power, base = Fraction(distance, exact) ** (exact - 1), Fraction(largest - 1, exact)
-        far = min((exact + s for s in range(exact) if power <= base**s), default=buckets - 1)
-        assert bucket == (distance if distance <= exact else far), distance
-
-
-def test_deberta_buckets_widen_and_need_as_many_rows() -> None:
-    encoding = deberta(max_distance=64, buckets=8)
-    assert encoding.positions.shape == (8, D)
-    assert encoding.rows(torch.tensor([0, 4, 5, 63, 500])).tolist() == [0, 4, 5, 7, 7]
-
-
-def test_deberta_table_is_shared_and_projections_are_not() -> None:
-    encoding = deberta()
-    before = [final_logits(encoding.layer(number)) for number in range(LAYERS)]
-    fill(encoding.projections["p2c"][1], torch.zeros(H, D, K))
-    assert torch.equal(final_logits(encoding.layer(0)), before[0])
-    assert not near(final_logits(encoding.layer(1)), before[1], 0.01)
-    assert set(encoding.state_dict()) == {"positions", "projections.c2p", "projections.p2c"}
-
-
-def test_deberta_starts_at_the_usual_scale() -> None:
-    torch.manual_seed(0)
-    assert spread_of_scores(DeBERTa(128, 8, 16, 1, max_distance=64)) == pytest.approx(1, rel=0.1)
-
-
-# tupe
-
-
-def tupe(max_position: int = T, positions: Positions = "learned", **options: Any) -> TUPE:
-    return with_parameters(TUPE(D, H, K, max_position, positions=positions, **options))
-
-
-def products_of_positions(encoding: TUPE, rows: Tensor) -> Tensor:
-    """U_Q p_i . U_K p_j, [H, T, T], of rows [T, D] before the norm."""
-    centred = rows - rows.mean(-1, keepdim=True)
-    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    p = normed * encoding.norm.weight + encoding.norm.bias
-    return ((p @ encoding.query) @ (p @ encoding.key).mT).detach()
-
-
-def table_of(encoding: TUPE) -> Tensor:
-    (table,) = encoding.positions.parameters()
-    return table
-
-
-def test_tupe_adds_products_of_normed_positions_under_one_root() -> None:
-    encoding = tupe()
-    expected = (CONTENT + products_of_positions(encoding, table_of(encoding))).tril() / math.sqrt(2 * K)
-    assert near(final_logits(encoding), expected, 1e-12)
-    assert not near(final_logits(encoding), CONTENT.tril() / math.sqrt(2 * K), 0.1)
-
-
-def test_tupe_with_sinusoids_reads_positions_beyond_every_table() -> None:
-    encoding, far = tupe(positions="sinusoidal"), torch.arange(T) + 5_000
-    rows = sinusoids(far, D, 10_000.0, "interleaved")
-    expected = (CONTENT + products_of_positions(encoding, rows)).tril() / math.sqrt(2 * K)
-    assert near(final_logits(encoding, far), expected, 1e-12)
-    assert encoding.past_training == "defined"
-
-
-def test_tupe_without_projections_is_nope_at_half_the_variance() -> None:
-    encoding = tupe()
-    fill(encoding.query, torch.zeros(H, D, K))
-    assert near(final_logits(encoding), CONTENT.tril() / math.sqrt(2 * K), 1e-12)
-
-
-def test_tupe_and_t5_is_tupe_r() -> None:
-    encoding, bias = tupe(), with_parameters(T5(D, H, buckets=4, max_distance=8))
-    both = Composition(Layers([encoding]), {"t5": Layers([bias])}, LAYERS).layer(0)
-    distance = torch.arange(T).unsqueeze(-1) - torch.arange(T)
-    added = bias.distance_bias(distance.clamp(min=0).flatten()).view(H, T, T).detach().tril()
-    assert near(final_logits(both), final_logits(encoding) + added, 1e-12)
-
-
-def test_tupe_past_its_table_is_an_error_that_names_both_lengths_and_the_way_out() -> None:
-    with pytest.raises(LengthError, match=r"max_position=3 .* position 3.*overflow=clamp"):
-        final_logits(tupe(max_position=3))
-
-
-def test_tupe_clamps_or_stretches_its_table_where_told() -> None:
-    for overflow, position in (("clamp", [0, 1, 1, 1]), ("interpolate", [0, 1 / 3, 2 / 3, 1])):
-        encoding = tupe(max_position=2, overflow=overflow)
-        share = torch.tensor(position, dtype=torch.float64).unsqueeze(-1)
-        rows = torch.lerp(table_of(encoding)[0], table_of(encoding)[1], share)
-        expected = (CONTENT + products_of_positions(encoding, rows)).tril() / math.sqrt(2 * K)
-        assert near(final_logits(encoding), expected, 1e-12)
-        assert ("prefix_consistent" in encoding.claims) == (overflow == "clamp")
-
-
-def test_tupe_starts_at_the_usual_scale() -> None:
-    torch.manual_seed(0)
-    assert spread_of_scores(TUPE(128, 8, 16, max_position=64)) == pytest.approx(1, rel=0.1)
 
 
 # shaw

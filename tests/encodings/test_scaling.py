@@ -4,17 +4,15 @@ Heads are 16 wide and the training length is 512, unless a test says otherwise.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.commands import Command
 from support.reference_inputs import T, near, row_of_scores, series
+from support.scalings import BASE, LONG, SCALINGS, TRAIN, WIDTH, every_scaling, same, scaling, turned
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.llama3 import Llama3, llama3_frequencies
+from pe_bench.encodings.llama3 import Llama3
 from pe_bench.encodings.longrope import LongRoPE, longrope_attention_factor
 from pe_bench.encodings.rope import Layout, RoPE, rope_frequencies
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK, dynamic_ntk_frequencies
@@ -22,49 +20,15 @@ from pe_bench.encodings.rope_ntk import RopeNTK
 from pe_bench.encodings.rope_ntk_by_parts import RopeNTKByParts
 from pe_bench.encodings.rope_pi import RopePI
 from pe_bench.encodings.shared.rope_scaling import (
-    Ramp,
     RopeScaling,
-    by_parts_frequencies,
     ntk_frequencies,
     ramp_ends,
 )
 from pe_bench.encodings.yarn import YaRN
-from pe_bench.errors import UserError
 
-WIDTH, TRAIN, BASE = 16, 512, 10_000.0
-LONG = [1.0, 1.1, 1.5, 2.0, 3.0, 4.0, 4.0, 4.0]
-SHORT = [1.0, 1.0, 1.2, 1.2, 1.2, 1.3, 1.3, 1.3]
-
-SCALINGS: dict[str, Callable[..., RopeScaling]] = {
-    "rope_pi": RopePI,
-    "rope_ntk": RopeNTK,
-    "rope_dynamic_ntk": RopeDynamicNTK,
-    "rope_ntk_by_parts": RopeNTKByParts,
-    "yarn": YaRN,
-    "llama3": Llama3,
-    "longrope": LongRoPE,
-}
-every_scaling = pytest.mark.parametrize("name", SCALINGS)
 every_scaling_with_a_factor = pytest.mark.parametrize(
     "name", [name for name in SCALINGS if name != "rope_dynamic_ntk"]
 )
-
-
-def scaling(name: str, d_head: int = WIDTH, train_length: int = TRAIN, **options: Any) -> RopeScaling:
-    """A scaling by its name, longrope with factors that are no ones."""
-    given = {"long_factors": LONG[: d_head // 2]} if name == "longrope" else {}
-    return SCALINGS[name](d_head, train_length, **{**given, **options})
-
-
-def turned(encoding: LayerEncoding, tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Queries and keys [1, 2, tokens, WIDTH] at the positions 0, 1, 2, .."""
-    q, k = (series(wave, 0.7, 1, 2, tokens, WIDTH).to(dtype) for wave in (torch.sin, torch.cos))
-    position = torch.arange(tokens)
-    return encoding.transform(q, k, position, position)
-
-
-def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
-    return all(map(torch.equal, a, b))
 
 
 def to_four_digits(actual: Tensor, expected: list[float]) -> bool:
@@ -210,76 +174,6 @@ def test_by_parts_is_yarn_with_an_attention_factor_of_one() -> None:
     assert same(turned(ours, 24), turned(theirs, 24))
 
 
-# ramps
-
-
-def released_yarn(
-    width: int, base: float, train: int, s: float, fast: float = 32, slow: float = 1
-) -> list[float]:
-    """Pair by pair: interpolated, and as much of it kept as the ramp in the index says."""
-    low, high = (
-        width * math.log(train / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (fast, slow)
-    )
-    low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
-    found = []
-    for c in range(width // 2):
-        theta, ramp = base ** (-2 * c / width), min(max((c - low) / (high - low), 0), 1)
-        found.append(ramp * theta / s + (1 - ramp) * theta)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("width", "base", "train"),
-    [(16, 1e4, 512), (64, 1e4, 2_048), (128, 5e5, 8_192), (32, 1e4, 128), (8, 1e4, 32), (16, 10.0, 512)],
-)
-def test_ramp_in_the_index_is_the_released_one(width: int, base: float, train: int) -> None:
-    ours = by_parts_frequencies(width, base, train, 4.0)
-    assert near(ours, released_yarn(width, base, train, 4.0), 1e-14)
-    other = by_parts_frequencies(width, base, train, 4.0, beta_fast=8.0, beta_slow=0.25)
-    assert near(other, released_yarn(width, base, train, 4.0, 8, 0.25), 1e-14)
-
-
-@pytest.mark.parametrize("train", [128, 512, 4_096])
-def test_ramp_in_the_turns_is_the_papers(train: int) -> None:
-    for theta, ours in zip(
-        rope_frequencies(64, BASE), by_parts_frequencies(64, BASE, train, 4.0, "turns"), strict=True
-    ):
-        gamma = min(max((train * theta.item() / (2 * math.pi) - 1) / 31, 0), 1)
-        assert ours.item() == pytest.approx((1 - gamma) * theta.item() / 4 + gamma * theta.item(), rel=1e-12)
-
-
-def test_the_two_ramps_differ_by_half() -> None:
-    by_index, by_turns = (by_parts_frequencies(WIDTH, BASE, TRAIN, 4.0, ramp) for ramp in ("index", "turns"))  # type: ignore[arg-type]
-    assert (by_index / by_turns).max().item() == pytest.approx(1.5183, abs=1e-3)
-
-
-def test_ramp_is_a_step_where_its_ends_meet_or_have_changed_places() -> None:
-    plain = rope_frequencies(WIDTH, BASE)
-    too_short = by_parts_frequencies(WIDTH, BASE, 4, 4.0)  # the fastest pair makes no full turn
-    assert torch.equal(too_short, torch.cat([plain[:1], plain[1:] / 4]))
-    never_slow = by_parts_frequencies(WIDTH, 10.0, 65_536, 4.0)  # the slowest makes more than 32
-    assert torch.equal(never_slow, rope_frequencies(WIDTH, 10.0))
-
-
-def test_llama3_keeps_short_wavelengths_and_stretches_long_ones() -> None:
-    width, base, train, s = 128, 500_000.0, 8_192, 8.0
-    for low, high in ((1.0, 4.0), (0.5, 9.0)):
-        ours = llama3_frequencies(width, base, train, s, low, high)
-        cases = set()
-        for theta, found in zip(rope_frequencies(width, base).tolist(), ours.tolist(), strict=True):
-            wavelength = 2 * math.pi / theta
-            if wavelength < train / high:
-                case, expected = "kept", theta
-            elif wavelength > train / low:
-                case, expected = "stretched", theta / s
-            else:
-                smooth = (train / wavelength - low) / (high - low)
-                case, expected = "between", (1 - smooth) * theta / s + smooth * theta
-            cases.add(case)
-            assert found == pytest.approx(expected, rel=1e-12)
-        assert len(cases) == 3
-
-
 # attention factors
 
 
@@ -392,120 +286,3 @@ def test_tensors_are_made_where_the_queries_are(name: str) -> None:
 )
 def test_claims_follow_from_the_options(encoding: RopeScaling, claims: set[str]) -> None:
     assert encoding.claims == claims | {"shift_invariant"}
-
-
-# longrope
-
-
-def test_longrope_takes_the_long_factors_beyond_the_training_length_and_the_short_ones_up_to_it() -> None:
-    encoding, plain = LongRoPE(WIDTH, TRAIN, long_factors=LONG), rope_frequencies(WIDTH, BASE)
-    assert torch.equal(encoding.scaled(TRAIN).frequencies, plain)
-    assert near(
-        encoding.scaled(TRAIN + 1).frequencies, plain / torch.tensor(LONG, dtype=torch.float64), 1e-15
-    )
-    both = LongRoPE(WIDTH, TRAIN, long_factors=LONG, short_factors=SHORT)
-    assert near(both.scaled(TRAIN).frequencies, plain / torch.tensor(SHORT, dtype=torch.float64), 1e-15)
-    assert torch.equal(both.scaled(TRAIN + 1).frequencies, encoding.scaled(TRAIN + 1).frequencies)
-
-
-def test_longrope_attention_factor_that_is_given_holds_within_the_training_length() -> None:
-    encoding = LongRoPE(WIDTH, TRAIN, factor=4.0, long_factors=LONG)
-    assert encoding.scaled(1).attention_factor == pytest.approx(1.1055416, abs=1e-7)
-    assert encoding.scaled(9 * TRAIN).attention_factor == encoding.scaled(1).attention_factor
-
-
-def test_longrope_without_factors_is_refused_in_one_line(train: Command) -> None:
-    outcome = train("encoding=longrope")
-    assert outcome.code == 2
-    assert "longrope has no default factors" in outcome.line
-    assert "encoding.long_factors=[...] with d_head/2 = 4 numbers" in outcome.line
-    assert train("encoding=longrope", "encoding.long_factors=[1,1.5,2,4]").code == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"long_factors": [1.0] * 7}, "encoding.long_factors must have 8 numbers.*not 7"),
-        ({"long_factors": []}, "encoding.long_factors must have 8 numbers.*not 0"),
-        (
-            {"long_factors": LONG, "short_factors": [1.0] * 9},
-            "encoding.short_factors must have 8 numbers.*not 9",
-        ),
-        (
-            {"long_factors": [*LONG[:7], 0.99]},
-            r"encoding.long_factors must be finite and at least 1, and \[0.99\] is not",
-        ),
-        ({"long_factors": [*LONG[:7], math.inf]}, "encoding.long_factors must be finite"),
-        ({"long_factors": [*LONG[:7], math.nan]}, "encoding.long_factors must be finite"),
-        ({"long_factors": LONG, "short_factors": [0.0] * 8}, "encoding.short_factors must be .* are not"),
-    ],
-)
-def test_longrope_factors_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        LongRoPE(WIDTH, TRAIN, **options)
-
-
-# options
-
-
-@every_scaling
-@pytest.mark.parametrize("options", [{"base": 500.0}, {"layout": "interleaved"}, {"train_length": 16}])
-def test_options_of_all_change_the_output(name: str, options: dict[str, Any]) -> None:
-    plain, other = scaling(name, train_length=8), scaling(name, **{"train_length": 8, **options})
-    assert not same(turned(plain, 32), turned(other, 32))
-
-
-@every_scaling
-def test_another_factor_changes_the_output(name: str) -> None:
-    outputs = [turned(scaling(name, train_length=8, factor=factor), 32) for factor in (2.0, 3.0)]
-    assert not same(outputs[0], outputs[1])
-
-
-@pytest.mark.parametrize("make", [RopeNTKByParts, YaRN])
-def test_ends_of_the_ramp_change_the_frequencies(make: Callable[..., RopeScaling]) -> None:
-    ramps: tuple[Ramp, ...] = ("index", "turns")
-    for ramp in ramps:
-        plain = make(128, 4_096, factor=4.0, ramp=ramp).scaled(1).frequencies
-        for options in ({"beta_fast": 16.0}, {"beta_slow": 4.0}):
-            other = make(128, 4_096, factor=4.0, ramp=ramp, **options).scaled(1).frequencies
-            assert not torch.equal(plain, other)
-
-
-@every_scaling
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_head": 15}, "d_head=15"),
-        ({"base": 1.0}, "encoding.base must exceed 1.*1.0"),
-        ({"train_length": 1}, "encoding.train_length must be at least 2 tokens, not 1"),
-        ({"factor": 0.0}, "encoding.factor must be .*not 0.0"),
-    ],
-)
-def test_option_that_cannot_work_is_told_to_the_user(
-    name: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        scaling(name, **options)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RopePI(WIDTH, TRAIN, factor=0.5), "encoding.factor must be at least 1.*not 0.5"),
-        (lambda: RopeNTK(2, TRAIN), "at least 4, not model.d_head=2"),
-        (lambda: RopeDynamicNTK(2, TRAIN), "at least 4, not model.d_head=2"),
-        (lambda: YaRN(WIDTH, TRAIN, beta_fast=1.0), "beta_fast=1.0 must exceed encoding.beta_slow=1.0"),
-        (lambda: RopeNTKByParts(WIDTH, TRAIN, beta_slow=0.0), "beta_slow=0.0, and that 0"),
-        (lambda: YaRN(WIDTH, TRAIN, attention_factor=0.0), "encoding.attention_factor must be positive.*0.0"),
-        (
-            lambda: Llama3(WIDTH, TRAIN, low_frequency_factor=4.0),
-            "high_frequency_factor=4.0 must exceed encoding.low_frequency_factor=4.0",
-        ),
-        (lambda: Llama3(WIDTH, TRAIN, low_frequency_factor=-1.0), "low_frequency_factor=-1.0, and that 0"),
-    ],
-)
-def test_option_of_one_that_cannot_work_is_told_to_the_user(
-    make: Callable[[], RopeScaling], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        make()

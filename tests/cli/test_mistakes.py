@@ -1,0 +1,229 @@
+"""Mistakes: one line that says what to do, exit code 2, and nothing written."""
+
+import pytest
+from support.commands import files_in, only_run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["train", "encoding=ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
+        (["train", "modifier=[lgn]"], "unknown modifier 'lgn': did you mean 'logn'?"),
+        (["train", "trian.lr=3"], "unknown key 'trian.lr': did you mean 'train.lr'?"),
+        (["train", "train.leng=3"], "unknown key 'train.leng': did you mean 'train.length'?"),
+        (["train", "encoding=rope", "encoding.bse=3"], "did you mean 'encoding.base'?"),
+        (["train", "+foo=3"], "unknown key 'foo'"),
+        (["train", "++encoding.foo=3"], "unknown option 'encoding.foo'"),
+        (["train", "--multirum", "seed=1"], "unknown option '--multirum': did you mean '--multirun'?"),
+        (["train", "train.lr=abc"], "train.lr must be a number, not 'abc'"),
+        (["train", "encoding.base=abc"], "encoding.base must be a number, not 'abc'"),
+        (["train", "encoding.layout=thirds"], "encoding.layout must be one of half, interleaved"),
+        (["train", "model.d_model=130"], "model.d_model=130 is not divisible by model.n_heads=4"),
+        (["train", "model.n_heads=abc"], "model.n_heads=abc must be positive whole numbers"),
+        (["train", "model.d_model=20", "model.n_heads=4"], "model.d_head=5 is odd"),
+        (["train", "eval.lengths=[0,512]"], "positive whole numbers, and 0 is not"),
+        (["train", "eval.lengths=[1.5]"], "eval.lengths must be"),
+        (["train", "eval.lengths=512,2048"], "'eval.lengths=[512,2048]' is a list"),
+        (["train", "eval.lengths=[100000000]"], "has the 100000000 tokens that are needed: the longest has"),
+        (["train", "train.steps=3", "train.tokens=9"], "give one of them"),
+        (["train", "encoding=[rope,alibi]"], "a run has one encoding"),
+        (["train", "encoding=rope,alibi"], "is several values: -m encoding=rope,alibi makes a run for each"),
+        (["train", "encoding=null"], "unknown encoding 'null': there are: alibi"),
+        (["train", "-m", "encoding=rope,3"], "unknown encoding '3': there are: alibi"),
+        (["train", "modifier=null"], "modifier=[] for none"),
+        (["train", "data={a:b}"], "data={a:b} is not a name: say data=NAME"),
+        (
+            ["train", "encoding.name=null"],
+            "encoding.name must be letters, digits and the signs . + - _, not null",
+        ),
+        (["train", "encoding.name=../../../esc"], "and the signs . + - _, not '../../../esc'"),
+        (["train", "encoding.class=null"], "encoding.class must be text such as module:Class"),
+        (["train", "train=3"], "train is a group of keys and cannot be 3: say train.length=VALUE"),
+        (["train", "=3"], "'=3' cannot be read: say KEY=VALUE"),
+        (["train", "é=3"], "'é=3' cannot be read: say KEY=VALUE"),
+        (["train", " "], "' ' cannot be read: say KEY=VALUE"),
+        (
+            ["train", "seed=٣"],
+            """'seed=٣' cannot be read: say KEY=VALUE with quotes around the value, such as 'seed="٣"'""",
+        ),
+        (["train", "results_dir=~/x"], """such as 'results_dir="~/x"'"""),
+        (["train", "results_dir="], "results_dir is empty"),
+        (["train", "data=files", "data.path=x", "data.validation_path="], "data.validation_path is empty"),
+        (["train", "train.lr=1" + "0" * 400], "train.lr must be a number, not 1000"),
+        (["train", "threads=100000000000"], "up to 1024, not 100000000000"),
+        (["train", "encoding"], "'encoding' has no value: say encoding=NAME, such as encoding=rope"),
+        (["train", "encoding="], "'encoding=' has no value: say encoding=NAME"),
+        (["train", "rope"], "'rope' cannot be read: say encoding=rope"),
+        (["train", "small"], "say model=small"),
+        (["train", "train.dtype=fp16"], "unknown key 'train.dtype': did you mean 'precision'?"),
+        (
+            ["train", "encoding=alibi", "encoding.base=500"],
+            "unknown key 'encoding.base': alibi has encoding.slope_scale",
+        ),
+        (["train", "encoding=nope", "encoding.base=500"], "unknown key 'encoding.base': nope has no options"),
+        (["train", "--resume"], "--resume is no option of train: not needed: the same command continues"),
+        (["train", "--dry-run", "seed=1"], "--cfg job prints every key and trains nothing"),
+        (["report", "--json"], "unknown option '--json': there are: --all, --baseline, --by"),
+        (["train", "-sc"], "unknown option '-s'"),
+        (["train", "--experimental-rerun", "x"], "unknown option '--experimental-rerun'"),
+        (["train", "--cfg=jobb"], "--cfg prints one of job, hydra, all, not 'jobb'"),
+        (["train", "--multirun=3"], "'--multirun' does not take a value"),
+        (["train", "--cfg", "job", "-m"], "-m and --cfg exclude each other"),
+        (["train", "--resolve"], "--resolve works only with --cfg: add --cfg job"),
+        (["train", "-m", "encoding=glob(z*)"], "encoding=glob(z*) gives no values: name at least one"),
+        (["train", "-m", "seed=0,1", "encoding.foo=3"], "unknown key 'encoding.foo'"),
+        (
+            ["train", "-m", "encoding=rope,", "alibi"],
+            "'encoding=rope, alibi': no space is allowed after the comma",
+        ),
+        (
+            ["train", "-m", "seed=0,1", "hydra.launcher.n_jobs=2"],
+            "hydra.launcher.n_jobs is not an option of the basic launcher: name the launcher it belongs to",
+        ),
+        (
+            ["train", "-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_job=2"],
+            "unknown key 'hydra.launcher.n_job': did you mean 'hydra.launcher.n_jobs'?",
+        ),
+        (
+            ["train", "-m", "encoding=rope,alibi", "data=files", "data.path=/nowhere"],
+            "data.path=/nowhere does not exist",
+        ),
+        (["train", "-m", "seed=0,1", "results_dir=/dev/null/x"], "/dev/null is not a folder"),
+        (["train", "results_dir=/dev/null"], "results_dir=/dev/null: /dev/null is not a folder"),
+        (["train", "-m", "seed=0,1", "results_dir=/proc/nobody"], "/proc/nobody/sweeps"),
+        (["report", "--results-dir", "/dev/null/x"], "--results-dir=/dev/null/x: /dev/null is not a folder"),
+        (["report", "--results-dir", ""], "--results-dir is empty: name a folder"),
+        (["train", "--cfg", "jobb"], "--cfg prints one of job, hydra, all, not 'jobb'"),
+        (
+            ["train", "--info", "nothing"],
+            "--info prints one of all, config, defaults, defaults-tree, plugins,",
+        ),
+        (
+            ["train", "encoding=my.py:Mine"],
+            "name it in a file FOLDER/encoding/NAME.yaml with 'class: my.py:Mine'",
+        ),
+        (["train", "--config-dir"], "'--config-dir' requires an argument"),
+        (["train", "--config-dir", "/nowhere"], "--config-dir /nowhere is not a folder"),
+        (["train", "-m", "encoding=rope,alibii"], "unknown encoding 'alibii': did you mean 'alibi'?"),
+        (["train", "-m", "encoding=rope,alibi", "train.lr=abc"], "train.lr must be a number"),
+        (["train", "train.from=elsewhere"], "no run 'elsewhere'"),
+        (["train", "encoding=stick_breaking", "modifier=[x]"], "unknown modifier 'x'"),
+        (["train", "data=files", "data.path=/nowhere"], "data.path=/nowhere does not exist"),
+        (["train", "data=files"], "say data.path=DIR"),
+        (["train", "data=pg19"], "data=stdlib"),
+        (["train", "tokenizer=hub", "tokenizer.name=gpt2"], "tokenizer=b"),
+        (["eval"], "no finished run"),
+        (["eval", "nothing"], "no run 'nothing'"),
+        (["eval", "--lenghts", "512"], "unknown option '--lenghts': did you mean '--lengths'?"),
+        (["eval", "--lengths", "5x"], "positive whole numbers, and '5x' is not one"),
+        (["eval", "--lengths", "-3"], "positive whole numbers, and '-3' is not one"),
+        (["eval", "--targets", "many"], "'many' is not a positive whole number"),
+        (["report"], "no scored run"),
+        (["report", "--protocol", "pared"], "--protocol must be one of paired"),
+        (["list", "encoding"], "unknown list 'encoding': did you mean 'encodings'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder, arguments, message):
+    outcome = command(*arguments)
+    assert outcome.code == 2, outcome.err
+    assert message in outcome.line
+    assert "Traceback" not in outcome.err
+    assert files_in(folder / "work") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("report results_dir=X", "--results-dir X"),
+        ("list runs results_dir=X", "--results-dir X"),
+        ("list family=rotary", "--family rotary"),
+        ("eval threads=2 eval.lengths=64", "--threads 2 --lengths 64"),
+        ("eval per_position=true", "--per-position"),
+        ("eval data.path=X", "--data-path X"),
+        ("show rope plot=X.png", "--plot X.png"),
+        ("speed nope lengths=16", "--lengths 16"),
+        ("train config_dir=X", "--config-dir X"),
+        ("report seed=0,1", "--where seed=0,1"),
+        ("train --results-dir X", "results_dir=X"),
+        ("train --results_dir=X --seed 3 encoding=rope", "results_dir=X seed=3"),
+        ("train --lr", "train.lr=VALUE"),
+        ("train --base 500 --train.steps 3", "encoding.base=500 train.steps=3"),
+        ("speed --threads 2", "threads=2"),
+        ("check rope --base 500", "encoding.base=500"),
+    ],
+)
+def test_an_argument_in_the_spelling_of_another_command_is_told_in_that_of_this_one(
+    command, folder, typed, meant
+):
+    outcome = command(*typed.split())
+    assert outcome.code == 2 and outcome.line.endswith(f": say {meant}"), outcome.err
+    assert files_in(folder / "work") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("speed --length 512", "unknown option '--length': did you mean '--lengths'?"),
+        ("train --sede 3", "unknown option '--sede': did you mean seed=3?"),
+        ("train --lenght=64", "unknown option '--lenght': did you mean train.length=64?"),
+        ("train lenght=64", "unknown key 'lenght': did you mean 'train.length'?"),
+        ("train lerning_rate=0.1", "unknown key 'lerning_rate': did you mean 'train.lr'?"),
+        ("train encoding=my.py", "'class: my.py:CLASS', and say encoding=NAME --config-dir FOLDER"),
+        ("report --margin abc", "'abc' is not a number"),
+        ("train --multirn", "unknown option '--multirn': did you mean '--multirun'?"),
+        ("eval --encoding rope", "unknown option '--encoding': there are: "),
+        ("show rope threads=1 factor=2", "unknown key 'encoding.factor': did you mean"),
+        ("eval elsewhere threads=2", "no run 'elsewhere'"),
+        ("elsewhere --seed 3", "No such command 'elsewhere'"),
+    ],
+)
+def test_another_mistake_is_told_as_it_is(command, folder, typed, told):
+    outcome = command(*typed.split())
+    assert outcome.code == 2 and told in outcome.line, outcome.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])
+def test_a_folder_of_results_that_cannot_be_written_is_refused_with_a_way_out(
+    train, folder, monkeypatch, arguments
+):
+    monkeypatch.setattr("pe_bench.config.checks.os.access", lambda path, mode: path != folder)
+    outcome = train(*arguments, f"results_dir={folder / 'r'}")
+    way_out = "say results_dir=FOLDER with one that can, or change its permissions"
+    assert outcome.line == f"pe-bench: results_dir={folder / 'r'}: {folder} cannot be written: {way_out}"
+    assert outcome.code == 2 and not (folder / "r").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x01\xff\xfe" * 40])
+def test_empty_and_binary_data_are_refused_with_their_path(command, folder, content):
+    (folder / "bad.txt").write_bytes(content)
+    outcome = command("train", "data=files", f"data.path={folder / 'bad.txt'}")
+    assert outcome.code == 2 and "bad.txt" in outcome.line
+    assert files_in(folder / "work") == []
+
+
+def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, folder):
+    begin("encoding=rope")
+    run = only_run(folder)
+    results = ["--results-dir", str(folder / "results")]
+    weights = run / "checkpoints" / "step-00000008" / "weights.safetensors"
+    good = weights.read_bytes()
+
+    for old in (run / "checkpoints" / "step-00000006").iterdir():
+        old.unlink()
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    outcome = command("eval", run.name, *results)
+    assert outcome.code == 2 and "no whole checkpoint" in outcome.line
+    weights.write_bytes(good)
+
+    (run / "config.yaml").write_text("encoding: [")
+    outcome = command("eval", run.name, *results)
+    assert outcome.code == 2 and "config.yaml is missing or damaged" in outcome.line
+
+    (run / "result.json").write_text("{")
+    outcome = command("eval", run.name, *results)
+    assert outcome.code == 2 and "result.json is damaged" in outcome.line
+
+    (run / "result.json").unlink()
+    outcome = command("eval", run.name, *results)
+    assert outcome.code == 2 and "is not finished" in outcome.line

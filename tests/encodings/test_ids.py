@@ -1,0 +1,202 @@
+"""pose, shape, cape and bipe: which position ids the tokens get."""
+
+import math
+
+import pytest
+import torch
+from support.embeddings import VOCABULARY, embedded
+from support.reference_inputs import K4, Q4, V4, X4, H, K, T, fill, near, series
+from torch import Tensor
+
+from pe_bench.config.compose import compose
+from pe_bench.encodings.alibi import ALiBi
+from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
+from pe_bench.encodings.bipe import BiPE
+from pe_bench.encodings.cape import CAPE
+from pe_bench.encodings.pose import PoSE
+from pe_bench.encodings.rope import RoPE
+from pe_bench.encodings.shape import SHAPE
+from pe_bench.encodings.sinusoidal import Sinusoidal, sinusoids
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import UserError
+from pe_bench.model.attention import attention
+
+
+def drawn(encoding: PositionalEncoding, tokens: int, seed: int = 0, batch: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return encoding.ids(torch.zeros(batch, tokens, dtype=torch.long), train=True, generator=generator)
+
+
+def scored(encoding: PositionalEncoding, tokens: int) -> Tensor:
+    return encoding.ids(torch.zeros(3, tokens, dtype=torch.long), train=False, generator=None)
+
+
+# position ids
+
+
+IDS = (PoSE(64), SHAPE(40), CAPE())
+
+
+@pytest.mark.parametrize("encoding", IDS)
+def test_ids_are_redefined_in_training_only_and_follow_the_generator(encoding: PositionalEncoding) -> None:
+    assert torch.equal(scored(encoding, 16), torch.arange(16))
+    assert drawn(encoding, 16).shape == (3, 16)
+    assert torch.equal(drawn(encoding, 16, 1), drawn(encoding, 16, 1))
+    assert not torch.equal(drawn(encoding, 16, 1), drawn(encoding, 16, 2))
+    state = torch.random.get_rng_state()
+    drawn(encoding, 16)
+    assert torch.equal(state, torch.random.get_rng_state())
+    many = drawn(encoding, 16, batch=200).double()
+    assert len(many.unique(dim=0)) > 30, "each sequence has a draw of its own"
+
+
+def test_pose_starts_at_zero_rises_and_has_one_gap_at_most() -> None:
+    many = drawn(PoSE(64), 16, batch=3_000)
+    steps = many.diff(dim=-1)
+    assert (many[:, 0] == 0).all()
+    assert (steps >= 1).all()
+    assert ((steps > 1).sum(-1) <= 1).all()
+    assert many.max() == 63, "the largest distance is seen, and none larger"
+    # The first chunk has 1 .. 8 of 16 tokens, the gap is 0 .. 48.
+    gaps = steps[(steps > 1).any(-1)]
+    assert set((gaps > 1).long().argmax(-1).tolist()) == set(range(8))
+    assert set((steps.sum(-1) - 15).tolist()) == set(range(49))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_pose_numbers_short_windows(tokens: int) -> None:
+    many = drawn(PoSE(5), tokens, batch=100)
+    assert (many[:, 0] == 0).all()
+    assert many.max() == (0 if tokens == 1 else 4)
+
+
+def test_pose_below_its_window_is_an_error_that_names_both() -> None:
+    with pytest.raises(LengthError, match=r"9 tokens below max_position=8.*at least 9"):
+        drawn(PoSE(8), 9)
+    assert len(scored(PoSE(8), 9)) == 9
+
+
+def test_shape_shifts_all_tokens_of_a_sequence_alike() -> None:
+    many = drawn(SHAPE(40), 16, batch=3_000)
+    assert (many.diff(dim=-1) == 1).all()
+    assert set(many[:, 0].tolist()) == set(range(41))
+
+
+def test_cape_augments_within_its_bounds() -> None:
+    many = drawn(CAPE(), 16, batch=4_000).double()
+    assert many.dtype == torch.float64 and drawn(CAPE(), 16).dtype == torch.float32
+    assert (many.diff(dim=-1) >= 0).all(), "tokens keep their order"
+    assert many[:, 0].abs().max() <= 5.5 * 1.03 + 1e-5
+    assert many[:, 0].min() < -4.5 and many[:, 0].max() > 4.5
+    shifted = drawn(CAPE(5.0, 0.0, 1.0), 16, batch=4_000).double() - torch.arange(16)
+    assert (shifted.amax(-1) - shifted.amin(-1)).max() < 1e-5, "one shift a sequence"
+    assert abs(float(shifted[:, 0].std()) - 5 / math.sqrt(3)) < 0.1
+    local = drawn(CAPE(0.0, 0.5, 1.0), 16, batch=4_000).double() - torch.arange(16)
+    assert (local.std(-1) > 0.05).all(), "each token has a shift of its own"
+    assert local.abs().max() <= 0.5 and abs(float(local.std()) - 0.5 / math.sqrt(3)) < 0.01
+    scale = drawn(CAPE(0.0, 0.0, 2.0), 16, batch=4_000).double()[:, 15] / 15
+    assert scale.min() >= 0.5 - 1e-6 and scale.max() <= 2 + 1e-6
+    assert abs(float(scale.log().mean())) < 0.03
+    assert abs(float(scale.log().std()) - math.log(2) / math.sqrt(3)) < 0.02
+
+
+def test_cape_outside_training_is_the_sinusoid_exactly() -> None:
+    x = series(torch.sin, 0.3, 1, 16, 8)
+    expected = x + sinusoids(torch.arange(16), 8, 10_000.0, "interleaved")
+    assert torch.equal(embedded(Sinusoidal(8), x, scored(CAPE(), 16)), expected)
+
+
+@pytest.mark.parametrize("encoding", [PoSE(16), SHAPE(0), CAPE(0.0, 0.0, 1.0)])
+def test_ids_at_the_end_of_their_range_are_those_of_the_inner_encoding(encoding: PositionalEncoding) -> None:
+    assert torch.equal(drawn(encoding, 16), torch.arange(16).expand(3, 16).to(drawn(encoding, 16).dtype))
+
+
+@pytest.mark.parametrize("inner", [RoPE(d_head=K), ALiBi(H)])
+def test_shape_changes_nothing_where_differences_are_all_that_is_read(inner: LayerEncoding) -> None:
+    shifted, poses = drawn(SHAPE(500), T, batch=1), drawn(PoSE(500), T, batch=1)
+    assert shifted[0, 0] > 0 and poses[0, -1] >= T
+    plain, moved, spread = (
+        attention(inner.double(), X4, Q4, K4, V4, ids) for ids in (torch.arange(T), shifted, poses)
+    )
+    assert near(moved, plain, 1e-9)
+    assert not near(spread, plain, 1e-3)
+    x = torch.zeros(1, T, 8).double()
+    assert not near(embedded(Sinusoidal(8), x, shifted), embedded(Sinusoidal(8), x), 1e-3)
+
+
+# bipe
+
+
+def bipe_of(max_position: int, separators: list[str], vocabulary: dict[int, str]) -> BiPE:
+    encoding = BiPE(6, max_position, separators)
+    encoding.read_vocabulary([vocabulary.get(token, "a") for token in range(900)])
+    return encoding.double()
+
+
+def places(encoding: BiPE, tokens: Tensor) -> Tensor:
+    """The rows that are added, read off a table whose row m is all m."""
+    fill(encoding.table, torch.arange(len(encoding.table)).unsqueeze(-1).expand_as(encoding.table))
+    added = encoding.embed(torch.zeros(*tokens.shape, 6).double(), tokens, tokens)
+    return added[..., 0].detach().long()
+
+
+def numbers(encoding: BiPE, tokens: Tensor) -> Tensor:
+    return encoding.ids(tokens, train=False, generator=None)
+
+
+TEXT = torch.tensor([[5, 6, 869, 7, 8, 9, 13, 13, 4]])
+
+
+def test_bipe_has_its_reference_ids() -> None:
+    encoding = bipe_of(4, [".", "\n"], {869: ".", 13: "\n"})
+    assert places(encoding, TEXT).tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 0]]
+    assert numbers(encoding, TEXT).tolist() == [[0, 0, 0, 1, 1, 1, 1, 2, 3]]
+    both = torch.cat([TEXT, TEXT.roll(2, -1)])
+    assert torch.equal(places(encoding, both)[:1], places(encoding, TEXT))
+    assert torch.equal(numbers(encoding, both)[:1], numbers(encoding, TEXT))
+
+
+def test_bipe_reads_no_token_behind() -> None:
+    encoding = bipe_of(4, [".", "\n"], {869: ".", 13: "\n"})
+    for n in range(1, 10):
+        assert torch.equal(places(encoding, TEXT[:, :n]), places(encoding, TEXT)[:, :n])
+        assert torch.equal(numbers(encoding, TEXT[:, :n]), numbers(encoding, TEXT)[:, :n])
+
+
+def test_bipe_places_are_clamped_to_the_last_row() -> None:
+    encoding = bipe_of(2, ["."], {869: "."})
+    assert places(encoding, TEXT).tolist() == [[0, 1, 1, 0, 1, 1, 1, 1, 1]]
+
+
+def test_bipe_without_separators_is_one_segment() -> None:
+    encoding = bipe_of(4, [], {869: "."})
+    assert places(encoding, TEXT).tolist() == [[0, 1, 2, 3, 3, 3, 3, 3, 3]]
+    assert not numbers(encoding, TEXT).any()
+
+
+def test_bipe_separators_are_the_ends_of_tokens_text() -> None:
+    encoding = bipe_of(4, [".", "END"], {1: "a.", 2: ". ", 3: ".a", 4: "\n", 5: "THE END", 6: "."})
+    assert encoding.is_separator is not None
+    assert encoding.is_separator.nonzero().flatten().tolist() == [1, 5, 6]
+    with pytest.raises(UserError, match=r"none of 3 tokens .*separators=\['!'\]"):
+        BiPE(6, 4, ["!"]).read_vocabulary(["a", "b", "c"])
+
+
+@pytest.mark.parametrize("base", ["rope", "alibi"])
+def test_bipe_gives_segment_numbers_to_the_encoding_under_it(base: str) -> None:
+    overrides = ["model.d_model=8", "model.n_heads=2", "train.length=16"]
+    config = compose([f"encoding={base}", "modifier=[bipe]", *overrides])["encoding"]
+    torch.manual_seed(0)
+    encoding = EncodingSpec(config).build(n_layers=2, vocabulary=VOCABULARY)
+    tokens = torch.tensor([[0, 9, 3, 3]])  # a . d d
+    ids = encoding.ids(tokens, train=True, generator=None)
+    assert ids.tolist() == [[0, 0, 1, 1]]
+    [table] = encoding.parameters()
+    assert torch.equal(encoding.embed(torch.zeros(1, 4, 8), ids, tokens)[0], table[[0, 1, 0, 1]])
+    layer = encoding.layer(0).double()
+    assert near(
+        attention(layer, X4, Q4, K4, V4, ids), attention(layer, X4, Q4, K4, V4, torch.tensor([0, 0, 1, 1]))
+    )
+    assert not near(
+        attention(layer, X4, Q4, K4, V4, ids), attention(layer, X4, Q4, K4, V4, torch.arange(T)), 1e-3
+    )

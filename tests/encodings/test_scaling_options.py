@@ -1,0 +1,85 @@
+"""Options of scaled rotary encodings."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.scalings import TRAIN, WIDTH, every_scaling, same, scaling, turned
+
+from pe_bench.encodings.llama3 import Llama3
+from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.rope_ntk import RopeNTK
+from pe_bench.encodings.rope_ntk_by_parts import RopeNTKByParts
+from pe_bench.encodings.rope_pi import RopePI
+from pe_bench.encodings.shared.rope_scaling import (
+    Ramp,
+    RopeScaling,
+)
+from pe_bench.encodings.yarn import YaRN
+from pe_bench.errors import UserError
+
+# options
+
+
+@every_scaling
+@pytest.mark.parametrize("options", [{"base": 500.0}, {"layout": "interleaved"}, {"train_length": 16}])
+def test_options_of_all_change_the_output(name: str, options: dict[str, Any]) -> None:
+    plain, other = scaling(name, train_length=8), scaling(name, **{"train_length": 8, **options})
+    assert not same(turned(plain, 32), turned(other, 32))
+
+
+@every_scaling
+def test_another_factor_changes_the_output(name: str) -> None:
+    outputs = [turned(scaling(name, train_length=8, factor=factor), 32) for factor in (2.0, 3.0)]
+    assert not same(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("make", [RopeNTKByParts, YaRN])
+def test_ends_of_the_ramp_change_the_frequencies(make: Callable[..., RopeScaling]) -> None:
+    ramps: tuple[Ramp, ...] = ("index", "turns")
+    for ramp in ramps:
+        plain = make(128, 4_096, factor=4.0, ramp=ramp).scaled(1).frequencies
+        for options in ({"beta_fast": 16.0}, {"beta_slow": 4.0}):
+            other = make(128, 4_096, factor=4.0, ramp=ramp, **options).scaled(1).frequencies
+            assert not torch.equal(plain, other)
+
+
+@every_scaling
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_head": 15}, "d_head=15"),
+        ({"base": 1.0}, "encoding.base must exceed 1.*1.0"),
+        ({"train_length": 1}, "encoding.train_length must be at least 2 tokens, not 1"),
+        ({"factor": 0.0}, "encoding.factor must be .*not 0.0"),
+    ],
+)
+def test_option_that_cannot_work_is_told_to_the_user(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        scaling(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RopePI(WIDTH, TRAIN, factor=0.5), "encoding.factor must be at least 1.*not 0.5"),
+        (lambda: RopeNTK(2, TRAIN), "at least 4, not model.d_head=2"),
+        (lambda: RopeDynamicNTK(2, TRAIN), "at least 4, not model.d_head=2"),
+        (lambda: YaRN(WIDTH, TRAIN, beta_fast=1.0), "beta_fast=1.0 must exceed encoding.beta_slow=1.0"),
+        (lambda: RopeNTKByParts(WIDTH, TRAIN, beta_slow=0.0), "beta_slow=0.0, and that 0"),
+        (lambda: YaRN(WIDTH, TRAIN, attention_factor=0.0), "encoding.attention_factor must be positive.*0.0"),
+        (
+            lambda: Llama3(WIDTH, TRAIN, low_frequency_factor=4.0),
+            "high_frequency_factor=4.0 must exceed encoding.low_frequency_factor=4.0",
+        ),
+        (lambda: Llama3(WIDTH, TRAIN, low_frequency_factor=-1.0), "low_frequency_factor=-1.0, and that 0"),
+    ],
+)
+def test_option_of_one_that_cannot_work_is_told_to_the_user(
+    make: Callable[[], RopeScaling], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        make()

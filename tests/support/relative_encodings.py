@@ -1,0 +1,52 @@
+"""Relative encodings with drawn parameters, and their logits."""
+
+import math
+from typing import Any, TypeVar
+
+import torch
+from support.reference_inputs import K4, Q4, X4, D, H, K, T, fill, series
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.deberta import DeBERTa, Terms
+from pe_bench.encodings.tupe import TUPE, Positions
+from pe_bench.model.attention import logits, project
+
+LAYERS, TRAIN = 2, 16
+E = TypeVar("E", bound=torch.nn.Module)
+CONTENT = Q4 @ K4.mT  # [B, H, T, T], neither scaled nor masked
+
+
+def with_parameters(encoding: E) -> E:
+    """The encoding in float64, every parameter a wave of its own."""
+    for number, parameter in enumerate(encoding.double().parameters()):
+        fill(parameter, series(torch.sin, 0.3 + 0.17 * number, *parameter.shape))
+    return encoding
+
+
+def layer_of(encoding: PositionalEncoding | LayerEncoding, number: int = 0) -> LayerEncoding:
+    return encoding if isinstance(encoding, LayerEncoding) else encoding.layer(number)
+
+
+def final_logits(layer: LayerEncoding, position: Tensor | None = None, q: Tensor = Q4) -> Tensor:
+    """[B, H, T, T] with zeros for keys after the query."""
+    position = torch.arange(T) if position is None else position
+    queries, keys = project(layer, X4, q, K4, position)
+    return logits(layer, queries, keys, 1 / math.sqrt(K))[0].detach().tril()
+
+
+def spread_of_scores(encoding: PositionalEncoding | LayerEncoding) -> float:
+    """The standard deviation of logits of random queries and keys of variance 1."""
+    generator = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 4, 8, 64, 16, generator=generator)
+    queries, keys = project(layer_of(encoding), q.transpose(1, 2).flatten(2), q, k, torch.arange(64))
+    found = logits(layer_of(encoding), queries, keys, 1 / math.sqrt(16))[0]
+    return found[..., torch.ones(64, 64).tril().bool()].std().item()
+
+
+def deberta(max_distance: int = 3, terms: Terms = "c2p+p2c", buckets: int | None = None) -> DeBERTa:
+    return with_parameters(DeBERTa(D, H, K, LAYERS, max_distance, buckets, terms))
+
+
+def tupe(max_position: int = T, positions: Positions = "learned", **options: Any) -> TUPE:
+    return with_parameters(TUPE(D, H, K, max_position, positions=positions, **options))
