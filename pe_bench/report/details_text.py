@@ -1,8 +1,8 @@
 """The detailed form of a table, for a terminal or a pipe.
 
 Each encoding has a row for its level, its change with the interval, and the verdict in words; colour only
-repeats the word. Where a terminal is too narrow for all lengths the table is cut into blocks of columns,
-one below the other.
+repeats the word. Where a terminal is too narrow the table is cut into blocks, one below the other: of
+lengths, and of facts about an encoding as a whole, which need one line for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,23 +54,39 @@ def render_details(table: Table, width: int) -> Group:
 
 
 def _blocks(table: Table, width: int) -> list[PlainTable]:
-    """Return as few tables as fit: columns go to a block as long as it stays within the width."""
+    """Return as few tables as fit: one, or else blocks of lengths and then of facts."""
     label_width = max(MIN_LABEL, width // 5)
+    lengths, facts = _length_columns(table), _fact_columns(table)
+    whole = _grid(table, [*lengths, *facts], label_width)
+    if _measure(whole) <= width:
+        return [whole]
+    return [
+        *_fitting(lengths, lambda columns: _grid(table, columns, label_width), width),
+        *_fitting(facts, lambda columns: _grid(table, columns, label_width, has_row_names=False), width),
+    ]
+
+
+def _fitting(
+    columns: Sequence[DetailsColumn], grid_of: Callable[[Sequence[DetailsColumn]], PlainTable], width: int
+) -> list[PlainTable]:
+    """Return the grids of columns, each with as many as stay within the width."""
     blocks: list[list[DetailsColumn]] = []
-    for column in _columns(table):
+    for column in columns:
         longer = [*blocks[-1], column] if blocks else []
-        if longer and _measure(_grid(table, longer, label_width)) <= width:
+        if longer and _measure(grid_of(longer)) <= width:
             blocks[-1] = longer
         else:
             blocks.append([column])
-    return [_grid(table, block, label_width) for block in blocks]
+    return list(map(grid_of, blocks))
 
 
-def _columns(table: Table) -> list[DetailsColumn]:
-    lengths = [DetailsColumn(_heading(table, length), _cell_of(table, length)) for length in table.lengths]
+def _length_columns(table: Table) -> list[DetailsColumn]:
+    return [DetailsColumn(_heading(table, length), _cell_of(table, length)) for length in table.lengths]
+
+
+def _fact_columns(table: Table) -> list[DetailsColumn]:
     controlled = any(cell.use for line in table.lines for cell in line.cells.values())
     return [
-        *lengths,
         *(_context_columns() if controlled else []),
         DetailsColumn("break\npoint", lambda line: Text(break_text(line.break_point))),
         DetailsColumn("seeds", lambda line: Text(str(line.seeds))),
@@ -133,15 +149,20 @@ def _row_names(line: Line, table: Table) -> list[str]:
     return [*names, f"vs {table.baseline}", *names[2:]] if compared else names
 
 
-def _grid(table: Table, columns: Sequence[DetailsColumn], label_width: int) -> PlainTable:
-    grid = PlainTable(box=box.SIMPLE, pad_edge=False, show_edge=False, show_lines=True, padding=(0, 1, 0, 0))
+def _grid(
+    table: Table, columns: Sequence[DetailsColumn], label_width: int, *, has_row_names: bool = True
+) -> PlainTable:
+    grid = PlainTable(
+        box=box.SIMPLE, pad_edge=False, show_edge=False, show_lines=has_row_names, padding=(0, 1, 0, 0)
+    )
     grid.add_column("encoding", max_width=label_width, overflow="fold")
-    grid.add_column("", no_wrap=True, style="dim")
+    if has_row_names:
+        grid.add_column("", no_wrap=True, style="dim")
     for column in columns:
         grid.add_column(column.heading, justify="right", no_wrap=True)
     for line in table.lines:
-        names = Text("\n".join(_row_names(line, table)))
-        grid.add_row(Text(line.label, style="bold"), names, *(column.value(line) for column in columns))
+        names = [Text("\n".join(_row_names(line, table)))] if has_row_names else []
+        grid.add_row(Text(line.label, style="bold"), *names, *(column.value(line) for column in columns))
     return grid
 
 

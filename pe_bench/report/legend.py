@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pe_bench.report.statistics import FAILURE
+from pe_bench.report.tables.ranking import memory_at
 
 if TYPE_CHECKING:
     from pe_bench.report.tables.build import Table
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def legend(table: Table) -> list[str]:
     """Return what the words of the detailed form mean, in whole lines."""
-    return [*_of_changes(table), *_of_baseline(table), *_of_context(table)]
+    return [*_of_changes(table), *_of_baseline(table), *_of_context(table), *_of_memory(table)]
 
 
 def _of_changes(table: Table) -> Iterator[str]:
@@ -65,3 +66,13 @@ def _of_context(table: Table) -> Iterator[str]:
         "beats window: better than when every layer sees the training length only"
         + ("; n/a = windowed itself" if any(use.beats_window == "n/a" for use in uses) else "")
     )
+
+
+def _of_memory(table: Table) -> Iterator[str]:
+    longest = table.lengths[-1:]
+    if any(memory_at(line, length) is not None for line in table.lines for length in longest):
+        yield (
+            f"MB at {longest[0]}: the most that the whole process held while scoring that length (on a GPU, "
+            "PyTorch's tensors alone); jobs of a sweep and a single run hold different amounts beside the "
+            "model, so compare within one command"
+        )

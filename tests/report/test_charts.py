@@ -133,7 +133,9 @@ def test_encodings_have_different_line_styles_and_keep_them_in_every_panel(tmp_p
 def test_a_band_needs_two_seeds_and_is_explained(tmp_path: Path, seeds: int, bands: int) -> None:
     figure = draw(with_positions(tables_of(tmp_path, 1, seeds), seeds))
     assert [sum(len(band.get_paths()) for band in axes.collections) for axes in figure.axes] == [bands] * 2
-    assert ("95 % interval of the mean over seeds" in notes(figure)) == bool(bands)
+    text = " ".join(notes(figure).split())
+    assert ("95 % interval of the mean over seeds" in text) == (seeds > 2)
+    assert ("from the lower to the higher of two seeds" in text) == (seeds == 2)
 
 
 def test_a_band_of_two_seeds_does_not_flatten_the_curves(tmp_path: Path) -> None:
@@ -161,6 +163,16 @@ def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:
     segments = curve_lines(axes)
     assert [list(np.asarray(line.get_xdata())) for line in segments] == [[64, 128, 256, 1024], [4096, 8192]]
     assert len({line.get_color() for line in segments}) == 1
+
+
+def test_a_length_with_fewer_seeds_is_on_the_curve_and_explained(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 256: 3.1, 512: 3.3}, seed=0)
+    add_run(tmp_path, "rope", {64: 3.2, 128: 3.1, 512: 3.4}, seed=1)
+    figure = draw(build_tables(tmp_path))
+    assert [list(np.asarray(line.get_xdata())) for line in curve_lines(figure.axes[0])] == [
+        [64, 128, 256, 512]
+    ]
+    assert "Some points are means over fewer seeds than their curve has." in " ".join(notes(figure).split())
 
 
 def test_break_points_are_marked_and_explained(tmp_path: Path) -> None:

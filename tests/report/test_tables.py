@@ -516,6 +516,18 @@ def test_verdicts_past_the_training_length_are_spelled_out_and_explained(tmp_pat
     assert "holds" not in text
 
 
+def test_facts_of_an_encoding_take_one_line_where_a_terminal_is_narrow(tmp_path: Path) -> None:
+    lengths = (16, 32, 64, 128, 256, 512, 1024)
+    add_run(tmp_path, "rope", dict.fromkeys(lengths, 3.0), peak_memory_mb=700.0)
+    [table] = build_tables(tmp_path)
+    console = Console(file=io.StringIO(), width=70, force_terminal=True, color_system=None)
+    show([table], console, details=True)
+    lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+    [facts] = [line for line in lines if line.startswith("rope") and "820,000" in line]
+    assert lines[lines.index(facts) + 1].strip() == ""
+    assert "MB at 1024: the most that the whole process held" in " ".join(" ".join(lines).split())
+
+
 def test_a_change_has_its_interval_below_it(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     rows = rows_of(printed(build_tables(tmp_path)), "rope")

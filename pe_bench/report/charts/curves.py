@@ -32,9 +32,9 @@ PlotValues = Literal["levels", "change"]
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a length or position; low and high: its 95 % interval, infinite where that is not known.
+    """A value at a length or position; low and high: its band, infinite where that is not known.
 
-    scored_on: the targets and the number of seeds; other values are of other text or other models.
+    scored_on: the targets; values on others are of other text. seeds: over how many it is a mean.
     """
 
     x: float
@@ -43,6 +43,7 @@ class Point:
     high: float = np.inf
     scored_on: str = ""
     uses_context: bool = False
+    seeds: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Curve:
 
     @property
     def segments(self) -> list[list[Point]]:
-        """The points of one set of targets and seeds after the other: between them the curve is broken."""
+        """The points of one set of targets after the other: between them the curve is broken."""
         return [list(points) for _, points in groupby(self.points, key=lambda point: point.scored_on)]
 
 
@@ -117,14 +118,28 @@ class Chart:
         if any(curve.broken_at for curve in self.curves):
             notes.append("Cross: the break point, the first length seen to degrade or fail.")
         if self.has_visible_band:
-            of_what = "change, over documents and seeds" if self.values == "change" else "mean over seeds"
-            notes.append(f"Bands: the 95 % interval of the {of_what}.")
+            notes.append(f"Bands: {self._band_text()}.")
+        if any(len({point.seeds for point in curve.points}) > 1 for curve in self.curves):
+            notes.append("Some points are means over fewer seeds than their curve has.")
         if any(point.uses_context for point in self.points):
             notes.append("Ringed: uses the context beyond the training length.")
         if self.values == "change":
             beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
             notes.append(f"Grey: within the margin of {self.margin:g}, where a change holds{beyond}.")
         return notes
+
+    def _band_text(self) -> str:
+        """Return what bands are: of two seeds an interval would be many times as wide as they are apart."""
+        if self.values == "change":
+            return "the 95 % interval of the change, over documents and seeds"
+        has_two, has_more = (
+            any(point.seeds == 2 for point in self.points),
+            any(point.seeds > 2 for point in self.points),
+        )
+        of_two = "from the lower to the higher of two seeds"
+        if not has_more:
+            return of_two
+        return "the 95 % interval of the mean over seeds" + (f"; with two, {of_two}" if has_two else "")
 
     def numbered(self, width: float, gap: float) -> list[int]:
         """Return the lengths whose numbers are `gap` apart on an axis of some width.
@@ -249,7 +264,7 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     scored = [cell for _, cell in sorted(line.cells.items()) if _is_drawable(cell.levels)]
     if values == "levels":
         return [
-            _mean_point(cell.length, cell.levels, _scored_on(cell), _uses_context(cell)) for cell in scored
+            _mean_point(cell.length, cell.levels, cell.target_hash, _uses_context(cell)) for cell in scored
         ]
     changed = [
         Point(
@@ -257,23 +272,24 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
             cell.change,
             cell.interval.low if cell.interval else -np.inf,
             cell.interval.high if cell.interval else np.inf,
-            _scored_on(cell),
+            cell.target_hash,
             _uses_context(cell),
+            len(cell.levels),
         )
         for cell in scored
         if cell.change is not None and _is_drawable([cell.change]) and cell.length >= train_length
     ]
     trained = [cell for cell in scored if cell.length == train_length and cell.change is None]
-    return [Point(train_length, 0.0, scored_on=_scored_on(cell)) for cell in trained if changed] + changed
+    return [
+        Point(train_length, 0.0, scored_on=cell.target_hash, seeds=len(cell.levels))
+        for cell in trained
+        if changed
+    ] + changed
 
 
 def _position_curve(line: Line) -> Curve:
     known = [place for place in line.positions if place.context > 0 and _is_drawable(place.levels)]
     return Curve(line.label, tuple(_mean_point(place.context, place.levels) for place in known))
-
-
-def _scored_on(cell: Cell) -> str:
-    return f"{cell.target_hash} {len(cell.levels)}"
 
 
 def _uses_context(cell: Cell) -> bool:
@@ -286,7 +302,8 @@ def _is_drawable(values: Sequence[float]) -> bool:
 
 def _mean_point(x: float, levels: Sequence[float], scored_on: str = "", uses_context: bool = False) -> Point:
     values = np.array(levels)
-    return Point(x, float(values.mean()), *student_interval(values), scored_on, uses_context)
+    low, high = (min(levels), max(levels)) if len(levels) == 2 else student_interval(values)
+    return Point(x, float(values.mean()), low, high, scored_on, uses_context, len(levels))
 
 
 def _powers_of_two(places: Sequence[float], train_length: int) -> tuple[int, ...]:
