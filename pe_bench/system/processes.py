@@ -1,13 +1,20 @@
 """Child processes that start quickly: copies of one that has imported what they need, and done nothing."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pe_bench.system.signals import STOP_SIGNALS, signal_handlers
+
+PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
+# What children are copied from would wait for its last child, and one that is stopped never ends.
+ENDS_WITH_PARENT = "pe_bench.system.bound_to_parent"
 
 
 def start_method() -> str:
@@ -22,19 +29,50 @@ def child_context(preloaded: Sequence[str]) -> Any:
     if start_method() == "forkserver":
         from multiprocessing import forkserver
 
-        multiprocessing.set_forkserver_preload(list(preloaded))
+        multiprocessing.set_forkserver_preload([ENDS_WITH_PARENT, *preloaded])
         # What they are copied from leaves a signal that is sent to all processes to the children.
         with signal_handlers(STOP_SIGNALS, signal.SIG_IGN):
             forkserver.ensure_running()
     return multiprocessing.get_context(start_method())
 
 
+def end_with_parent() -> None:
+    """Have the system kill this process when its parent ends, even while it is stopped.
+
+    Linux alone can. Elsewhere a process has to watch for that itself, which a stopped one does not.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped, as by SIGSTOP. Known on Linux alone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether there is such a process; on Windows, where a signal would end it, say yes."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill(pid: int) -> None:
+    """Kill a process, also one that was stopped; it may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has only the latter
+
+
 def end_workers() -> None:
     """Kill those that a launcher started, which would outlive this process; children of ours go on."""
-    # Joblib's workers have no `kill`; nor has Windows.
-    number = getattr(signal, "SIGKILL", signal.SIGTERM)
     context: Any = multiprocessing.get_context(start_method())
     for child in multiprocessing.active_children():
         if not isinstance(child, context.Process) and child.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, number)
+            kill(child.pid)  # joblib's workers have no `kill`

@@ -28,8 +28,9 @@ from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.setup import Setup
 from pe_bench.system.machine import set_threads
-from pe_bench.system.processes import child_context, start_method
+from pe_bench.system.processes import child_context, end_with_parent, is_alive, is_stopped, kill, start_method
 from pe_bench.system.signals import STOP_SIGNALS, Stopped, finish_step_on_signal
+from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import Checkpoint, load_weights
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
@@ -37,7 +38,8 @@ from pe_bench.training.train import StepWatcher, train
 
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"  # all processes are on one machine, and nobody else may reach them
-STARTED = "started"  # what a process sends when it has met all others
+CHECK_SECONDS = 1.0  # between two checks whether a process was stopped or lost
+GRACE_SECONDS = 15  # that the others have for ending when one is lost
 END_SECONDS = "1"  # that the others have for ending when one is lost
 MAX_KILL_SECONDS = 5  # that PyTorch may take to see that all were killed
 PRELOADED = ["pe_bench.training.train", "torch.distributed", "torch._dynamo"]  # the last for the first step
@@ -50,6 +52,13 @@ class Failure:
 
     reason: str
     trace: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """The message of a process that has met all others."""
+
+    pid: int
 
 
 class WorkerError(Exception):
@@ -65,7 +74,7 @@ class WorkerMessages:
     """The messages of all processes so far."""
 
     exits: Exits = field(default_factory=dict)
-    has_started: bool = False  # one of them has met all others
+    pids: dict[int, int] = field(default_factory=dict)  # by rank, of those that have met all others
 
 
 def check_processes(config: Config, device: torch.device) -> None:
@@ -86,19 +95,58 @@ def train_together(setup: Setup, source: Checkpoint | None, watch: StepWatcher) 
     pipes = [multiprocessing.Pipe() for _ in range(setup.config.train.processes)]
     ours = [pipe for pipe, _ in pipes]
     agent = _Agent(setup, source, [pipe for _, pipe in pipes])
-    messages = WorkerMessages()
+    messages, workers = WorkerMessages(), WorkerWatch(len(pipes))
     with finish_step_on_signal() as stop_requested:
         with agent.running():
             is_stopping = False
             while agent.is_alive() or any(pipe.poll() for pipe in ours):
                 _poll(ours, messages, watch)
-                if stop_requested() and not messages.has_started:
+                workers.check(messages)
+                if stop_requested() and not messages.pids:
                     raise Stopped  # there is nothing to save
                 if stop_requested() and not is_stopping:
                     is_stopping = True
                     for pipe in ours:
                         pipe.send("stop")
         _raise_first_failure(messages.exits, agent.error, len(pipes))
+
+
+class WorkerWatch:
+    """A watch for processes that were stopped, as by SIGSTOP, or that do not end with a lost one."""
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self._stopped: set[int] = set()
+        self._checked = 0.0
+        self._lost_at: float | None = None
+
+    def check(self, messages: WorkerMessages) -> None:
+        """Print a line for each process that is found stopped; after a loss, kill what does not end.
+
+        Where one was lost, PyTorch waits half a minute for the others.
+        """
+        now, pids = time.monotonic(), messages.pids
+        if now - self._checked < CHECK_SECONDS:
+            return
+        self._checked = now
+        alive = [rank for rank, pid in pids.items() if is_alive(pid)]
+        stopped = {rank for rank in alive if is_stopped(pids[rank])}
+        if any(rank not in alive and _is_lost(rank, messages.exits) for rank in pids):
+            self._lost_at = self._lost_at or now
+            for rank in alive if now - self._lost_at > GRACE_SECONDS else stopped:
+                kill(pids[rank])
+            return
+        for rank in sorted(stopped - self._stopped):
+            say(
+                f"warning: rank {rank} of {self.processes} processes was stopped, and the others wait: "
+                f"kill -CONT {pids[rank]} lets it go on"
+            )
+        self._stopped = stopped
+
+
+def _is_lost(rank: int, exits: Exits) -> bool:
+    """Return whether a process that ended leaves the others waiting; at a stop the first may still save."""
+    return rank not in exits or not (exits[rank] is None or isinstance(exits[rank], Stopped))
 
 
 class _Agent(threading.Thread):
@@ -177,8 +225,8 @@ def _poll(pipes: Sequence[Connection], messages: WorkerMessages, watch: StepWatc
         message = pipe.recv()
         if isinstance(message, Step):
             watch(message)
-        elif message == STARTED:
-            messages.has_started = True
+        elif isinstance(message, Started):
+            messages.pids[pipes.index(pipe)] = message.pid
         else:
             messages.exits[pipes.index(pipe)] = message
 
@@ -248,7 +296,7 @@ def _train(setup: Setup, source: Checkpoint | None, rank: int, pipe: Connection)
         torch.cuda.set_device(device)
     _stay_on_loopback()
     together.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    pipe.send(STARTED)
+    pipe.send(Started(os.getpid()))
     group = Group(rank, count, device, pipe.poll)
     watch = pipe.send if group.is_first else _ignore
     train(replace(setup, device=device), model, data, watch, group)
@@ -267,7 +315,11 @@ def _ignore(step: Step) -> None:
 
 
 def _end_with_parent() -> None:
-    """End with the parent, so that no process goes on with a run that another may have taken up."""
+    """End with the command, so that no process goes on with a run that another may have taken up.
+
+    The thread does this where the system does not, which knows only the process that this one is copied from.
+    """
+    end_with_parent()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

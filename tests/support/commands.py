@@ -4,6 +4,7 @@ import csv
 import random
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def write_corpus(folder: Path, documents: int = 12, words: int = 120) -> Path:
 def children_of(parent: int) -> list[int]:
     asked = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
     return [int(pid) for pid in asked.stdout.split()]
+
+
+def living(session: int) -> list[str]:
+    """Return the processes that a command left running, by its session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append((stat.parent / "cmdline").read_text().replace("\0", " ")[:100])
+    return found
 
 
 def losses(run: Path) -> list[float]:

@@ -19,7 +19,7 @@ import pytest
 from filelock import FileLock
 from omegaconf import OmegaConf
 from rich.console import Console
-from support.commands import only_run, tiny_overrides, write_corpus
+from support.commands import living, only_run, tiny_overrides, write_corpus
 
 from pe_bench.config.hydra_main import HydraCommand
 from pe_bench.errors import UserError
@@ -204,17 +204,6 @@ class SlowStep(NoPE):
             time.sleep(1)
         return None
 """
-
-
-def living(session: int) -> list[str]:
-    """Return the processes that a command left running, by its session."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append((stat.parent / "cmdline").read_text().replace("\0", " ")[:100])
-    return found
 
 
 @pytest.mark.full

@@ -1,6 +1,7 @@
 """Training in several processes takes the steps of one, and loses nothing when a process dies."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.commands import children_of, losses, only_run, tiny_overrides
+from support.commands import children_of, living, losses, only_run, tiny_overrides
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -25,6 +26,7 @@ from pe_bench.training.group import Group
 from pe_bench.training.launch import Failure, _raise_first_failure, check_processes
 from pe_bench.training.train import train as train_run
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stopped stays")
 CPU = torch.device("cpu")
 # An encoding whose second parameter has a gradient nowhere.
 CODE = """
@@ -318,6 +320,60 @@ def test_an_error_of_the_first_process_alone_ends_all_processes(folder):
     assert done.returncode == 1
     assert [line for line in done.stderr.splitlines() if "spawn.py" in line] == []
     assert "step-00000002 could not be written: File too large" in done.stderr.splitlines()[-1]
+
+
+def assert_none_is_left(session: int, seconds: float = 30) -> None:
+    ended = time.monotonic() + seconds
+    while left := living(session):
+        assert time.monotonic() < ended, left
+        time.sleep(0.05)
+
+
+@linux
+def test_no_process_is_left_when_the_command_is_killed_though_all_are_stopped(working):
+    for worker in workers_of(working):
+        os.kill(worker, signal.SIGSTOP)
+    working.kill()
+    working.wait()
+    assert_none_is_left(working.pid)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("number", "is_stopped"),
+    [
+        (signal.SIGSEGV, True),
+        pytest.param(signal.SIGKILL, True, marks=pytest.mark.full),
+        pytest.param(signal.SIGSEGV, False, marks=pytest.mark.full),
+    ],
+)
+def test_no_process_is_left_when_a_worker_dies_though_the_other_is_stopped(working, number, is_stopped):
+    first, last = workers_of(working)
+    if is_stopped:
+        os.kill(first, signal.SIGSTOP)
+    os.kill(last, number)
+    told = working.communicate(timeout=30)[1]
+    assert working.returncode == 1, told
+    assert re.search(r"pe-bench: rank \d of 2 processes died .*and the others ended: the same command", told)
+    assert_none_is_left(working.pid)
+
+
+@linux
+def test_a_stopped_worker_is_named_once_and_the_run_goes_on_with_it(working, folder):
+    worker = workers_of(working)[-1]
+    os.kill(worker, signal.SIGSTOP)
+    assert working.stderr is not None
+    line = next(line for line in working.stderr if "was stopped" in line)
+    assert re.match(r"warning: rank \d of 2 processes was stopped, and the others wait: ", line)
+    assert line.endswith(f"kill -CONT {worker} lets it go on\n")
+    before = saved_step(folder)
+    time.sleep(2.5)  # in which it is looked at again
+    os.kill(worker, signal.SIGCONT)
+    while saved_step(folder) <= before + 20:
+        assert working.poll() is None
+        time.sleep(0.05)
+    working.send_signal(signal.SIGTERM)
+    assert "was stopped" not in working.communicate(timeout=60)[1]
 
 
 @pytest.mark.full
