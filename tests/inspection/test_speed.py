@@ -477,7 +477,8 @@ def test_the_table_fits_eighty_columns_and_shows_brackets_as_they_are():
         "torch": "2.13.0+cpu",
         "pe_bench": "0.1.0",
     }
-    rows = [row("nope", 16, 1.0, **long), row("rope+sliding_window", 65_536, 12.5, **long)]
+    spread = {"relative_low": 11.25, "relative_high": 13.75}
+    rows = [row("nope", 16, 1.0, **long), row("rope+sliding_window", 65_536, 12.5, **spread, **long)]
     rows.append(row("rope a=[red]", 65_536, None, status="out_of_memory", reason="[bold] too much"))
     text = render(rows, Limits(1.234e12, 12e9))
     assert max(map(len, text.splitlines())) <= 80
@@ -561,3 +562,21 @@ def test_arguments_of_the_environment_come_first(monkeypatch):
     monkeypatch.setenv("PE_BENCH_OVERRIDES", "model.d_model=16 eval.targets=6")
     (reference, rope) = request.read_request(["rope", "model.d_ff=24"], False, []).at(16)
     assert (reference.config.model.d_model, rope.config.model.d_ff) == (16, 24)
+
+
+def test_the_table_says_within_which_ratios_half_of_the_passes_lie():
+    timing = measure.Timing([1.0] * 5, [1.0, 1.2, 1.3, 1.4, 9.0], None)
+    assert timing.relative == 1.3 and timing.middle_half == pytest.approx((1.2, 1.4))
+    spread = {"relative_low": 1.2, "relative_high": 1.4}
+    text = render([row("nope", 16, 1.0), row("rope", 16, 1.3, **spread)], Limits(1e12, 1e9))
+    assert "1.20-1.40" in text and "half in: the range" in text
+
+
+def test_a_file_of_an_older_version_is_read_without_the_columns_that_it_lacks(tmp_path):
+    path = tmp_path / "speed.csv"
+    write_rows(path, [row("nope", 16, 1.0)])
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    place = lines[0].index("relative_low")
+    path.write_text("".join(",".join([*line[:place], *line[place + 2 :]]) + "\n" for line in lines))
+    write_rows(path, [row("rope", 16, 1.3)])
+    assert [found["encoding"] for found in read_rows(path)] == ["nope", "rope"]

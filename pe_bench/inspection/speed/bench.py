@@ -64,6 +64,8 @@ class Bench:
             milliseconds_max=round(max(timing.milliseconds), 3),
             tokens_per_second=round(timed.batch * length / timing.median * 1e3, 1),
             relative=None if timing.relative is None else round(timing.relative, 4),
+            relative_low=None if timing.middle_half is None else round(timing.middle_half[0], 4),
+            relative_high=None if timing.middle_half is None else round(timing.middle_half[1], 4),
             peak_memory_mb=None if timing.peak_memory_mb is None else round(timing.peak_memory_mb, 1),
             share_of_matmul_rate=round(timed.flops / self.matmul_rate / timing.median * 1e3, 4),
             repeats=len(timing.milliseconds),

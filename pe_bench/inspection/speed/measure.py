@@ -34,6 +34,14 @@ class Timing:
     def relative(self) -> float | None:
         return statistics.median(self.ratios) if self.ratios else None
 
+    @property
+    def middle_half(self) -> tuple[float, float] | None:
+        """Return the quartiles of the ratios; None for fewer than two."""
+        if len(self.ratios) < 2:
+            return None
+        low, _, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
+        return low, high
+
 
 def time_pass(timed: Pass, reference: Pass | None, repeats: int | None = None) -> Timing:
     """Time `repeats` passes, or as many as are needed. The reference may be the pass itself, or missing."""

@@ -31,6 +31,8 @@ class Row:
     milliseconds_max: float | None = None
     tokens_per_second: float | None = None
     relative: float | None = None  # to the reference: the median of ratios of neighbours in time
+    relative_low: float | None = None  # half of the ratios lie between these two
+    relative_high: float | None = None
     peak_memory_mb: float | None = None  # above what was held before the first pass
     share_of_matmul_rate: float | None = (
         None  # arithmetic of the pass over that of matrix products in its time
@@ -59,6 +61,8 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 COLUMNS = tuple("pass" if name == "kind" else name for name in FIELDS)
 
 
+ADDED = {"relative_low", "relative_high"}  # columns that files of older versions lack
+
 # What is measured: of two rows with the same, the later one holds.
 KEY = ("encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype")
 
@@ -76,7 +80,7 @@ def read_rows(path: Path) -> Sequence[Cells]:
             rows = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({error}): move it away") from error
-    odd = sorted(known ^ set(COLUMNS))
+    odd = sorted(known ^ set(COLUMNS) - (ADDED - known))
     require(not odd, f"{path} has other columns than this pe-bench writes ({', '.join(odd)}): move it away")
     return rows
 

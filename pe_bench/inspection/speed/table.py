@@ -13,7 +13,7 @@ from pe_bench.inspection.speed.rows import Row
 from pe_bench.system import terminal
 from pe_bench.system.terminal import width_of, wrap
 
-COLUMNS = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "MB")
+COLUMNS = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "half in", "MB")
 LEFT = ("encoding", "attention")
 # Passes of one encoding that differ by this factor were not alone on the machine.
 NOISE = 4.0
@@ -71,13 +71,14 @@ def render(rows: Sequence[Row], limits: Limits) -> str:
 
 def _cells(row: Row) -> list[str]:
     if row.milliseconds is None:
-        return [f"{row.length:,}", row.path, row.status.replace("_", " "), "", "", ""]
+        return [f"{row.length:,}", row.path, row.status.replace("_", " "), "", "", "", ""]
     return [
         f"{row.length:,}",
         row.path,
         number(row.milliseconds),
         f"{row.tokens_per_second:,.0f}",
         "" if row.relative is None else f"{row.relative:.2f}",
+        "" if row.relative_low is None else f"{row.relative_low:.2f}-{row.relative_high:.2f}",
         "" if row.peak_memory_mb is None else f"{row.peak_memory_mb:,.0f}",
     ]
 
@@ -90,7 +91,10 @@ def number(value: float) -> str:
 def _notes(rows: Sequence[Row]) -> list[str]:
     """Explain the columns, and rows without numbers."""
     first, counts = rows[0], [row.repeats for row in rows if row.repeats]
-    notes = [f"x {first.encoding}: median of the ratios to a pass of {first.encoding} just before"]
+    name = first.encoding
+    notes = [f"x {name}: median of the ratios to a pass of {name} just before"]
+    if any(row.relative_low is not None for row in rows):
+        notes.append("half in: the range in which half of these ratios lie")
     if counts:
         several = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
         notes.append(
