@@ -6,7 +6,6 @@ Letters: H heads, T distances.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,18 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.show import curves
 from pe_bench.inspection.show.curves import MASK_REACH, REACH, Kind, Scores
+from pe_bench.inspection.show.labels import (
+    FONT,
+    Labelled,
+    describe_end,
+    draw_label,
+    name_numbers,
+    spread_labels,
+)
 from pe_bench.plot.file import save_picture
 from pe_bench.plot.labels import wrapped
-from pe_bench.plot.placing import spread_apart
 from pe_bench.plot.style import STROKES, styles_of
 
-FONT = 9  # points
-LABEL_GAP = 1.2 * FONT  # points between the middles of two labels
 ROW = 2.7  # inches
 WIDTH = 10.0  # inches
 MAX_NOTE = 150  # characters of a line
@@ -94,7 +98,7 @@ def draw(rows: Sequence[PanelRow]) -> Figure:
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes, labels in labelled:
-        _space(axes, labels)
+        spread_labels(axes, labels)
     return figure
 
 
@@ -118,7 +122,7 @@ def _row_of_kind(
     subject: ResolvedEncoding, kind: Kind, n_kinds: int, colour: str, reach: int, mask_reach: int
 ) -> PanelRow:
     return PanelRow(
-        title=subject.label if n_kinds == 1 else f"{subject.label}, {_numbers('layer', kind.numbers)}",
+        title=subject.label if n_kinds == 1 else f"{subject.label}, {name_numbers('layer', kind.numbers)}",
         subject=subject,
         colour=colour,
         reach=reach,
@@ -133,12 +137,6 @@ def _mask(subject: ResolvedEncoding, kind: Kind, reach: int) -> np.ndarray | Non
     """Return which keys each query sees; None where it sees all before it, which needs no picture."""
     mask = curves.mask(subject, kind.layer, reach).numpy()
     return None if np.array_equal(mask, np.tril(np.ones_like(mask))) else mask
-
-
-Labels = list[tuple[Any, float]]  # texts right of a panel, and the values that they belong to
-
-
-Labelled = tuple[Axes, Labels]
 
 
 def _draw_all(figure: SubFigure, rows: Sequence[PanelRow]) -> list[Labelled]:
@@ -186,8 +184,8 @@ def _draw_scores(axes: Axes, row: PanelRow) -> Labelled:
         colour = _shade(row.colour, place, len(groups))
         axes.plot(values, color=colour, linestyle=STROKES[place % len(STROKES)], linewidth=1.3)
         all_heads = len(heads) == len(scores)
-        name = "all heads" if all_heads else _numbers("head", heads)
-        labels.append(_label(axes, f"{name}{_end(values, bottom)}", values, colour))
+        name = "all heads" if all_heads else name_numbers("head", heads)
+        labels.append(draw_label(axes, f"{name}{describe_end(values, bottom)}", values, colour))
     axes.set_ylabel("log of expected weight" if row.scores.is_weight else "expected score")
     _by_distance(axes, row.train_length, row.reach)
     return axes, labels
@@ -272,38 +270,6 @@ def _mark_vertically(axes: Axes, train_length: int) -> None:
     )
 
 
-def _label(axes: Axes, text: str, values: np.ndarray, colour: Any) -> tuple[Any, float]:
-    end = float(values[np.flatnonzero(np.isfinite(values))[-1]])
-    label = axes.annotate(
-        text, (1.015, 0.5), xycoords="axes fraction", va="center", color=colour, annotation_clip=False
-    )
-    return label, end
-
-
-def _end(values: np.ndarray, bottom: float) -> str:
-    """Return what the panel does not show of a curve's end."""
-    finite = np.flatnonzero(np.isfinite(values))
-    end = values[finite[-1]]
-    remarks = []
-    if finite[-1] < len(values) - 1:
-        remarks.append(f"masked from {finite[-1] + 1:,}")
-    if end < bottom - 1e-6:
-        remarks.append(f"to \N{MINUS SIGN}{-end:,.0f}" if end > -9_999 else "to no weight")
-    return f" ({', '.join(remarks)})" if remarks else ""
-
-
-def _space(axes: Axes, labels: Labels) -> None:
-    """Move labels right of the panel apart, each as near as can be to where its curve ends."""
-    if not labels:
-        return
-    height = axes.get_window_extent().height * 72 / axes.figure.dpi
-    low, high = axes.get_ylim() if axes.get_yscale() == "linear" else np.log10(axes.get_ylim())
-    wanted = np.array([(np.clip(end, low, high) - low) / (high - low) * height for _, end in labels])
-    for (label, _), place in zip(labels, spread_apart(wanted, LABEL_GAP, height), strict=True):
-        label.xy = (1.015, place / height)
-        label.set_position((1.015, place / height))
-
-
 def _finite(values: np.ndarray) -> np.ndarray:
     return values[np.isfinite(values)]
 
@@ -340,7 +306,7 @@ def _draw_wavelengths(axes: Axes, rows: Sequence[PanelRow]) -> Labelled:
         within = sum(int((values <= row.train_length).sum()) for values in row.wavelengths)
         share = f"{within} of {sum(values.size for values in row.wavelengths)}"
         text = share if len(rows) == 1 else f"{row.title}: {share}"
-        labels.append(_label(axes, text, np.log10(_finite(row.wavelengths[-1])), row.colour))
+        labels.append(draw_label(axes, text, np.log10(_finite(row.wavelengths[-1])), row.colour))
     axes.set_yscale("log")
     axes.axhline(rows[0].train_length, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
     axes.annotate(
@@ -380,16 +346,6 @@ def _draw_mask(axes: Axes, row: PanelRow) -> None:
 
 
 # Names and colours
-
-
-def _numbers(noun: str, numbers: Sequence[int]) -> str:
-    """Return `head 3` or `heads 0-2, 5`."""
-    runs = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    ]
-    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}\N{EN DASH}{run[-1]}" for run in runs)
-    return f"{noun} {shown}" if len(numbers) == 1 else f"{noun}s {shown}"
 
 
 def _stroke(row: PanelRow, rows: Sequence[PanelRow]) -> Any:

@@ -1,0 +1,201 @@
+"""Compiling the kernel: once, kept safely, and never an error where it cannot be."""
+
+import ctypes
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import Command, tiny_overrides
+from support.native import B, H, K, here, queries, worst
+from torch.nn import functional
+
+from pe_bench.encodings.nope import NoPE
+from pe_bench.model.attention import choose, native
+from pe_bench.model.attention.native import (
+    build,
+    causal_attention,
+    usable_kernel,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """As on a machine that never compiled the kernel."""
+    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path))
+    build.kernel.cache_clear()
+    native.usable_kernel.cache_clear()
+    yield tmp_path
+    build.kernel.cache_clear()
+    native.usable_kernel.cache_clear()
+
+
+@here
+def test_it_is_compiled_once_and_kept(unbuilt: Path) -> None:
+    first = build.kernel()
+    assert first.library is not None
+    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
+    made = library.stat().st_mtime_ns
+    build.kernel.cache_clear()
+    assert build.kernel().library is not None
+    assert library.stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"PE_BENCH_KERNEL": "off"}, "PE_BENCH_KERNEL=off"),
+        ({"CXX": "no-such-compiler"}, "no C++ compiler is here (no-such-compiler)"),
+        ({"CXX": "false"}, "false failed: exit code 1"),
+        ({"CXX": "env no-such-compiler -O1"}, "no-such-compiler -O1 failed: exit code 127"),
+        ({"CXX": "'g++"}, "no C++ compiler is here ('g++)"),
+    ],
+)
+def test_without_a_compiler_there_is_a_reason(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], told: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = usable_kernel()
+    assert found.library is None
+    assert told in found.description
+    assert choose(NoPE(), queries(), torch.arange(5)).name == "fused"
+    assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
+
+
+def test_a_cache_folder_that_cannot_be_written_is_no_error(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (unbuilt / "kernel").write_text("a file where the folder would be")
+    found = usable_kernel()
+    assert found.library is None
+    assert "\n" not in found.description
+
+
+@here
+def test_a_compiler_may_be_a_command_of_several_words(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = build.find_compiler()
+    monkeypatch.setenv("CXX", f"env PE_BENCH_WORD='two words' {compiler}")
+    assert build.kernel().library is not None
+    (entry,) = unbuilt.glob("kernel/*/meta.json")
+    assert json.loads(entry.read_text())["compiler"].endswith(f"'PE_BENCH_WORD=two words' {compiler}")
+
+
+@here
+def test_a_damaged_library_is_made_again(unbuilt: Path) -> None:
+    script = "import pe_bench.model.attention.native.build as build; build.kernel()"
+    environment = {**os.environ, "PE_BENCH_CACHE": str(unbuilt)}
+    subprocess.run([sys.executable, "-c", script], env=environment, timeout=120, check=True)
+    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
+    library.write_bytes(bytes(library.stat().st_size))
+    assert build.kernel().library is not None
+    assert any(library.read_bytes())
+
+
+@here
+def test_no_library_is_loaded_that_another_user_could_have_written(
+    unbuilt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build.kernel().library is not None
+    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
+    library.write_bytes(b"code of theirs")
+    library.parent.chmod(0o777)
+    build.kernel.cache_clear()
+    assert build.kernel().library is not None  # compiled again, in a private folder
+    assert library.read_bytes() == b"code of theirs"
+    assert f"can change {library.parent.resolve()}" in capsys.readouterr().err
+    build.kernel.cache_clear()
+
+
+@here
+def test_a_kernel_that_computes_wrongly_is_not_used(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.cpp"
+    source = build.SOURCE.read_text()
+    assert source.count("shape.scale, query.at(0)") == 1
+    wrong.write_text(source.replace("shape.scale, query.at(0)", "1.01f * shape.scale, query.at(0)"))
+    monkeypatch.setattr(build, "SOURCE", wrong)
+    found = usable_kernel()
+    assert found.library is None
+    assert "wrong by" in found.description
+
+
+@here
+def test_the_kernel_is_faster_code_but_the_same_model() -> None:
+    """Loss and gradient of a decoder's layer are those of PyTorch's own attention."""
+    q, k, v = (torch.randn(B, H, 128, K, requires_grad=True) for _ in range(3))
+    stock = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    ours = causal_attention(q, k, v, None, K**-0.5)
+    assert worst(stock, ours) < 1e-5
+
+
+@pytest.mark.full
+@here
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
+    compiler = build.find_compiler()
+    assert compiler is not None
+    program, source = tmp_path / "sanitized", Path(__file__).parents[1] / "support" / "sanitized.cpp"
+    flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
+    checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-march=native", "-O1", "-g"]
+    subprocess.run([compiler, *flags, *checks, str(source), "-o", str(program)], check=True, timeout=300)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@here
+def test_a_process_that_is_killed_while_compiling_leaves_nothing_in_the_way(unbuilt: Path) -> None:
+    """A folder half built, as a kill would leave it, and the lock it held."""
+    script = (
+        "import os, pe_bench.model.attention.native.build as build\n"
+        "compile_library = build.compile_library\n"
+        "build.compile_library = lambda *a: (compile_library(*a), os._exit(9))\n"
+        "build.kernel()\n"
+    )
+    environment = {**os.environ, "PE_BENCH_CACHE": str(unbuilt)}
+    died = subprocess.run([sys.executable, "-c", script], env=environment, timeout=120, check=False)
+    assert died.returncode == 9
+    assert build.kernel().library is not None
+    assert len(list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))) == 1
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_kernel_of_training_has_a_type_a_compiler_and_a_reason_why_it_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = importlib.import_module("pe_bench.model.attention.paths")
+
+    def found(single: str | None, half: str | None, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+        library = ctypes.CDLL(None)
+        kernels = {"usable_kernel": (single, "c++ 12"), "usable_tiled_kernel": (half, "c++ 13")}
+        for name, (reason, compiler) in kernels.items():
+            kernel = build.Kernel(library, compiler) if reason is None else build.Kernel(None, reason)
+            monkeypatch.setattr(paths, name, lambda kernel=kernel: kernel)
+        return paths.training_kernel(CPU, dtype)
+
+    ours, other = "pe-bench's kernel", "PyTorch's fused kernels and the reference"
+    assert found(None, "no tiles") == (ours, "float32", "c++ 12", "")
+    assert found(None, None, torch.bfloat16) == (ours, "bfloat16", "c++ 13", "")
+    assert found(None, "no tiles", torch.bfloat16) == (ours, "float32", "c++ 12", "no tiles")
+    assert found("no compiler", "no tiles") == (other, "", "", "no compiler")
+    assert "FlexAttention" in paths.training_kernel(torch.device("cuda"), torch.bfloat16).name
+    assert str(found(None, "no tiles", torch.bfloat16)) == f"{ours} in float32, compiled by c++ 12; no tiles"
+    assert str(found("no compiler", "no tiles")) == f"{other}; no compiler"
+
+
+def test_a_runs_environment_file_names_it(folder: Path, command: Command) -> None:
+    assert command("train", *tiny_overrides(folder)).code == 0
+    (written,) = (folder / "results" / "runs").glob("*/environment.json")
+    attention = json.loads(written.read_text())["attention"]
+    assert attention["name"].startswith(("pe-bench's kernel", "PyTorch's"))
+    assert attention["compiler"] or attention["missing"]
