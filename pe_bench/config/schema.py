@@ -15,7 +15,7 @@ Protocol = Literal["paired", "nonoverlapping", "sliding"]
 Controls = Literal["auto", "all", "none"]
 OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
-MARGIN = 0.01  # bits per byte; a smaller change is of no use to anybody
+MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1.5, 2, 4, 8, 16)  # times the training length
 

@@ -20,6 +20,7 @@ COLUMNS = (
     *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
     *("status", "reason", "seeds", "documents", "targets"),
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict"),
+    *("change_of_models_low", "change_of_models_high", "verdict_of_models", "seed_low", "seed_high"),
     *("break_point", "holds_to", "breaks_at"),
     *("uses_context", "beats_window", "swap_gain", "swap_gain_low", "swap_gain_high"),
     *("window_gain", "window_gain_low", "window_gain_high"),
@@ -70,13 +71,17 @@ def _line_record(line: Line) -> dict[str, Any]:
 
 def _cell_record(cell: Cell) -> dict[str, Any]:
     names = ("length", "stride", "status", "reason", "documents", "targets", "target_hash")
-    numbers = ("bits_per_byte", "perplexity", "change", "verdict", "peak_memory_mb")
+    numbers = ("bits_per_byte", "perplexity", "change", "verdict", "verdict_of_models", "peak_memory_mb")
     record = {name: getattr(cell, name) for name in (*names, *numbers)}
     use, baseline = cell.use, cell.baseline
     return {
         **record,
         "seeds": len(cell.levels),
         **_interval_record("change", cell.interval, cell.change),
+        "change_of_models_low": cell.of_models.low if cell.of_models else None,
+        "change_of_models_high": cell.of_models.high if cell.of_models else None,
+        "seed_low": min(cell.changes, default=None),
+        "seed_high": max(cell.changes, default=None),
         "uses_context": use.uses_context if use else "",
         "beats_window": use.beats_window if use else "",
         **_interval_record("swap_gain", use.swap_gain if use else None),

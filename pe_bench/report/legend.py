@@ -28,17 +28,16 @@ def _of_changes(table: Table) -> Iterator[str]:
     verdicts = [cell.verdict for cell in cells if cell.length >= train_length and cell.interval is not None]
     if not verdicts:
         return
-    count = ""
-    if table.verdicts > 1:
-        count = f" (Holm-corrected for the table's {table.verdicts}, which the 95 % intervals are not)"
     meanings = {
         "improves": f"improves (by more than {table.margin:g})",
-        "holds": f"holds (within ±{table.margin:g})",
+        "holds": f"holds (at most {table.margin:g} worse)",
         "degrades": f"degrades (by more than {table.margin:g})",
         "fails": f"fails (by more than {FAILURE:g})",
         "unclear": f"unclear (at the margin of {table.margin:g})",
     }
-    yield f"verdict{count}: " + ", ".join(meanings[word] for word in meanings if word in verdicts)
+    yield "verdict (from the 95 % interval): " + ", ".join(
+        meanings[word] for word in meanings if word in verdicts
+    )
 
 
 def _is_another(line: Line) -> bool:
@@ -49,7 +48,7 @@ def _of_baseline(table: Table) -> Iterator[str]:
     if table.baseline:
         yield (
             f"vs {table.baseline}: bits/byte minus its own at the same length, seed and targets; - is "
-            f"better; same is within {table.margin:g}; all {table.comparisons} judged together as above"
+            f"better; same is within {table.margin:g}; those at one length are corrected together (Holm)"
         )
 
 
@@ -63,7 +62,7 @@ def _of_context(table: Table) -> Iterator[str]:
         + ("; - = cannot be judged" if any(not use.uses_context for use in uses) else "")
     )
     yield (
-        "beats window: better than when every layer sees the training length only"
+        "beats window: better than sliding-window attention of the training length in every layer"
         + ("; n/a = windowed itself" if any(use.beats_window == "n/a" for use in uses) else "")
     )
 

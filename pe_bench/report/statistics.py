@@ -1,4 +1,4 @@
-"""Statistics of paired differences: intervals, verdicts of a table, use of context, break points.
+"""Statistics of paired differences: intervals, verdicts, use of context, break points, comparisons.
 
 The verdict on a change against the training length, in bits per byte (positive is worse), follows from
 its 95 % interval. MARGIN is 0.01 (`report.margin` and `--margin` change it), FAILURE is 0.25:
@@ -6,13 +6,25 @@ its 95 % interval. MARGIN is 0.01 (`report.margin` and `--margin` change it), FA
     fails     all of the interval is above FAILURE
     degrades  all of it is above the margin, not all above FAILURE
     improves  all of it is below minus the margin
-    holds     all of it is within the margin, both ways
-    unclear   anything else
+    holds     all of it is below the margin: at most so much worse
+    unclear   anything else; the upper bound still says how bad the change can be at most
 
-All verdicts of a table are corrected together (Holm), so that the chance of any wrong one is at most 5 %;
-see `corrected_verdicts`. The break point is the first length beyond the training length that degrades or
-fails. Differences from a baseline follow the same rule without FAILURE: worse, better, same, unclear. Use
-of context is a rule on two gains; see `judge_context_use`.
+A verdict speaks of one length of one line, and is wrong with a chance of at most 5 %. What a line says over
+lengths is bounded as a family too, each claim by a fixed sequence (Maurer, Hothorn and Lehmacher, 1995),
+which needs no correction: a length counts only if all before it in the sequence did.
+
+    "holds up to L"   from the shortest length up, as long as lengths hold or improve
+    "breaks at L"     from the longest length down, as long as lengths degrade or fail; and the length
+                      after the last that holds, if it degrades or fails itself
+
+No other line has a part in this: a run that joins a table changes no verdict. Claims between encodings are
+another matter: the differences of all lines from a baseline at one length are corrected together (Holm), so
+that the chance of any wrong one is at most 5 %; negative is better, and the verdicts are worse, better, same
+(within the margin, both ways) and unclear. Use of context is a rule on two gains; see `judge_context_use`.
+
+With several seeds there are two questions: what holds of other seeds too, and what of these models alone. The
+interval of the second is over documents only, of each document's mean over seeds. It is the narrower one, and
+narrower than that of one seed: more seeds turn no answer into none.
 
 How an interval is computed: seeds and documents are crossed, because every seed's model scores the same
 documents. With one difference for each pair, the model is `mean + seed + document + rest`, all three
@@ -50,30 +62,33 @@ the same interval without the second measure. `python tests/report/test_simulati
 Without it lognormal documents give 84 % (1 x 10), 86 % (5 x 10) and 91 % (5 x 30). One seed over ten
 lognormal documents stays a little short of 93 %: most such samples do not show their tail.
 
-Wrong verdicts, as a percentage of 400 tables of 12 cells whose documents are independent and whose
-true changes lie a hair beyond a boundary, every cell the likeliest to be judged wrongly:
+Wrong claims, in percent: of 400 lines of 8 lengths with a wrong "holds up to" or "breaks at", and of 2,000
+single verdicts, where documents are independent and every true change lies a hair beyond a boundary, so that
+it is the likeliest to be judged wrongly (mirrored: lognormal, the long tail on the other side):
 
                                  3 x 10  3 x 30  5 x 10  5 x 30
-    nearly holding    normal        0.0     0.0     0.5     0.5
-                      lognormal     1.5     0.0     9.5     0.8
-    nearly degrading  normal        0.2     0.0     1.2     0.5
-                      mirrored      1.8     0.5    12.8     0.2
-    nearly failing    normal        1.5     0.8     2.2     2.8
-                      mirrored      4.2     1.2    19.2     2.0
+    lines,    nearly   normal       1.2     0.5     1.2     1.0
+              holding  lognormal    2.5     1.0     5.2     0.5
+    lines,    nearly   normal       2.2     2.8     3.5     3.2
+           degrading   mirrored     7.2     1.5    11.0     2.2
+    verdicts, nearly   normal       1.1     1.1     0.9     1.6
+              holding  lognormal    3.5     0.7     4.6     1.6
+    verdicts, nearly   normal       1.4     1.2     1.2     1.8
+           degrading   mirrored     3.4     0.9     5.3     1.2
+    verdicts, nearly   normal       1.7     1.6     1.5     2.2
+             failing   mirrored     3.8     1.3     5.9     1.7
 
-(mirrored: lognormal, the long tail on the other side.) Thirty documents, or stretches of documents, keep
-the 5 % in every case, and so do ten normal ones. Ten skewed ones at five seeds do not in the worst
-case, where 1.5 % of the single verdicts are wrong: the tail is hardly seen where the level is high. With
-most changes well inside their regions no table in 400 is wrong, nor at ten documents. `judge_context_use`
-is wrong in at most 2.4 % over thirty documents, and in 5.5 % over ten at the edge of its margin. Three
-seeds cost power: at the level of 24 cells the critical value of two degrees of freedom is 22, so that
-what differs between seeds stays unclear.
+Thirty documents, or stretches of documents, keep the 5 % in every case, and so do ten normal ones. Ten skewed
+ones do not in the worst case: the tail is hardly seen where the level is high. `judge_context_use` is wrong
+in at most 2.4 % over thirty documents, and in 5.5 % over ten at the edge of its margin. Three seeds cost
+power: the critical value of two degrees of freedom is 4.3, so that what differs between seeds stays unclear.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from itertools import takewhile
+from typing import Literal
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -84,14 +99,9 @@ Verdict = Literal["improves", "holds", "degrades", "fails", "unclear"]
 Comparison = Literal["better", "same", "worse", "unclear"]
 Answer = Literal["yes", "no", "unclear"]
 Bounds = tuple[float, float]
-Claim = TypeVar("Claim", bound=str)
 
 CONFIDENCE = 0.95
 SKEW_WEIGHT = 3.5  # by simulation: covers 93 % over ten lognormal documents, and not much more
-
-# The part of its chance of a wrong claim that a cell keeps; see `corrected_verdicts`.
-_VERDICT_PLACES = {"unclear": 1.0, "degrades": 0.5, "fails": 0.0, "holds": 0.0, "improves": 0.0}
-_COMPARISON_PLACES = {"unclear": 1.0, "better": 0.0, "same": 0.0, "worse": 0.0}
 
 
 @dataclass(frozen=True)
@@ -154,34 +164,38 @@ def paired_interval(differences: np.ndarray) -> Interval:
     return Interval(mean, *_bounds(mean, spread, seeds, documents, CONFIDENCE), seeds, documents, spread)
 
 
-def corrected_verdicts(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Verdict]:
-    """Return the verdicts of one table, so that the chance of any wrong one among them is at most 5 %.
-
-    Holm's step-down. A verdict is a claim, and its p the smallest alpha at which the interval of
-    confidence 1 - alpha supports it. The first of m, in the order of p, is judged at 5 % / m; what is
-    settled gives up its place, so that the later ones are judged at 5 % / (places left); the first one
-    that is unclear ends it, and all after it are unclear too. As intervals of higher confidence
-    enclose the others, this is to judge all of them at one level, and again for the places left,
-    until nothing changes.
-
-    A cell that degrades keeps half its place: one of its bounds can yet call it failing by mistake.
-    Were it to leave, many cells that surely degrade and nearly fail would each be judged at a higher
-    chance of error than the last, which sums up to more than 5 %. It is `fails` by the lower bound at
-    its level, and else `degrades`: which claims a loss, not that it stays below a failure.
-
-    No cell is judged more boldly than alone. That the claims have a direction and are still bounded as
-    a family is proved for independent cells (Shaffer, 1980); for cells that share their documents, as
-    those of a table do, there are simulations alone. The bound is as good as the intervals' own coverage.
-    """
-    return _step_down(intervals, lambda low, high: _verdict(low, high, margin), _VERDICT_PLACES)
+def judge_change(interval: Interval, margin: float = MARGIN) -> Verdict:
+    """Return the verdict on the interval of a change in bits per byte, positive being worse."""
+    if interval.low > FAILURE:
+        return "fails"
+    if interval.low > margin:
+        return "degrades"
+    if interval.high < -margin:
+        return "improves"
+    return "holds" if interval.high < margin else "unclear"
 
 
 def corrected_comparisons(intervals: Sequence[Interval], margin: float = MARGIN) -> list[Comparison]:
-    """Return the verdicts on differences from a baseline, negative being better; corrected as verdicts are.
+    """Return the verdicts on differences from a baseline at one length, negative being better.
 
-    A difference inside the margin is the `same`. Every claim settles its cell.
+    Holm's step-down, so that the chance of any wrong one is at most 5 %. A verdict is a claim, and its p the
+    smallest alpha at which the interval of confidence 1 - alpha supports it. The first of m, in the order of
+    p, is judged at 5 % / m, the next at 5 % / (m - 1), ...; the first one that is unclear ends it, and all
+    after it are unclear too. As intervals of higher confidence enclose the others, this is to judge all of
+    them at one level, and again for the places left, until nothing changes.
+
+    No difference is judged more boldly than alone. That the claims have a direction and are still bounded as
+    a family is proved for independent cells (Shaffer, 1980); for cells that share their documents there are
+    simulations alone.
     """
-    return _step_down(intervals, lambda low, high: _comparison(low, high, margin), _COMPARISON_PLACES)
+    open_places = len(intervals)
+    while True:
+        confidence = 1 - (1 - CONFIDENCE) / max(open_places, 1)
+        found: list[Comparison] = [_comparison(*interval.at(confidence), margin) for interval in intervals]
+        left = found.count("unclear")
+        if left == open_places or open_places <= 1:
+            return found
+        open_places = left
 
 
 def judge_context_use(gain: Interval, swap_gain: Interval, margin: float = MARGIN) -> Answer:
@@ -190,11 +204,11 @@ def judge_context_use(gain: Interval, swap_gain: Interval, margin: float = MARGI
     gain: the level at the training length minus the level here. swap_gain: the level with the far
     context taken from another document minus the level here.
 
-    A gain that is surely below the margin is of no use, and `no` even where it is surely above
-    zero: with enough documents every difference is. An infinite gain is a score that broke down, and
-    shows nothing.
+    A swap that surely costs less than the margin is `no` even where it surely costs something: with enough
+    documents every difference does. So is a level that is surely worse than at the training length: what is
+    read there harms. An infinite gain is a score that broke down, and shows nothing.
     """
-    if swap_gain.high < margin:
+    if swap_gain.high < margin or gain.high < 0:
         return "no"
     return "yes" if _above_zero(gain) and _above_zero(swap_gain) else "unclear"
 
@@ -215,10 +229,23 @@ def is_sensitive(gain: Interval) -> bool:
     return _above_zero(gain)
 
 
-def break_point(verdicts: Mapping[int, str], train_length: int) -> int | None:
-    """Return the first length beyond the training length that degrades or fails; None where none does."""
-    broken = (length for length, found in verdicts.items() if found in ("degrades", "fails"))
-    return min((length for length in broken if length > train_length), default=None)
+def holds_up_to(verdicts: Mapping[int, str]) -> int | None:
+    """Return the last length of the sequence from the shortest up that hold or improve; None for none."""
+    held = takewhile(lambda length: verdicts[length] in ("holds", "improves"), sorted(verdicts))
+    return max(held, default=None)
+
+
+def breaks_at(verdicts: Mapping[int, str]) -> int | None:
+    """Return the shortest length that is known to break, by either sequence; None where none is.
+
+    That is the last of those from the longest down that degrade or fail; or the one that ends the sequence
+    of those that hold, if it degrades or fails itself.
+    """
+    broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
+    found = list(takewhile(lambda length: length in broken, sorted(verdicts, reverse=True)))
+    held = holds_up_to(verdicts)
+    following = min((length for length in verdicts if held is None or length > held), default=None)
+    return min([*found, *broken & {following}], default=None)
 
 
 def student_interval(values: np.ndarray) -> Bounds:
@@ -229,38 +256,12 @@ def student_interval(values: np.ndarray) -> Bounds:
     return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
-def _verdict(low: float, high: float, margin: float) -> Verdict:
-    if low > FAILURE:
-        return "fails"
-    if low > margin:
-        return "degrades"
-    if high < -margin:
-        return "improves"
-    if -margin < low and high < margin:
-        return "holds"
-    return "unclear"
-
-
 def _comparison(low: float, high: float, margin: float) -> Comparison:
     if low > margin:
         return "worse"
     if high < -margin:
         return "better"
     return "same" if -margin < low and high < margin else "unclear"
-
-
-def _step_down(
-    intervals: Sequence[Interval], claim: Callable[[float, float], Claim], places: Mapping[str, float]
-) -> list[Claim]:
-    """Return the claims that hold at one level for all; the places that they leave open decide on it."""
-    open_places = float(len(intervals))
-    while True:
-        confidence = 1 - (1 - CONFIDENCE) / max(open_places, 1.0)
-        found = [claim(*interval.at(confidence)) for interval in intervals]
-        left = sum(places[claimed] for claimed in found)
-        if left == open_places or open_places <= 1:
-            return found
-        open_places = left
 
 
 def _above_zero(gain: Interval) -> bool:

@@ -14,7 +14,7 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.statistics import (
     corrected_comparisons,
-    corrected_verdicts,
+    judge_change,
     paired_interval,
 )
 from pe_bench.report.tables.build import Table, build_tables
@@ -105,8 +105,7 @@ def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Pa
     assert all(cell.change is not None for line in table.lines for cell in line.cells.values())
 
 
-def test_verdicts_are_corrected_for_all_scored_lengths_not_only_those_shown(results: Path) -> None:
-    """Otherwise, hiding a column would make the others more certain."""
+def test_hiding_lengths_changes_no_verdict(results: Path) -> None:
     everything, some = only(results), only(results, where=where("length=512"))
     assert [line.cells[512].verdict for line in some.lines] == [
         line.cells[512].verdict for line in everything.lines
@@ -273,11 +272,17 @@ def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Pa
     assert found.mean == pytest.approx(0.2, abs=1e-6)
 
 
-def test_a_baselines_verdicts_are_corrected_over_the_table(results: Path) -> None:
+def test_a_baselines_verdicts_are_corrected_over_the_lines_at_each_length(results: Path) -> None:
+    for number in range(3):
+        add_run(results, f"t{number}", {length: level + 0.012 for length, level in ROPE.items()}, spread=0.03)
     table = only(results, baseline="rope")
-    cells = [cell for line in table.lines for cell in line.cells.values() if cell.baseline]
-    intervals = [cell.baseline.interval for cell in cells if cell.baseline and cell.baseline.interval]
-    assert [cell.baseline.verdict for cell in cells if cell.baseline] == corrected_comparisons(intervals)
+    for length in table.lengths:
+        cells = [line.cells[length] for line in table.lines if length in line.cells]
+        compared = [cell.baseline for cell in cells if cell.baseline and cell.baseline.interval]
+        intervals = [found.interval for found in compared if found.interval]
+        assert len(intervals) >= 3
+        assert [found.verdict for found in compared] == corrected_comparisons(intervals)
+    cells = next(line.cells for line in table.lines if line.label == "alibi").values()
     assert {cell.length: cell.baseline.verdict for cell in cells if cell.baseline} == {
         64: "worse",
         128: "worse",
@@ -326,15 +331,22 @@ def test_the_margin_decides_what_holds(tmp_path: Path) -> None:
     assert only(tmp_path).lines[0].cells[256].verdict == "degrades"
     table = only(tmp_path, margin=0.1)
     assert table.lines[0].cells[256].verdict == "holds"
-    assert "holds (within ±0.1)" in to_markdown([table], details=True)
+    assert "holds (at most 0.1 worse)" in to_markdown([table], details=True)
 
 
-def test_verdicts_are_those_of_the_whole_table(results: Path) -> None:
-    table = only(results)
-    cells = [cell for line in table.lines for length, cell in line.cells.items() if length > 128]
-    intervals = [cell.interval for cell in cells if cell.interval]
-    assert len(intervals) == 4
-    assert [cell.verdict for cell in cells] == corrected_verdicts(intervals)
+def test_a_run_that_joins_a_table_changes_no_verdict_and_no_break_point(results: Path) -> None:
+    before = {line.label: line for line in only(results).lines}
+    for number in range(5):
+        levels = {length: level + number for length, level in ROPE.items()}
+        add_run(results, f"t{number}", levels, spread=0.3)
+    after = {line.label: line for line in only(results).lines}
+    assert len(after) == len(before) + 5
+    for label, line in before.items():
+        assert after[label].break_point == line.break_point
+        assert {length: cell.verdict for length, cell in after[label].cells.items()} == {
+            length: "" if cell.interval is None or length < 128 else judge_change(cell.interval)
+            for length, cell in line.cells.items()
+        }
 
 
 # LaTeX
@@ -434,10 +446,9 @@ def test_runs_are_not_chosen_by_their_results(word: str) -> None:
         parse_condition(word)
 
 
-def test_the_legend_counts_all_verdicts_that_were_corrected_together(results: Path) -> None:
+def test_the_legend_says_what_is_corrected_together(results: Path) -> None:
     text = to_markdown([only(results, where=where("length=512"), baseline="rope")], details=True)
-    assert "for the table's 4" in text
-    assert "all 4 judged together" in text
+    assert "those at one length are corrected together (Holm)" in text
 
 
 def test_lines_with_different_numbers_of_seeds_get_a_note(results: Path) -> None:

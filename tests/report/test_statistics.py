@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from support.verdicts import uncorrected_verdict
 
 from pe_bench.report.statistics import (
     CONFIDENCE,
     Interval,
     Spread,
-    break_point,
+    breaks_at,
     corrected_comparisons,
-    corrected_verdicts,
+    holds_up_to,
     is_sensitive,
+    judge_change,
     judge_context_use,
     judge_gain_over_control,
     paired_interval,
@@ -87,7 +87,7 @@ def test_constant_differences_give_an_interval_without_width(shape: tuple[int, i
 def test_one_document_and_one_seed_give_no_interval() -> None:
     found = paired_interval(np.array([[0.5]]))
     assert (found.mean, found.low, found.high) == (0.5, -math.inf, math.inf)
-    assert uncorrected_verdict(found) == "unclear"
+    assert judge_change(found) == "unclear"
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -144,13 +144,13 @@ def test_one_broken_score_is_a_failure_and_is_not_dropped(broken: float) -> None
     differences[1, 7] = broken
     found = paired_interval(differences)
     assert found.mean == math.inf
-    assert uncorrected_verdict(found) == "fails"
+    assert judge_change(found) == "fails"
 
 
 def test_a_broken_reference_is_no_improvement() -> None:
     differences = np.zeros((3, 30))
     differences[1, 7] = -math.inf
-    assert uncorrected_verdict(paired_interval(differences)) == "unclear"
+    assert judge_change(paired_interval(differences)) == "unclear"
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
@@ -173,22 +173,22 @@ def test_a_quantile_needs_no_import_of_all_statistics() -> None:
         (0.0101, 0.4, "degrades"),
         (0.01, 0.4, "unclear"),
         (-0.0099, 0.0099, "holds"),
-        (-0.01, 0.0099, "unclear"),
+        (-0.4, 0.0099, "holds"),
         (-0.0099, 0.01, "unclear"),
         (-0.4, -0.0101, "improves"),
-        (-0.4, -0.01, "unclear"),
+        (-0.4, -0.01, "holds"),
         (-0.4, 0.4, "unclear"),
         (math.inf, math.inf, "fails"),
         (math.nan, math.nan, "unclear"),
     ],
 )
 def test_the_verdict_changes_exactly_at_its_boundaries(low: float, high: float, expected: str) -> None:
-    assert uncorrected_verdict(interval(low, high)) == expected
+    assert judge_change(interval(low, high)) == expected
 
 
 def test_a_wider_margin_turns_a_small_loss_into_holding() -> None:
-    assert uncorrected_verdict(interval(0.02, 0.04)) == "degrades"
-    assert uncorrected_verdict(interval(0.02, 0.04), margin=0.05) == "holds"
+    assert judge_change(interval(0.02, 0.04)) == "degrades"
+    assert judge_change(interval(0.02, 0.04), margin=0.05) == "holds"
 
 
 def estimate(mean: float, standard_error: float) -> Interval:
@@ -203,63 +203,40 @@ def standard_errors(confidence: float) -> float:
     return float(stats.norm.ppf((1 + confidence) / 2))
 
 
-def test_one_verdict_needs_no_correction() -> None:
-    assert corrected_verdicts([interval(0.02, 0.3)]) == ["degrades"]
-    assert corrected_verdicts([]) == []
-
-
-def test_the_first_of_two_verdicts_is_judged_at_half_the_error_rate() -> None:
-    limit = 0.01 + 0.1 * standard_errors(1 - 0.05 / 2)
-    unclear = estimate(0.0, 1.0)
-    assert corrected_verdicts([unclear, estimate(limit + 0.001, 0.1)]) == ["unclear", "degrades"]
-    assert corrected_verdicts([unclear, estimate(limit - 0.001, 0.1)]) == ["unclear", "unclear"]
-
-
-def test_a_settled_verdict_relaxes_the_correction_of_the_others() -> None:
-    weak = estimate(0.01 + 0.1 * standard_errors(0.96), 0.1)
-    settled, unclear = estimate(0.0, 0.0001), estimate(0.0, 1.0)
-    assert uncorrected_verdict(weak) == "degrades"
-    assert corrected_verdicts([weak, settled]) == ["degrades", "holds"]
-    assert corrected_verdicts([weak, unclear]) == ["unclear", "unclear"]
-
-
-def test_the_last_verdict_is_judged_as_if_it_were_the_only_one() -> None:
-    settled, last = estimate(5.0, 0.01), estimate(0.01 + 0.1 * standard_errors(0.949), 0.1)
-    assert corrected_verdicts([settled, last]) == ["fails", "unclear"]
-
-
-def test_a_failure_that_is_certain_only_as_a_loss_degrades() -> None:
-    weak = estimate(0.25 + 0.05 * standard_errors(0.955), 0.05)
-    assert uncorrected_verdict(weak) == "fails"
-    assert corrected_verdicts([weak, *[estimate(0.0, 1.0)] * 9]) == ["degrades", *["unclear"] * 9]
-
-
-def test_a_cell_that_degrades_still_counts_half_because_it_may_yet_fail() -> None:
-    # All ten surely degrade: the lower bound alone can err, in each of them by 5 % / 10.
-    for confidence, expected in ((0.895, "degrades"), (0.905, "fails")):
-        cell = estimate(0.25 + 0.01 * standard_errors(1 - (1 - confidence) / 10), 0.01)
-        assert corrected_verdicts([cell] * 10) == [expected] * 10
-
-
-def test_broken_scores_fail_in_any_table() -> None:
-    broken = paired_interval(np.array([[math.inf, 0.0]]))
-    assert corrected_verdicts([broken, *[estimate(0.0, 1.0)] * 400])[0] == "fails"
-
-
-def test_corrected_verdicts_use_the_given_margin() -> None:
-    assert corrected_verdicts([estimate(0.03, 0.001)] * 3) == ["degrades"] * 3
-    assert corrected_verdicts([estimate(0.03, 0.001)] * 3, margin=0.05) == ["holds"] * 3
-
-
 def test_a_comparison_says_better_same_worse_or_unclear_in_the_order_given() -> None:
     differences = [estimate(-0.5, 0.01), estimate(0.0, 0.001), estimate(0.5, 0.01), estimate(0.0, 1.0)]
     assert corrected_comparisons(differences) == ["better", "same", "worse", "unclear"]
 
 
-def test_comparisons_are_corrected_for_their_number() -> None:
+def test_one_comparison_needs_no_correction() -> None:
     weak = estimate(-0.01 - 0.1 * standard_errors(0.96), 0.1)
     assert corrected_comparisons([weak]) == ["better"]
     assert corrected_comparisons([weak, estimate(0.0, 1.0)]) == ["unclear", "unclear"]
+    assert corrected_comparisons([]) == []
+
+
+def test_the_first_of_two_comparisons_is_judged_at_half_the_error_rate() -> None:
+    limit = 0.01 + 0.1 * standard_errors(1 - 0.05 / 2)
+    unclear = estimate(0.0, 1.0)
+    assert corrected_comparisons([unclear, estimate(limit + 0.001, 0.1)]) == ["unclear", "worse"]
+    assert corrected_comparisons([unclear, estimate(limit - 0.001, 0.1)]) == ["unclear", "unclear"]
+
+
+def test_a_settled_comparison_relaxes_the_correction_of_the_others() -> None:
+    weak = estimate(0.01 + 0.1 * standard_errors(0.96), 0.1)
+    settled, unclear = estimate(0.0, 0.0001), estimate(0.0, 1.0)
+    assert corrected_comparisons([weak, settled]) == ["worse", "same"]
+    assert corrected_comparisons([weak, unclear]) == ["unclear", "unclear"]
+
+
+def test_the_last_comparison_is_judged_as_if_it_were_the_only_one() -> None:
+    settled, last = estimate(5.0, 0.01), estimate(0.01 + 0.1 * standard_errors(0.949), 0.1)
+    assert corrected_comparisons([settled, last]) == ["worse", "unclear"]
+
+
+def test_comparisons_use_the_given_margin() -> None:
+    assert corrected_comparisons([estimate(0.03, 0.001)] * 3) == ["worse"] * 3
+    assert corrected_comparisons([estimate(0.03, 0.001)] * 3, margin=0.05) == ["same"] * 3
 
 
 @pytest.mark.parametrize(
@@ -272,7 +249,8 @@ def test_comparisons_are_corrected_for_their_number() -> None:
         ((0.02, 0.1), (-0.1, 0.0099), "no"),
         ((0.02, 0.1), (0.002, 0.0099), "no"),  # surely some, surely of no use
         ((0.02, 0.1), (-0.1, 0.01), "unclear"),
-        ((-0.2, -0.1), (0.02, 0.1), "unclear"),
+        ((-0.2, -0.1), (0.02, 0.1), "no"),  # surely harmed
+        ((-0.2, 0.0), (0.02, 0.1), "unclear"),
         ((math.inf, math.inf), (0.02, 0.1), "unclear"),
         ((0.02, 0.1), (math.inf, math.inf), "unclear"),
         ((-math.inf, math.inf), (-math.inf, math.inf), "unclear"),
@@ -310,13 +288,27 @@ def test_a_model_is_sensitive_where_its_gain_is_positive(low: float, high: float
     assert is_sensitive(interval(low, high)) == expected
 
 
-def test_the_break_point_is_the_first_failing_length_beyond_the_training_length() -> None:
-    found = {512: "fails", 64: "degrades", 128: "degrades", 192: "unclear", 256: "degrades"}
-    assert break_point(found, 128) == 256
-
-
-def test_losing_context_below_the_training_length_is_no_break() -> None:
-    assert break_point({32: "fails", 64: "degrades", 256: "holds", 512: "unclear"}, 128) is None
+@pytest.mark.parametrize(
+    ("verdicts", "held", "broken"),
+    [
+        (["holds", "improves", "holds"], 512, None),
+        (["holds", "unclear", "holds"], 192, None),
+        (["unclear", "holds", "holds"], None, None),
+        (["holds", "degrades", "fails"], 192, 256),
+        (["holds", "unclear", "fails"], 192, 512),
+        (["degrades", "degrades", "degrades"], None, 192),
+        (["unclear", "degrades", "unclear"], None, None),
+        (["degrades", "degrades", "unclear"], None, 192),
+        (["unclear", "fails", "holds"], None, None),
+        (["fails", "holds", "degrades"], None, 192),
+        ([], None, None),
+    ],
+)
+def test_a_claim_over_lengths_reaches_as_far_as_its_sequence(
+    verdicts: list[str], held: int | None, broken: int | None
+) -> None:
+    of_length = dict(zip((192, 256, 512), verdicts, strict=False))
+    assert (holds_up_to(of_length), breaks_at(of_length)) == (held, broken)
 
 
 def test_the_interval_over_seeds_needs_two_of_them() -> None:

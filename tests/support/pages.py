@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from support.results import add_run
-from support.verdicts import uncorrected_verdict
 
-from pe_bench.report.statistics import Interval
+from pe_bench.report.statistics import Interval, judge_change
 from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.build import Table, build_tables
 from pe_bench.report.tables.cells import Cell, ContextUse, Difference
@@ -77,7 +76,7 @@ def _with_all(table: Table) -> Table:
 def _judged(line: Line) -> Line:
     """Return the line with verdicts and a break point that do not depend on the table's correction."""
     cells = {
-        length: replace(cell, verdict=uncorrected_verdict(cell.interval)) if cell.interval else cell
+        length: replace(cell, verdict=judge_change(cell.interval)) if cell.interval else cell
         for length, cell in line.cells.items()
     }
     return replace(line, cells=cells, break_point=BREAK_POINTS[line.encoding])

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
-from pe_bench.report.statistics import break_point
+from pe_bench.report.statistics import breaks_at, holds_up_to
 from pe_bench.report.tables.cells import Cell
 
+CLAIMED = ("improves", "holds", "degrades", "fails", "unclear")
 Kind = Literal["at", "by", "unclear", "none", "unknown"]
 
 
@@ -18,7 +19,8 @@ class BreakPoint:
     kind: it breaks `at` the length, or there or before (`by`, after an unclear one); it is `unclear` from the
     length on; it does not break up to the length (`none`); or nothing is known. holds_to: the last length up
     to which it surely holds. works_to: the last one before it breaks or cannot be scored, unclear lengths
-    included. Both are the training length where the next one breaks; None where no longer one was judged.
+    included. Both are the training length where the next one breaks, and 0 where that breaks itself, as it
+    may with an encoding that was not trained; None where no longer one was judged.
     """
 
     kind: Kind = "unknown"
@@ -39,26 +41,32 @@ class BreakPoint:
 
 def find_break_point(cells: Mapping[int, Cell], train_length: int) -> BreakPoint:
     """Return the break point of a line whose cells have their verdicts."""
-    beyond = {length: cell for length, cell in sorted(cells.items()) if length > train_length}
-    verdicts = {length: cell.verdict for length, cell in beyond.items()}
-    held = _last(takewhile(lambda length: verdicts[length] in ("holds", "improves"), verdicts))
+    # The training length has a verdict only where it is scored with an encoding that was not trained.
+    judged = {
+        length: cell
+        for length, cell in sorted(cells.items())
+        if length > train_length or (length == train_length and cell.verdict)
+    }
+    verdicts = {length: cell.verdict for length, cell in judged.items()}
+    held = holds_up_to(verdicts)
     worked = _last(takewhile(lambda length: verdicts[length] in ("holds", "improves", "unclear"), verdicts))
-    first = next(iter(beyond.values()), None)
-    judged = first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined")
-    kind, length = _kind(verdicts, train_length, held)
+    first = next(iter(judged.values()), None)
+    is_judged = first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined")
+    least = 0 if train_length in judged else train_length
+    kind, length = _kind(verdicts, held)
     return BreakPoint(
         kind,
         length,
-        holds_to=(held or train_length) if judged else None,
-        works_to=(worked or train_length) if judged else None,
+        holds_to=(held or least) if is_judged else None,
+        works_to=(worked or least) if is_judged else None,
     )
 
 
-def _kind(verdicts: Mapping[int, str], train_length: int, held: int | None) -> tuple[Kind, int | None]:
-    broken = break_point(verdicts, train_length)
+def _kind(verdicts: Mapping[int, str], held: int | None) -> tuple[Kind, int | None]:
+    broken = breaks_at({length: verdict for length, verdict in verdicts.items() if verdict in CLAIMED})
     if broken is not None:
-        is_first = "unclear" not in [verdict for length, verdict in verdicts.items() if length < broken]
-        return ("at" if is_first else "by"), broken
+        before = _last(length for length in verdicts if length < broken)
+        return ("at" if before in (None, held) else "by"), broken
     following = next((length for length in verdicts if held is None or length > held), None)
     if following is not None and verdicts[following] == "unclear":
         return "unclear", following

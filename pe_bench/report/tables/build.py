@@ -17,7 +17,7 @@ from pe_bench.report.tables.notes import make_notes
 from pe_bench.report.tables.ranking import ordered
 from pe_bench.report.tables.selection import EVERYTHING, Condition, RunKeys, Selection
 from pe_bench.report.tables.target_sets import rank_sets
-from pe_bench.report.tables.verdicts import count_comparisons, count_verdicts, judge, with_baseline
+from pe_bench.report.tables.verdicts import judge, with_baseline
 from pe_bench.runs.find import finished_runs
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
@@ -77,8 +77,6 @@ class Table:
         int, ...
     ] = ()  # lengths that the user named, and that the short form shows before all others
     margin: float = MARGIN  # bits per byte, of the verdicts
-    verdicts: int = 0  # that were corrected together, shown or not
-    comparisons: int = 0  # the same, of differences from the baseline
 
     @property
     def title(self) -> str:
@@ -385,8 +383,6 @@ def _table(
         baseline=baseline,
         asked=tuple(length for length in lengths if selection.asks_for(length)),
         margin=margin,
-        verdicts=count_verdicts(judged, key.train_length),
-        comparisons=count_comparisons(judged),
     )
 
 

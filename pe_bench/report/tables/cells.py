@@ -49,8 +49,8 @@ class Cell:
     """An encoding at a length: its levels, and the change with its verdict.
 
     levels: bits per byte, one for each seed, in the order of the runs' names. A number that is not
-    known is None; `missing` says why there is no change, or no interval of it. The verdict is that of the
-    whole table's correction.
+    known is None; `missing` says why there is no change, or no interval of it. of_models: the interval for
+    these models alone, and verdict_of_models its verdict; none for one seed.
     """
 
     length: int
@@ -60,7 +60,7 @@ class Cell:
     perplexity: float | None
     change: float | None
     interval: Interval | None
-    verdict: str  # undefined without a number, empty without an interval
+    verdict: str  # undefined without a number, empty without an interval or below the training length
     missing: str
     target_hash: str
     targets: int
@@ -68,6 +68,8 @@ class Cell:
     stride: int | None
     peak_memory_mb: float | None
     segments: int = 1  # of each document, in the interval of the change
+    of_models: Interval | None = None
+    verdict_of_models: str = ""
     changes: tuple[float, ...] = ()  # of each seed, where there is a change
     baseline: Difference | None = None  # none where the table has no baseline, or this is it
     use: ContextUse | None = None  # none where no control was scored
@@ -113,9 +115,10 @@ def make_cell(
         perplexity=perplexity_of(nll) if nll is not None else None,
         change=change.mean,
         interval=change.interval,
-        verdict="",  # it depends on how many verdicts the table has
+        verdict="",  # see `judge`
         missing=change.missing,
         segments=change.segments,
+        of_models=change.of_models,
         target_hash=chosen,
         targets=min(row.targets for row in scored),
         documents=min(row.documents for row in scored),

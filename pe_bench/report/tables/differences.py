@@ -16,13 +16,15 @@ from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Clusters, load_scores, score
 class Paired(NamedTuple):
     """A mean difference in bits per byte, its interval, and why either is missing.
 
-    segments: into how many each document was cut for the interval.
+    segments: into how many each document was cut for the interval. of_models: the interval for these models
+    alone, whatever other seeds would give; None for one seed, whose interval is that already.
     """
 
     mean: float | None
     interval: Interval | None
     missing: str
     segments: int = 1
+    of_models: Interval | None = None
 
 
 class ScoreFiles:
@@ -60,11 +62,13 @@ class ScoreFiles:
 def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     """Return the first of each pair minus the second; a pair for each seed, all on one set of targets."""
     try:
-        interval = paired_interval(np.stack([_difference(*pair, files) for pair in pairs]))
+        differences = np.stack([_difference(*pair, files) for pair in pairs])
+        interval = paired_interval(differences)
     except RunError as error:
         means = [level_of(row) - level_of(other) for row, other in pairs]
         return Paired(float(np.mean(means)), None, str(error))
-    return Paired(interval.mean, interval, "", files.segments(pairs[0][0]))
+    of_models = paired_interval(differences.mean(axis=0, keepdims=True)) if len(pairs) > 1 else None
+    return Paired(interval.mean, interval, "", files.segments(pairs[0][0]), of_models)
 
 
 def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:

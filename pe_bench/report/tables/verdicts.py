@@ -1,9 +1,9 @@
-"""Verdicts over a whole table, corrected for how many there are, and what follows from them."""
+"""Verdicts on changes, one line at a time, and on differences between lines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pe_bench.report.statistics import Interval, corrected_comparisons, corrected_verdicts
+from pe_bench.report.statistics import Interval, corrected_comparisons, judge_change
 from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.report.tables.cells import Cell, Difference
 from pe_bench.report.tables.differences import Paired, ScoreFiles, paired, pairs_by_seed
@@ -13,31 +13,27 @@ Place = tuple[int, int]  # a line's number, and a length
 
 
 def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]:
-    """Return the lines with verdicts on their changes, and their break points.
+    """Return the lines with verdicts on their changes, and their break points; no line changes another's.
 
-    From the training length on, where only what was not trained has a change, the verdicts are those of one
-    table, by Holm's correction. Below it less context costs by nature, and nothing is judged.
+    The training length has a change where it is scored with an encoding that was not trained. Below it less
+    context costs by nature, and nothing is judged.
     """
-    intervals = {
-        (number, length): cell.interval
-        for number, line in enumerate(lines)
+    return [_judge_line(line, train_length, margin) for line in lines]
+
+
+def _judge_line(line: Line, train_length: int, margin: float) -> Line:
+    cells = {
+        length: _judge_cell(cell, margin) if length >= train_length else cell
         for length, cell in line.cells.items()
-        if cell.interval is not None
     }
-    judged = {place: interval for place, interval in intervals.items() if place[1] >= train_length}
-    found = dict(zip(judged, corrected_verdicts(list(judged.values()), margin), strict=True))
-    return [_with_verdicts(line, number, found, train_length) for number, line in enumerate(lines)]
+    return replace(line, cells=cells, break_point=find_break_point(cells, train_length))
 
 
-def count_verdicts(lines: Sequence[Line], train_length: int) -> int:
-    """Return how many were corrected together."""
-    judged = [cell for line in lines for length, cell in line.cells.items() if length >= train_length]
-    return sum(cell.interval is not None for cell in judged)
-
-
-def count_comparisons(lines: Sequence[Line]) -> int:
-    cells = [cell for line in lines for cell in line.cells.values()]
-    return sum(cell.baseline is not None and cell.baseline.interval is not None for cell in cells)
+def _judge_cell(cell: Cell, margin: float) -> Cell:
+    if cell.interval is None:
+        return cell
+    of_models = "" if cell.of_models is None else judge_change(cell.of_models, margin)
+    return replace(cell, verdict=judge_change(cell.interval, margin), verdict_of_models=of_models)
 
 
 def with_baseline(
@@ -54,8 +50,17 @@ def with_baseline(
     intervals: dict[Place, Interval] = {
         place: difference.interval for place, difference in differences.items() if difference.interval
     }
-    found = dict(zip(intervals, corrected_comparisons(list(intervals.values()), margin), strict=True))
+    found = _compare(intervals, margin)
     return [_with_differences(line, place, differences, found) for place, line in enumerate(lines)]
+
+
+def _compare(intervals: Mapping[Place, Interval], margin: float) -> dict[Place, str]:
+    """Return the verdicts on differences, corrected over the lines at each length."""
+    found: dict[Place, str] = {}
+    for length in {length for _, length in intervals}:
+        there = {place: interval for place, interval in intervals.items() if place[1] == length}
+        found |= zip(there, corrected_comparisons(list(there.values()), margin), strict=True)
+    return found
 
 
 def _difference(member: Member, cell: Cell, base: Member, base_line: Line, files: ScoreFiles) -> Paired:
@@ -86,11 +91,3 @@ def _with_differences(
         for length, cell in line.cells.items()
     }
     return replace(line, cells=cells)
-
-
-def _with_verdicts(line: Line, number: int, found: Mapping[Place, str], train_length: int) -> Line:
-    cells = {
-        length: replace(cell, verdict=found.get((number, length), cell.verdict))
-        for length, cell in line.cells.items()
-    }
-    return replace(line, cells=cells, break_point=find_break_point(cells, train_length))
