@@ -242,6 +242,8 @@ def _marks_text(table: Table) -> str:
     """Return what the marks after numbers mean; empty where there are none."""
     if not has_changes(table):
         return ""
+    if not table.baseline and max(short_lengths(table)) < table.key.train_length:
+        return ""
     if table.baseline:
         return "no mark the same, > worse, v better, ? unclear"
     return "no mark holds, > degrades, ! fails, v improves, ? unclear"

@@ -136,9 +136,9 @@ def test_arguments_of_the_environment_come_first(monkeypatch):
 def test_the_table_says_within_which_ratios_half_of_the_passes_lie():
     timing = measure.Timing([1.0] * 5, [1.0, 1.2, 1.3, 1.4, 9.0], None)
     assert timing.relative == 1.3 and timing.middle_half == pytest.approx((1.2, 1.4))
-    spread = {"relative_low": 1.2, "relative_high": 1.4}
+    spread = {"relative_low": 1.2, "relative_high": 1.4, "peak_memory_mb": 3.0}
     text = render([row("nope", 16, 1.0), row("rope", 16, 1.3, **spread)], Limits(1e12, 1e9))
-    assert "1.20-1.40" in text and "half in: the range" in text
+    assert " 8% " in text and "spread: half of these ratios" in text
 
 
 def test_a_file_of_an_older_version_is_read_without_the_columns_that_it_lacks(tmp_path):

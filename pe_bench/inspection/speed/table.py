@@ -13,7 +13,7 @@ from pe_bench.inspection.speed.rows import Row
 from pe_bench.system import terminal
 from pe_bench.system.terminal import width_of, wrap
 
-COLUMNS = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "half in", "MB")
+COLUMNS = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "spread", "MB")
 LEFT = ("encoding", "attention")
 # Passes of one encoding that differ by this factor were not alone on the machine.
 NOISE = 4.0
@@ -71,16 +71,23 @@ def render(rows: Sequence[Row], limits: Limits) -> str:
 
 def _cells(row: Row) -> list[str]:
     if row.milliseconds is None:
-        return [f"{row.length:,}", row.path, row.status.replace("_", " "), "", "", "", ""]
+        return [f"{row.length:,}", row.status.replace("_", " "), "", "", "", "", ""]
     return [
         f"{row.length:,}",
         row.path,
         number(row.milliseconds),
         f"{row.tokens_per_second:,.0f}",
         "" if row.relative is None else f"{row.relative:.2f}",
-        "" if row.relative_low is None else f"{row.relative_low:.2f}-{row.relative_high:.2f}",
+        _spread(row),
         "" if row.peak_memory_mb is None else f"{row.peak_memory_mb:,.0f}",
     ]
+
+
+def _spread(row: Row) -> str:
+    """Return within how many percent of the median half of the ratios lie."""
+    if not row.relative or row.relative_low is None or row.relative_high is None:
+        return ""
+    return f"{max(row.relative - row.relative_low, row.relative_high - row.relative) / row.relative:.0%}"
 
 
 def number(value: float) -> str:
@@ -94,7 +101,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     name = first.encoding
     notes = [f"x {name}: median of the ratios to a pass of {name} just before"]
     if any(row.relative_low is not None for row in rows):
-        notes.append("half in: the range in which half of these ratios lie")
+        notes.append("spread: half of these ratios lie within so much of it")
     if counts:
         several = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
         notes.append(
