@@ -13,6 +13,8 @@ from pe_bench.inspection.speed.request import read_request
 from pe_bench.inspection.speed.rows import read_rows, write_rows
 from pe_bench.inspection.speed.table import Limits, ordered, render
 
+ONE_CLASS = Path(__file__).with_name("test_speed_passes.py")  # a file with one class
+
 
 def test_without_names_every_encoding_is_meant(folder):
     (folder / "my" / "encoding").mkdir(parents=True)
@@ -85,7 +87,7 @@ def test_curves_have_a_point_where_there_is_a_number():
         (["rope", "treads=1"], "unknown key 'treads': did you mean 'threads'?"),
         (["rope", "zzz=1"], "unknown key 'zzz': there are: base, "),
         (["mine"], "encoding/mine.yaml of your own is found with --config-dir FOLDER"),
-        ([f"{Path(__file__)}"], f"{Path(__file__)}:Scripted"),
+        ([str(ONE_CLASS)], f"{ONE_CLASS}:Scripted"),
         (["rope", "--lengths", "5x"], "positive whole numbers, and '5x' is not one"),
         (["rope", "--lengths", "1,16"], "--lengths takes lengths of at least 2 tokens, and 1 is shorter"),
         (["rope", "--repeats", "0"], "'0' is not a positive whole number"),
