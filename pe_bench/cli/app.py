@@ -29,12 +29,12 @@ from pe_bench.cli.options import (
     Stride,
     Targets,
     Threads,
+    Where,
     With,
     complete,
     complete_baseline,
     complete_by,
     complete_encodings,
-    complete_runs,
     complete_speed,
     config_folder,
     number,
@@ -106,10 +106,15 @@ def train(
     epilog="""\
 pe-bench eval --lengths 512,2048
 pe-bench eval rope-s0-1a2b3c4d --protocol sliding
+pe-bench eval rope alibi --where 'seed<3' --lengths 4096
 pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'""",
 )
 def eval(  # noqa: A001  (the command's name)
     runs: Runs = None,
+    where: Where = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Score every finished run, not only the last.")
+    ] = False,
     lengths: Lengths = None,
     protocol: Protocol = None,
     max_length: MaxLength = None,
@@ -130,7 +135,8 @@ def eval(  # noqa: A001  (the command's name)
 ) -> None:
     """Score trained runs at other lengths, or under other encodings.
 
-    Whatever no option changes stays as in the run's configuration.
+    Without RUN, --where and --all, that is the run that finished last. Whatever no
+    option changes stays as in the run's configuration.
     """
     from pe_bench.cli.eval import score_runs
     from pe_bench.scoring.other_encodings import read_with
@@ -139,7 +145,18 @@ def eval(  # noqa: A001  (the command's name)
     changes |= {"controls": controls, "per_position": per_position or None, "precision": precision}
     machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
     request = read_with(with_ or [], config_dir or [], force, has_code=bool(code))
-    score_runs(runs or [], lengths, changes, machine, code or [], results_dir, data_path, request)
+    score_runs(
+        runs or [],
+        lengths,
+        changes,
+        machine,
+        code or [],
+        results_dir,
+        data_path,
+        request,
+        where or [],
+        everything=everything,
+    )
 
 
 @app.command(
@@ -151,20 +168,11 @@ pe-bench report --by train.lr
 pe-bench report --plot curve.png --html report.html""",
 )
 def report(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RUN", help="Only these runs.", autocompletion=complete_runs),
-    ] = None,
+    runs: Runs = None,
     protocol: Annotated[
         str | None, typer.Option(help="Only this protocol.", autocompletion=first_of(*PROTOCOLS))
     ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Only rows that meet the condition, such as encoding=rope,alibi or seed<3; repeatable.",
-        ),
-    ] = None,
+    where: Where = None,
     by: Annotated[
         str | None,
         typer.Option(

@@ -96,6 +96,18 @@ def complete_baseline(incomplete: str, results_dir: Path = RESULTS) -> list[str]
     return sorted({encoding_in(name) for name in complete_run(incomplete, results_dir)})
 
 
+def complete_where(incomplete: str, results_dir: Path = RESULTS) -> list[str]:
+    """Complete `enc` to `encoding=`, and `encoding=rope,a` to `encoding=rope,alibi`, an encoding of a run."""
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        begun = value.rpartition(",")[2]
+        start = incomplete.removesuffix(begun)
+        names = complete_baseline("", results_dir) if key == "encoding" else []
+        return [f"{start}{name}" for name in names if name.startswith(begun)]
+    keys = ["encoding", *(key for key in complete_by("") if key != "encoding")]
+    return [f"{key}=" for key in keys if key.startswith(incomplete)]
+
+
 def complete_by(incomplete: str) -> list[str]:
     """Complete `seed,train.l` to `seed,train.length`."""
     begun = incomplete.rpartition(",")[2]

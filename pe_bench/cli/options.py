@@ -72,6 +72,12 @@ def _complete_with(incomplete: str) -> list[str]:
     return complete_with(incomplete)
 
 
+def _complete_where(ctx: typer.Context, incomplete: str) -> list[str]:
+    from pe_bench.cli.completion import complete_where
+
+    return complete_where(incomplete, Path(ctx.params["results_dir"]))
+
+
 def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     from pe_bench.cli.completion import complete_run
 
@@ -94,8 +100,17 @@ Runs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN",
-        help="Run names or paths.  [default: the last finished]",
+        help="Runs by encoding, name, the beginning of a name, or path.",
         autocompletion=complete_runs,
+    ),
+]
+
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CONDITION",
+        help="Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.",
+        autocompletion=_complete_where,
     ),
 ]
 

@@ -15,9 +15,9 @@ from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.build import Report, Table, build_report, build_tables, run_tables
 from pe_bench.report.tables.ranking import check_sort
-from pe_bench.report.tables.selection import CONDITION, Condition, Selection, parse_by, parse_condition
+from pe_bench.report.tables.selection import Selection, parse_by
 from pe_bench.report.text import show
-from pe_bench.runs.find import matching_runs
+from pe_bench.runs.conditions import Condition, named_runs, parse_condition
 from pe_bench.runs.gather import require_results_folder, results_file, runs_folder
 from pe_bench.runs.rows import Row
 from pe_bench.system.files import write_text
@@ -125,10 +125,7 @@ def print_report(
         protocol = check_type(protocol, Protocol, "--protocol")
     require_results_folder(results_dir)
     check_outputs(outputs)
-    for name in names:
-        message = f"'{name}' is no run: say --where {shlex.quote(name)}"
-        require(CONDITION.fullmatch(name) is None, message, name)
-    runs = [run.name for name in names for run in matching_runs(name, results_dir)] or None
+    runs = [run.name for run in named_runs(names, results_dir)] or None
     newest_only = not (everything or runs or selection.where)
     report = build_report(results_dir, runs, protocol, selection, newest_only=newest_only)
     if outputs.printed:

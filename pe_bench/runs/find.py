@@ -31,12 +31,12 @@ def find_run(word: str, results_dir: Path) -> Path:
     folder = runs_folder(results_dir)
     path = _run_at(word)
     if path is not None:
-        return _require_finished(path)
+        return require_finished(path)
     names = sorted(path.name for path in folder.glob("*") if path.is_dir())
     name = word.rstrip("/")
     matching = [name] if name in names else [found for found in names if name and found.startswith(name)]
     if len(matching) == 1:
-        return _require_finished(folder / matching[0])
+        return require_finished(folder / matching[0])
     if matching:
         raise UserError(
             f"'{word}' begins the names of several runs; give one in full: {', '.join(matching)}", word
@@ -44,11 +44,11 @@ def find_run(word: str, results_dir: Path) -> Path:
     raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` shows them all", word)
 
 
-def matching_runs(word: str, results_dir: Path) -> list[Path]:
+def matching_runs(word: str, results_dir: Path, *, anywhere: bool = False) -> list[Path]:
     """Return the finished runs that a word selects.
 
     It is their encoding, their name, its beginning or a pattern, the name that tables give their encoding, or
-    the path of one of them.
+    the path of one of them. Only a run `anywhere` may lie outside the folder of results.
     """
     names = {run.name: run for run in finished_runs(results_dir)}
     name = word.rstrip("/")
@@ -65,8 +65,11 @@ def matching_runs(word: str, results_dir: Path) -> list[Path]:
             return selected
     path = _run_at(word)
     if path is not None:
-        return [_run_in_folder(path, word, results_dir)]
+        return [require_finished(path) if anywhere else _run_in_folder(path, word, results_dir)]
     _require_readable(runs_folder(results_dir), name)
+    for begun in folders_of_runs(results_dir) if name else []:
+        if begun.name.startswith(name):
+            return [require_finished(begun)]
     raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: see `pe-bench list runs`", word)
 
 
@@ -97,7 +100,7 @@ def _run_in_folder(run: Path, word: str, results_dir: Path) -> Path:
     """Return the finished run of the results folder at this path. Raise `UserError` for any other run."""
     folder = runs_folder(results_dir)
     if run.parent == folder.resolve():
-        return folder / _require_finished(run).name
+        return folder / require_finished(run).name
     if run.parent.name == "runs":
         way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
     else:
@@ -115,10 +118,10 @@ def _encoding_label(run: Path) -> str:
 def _require_readable(folder: Path, name: str) -> None:
     """Raise `UserError` where a run of that name is there and cannot be read."""
     if name and name == Path(name).name and os.path.lexists(folder / name):
-        _require_finished(folder / name)
+        require_finished(folder / name)
 
 
-def _require_finished(run: Path) -> Path:
+def require_finished(run: Path) -> Path:
     try:
         result = read_result(run)
     except RunError as error:

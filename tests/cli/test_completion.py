@@ -113,6 +113,10 @@ def test_runs_and_baselines_are_those_of_the_folder_of_results(tmp_path: Path, m
         ("report --results-dir elsewhere a", ["alibi-s0-1", "alibi-s1-2"]),
         ("report --baseline ", ["rope"]),
         ("report --results-dir elsewhere --baseline a", ["alibi"]),
+        ("eval --where encoding=", ["encoding=rope"]),
+        ("report --results-dir elsewhere --where encoding=rope,", ["encoding=rope,alibi"]),
+        ("eval --where train.le", ["train.length="]),
+        ("report --where enc", ["encoding="]),
     ]:
         shell = {"_TYPER_COMPLETE_ARGS": f"pe-bench {typed}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
         assert completed("fish", **shell) == offered, typed

@@ -114,7 +114,7 @@ from support.commands import files_in, only_run
         (["train", "data=pg19"], "data=stdlib"),
         (["train", "tokenizer=hub", "tokenizer.name=gpt2"], "tokenizer=b"),
         (["eval"], "no finished run"),
-        (["eval", "nothing"], "no run 'nothing'"),
+        (["eval", "nothing"], "no finished run 'nothing'"),
         (["eval", "--lenghts", "512"], "unknown option '--lenghts': did you mean '--lengths'?"),
         (["eval", "--lengths", "5x"], "positive whole numbers, and '5x' is not one"),
         (["eval", "--lengths", "-3"], "positive whole numbers, and '-3' is not one"),
@@ -174,7 +174,7 @@ def test_an_argument_in_the_spelling_of_another_command_is_told_in_that_of_this_
         ("train --multirn", "unknown option '--multirn': did you mean '--multirun'?"),
         ("eval --encoding rope", "unknown option '--encoding': there are: "),
         ("show rope threads=1 factor=2", "unknown key 'encoding.factor': did you mean"),
-        ("eval elsewhere threads=2", "no run 'elsewhere'"),
+        ("eval elsewhere threads=2", "no finished run 'elsewhere'"),
         ("elsewhere --seed 3", "No such command 'elsewhere'"),
     ],
 )

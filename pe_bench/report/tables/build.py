@@ -15,9 +15,10 @@ from pe_bench.report.tables.differences import ScoreFiles
 from pe_bench.report.tables.lines import Line, make_line, members_of
 from pe_bench.report.tables.notes import make_notes
 from pe_bench.report.tables.ranking import ordered
-from pe_bench.report.tables.selection import EVERYTHING, Condition, RunKeys, Selection
+from pe_bench.report.tables.selection import EVERYTHING, RunKeys, Selection
 from pe_bench.report.tables.target_sets import rank_sets
 from pe_bench.report.tables.verdicts import judge, with_baseline
+from pe_bench.runs.conditions import Condition
 from pe_bench.runs.find import finished_runs
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import Gathered, read_all, runs_folder

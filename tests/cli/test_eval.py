@@ -1,0 +1,115 @@
+"""`pe-bench eval` chooses runs as `report` does: by name, by encoding, by conditions, or all of them."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from support.commands import Command
+
+RUNS = ("rope-s0", "rope-s1", "alibi-s0")
+
+
+@pytest.fixture
+def evaluate(begin: Command, command: Command, folder: Path) -> Command:
+    """Run `pe-bench eval` where there are two rope runs and one alibi run, the last that finished."""
+    for name in RUNS:
+        encoding, _, seed = name.partition("-s")
+        begin(f"encoding={encoding}", f"seed={seed}")
+    results = str(folder / "results")
+    return lambda *arguments: command("eval", "--results-dir", results, "--threads", "1", *arguments)
+
+
+def runs_with(folder: Path, length: int) -> list[str]:
+    """Return the runs that were scored at a length, without their hashes."""
+    found = []
+    for run in sorted((folder / "results" / "runs").iterdir()):
+        with (run / "eval.csv").open() as file:
+            if any(int(row["length"]) == length for row in csv.DictReader(file)):
+                found.append(run.name.rpartition("-")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("chosen", "scored"),
+    [
+        ([], ["alibi-s0"]),
+        (["--all"], ["alibi-s0", "rope-s0", "rope-s1"]),
+        (["rope"], ["rope-s0", "rope-s1"]),
+        (["rope", "rope-s1", "rope"], ["rope-s0", "rope-s1"]),
+        (["rope-s1"], ["rope-s1"]),
+        (["*-s0-*"], ["alibi-s0", "rope-s0"]),
+        (["--where", "seed=0"], ["alibi-s0", "rope-s0"]),
+        (["rope", "--where", "seed<1"], ["rope-s0"]),
+        (["--where", "encoding=rope", "--where", "train.lr>0"], ["rope-s0", "rope-s1"]),
+        (["--all", "--where", "encoding!=rope"], ["alibi-s0"]),
+    ],
+)
+def test_runs_are_chosen_by_names_and_conditions(
+    evaluate: Command, folder: Path, chosen: list[str], scored: list[str]
+) -> None:
+    outcome = evaluate(*chosen, "--lengths", "16,48")
+    assert outcome.code == 0, outcome.err
+    assert runs_with(folder, 48) == scored
+    assert outcome.out.count("encoding ") == 1, "one table of all that were scored"
+    assert all(name.partition("-")[0] in outcome.out for name in scored)
+    if len(scored) > 1:
+        assert f"run {len(scored)} of {len(scored)}: " in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (["--where", "length=48"], "--where length chooses scores, and here runs are chosen: say --lengths"),
+        (["--where", "scored_with=yarn"], "say --with"),
+        (["--where", "seed=7"], "no run meets --where seed=7"),
+        (["--where", "encoding=rop"], "did you mean 'rope'?"),
+        (["--where", "train.lrr=1"], "did you mean 'train.lr'?"),
+        (["--where", "seed<<3"], "needs a number"),
+        (["seed=0"], "'seed=0' is no run: say --where seed=0"),
+        (["yarn"], "no finished run 'yarn'"),
+    ],
+)
+def test_a_choice_of_nothing_is_refused_with_the_way_out(
+    evaluate: Command, folder: Path, chosen: list[str], message: str
+) -> None:
+    outcome = evaluate(*chosen, "--lengths", "48")
+    assert outcome.code == 2 and message in outcome.line
+    assert runs_with(folder, 48) == []
+
+
+def test_a_run_that_cannot_be_scored_holds_up_no_other(evaluate: Command, folder: Path) -> None:
+    broken = next((folder / "results" / "runs").glob("rope-s0-*"))
+    for path in broken.glob("checkpoints/*/weights.safetensors"):
+        path.unlink()
+    outcome = evaluate("--all", "--lengths", "48")
+    assert outcome.code == 1 and outcome.line.startswith(f"pe-bench: {broken.name}: ")
+    assert "has no whole checkpoint" in outcome.line
+    assert runs_with(folder, 48) == ["alibi-s0", "rope-s1"]
+
+
+def test_an_option_that_does_not_suit_one_of_several_runs_names_it_and_scores_none(
+    evaluate: Command, folder: Path
+) -> None:
+    outcome = evaluate("--all", "--with", "yarn", "--lengths", "48")
+    assert outcome.code == 2 and "alibi-s0-" in outcome.line
+    assert outcome.line.endswith("or leave it out with --where 'encoding!=alibi'")
+    assert runs_with(folder, 48) == []
+    assert evaluate("--where", "encoding!=alibi", "--with", "yarn", "--lengths", "48").code == 0
+
+
+def test_a_run_elsewhere_may_be_one_of_several(evaluate: Command, folder: Path) -> None:
+    run = next((folder / "results" / "runs").glob("rope-s1-*"))
+    elsewhere = run.rename(folder / "copied")
+    outcome = evaluate(str(elsewhere), "alibi", "--lengths", "48")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("encoding ") == 2, "it is in no folder of results to be compared in"
+    assert json.loads((elsewhere / "result.json").read_text())["encoding"] == "rope"
+
+
+def test_an_unfinished_run_is_named_as_such(evaluate: Command, folder: Path) -> None:
+    run = next((folder / "results" / "runs").glob("alibi-s0-*"))
+    (run / "result.json").unlink()
+    for word in (run.name, "alibi", str(run)):
+        outcome = evaluate(word, "--lengths", "48")
+        assert outcome.code == 2 and f"{run.name} is not finished: repeat the command" in outcome.line
