@@ -66,7 +66,6 @@ def matching_runs(word: str, results_dir: Path, *, anywhere: bool = False) -> li
     path = _run_at(word)
     if path is not None:
         return [require_finished(path) if anywhere else _run_in_folder(path, word, results_dir)]
-    _require_readable(runs_folder(results_dir), name)
     for begun in folders_of_runs(results_dir) if name else []:
         if begun.name.startswith(name):
             return [require_finished(begun)]
@@ -113,12 +112,6 @@ def _encoding_label(run: Path) -> str:
     with suppress(RunError):
         return str((read_result(run) or {}).get("encoding", ""))
     return ""
-
-
-def _require_readable(folder: Path, name: str) -> None:
-    """Raise `UserError` where a run of that name is there and cannot be read."""
-    if name and name == Path(name).name and os.path.lexists(folder / name):
-        require_finished(folder / name)
 
 
 def require_finished(run: Path) -> Path:
