@@ -107,8 +107,8 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
-        output, log_sum = _forward(_library(q.dtype), q, k, v, table, scale)
-        ctx.save_for_backward(q, k, v, table, output, log_sum)
+        output, normalizers = _forward(_library(q.dtype), q, k, v, table, scale)
+        ctx.save_for_backward(q, k, v, table, output, normalizers)
         ctx.scale = scale
         return output
 
@@ -119,10 +119,10 @@ class _Attention(torch.autograd.Function):
 
 @once_differentiable
 def _backward_once(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, table, output, log_sum = ctx.saved_tensors
+    q, k, v, table, output, normalizers = ctx.saved_tensors
     of_table = ctx.needs_input_grad[3]
     library = _library(q.dtype)
-    found = _backward(library, q, k, v, table, output, log_sum, gradient, ctx.scale, of_table)
+    found = _backward(library, q, k, v, table, output, normalizers, gradient, ctx.scale, of_table)
     return *found, None
 
 
@@ -145,9 +145,12 @@ class _Strided(ctypes.Structure):
 def _forward(
     library: ctypes.CDLL, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, T, V], and the logarithms [B, H, T] of what the weights were divided by."""
+    """Return the output [B, H, T, V] and the normalizers [2, B, H, T] of the weights.
+
+    They are each query's largest logit, and one over the sum of what the weights are before they are divided.
+    """
     q, k, v = (_with_whole_rows(one) for one in (q, k, v))
-    output, log_sum = _like_rows_of_tokens(v), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    output, normalizers = _like_rows_of_tokens(v), q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
     table = table.contiguous() if table is not None else None
     _call(
         library.pe_bench_forward,
@@ -155,9 +158,9 @@ def _forward(
         *map(_strided, (q, k, v)),
         _data(table),
         _strided(output),
-        _data(log_sum),
+        _data(normalizers),
     )
-    return output, log_sum
+    return output, normalizers
 
 
 def _backward(
@@ -167,7 +170,7 @@ def _backward(
     v: Tensor,
     table: Tensor | None,
     output: Tensor,
-    log_sum: Tensor,
+    normalizers: Tensor,
     gradient: Tensor,
     scale: float,
     of_table: bool,
@@ -176,15 +179,15 @@ def _backward(
     q, k, v, gradient = (_with_whole_rows(one) for one in (q, k, v, gradient))
     table = table.contiguous() if table is not None else None
     of_q, of_k, of_v = map(_like_rows_of_tokens, (q, k, v))
-    of_tables = torch.empty_like(log_sum) if of_table else None
-    summed = log_sum.new_empty(log_sum.shape[1:]) if of_table else None
+    of_tables = torch.empty_like(normalizers[0]) if of_table else None
+    summed = normalizers.new_empty(normalizers.shape[2:]) if of_table else None
     _call(
         library.pe_bench_backward,
         _shape(q, v, scale),
         *map(_strided, (q, k, v)),
         _data(table),
         _strided(output),
-        _data(log_sum),
+        _data(normalizers),
         *map(_strided, (gradient, of_q, of_k, of_v)),
         _data(of_tables),
         _data(summed),
@@ -234,8 +237,8 @@ def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     q, k, v, slope = torch.randn(4, 1, heads, tokens, width, generator=generator).to(dtype).unbind()
     table = torch.randn(heads, tokens, generator=generator)
     scale = 1 / math.sqrt(width)
-    output, log_sum = _forward(library, q, k, v, table, scale)
-    found = (output, *_backward(library, q, k, v, table, output, log_sum, slope, scale, of_table=True))
+    output, normalizers = _forward(library, q, k, v, table, scale)
+    found = (output, *_backward(library, q, k, v, table, output, normalizers, slope, scale, of_table=True))
     leaves = [leaf.double().requires_grad_() for leaf in (q, k, v, table)]
     distance = torch.arange(tokens).unsqueeze(-1) - torch.arange(tokens)
     with torch.enable_grad():

@@ -249,7 +249,7 @@ struct Forward : Head {
           turned(value_across * SQUARE) {}
 
     void head(const Shape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const float* bias,
-              const Tensor& out, float* log_sum, int64_t b, int64_t h) {
+              const Tensor& out, float* normalizers, int64_t b, int64_t h) {
         const Rows value{v, b, h, tokens, shape.value_width};
         const Rows output{out, b, h, tokens, shape.value_width};
         read_head({q, b, h, tokens, shape.width}, {k, b, h, tokens, shape.width}, value, bias);
@@ -261,7 +261,7 @@ struct Forward : Head {
             std::fill_n(sums.at(0), value_across * SQUARE, 0.0f);
             for (int64_t key = 0; key <= query; key += MOST)
                 attend(query, key, std::min<int64_t>(MOST, query + 1 - key));
-            finish(query, output, log_sum + (b * shape.heads + h) * tokens);
+            finish(query, output, Normalizers(shape, normalizers, b, h));
         }
     }
 
@@ -296,7 +296,7 @@ struct Forward : Head {
         }
     }
 
-    void finish(int64_t query, const Rows& output, float* log_sum) {
+    void finish(int64_t query, const Rows& output, Normalizers<float> normalizers) {
         for (int c = 0; c < SIDE; c += LANES) {
             const floats factor = 1.0f / load(sum + c);
             for (int64_t row = 0; row < value_across * SIDE; ++row) {
@@ -307,8 +307,10 @@ struct Forward : Head {
         for (int64_t part = 0; part < value_across; ++part)
             turn(sums.at(part * SQUARE), SIDE, SIDE, turned.at(part * SQUARE));
         unpack(turned.at(0), 1, query, output);
-        for (int64_t i = query * SIDE; i < std::min(tokens, (query + 1) * SIDE); ++i)
-            log_sum[i] = largest[i % SIDE] + std::log(sum[i % SIDE]);
+        for (int64_t i = query * SIDE; i < std::min(tokens, (query + 1) * SIDE); ++i) {
+            normalizers.largest[i] = largest[i % SIDE];
+            normalizers.factor[i] = 1 / sum[i % SIDE];
+        }
     }
 
     Words value_paired, value_turned;
@@ -337,12 +339,13 @@ struct Backward : Head {
           rising_gradient((strips + 2) * SIDE),
           scores(SQUARE),
           change(SQUARE),
-          log_sums(strips * SIDE),
+          largest(strips * SIDE),
+          factors(strips * SIDE),
           own(strips * SIDE) {}
 
     // `slope` is the gradient of the output.
     void head(const Shape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const float* bias,
-              const Tensor& out, const float* log_sum, const Tensor& slope_of, const Tensor& dq,
+              const Tensor& out, const float* normalizers, const Tensor& slope_of, const Tensor& dq,
               const Tensor& dk, const Tensor& dv, float* bias_gradient, int64_t b, int64_t h) {
         const int64_t width = shape.width, value_width = shape.value_width;
         const int64_t place = (b * shape.heads + h) * tokens;
@@ -357,8 +360,11 @@ struct Backward : Head {
         transpose(slope, true, slope_rows.at(0), slope_turned.at(0));
         pack({out, b, h, tokens, value_width}, out_rows.at(0));
         for (int64_t first = 0; first < strips * SIDE; first += LANES) sum_products(first);
-        std::copy_n(log_sum + place, tokens, log_sums.at(0));
-        std::fill(log_sums.at(tokens), log_sums.at(strips * SIDE), -NEVER);  // no weights beyond the tokens
+        const Normalizers of_head(shape, normalizers, b, h);
+        std::copy_n(of_head.largest, tokens, largest.at(0));
+        std::copy_n(of_head.factor, tokens, factors.at(0));
+        std::fill(largest.at(tokens), largest.at(strips * SIDE), -NEVER);  // no weights beyond the tokens
+        std::fill(factors.at(tokens), factors.at(strips * SIDE), 0.0f);
         std::fill_n(query_gradient.at(0), strips * across * SQUARE, 0.0f);
         std::fill_n(rising_gradient.at(0), (strips + 2) * SIDE, 0.0f);
         for (int64_t strip = 0; strip < strips; ++strip) {
@@ -417,9 +423,11 @@ struct Backward : Head {
         product<false>(value_across, value_rows.at(key * PANEL), strips,
                        slope_turned.at(query * value_across * PANEL), change.at(0));
         for (int c = 0; c < SIDE; c += LANES) {
-            const floats shift = load(log_sums.at(query * SIDE + c)), mean = load(own.at(query * SIDE + c));
+            const int64_t first = query * SIDE + c;
+            const floats shift = load(largest.at(first)), factor = load(factors.at(first));
+            const floats mean = load(own.at(first));
             for (int place = c; place < SQUARE; place += SIDE) {
-                const floats weight = exp_of_nonpositive(load(scores.at(place)) - shift);
+                const floats weight = factor * exp_of_nonpositive(load(scores.at(place)) - shift);
                 const floats product_of_both = weight * (load(change.at(place)) - mean);
                 store(scores.at(place), weight);
                 // The gradient of a weight that is not there may be no number.
@@ -454,7 +462,7 @@ struct Backward : Head {
 
     Words query_paired, key_paired, key_turned, out_rows, slope_rows, slope_paired, slope_turned, weights,
         changes, change_paired;
-    Floats query_gradient, key_gradient, value_gradient, rising_gradient, scores, change, log_sums, own;
+    Floats query_gradient, key_gradient, value_gradient, rising_gradient, scores, change, largest, factors, own;
 };
 
 }  // namespace

@@ -30,6 +30,28 @@ struct Strided {
 
 namespace {
 
+// What the forward pass leaves for the weights of each query of a head: factor * e^(z - largest). The largest
+// logit and the factor are apart, because their sum, the log-sum-exp, would lose what is less than the last place
+// of a logit: at 1e5 a weight would be off by 0.4 %.
+template <class Number>
+struct Normalizers {
+    // `both` is [2, batch, heads, tokens].
+    Normalizers(const Shape& shape, Number* both, int64_t b, int64_t h)
+        : largest(both + (b * shape.heads + h) * shape.tokens),
+          factor(largest + shape.batch * shape.heads * shape.tokens) {}
+    Number *largest, *factor;
+};
+
+// a b + sum as the products of tiles round it: where out_i is v_j, dout_i . out_i is then exactly dout_i . v_j,
+// and the gradient of a logit whose weight is 1 is exactly 0.
+inline float multiplied_and_added(float a, float b, float sum) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return std::fma(a, b, sum);
+#else
+    return a * b + sum;
+#endif
+}
+
 #if defined(__AVX512F__) || defined(EMULATED_TILES)  // where there are tiles, there are vectors of 16
 constexpr int LANES = 16;
 #elif defined(__AVX__)

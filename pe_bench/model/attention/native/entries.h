@@ -4,23 +4,24 @@
 
 extern "C" {
 
-// `bias` is [heads, tokens] or null; `log_sum` [batch, heads, tokens] is written for the backward pass.
+// `bias` is [heads, tokens] or null; `normalizers` [2, batch, heads, tokens] is written for the
+// backward pass.
 // Returns 0, or 1 where there was no memory.
 int pe_bench_forward(const Shape* shape, const Tensor* q, const Tensor* k, const Tensor* v, const float* bias,
-                     const Tensor* out, float* log_sum) {
+                     const Tensor* out, float* normalizers) {
     return !each_head<Forward>(*shape, [&](Forward& pass, int64_t b, int64_t h) {
-        pass.head(*shape, *q, *k, *v, bias, *out, log_sum, b, h);
+        pass.head(*shape, *q, *k, *v, bias, *out, normalizers, b, h);
     });
 }
 
 // `bias_gradients` is [batch, heads, tokens] and `bias_gradient`, its sum over the batch, [heads, tokens];
 // both are null where it is not wanted.
 int pe_bench_backward(const Shape* shape, const Tensor* q, const Tensor* k, const Tensor* v,
-                      const float* bias, const Tensor* out, const float* log_sum, const Tensor* slope,
+                      const float* bias, const Tensor* out, const float* normalizers, const Tensor* slope,
                       const Tensor* dq, const Tensor* dk, const Tensor* dv, float* bias_gradients,
                       float* bias_gradient) {
     const bool done = each_head<Backward>(*shape, [&](Backward& pass, int64_t b, int64_t h) {
-        pass.head(*shape, *q, *k, *v, bias, *out, log_sum, *slope, *dq, *dk, *dv, bias_gradients, b, h);
+        pass.head(*shape, *q, *k, *v, bias, *out, normalizers, *slope, *dq, *dk, *dv, bias_gradients, b, h);
     });
     if (bias_gradient != nullptr) add_batch(*shape, bias_gradients, bias_gradient);
     return !done;

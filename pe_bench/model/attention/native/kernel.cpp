@@ -184,7 +184,7 @@ struct Forward : Head {
         : Head(shape), key(tokens * row), value(tokens * value_row), sums(QUERIES * value_row) {}
 
     void head(const Shape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const float* bias,
-              const Tensor& out, float* log_sum, int64_t b, int64_t h) {
+              const Tensor& out, float* normalizers, int64_t b, int64_t h) {
         pack(k, b, h, tokens, width, 1, key.at(0), row);
         pack(v, b, h, tokens, shape.value_width, 1, value.at(0), value_row);
         read(shape, q, key.at(0), bias, b, h);
@@ -197,7 +197,7 @@ struct Forward : Head {
                 weigh(block);
                 mix(block, scores.at(0), value.at(block.key * value_row), value_row, sums.at(0));
             });
-            write(shape, out, log_sum + (b * shape.heads + h) * tokens, b, h, first);
+            write(shape, out, Normalizers(shape, normalizers, b, h), b, h, first);
         }
     }
 
@@ -229,11 +229,13 @@ struct Forward : Head {
         }
     }
 
-    void write(const Shape& shape, const Tensor& out, float* log_sum, int64_t b, int64_t h, int64_t first) {
+    void write(const Shape& shape, const Tensor& out, Normalizers<float> normalizers, int64_t b, int64_t h,
+               int64_t first) {
         for (int64_t i = 0; i < std::min<int64_t>(QUERIES, tokens - first); ++i) {
             const Tensor row_of_out{out.data + (first + i) * out.tokens, out.batch, out.heads, out.tokens};
             unpack(sums.at(i * value_row), value_row, 1, shape.value_width, 1 / sum[i], row_of_out, b, h);
-            log_sum[first + i] = largest[i] + std::log(sum[i]);
+            normalizers.largest[first + i] = largest[i];
+            normalizers.factor[first + i] = 1 / sum[i];
         }
     }
 
@@ -257,7 +259,7 @@ struct Backward : Head {
 
     // `slope` is the gradient of the output.
     void head(const Shape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const float* bias,
-              const Tensor& out, const float* log_sum, const Tensor& slope_of, const Tensor& dq,
+              const Tensor& out, const float* normalizers, const Tensor& slope_of, const Tensor& dq,
               const Tensor& dk, const Tensor& dv, float* bias_gradient, int64_t b, int64_t h) {
         const int64_t value_width = shape.value_width;
         pack(k, b, h, tokens, width, 1, key.at(0), row);
@@ -272,12 +274,13 @@ struct Backward : Head {
         for (int64_t t = 0; t < tokens; ++t) {  // sum_j w_ij dw_ij = out_i . dout_i
             const float* output = out.data + b * out.batch + h * out.heads + t * out.tokens;
             float product = 0;
-            for (int64_t c = 0; c < value_width; ++c) product += output[c] * *slope.at(t * value_row + c);
+            for (int64_t c = 0; c < value_width; ++c)
+                product = multiplied_and_added(output[c], *slope.at(t * value_row + c), product);
             *own.at(t) = product;
         }
-        const float* log_sum_of_head = log_sum + (b * shape.heads + h) * tokens;
+        const Normalizers of_head(shape, normalizers, b, h);
         for (int64_t first = 0; first < tokens; first += QUERIES)
-            each_block_of(first, [&](const Block& block) { add(block, log_sum_of_head, int(value_width)); });
+            each_block_of(first, [&](const Block& block) { add(block, of_head, int(value_width)); });
         unpack(query_gradient.at(0), row, tokens, width, shape.scale, dq, b, h);
         unpack(key_gradient.at(0), row, tokens, width, 1, dk, b, h);
         unpack(value_gradient.at(0), value_row, tokens, value_width, 1, dv, b, h);
@@ -288,18 +291,20 @@ struct Backward : Head {
     }
 
    private:
-    void add(const Block& block, const float* log_sum, int value_width) {
+    void add(const Block& block, const Normalizers<const float>& normalizers, int value_width) {
         logits(block);
         score(block, value_width, slope.at(block.query * value_row), value_row,
               value_transposed.at(block.key * value_width), score_gradient.at(0));
         for (int i = 0; i < block.queries; ++i) {
             float *line = scores.at(i * KEYS), *gradient = score_gradient.at(i * KEYS);
             float* falling = falling_gradient.at(tokens - 1 - (block.query + i) + block.key);
-            const floats shift = all(log_sum[block.query + i]), mean = all(*own.at(block.query + i));
+            const floats largest = all(normalizers.largest[block.query + i]);
+            const floats factor = all(normalizers.factor[block.query + i]);
+            const floats mean = all(*own.at(block.query + i));
             const int seen = block.seen(i + 1);
             for (int j = seen; j < padded(seen); ++j) gradient[j] = 0;  // may hold what is no number
             for (int j = 0; j < padded(seen); j += LANES) {
-                const floats weight = exp_of_nonpositive(load(line + j) - shift);
+                const floats weight = factor * exp_of_nonpositive(load(line + j) - largest);
                 const floats change = weight * (load(gradient + j) - mean);
                 store(line + j, weight);
                 store(gradient + j, change);
