@@ -221,9 +221,9 @@ def short_legend(table: Table, dropped: Sequence[int]) -> list[str]:
 
 
 def works_to_text(table: Table) -> str:
-    """Return what a `?` after a length means; empty where there is none."""
+    """Return what a `?` after a length means; empty where none has one."""
     unsure = [line for line in table.lines if works_to(line, table).endswith("?")]
-    return "works to: with ?, unclear from a shorter length on" if unsure else ""
+    return "a length with ?: unclear from a shorter one on" if unsure else ""
 
 
 def below_text(table: Table) -> str:

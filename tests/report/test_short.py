@@ -154,7 +154,7 @@ def test_works_to_has_a_question_mark_where_it_surely_holds_to_a_shorter_length_
     assert works_to(replace(alibi, break_point=found), table) == "2,048?"
     assert works_to(replace(alibi, break_point=replace(found, holds_to=2048)), table) == "2,048"
     unsure = replace(table, lines=(replace(alibi, break_point=found),))
-    assert "works to: with ?, unclear from a shorter length on" in printed([unsure], 100)
+    assert "a length with ?: unclear from a shorter one on" in printed([unsure], 100)
     assert "None of 1 hold" in describe_result(unsure) and "1 is unclear" in describe_result(unsure)
 
 
