@@ -177,6 +177,31 @@ def test_runs_are_listed_with_what_tables_call_their_encoding_and_the_lengths_th
     assert rope.split()[0] == "rope" and rope.endswith("64, 128, 256")
 
 
+def test_many_lengths_of_a_run_take_one_line_and_are_all_in_the_file(command, results):
+    run = add_run(results, "alibi", dict.fromkeys((32, 64, 128, 256, 512), 3.0))
+    for path in (results / "runs").iterdir():
+        write_config(path, parse_config(compose(["encoding=rope", "train.steps=250"])))
+        (path / "result.json").write_text('{"steps": 250, "loss": 1.25}')
+    assert list_runs(command, results)[run.name].endswith("32 to 512 (5)")
+    found = command("list", "runs", "--csv", "-", "--results-dir", str(results)).out
+    assert '"32, 64, 128, 256, 512"' in found
+
+
+def test_an_unfinished_run_without_scores_is_listed_with_its_encoding(command, results):
+    run = results / "runs" / "rope+logn-s0-0123abcd"
+    run.mkdir()
+    write_config(run, parse_config(compose(["encoding=rope", "train.steps=8"])))
+    assert list_runs(command, results)[run.name].startswith("rope+logn ")
+
+
+def test_a_hint_does_not_propose_what_was_asked_for(command, results, tmp_path):
+    place = ("--results-dir", str(results))
+    assert "picture: --plot" in command("report", *place).out
+    drawn = command("report", "--plot", str(tmp_path / "a.svg"), *place).out
+    assert "--details" in drawn and "picture: --plot" not in drawn
+    assert "--details" not in command("report", "--details", *place).out
+
+
 @pytest.mark.parametrize("arguments", [["report"], ["list", "runs"], ["list", "runs", "--csv", "-"]])
 def test_a_folder_without_runs_is_an_error_with_the_way_to_make_one(command, tmp_path, arguments):
     for folder in (tmp_path, tmp_path / "nowhere"):

@@ -493,6 +493,14 @@ def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None
     assert any("the runs differ in report.margin" in note for note in table.notes)
 
 
+def test_a_note_on_a_missing_number_names_the_line_that_lacks_it(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        add_run(tmp_path, "learned", {128: 3.0, 256: None if seed else 3.1}, seed=seed)
+    table = only(tmp_path, by=("seed",))
+    assert any("undefined: learned seed=1 at 256" in note for note in table.notes)
+    assert not any("learned seed=0 at 256" in note for note in table.notes)
+
+
 def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:
     for seed in range(3):
         add_run(tmp_path, "alibi", ALIBI, seed=seed)
