@@ -11,8 +11,8 @@ from pe_bench.inspection.check.finding import EXACT, Finding
 from pe_bench.model.attention import reference_attention
 
 # A step, and how far slopes may lie apart, relative and absolute. The second is for code in float32.
-STEPS = ((1e-5, 1e-4, 1e-7), (1e-3, 1e-2, 1e-3))
-ELEMENTS = 64  # of a parameter, looked at one by one
+STEPS = ((1e-6, 1e-3, 1e-6), (1e-3, 1e-2, 1e-3))
+ELEMENTS = 16  # of a parameter, looked at one by one
 MOVE = 0.1  # of a parameter, which must change some output
 
 
@@ -54,7 +54,7 @@ def gradients_are_slopes(case: Case) -> Finding:
         gradient = torch.zeros_like(tensor) if gradient is None else gradient
         wrong = _first_wrong(encoding, inputs, tensor, gradient, direction_of[tensor])
         if wrong:
-            measured = f"{wrong.gradient:.3g}, and differences of outputs say {wrong.difference:.3g}"
+            measured = f"{wrong.gradient:.5g}, and differences of outputs say {wrong.difference:.5g}"
             return Finding("fails", f"the slope of the output along {name} is by its gradient {measured}")
     return Finding("holds", f"{len(named)} gradients agree with differences of outputs")
 

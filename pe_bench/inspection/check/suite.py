@@ -4,7 +4,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pe_bench.errors import first_line
-from pe_bench.inspection.check import basics, calls, device, layers, model, options, precision, reach, slopes
+from pe_bench.inspection.check import (
+    basics,
+    calls,
+    device,
+    layers,
+    model,
+    options,
+    precision,
+    reach,
+    reference,
+    slopes,
+)
 from pe_bench.inspection.check.case import Case, where
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.inspection.check.hooks import HOOKS, line_of, overridden
@@ -196,6 +207,12 @@ PROPERTIES = (
         "a window from outside limits attention",
         "visible, weights, mix; a key's place among those given, where keys.index was meant",
         layers.obeys_a_window_from_outside,
+    ),
+    Property(
+        "numbers",
+        "pe-bench's own encodings have their reference numbers",
+        "reference_numbers.yaml, which says where they come from; PyTorch's version",
+        reference.has_its_reference_numbers,
     ),
 )
 
