@@ -74,7 +74,7 @@ def _train_many(command: HydraCommand) -> None:
     print_sweep_tables(summary.tables)
     print_summary(summary)
     if summary.stopped and not summary.is_done:
-        raise Stopped("stopped; the same command continues from there")
+        raise Stopped("stopped; the same command does what is missing")
     if summary.failed:
         raise RunError("the sweep is not done; fix what failed, then the same command does what is missing")
     if not summary.is_done:

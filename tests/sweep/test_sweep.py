@@ -187,7 +187,7 @@ def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
     told = process.communicate()[1]
     assert process.returncode == 130, told
     assert re.search(r"stopped at step \d+ of 20000, which is saved", told)
-    assert "pe-bench: stopped; the same command continues from there" in told
+    assert "pe-bench: stopped; the same command does what is missing" in told
     assert not list(runs.glob("*/result.json")) and not list(runs.glob("*/error.txt"))
     assert latest_checkpoint(next(runs.glob("*/checkpoints"))) is not None
 

@@ -354,7 +354,7 @@ def test_no_process_is_left_when_a_worker_dies_though_the_other_is_stopped(worki
     os.kill(last, number)
     told = working.communicate(timeout=30)[1]
     assert working.returncode == 1, told
-    assert re.search(r"pe-bench: rank \d of 2 processes died .*and the others ended: the same command", told)
+    assert re.search(r"pe-bench: rank \d of 2 processes died.*, and the others ended: the same command", told)
     assert_none_is_left(working.pid)
 
 
