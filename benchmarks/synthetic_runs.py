@@ -17,7 +17,7 @@ from pe_bench.runs.config_file import write_config
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.identity import identity, run_name, setting
 from pe_bench.runs.rows import Row, write_rows
-from pe_bench.runs.scores import Scores, mean_over_documents, save_scores, score_path
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_path
 from pe_bench.system.files import write_text
 from pe_bench.system.versions import environment, git_commit, package_version, today
 
@@ -77,9 +77,10 @@ def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: 
 
 
 def _plans(empty: Row, config: Config) -> Iterator[Row]:
-    """Yield a row for each length and control."""
+    """Yield a row for each length and control, and for each length under a second protocol: 20 by default."""
     for length in config.eval.resolved_lengths(config.train.length):
         yield replace(empty, length=length)
+        yield replace(empty, length=length, protocol="nonoverlapping")
         if length in [times * config.train.length for times in CONTROLLED]:
             yield from (replace(empty, length=length, control=control) for control in ("window", "swap"))
 
@@ -93,7 +94,7 @@ def _scored(run: Path, row: Row, documents: np.ndarray, sizes: np.ndarray) -> Ro
     nll = np.abs(level + easier + random.normal(0.0, 0.2, len(documents)))
     scores = Scores(nll.astype(np.float32), documents, sizes)
     save_scores(score_path(run, row.protocol, row.length, row.control, row.target_hash), scores)
-    return replace(row, **dataclasses.asdict(mean_over_documents(scores)))
+    return replace(row, **dataclasses.asdict(LEVEL_OF_PROTOCOL[row.protocol](scores)))
 
 
 def _empty_row(run: Path, config: Config, setting: str, targets: int) -> Row:
