@@ -16,6 +16,7 @@ from pe_bench.config.schema import Config
 from pe_bench.runs.config_file import write_config
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.identity import identity, run_name, setting
+from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import Row, write_rows
 from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_path
 from pe_bench.system.files import write_text
@@ -72,6 +73,7 @@ def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: 
     empty = _empty_row(run, config, setting(content), len(documents))
     rows = [_scored(run, row, documents, sizes) for row in _plans(empty, config)]
     write_rows(run / "eval.csv", rows)
+    keep_means(run, rows)
     _write_json(run / "result.json", {"format": 1, "steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH})
     return len(rows)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,7 @@ BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a d
 GPT2 = 50_257
 MAX_LENGTHS = 3  # of a run, that are named on a terminal
 STANDARD_OUTPUT = Path("-")
+MANY = 200  # rows
 PAPERS = ("encoding", "past training", "paper", "is")  # the columns that --papers shows
 
 
@@ -51,12 +53,23 @@ class Listing:
             title = column.replace("past training", "past\ntraining")
             table.add_column(title, justify=justify, overflow="fold", no_wrap=place == 0, width=width)
         for row in self.rows:
-            table.add_row(*(self._text(self.columns[place], row[place]) for place in places))
+            # As text, since a run's name is its folder's: brackets in it are no marks.
+            table.add_row(*(Text(self._cell(self.columns[place], row[place])) for place in places))
         return table
 
-    def _text(self, column: str, cell: str | int) -> Text:
-        """Return a cell as text in which brackets are no marks: a run's name is its folder's."""
-        return Text(f"{cell:,}" if isinstance(cell, int) else one_line(self.shorten(column, cell)))
+    def _cell(self, column: str, cell: str | int) -> str:
+        return f"{cell:,}" if isinstance(cell, int) else one_line(self.shorten(column, cell))
+
+    def text(self) -> str:
+        """Return it for people as text, a long list by hand: rich takes a second for a thousand rows."""
+        if len(self.rows) < MANY:
+            return render(self.table())
+        places = [self.columns.index(column) for column in self.shown or self.columns]
+        columns = [self.columns[place] for place in places]
+        lines = [[self._cell(self.columns[place], row[place]) for place in places] for row in self.rows]
+        widths = [max(map(cell_len, cells)) for cells in zip(columns, *lines, strict=True)]
+        padded = ["  ".join(map(set_cell_size, cells, widths)).rstrip() for cells in (columns, *lines)]
+        return "".join(f"{line}\n" for line in padded)
 
     def csv(self) -> str:
         """Return it for programs."""
@@ -83,7 +96,7 @@ def print_list(
     """
     listing = _listing(name, results_dir, family, csv, papers)
     if csv is None:
-        write_out(render(listing.table()))
+        write_out(listing.text())
         for remark in listing.remarks:
             say(remark)
     elif csv == STANDARD_OUTPUT:

@@ -51,6 +51,15 @@ def read_values(run: Path) -> dict[str, Any]:
     return values
 
 
+def is_whole(run: Path) -> bool:
+    """Return whether a configuration is as it was written, which its checksum shows without reading it.
+
+    Raise `OSError` where it cannot be read, and `ValueError` where it is no text.
+    """
+    written, has_checksum, checksum = read_regular(run / "config.yaml").rpartition(CHECKSUM)
+    return bool(has_checksum) and checksum.strip() == _checksum(written)
+
+
 def without_retired_keys(values: dict[str, Any], run: Path) -> dict[str, Any]:
     """Leave out the keys that runs of older versions may have, and warn where one of them had an effect."""
     train = values.get("train")

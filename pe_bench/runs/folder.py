@@ -7,6 +7,7 @@ from typing import Any
 
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.config_file import read_values
+from pe_bench.runs.means import KeptMeans
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.untrusted import read_json
 from pe_bench.runs.yaml_file import InvalidYamlError
@@ -45,6 +46,10 @@ class RunFolder:
             return read_json(self.path / "environment.json")
         except (OSError, ValueError):
             return {}
+
+    @cached_property
+    def means(self) -> KeptMeans:
+        return KeptMeans(self.path)
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -86,7 +86,7 @@ def read_all(results_dir: Path) -> Gathered:
     for run in folders_of_runs(results_dir):
         try:
             # A damaged result.json is named: nothing else says that the training came to its end.
-            if read_result(run) is not None:
+            if read_result(run) is not None:  # which checks all of the run's files
                 rows += _finished_rows(run)
         except RunError as error:
             problems.append(Problem(run.name, one_line(str(error))))
@@ -123,7 +123,6 @@ def read_result(run: Path) -> dict[str, object] | None:
 
 def _rows_of(run: Path) -> Iterable[Row]:
     """Return a run's rows under its folder's present name. Raise `RunError` for a copy of a run beside it."""
-    check_files(run)
     try:
         name = read_text(run.name, "its name")
         if not name.isprintable():

@@ -9,7 +9,7 @@ import shlex
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +94,7 @@ _TRUTHS = {"True": True, "False": False}
 _WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
 _FILE_NAME = re.compile(r"[\w.+-]*")
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
+MAX_KNOWN = 4096  # cells of a column that are remembered
 _AT_LEAST = {"train_length": 1, "length": 1}
 # The last column of a run's file: in each row the hash of all other cells, so that the file is still a
 # table and a kill cannot part rows and checksum. Files of older versions have none.
@@ -164,9 +165,14 @@ def _spell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        text = printable(value)
-        return f"'{text}" if text.startswith(FORMULA) else text
+        return _spell_text(value)
     return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+@lru_cache(maxsize=MAX_KNOWN)
+def _spell_text(value: str) -> str:
+    text = printable(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
@@ -199,10 +205,13 @@ def _checked_line(cells: list[str], width: int, line: int) -> list[str]:
     return cells
 
 
+@cache
 def _reader(name: str) -> Callable[[str], Any]:
+    """Return the function that reads a column; what many rows share, all but their numbers, is read once."""
     if _TYPES[name] is bool:
         return partial(_truth, name=name)
-    return partial(read_text if _TYPES[name] is str else _value, name=name)
+    read = partial(read_text if _TYPES[name] is str else _value, name=name)
+    return lru_cache(maxsize=MAX_KNOWN)(read) if _TYPES[name] is str or name in _WHOLE else read
 
 
 def _truth(text: str, name: str) -> bool:

@@ -21,6 +21,7 @@ from pe_bench.system.files import write_atomically
 
 MIN_DOCUMENTS = 20  # for an interval over documents
 MIN_SEGMENT = 64  # targets
+MEANS = "means.safetensors"  # see `pe_bench.runs.means`
 CHECKSUM = "sha256"  # of the three tensors, in the file's header
 TENSORS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
 
@@ -226,7 +227,7 @@ def load_scores(path: Path) -> Scores:
     kinds = {name: str(tensor.dtype) for name, tensor in found.items() if tensor.dtype != TENSORS[name]}
     if kinds:
         raise RunError(f"{path} is damaged ({kinds}, not the kinds of numbers that scores are)")
-    if _checksum_in(content) not in (None, _checksum(found)):
+    if metadata_in(content).get(CHECKSUM) not in (None, _checksum(found)):
         raise RunError(f"{path} is damaged (its numbers are not those of its checksum)")
     shapes = {tensor.shape for tensor in found.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
@@ -243,10 +244,10 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _checksum_in(content: bytes) -> str | None:
-    """Return the checksum in a file; None where it was written without one."""
+def metadata_in(content: bytes) -> dict[str, str]:
+    """Return the texts in the header of a file of tensors; none where it was written without."""
     size = int.from_bytes(content[:8], "little")
-    return json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(CHECKSUM)
+    return json.loads(content[8 : 8 + size]).get("__metadata__", {})
 
 
 def perplexity_of(nll: float) -> float:
@@ -256,5 +257,6 @@ def perplexity_of(nll: float) -> float:
 
 def delete_scores(run: Path) -> None:
     """Delete the scores of weights that are about to be replaced."""
-    (run / "eval.csv").unlink(missing_ok=True)
+    for name in ("eval.csv", MEANS):
+        (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / "scores", ignore_errors=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.runs.config_file import read_config
+from pe_bench.runs.config_file import is_whole, read_config
 from pe_bench.runs.gather import folders_of_runs, read_result
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.lock import ERROR
@@ -54,8 +54,9 @@ def _state(run: Path, name: str) -> RunState:
             "not finished",
             problem="it has no config.yaml: nothing was trained in it",
         )
-    asked = read_config(run).train.total_steps
     rows = read_rows(run / "eval.csv")
+    is_read = result is not None and rows and _has_whole_config(run)
+    asked = rows[0].steps if is_read else read_config(run).train.total_steps
     if result is None:
         state = "failed" if (run / ERROR).exists() else "not finished"
         steps, loss = _of_newest_checkpoint(run)
@@ -66,6 +67,13 @@ def _state(run: Path, name: str) -> RunState:
     label = rows[0].encoding if rows else encoding_in(name)
     problem = way_out if state == "no scores" else ""
     return RunState(name, label, state, str(steps), str(asked), loss, _scored_lengths(rows), problem)
+
+
+def _has_whole_config(run: Path) -> bool:
+    try:
+        return is_whole(run)
+    except (OSError, ValueError):
+        return False
 
 
 def _scored_lengths(rows: list[Row]) -> tuple[int, ...]:

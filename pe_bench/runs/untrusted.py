@@ -28,9 +28,10 @@ def check_files(run: Path) -> None:
     So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
     """
     try:
-        _check_file(run, run.lstat())
-        for path, found in _below(run):
-            _check_file(path, found)
+        mode = run.lstat().st_mode
+        _check_kind(run, stat.S_ISLNK(mode), stat.S_ISDIR(mode) or stat.S_ISREG(mode))
+        for entry in _below(run):
+            _check_entry(entry)
     except PermissionError as error:
         raise RunError(unreadable(error)) from error
 
@@ -93,31 +94,34 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _below(folder: Path) -> Iterator[os.DirEntry[str]]:
     """Yield everything below, following no link; what another process deletes meanwhile is left out."""
     folders = [str(folder)]
     while folders:
         with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(found.st_mode):
+                    if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
-                    yield Path(entry.path), found
+                    yield entry
 
 
-def _check_file(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISLNK(found.st_mode):
+def _check_entry(entry: os.DirEntry[str]) -> None:
+    """Check one of a run's files: a report sees tens of thousands, and asks no more than it needs."""
+    path, is_file = entry.path, entry.is_file(follow_symlinks=False)
+    _check_kind(path, entry.is_symlink(), is_file or entry.is_dir(follow_symlinks=False))
+    most = MAX_BYTES.get(os.path.splitext(entry.name)[1]) if is_file else None
+    if most is not None and (size := entry.stat(follow_symlinks=False).st_size) > most:
+        raise RunError(f"{path} has {size:,} bytes, and such a file has at most {most:,}: {_WAY_OUT}")
+
+
+def _check_kind(path: Path | str, is_link: bool, is_plain: bool) -> None:
+    if is_link:
         raise RunError(f"{path} is a symbolic link, and a run's files lie in its own folder: {_WAY_OUT}")
-    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+    if not is_plain:
         raise RunError(f"{path} is not a regular file: {_WAY_OUT}")
-    if CONTROL.search(path.name):
+    if CONTROL.search(os.path.basename(path)):
         raise RunError(f"{path} has control characters in its name: {_WAY_OUT}")
-    most = MAX_BYTES.get(path.suffix)
-    if most is not None and stat.S_ISREG(found.st_mode) and found.st_size > most:
-        raise RunError(
-            f"{path} has {found.st_size:,} bytes, and such a file has at most {most:,}: {_WAY_OUT}"
-        )
 
 
 def _inner(value: Any) -> Iterable[Any]:

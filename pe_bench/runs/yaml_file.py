@@ -11,6 +11,16 @@ class InvalidYamlError(ValueError):
     """An error about a file that holds no mapping of plain values; its text says why."""
 
 
+MAX_KNOWN, MAX_LENGTH = 4096, 100  # scalars that are remembered, and their characters
+_TAGS: dict[tuple[str, tuple[bool, bool]], str] = {}  # by a scalar's text, and whether it was plain or quoted
+_SCALARS: dict[tuple[str, str], Any] = {}  # by a scalar's tag and text
+
+
+def _remember(known: dict[Any, Any], key: tuple[str, Any], value: Any) -> None:
+    if len(known) < MAX_KNOWN and sum(len(part) for part in key) < MAX_LENGTH:
+        known[key] = value
+
+
 # libyaml's reader is as safe as Python's, and reads thousands of files in a second.
 SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -27,6 +37,27 @@ class Loader(SAFE):
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
+
+    # Runs have nearly all of their values in common, and PyYAML finds out what a scalar is in Python.
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is not yaml.ScalarNode:
+            return super().resolve(kind, value, implicit)
+        found = _TAGS.get((value, implicit))
+        if found is None:
+            found = super().resolve(kind, value, implicit)
+            _remember(_TAGS, (value, implicit), found)
+        return found
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        found = _SCALARS.get((node.tag, node.value), _SCALARS)
+        if found is _SCALARS:
+            found = super().construct_object(node, deep)
+            if found is None or isinstance(found, (str, int, float)):  # a tag can make a scalar anything
+                _remember(_SCALARS, (node.tag, node.value), found)
+        return found
 
 
 def parse_mapping(text: str) -> dict[str, Any]:

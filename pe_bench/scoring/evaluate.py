@@ -9,6 +9,7 @@ import torch
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
+from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import KEY, Row, read_rows, write_rows
 from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_file
 from pe_bench.runs.setup import Setup
@@ -59,13 +60,20 @@ def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: ScoreWatcher) 
         row, plan = todo[place]
         kept[row.key] = _with_scores(trained, plan, row, found)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
+    keep_means(setup.run, kept.values())
     return [kept[row.key] for row in rows]
 
 
 def kept_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row] | None:
-    """Return the rows of a run's own encoding where all plans are scored already: they need no weights."""
+    """Return the rows of a run's own encoding where all plans are scored already: they need no weights.
+
+    Only the holder of the run's lock may call this.
+    """
     rows = scored_rows(setup, plans)
-    return rows if len(rows) == len(plans) else None
+    if len(rows) < len(plans):
+        return None
+    keep_means(setup.run, read_rows(setup.run / "eval.csv"))
+    return rows
 
 
 def scored_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row]:

@@ -33,6 +33,7 @@ def test_training_leaves_a_run_with_all_its_files_and_nothing_in_the_current_fol
         "environment.json",
         "eval.csv",
         "lock",
+        "means.safetensors",
         "result.json",
         *sorted(path for path in files_in(only_run(folder)) if path.startswith("scores/")),
         "train.csv",

@@ -26,7 +26,8 @@ from pe_bench.runs.gather import gather
 
 DIED = 9
 RUNS = 8  # that are gathered
-SCORED = ("eval.csv", "scores", "result.json", "commands.json")  # what scoring leaves in a run
+# What scoring leaves in a run.
+SCORED = ("eval.csv", "means.safetensors", "scores", "result.json", "commands.json")
 
 Act = Callable[[], object]
 

@@ -4,9 +4,11 @@ import csv
 import json
 from pathlib import Path
 
+from safetensors.numpy import load_file
 from support.commands import files_in
 
 from pe_bench.runs.config_file import CHECKSUM
+from pe_bench.runs.scores import MEANS
 
 # Lines of config.yaml that depend on the folder.
 NOT_SAME = ("results_dir", "cache_dir", CHECKSUM)
@@ -26,6 +28,8 @@ def contents(results: Path) -> dict[str, object]:
                 found[name] = [
                     {k: v for k, v in row.items() if k not in CLOCK} for row in csv.DictReader(file)
                 ]
+        elif path.name == MEANS:  # its header has the times of other files
+            found |= {f"{name}: {key}": value.tobytes() for key, value in load_file(path).items()}
         elif path.suffix == ".safetensors":
             found[name] = path.read_bytes()
         elif path.name in ("meta.json", "result.json"):

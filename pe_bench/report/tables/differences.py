@@ -9,8 +9,9 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.report.statistics import Interval, paired_interval
 from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.means import Means, means_of
 from pe_bench.runs.rows import Row
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Clusters, load_scores, score_file
+from pe_bench.runs.scores import Clusters, load_scores, score_file
 
 
 class Paired(NamedTuple):
@@ -35,28 +36,38 @@ class ScoreFiles:
 
     def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
         self._folder_of = folder_of
-        self._known: dict[Row, tuple[np.ndarray, np.ndarray]] = {}
+        self._known: dict[Row, Means] = {}
         self._clusters: dict[str, Clusters] = {}
 
     def by_cluster(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
         """Clusters int64 [U] and bits per byte float64 [U]. Raises `RunError`."""
+        means = self._means(row)
+        return means.names, means.bits
+
+    def segments(self, row: Row) -> int:
+        """Return into how many segments each document of a row is cut. Raises `RunError`."""
+        return self._means(row).segments
+
+    def _means(self, row: Row) -> Means:
         found = self._known.get(row)
         if found is None:
             found = self._known[row] = self._read(row)
         return found
 
-    def segments(self, row: Row) -> int:
-        """Return into how many segments each document of a row that was read is cut."""
-        return self._clusters[row.target_hash].segments
-
-    def _read(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
-        path = score_file(self._folder_of(row.run).path, row)
-        scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
-        self._clusters[row.target_hash] = scores.clusters
-        found, claimed = LEVEL_OF_PROTOCOL[row.protocol](scores).bits_per_byte, level_of(row)
-        if not _agree(found, claimed):
-            raise RunError(f"{path} does not give its row's {claimed:.6f} bits per byte, but {found:.6f}")
-        return scores.by_cluster()
+    def _read(self, row: Row) -> Means:
+        """Return the means that the run keeps, or those of the scores themselves."""
+        folder = self._folder_of(row.run)
+        path = score_file(folder.path, row)
+        found = folder.means.find(path)
+        if found is None:
+            scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
+            self._clusters[row.target_hash] = scores.clusters
+            found = means_of(scores, row.protocol)
+        if not _agree(found.level, level_of(row)):
+            raise RunError(
+                f"{path} does not give its row's {level_of(row):.6f} bits per byte, but {found.level:.6f}"
+            )
+        return found
 
 
 def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
