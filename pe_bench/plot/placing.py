@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from pe_bench.plot.scale import Scale
 
@@ -42,6 +41,8 @@ def spread_apart(wanted: np.ndarray, gap: float, height: float) -> np.ndarray:
 
     Where n of them do not fit they go on beyond `height`.
     """
+    from scipy.optimize import isotonic_regression  # here, because it takes longer than a whole report
+
     order = np.argsort(wanted, kind="stable")
     steps = gap * np.arange(len(wanted))
     nearest = np.clip(isotonic_regression(wanted[order] - steps).x, 0, max(0.0, height - steps[-1]))

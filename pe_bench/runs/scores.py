@@ -195,7 +195,7 @@ def score_path(
         # It spells options, and so may be long or hold a slash.
         name += f"-{hashlib.sha256(scored_with.encode()).hexdigest()[:8]}"
     name += f"-{score_dtype}" if score_dtype != "float32" else ""
-    return run / "scores" / f"{name}.safetensors"
+    return run.joinpath("scores", f"{name}.safetensors")  # at once, because a report does it for each row
 
 
 def score_file(run: Path, row: Row) -> Path:
