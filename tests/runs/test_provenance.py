@@ -60,6 +60,7 @@ def test_scores_from_another_version_or_machine_are_listed_separately(tmp_path):
 
 def test_facts_that_an_older_version_did_not_record_are_reported_missing(tmp_path):
     run = add_run(tmp_path, "rope", {128: 2.0}, date="2024-01-01")
+    (run / "config.yaml").unlink()
     (record,) = records_of(tmp_path, [run.name])
     assert (record.commands, record.repeat) == ((), "")
     assert record.missing == "the run has no config.yaml"
