@@ -72,25 +72,6 @@ def test_rope_has_its_reference_scores_and_queries() -> None:
     )
 
 
-def test_partial_rope_spreads_its_frequencies_over_what_it_turns() -> None:
-    expected = [1, 0.21544347, 0.04641589, 0.01, 0.00215443, 0.00046416]
-    assert near(PartialRoPE(16, fraction=0.75).frequencies, expected, 6e-9)
-
-
-def test_p_rope_keeps_the_highest_of_all_frequencies() -> None:
-    expected = [1, 0.31622776, 0.1, 0.03162278, 0.01, 0.00316228, 0, 0]
-    assert near(PRoPE(16, fraction=0.75).frequencies, expected, 2e-8)
-
-
-def test_xpos_has_its_reference_scores() -> None:
-    assert near(raw_row(XPos(K)), [-0.319861, -0.393207, -1.812045, -3.739557])
-    assert near(raw_row(XPos(K, scale_base=8.0)), [0.130675, -0.266801, -1.672299, -3.739557])
-
-
-def test_pope_has_its_reference_scores() -> None:
-    assert near(raw_row(PoPE(n_heads=H, d_head=K)), [2.91251, 2.517969, 2.156322, 1.710267])
-
-
 # mistakes that are often made with rotary encodings
 
 
