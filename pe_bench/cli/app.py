@@ -179,6 +179,14 @@ def report(
             help="Show a line for each value of a key, such as seed or train.lr.", autocompletion=complete_by
         ),
     ] = None,
+    best: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Only the best value of a key for each encoding, such as train.lr, by validation loss.",
+            autocompletion=complete_by,
+        ),
+    ] = None,
     sort: Annotated[
         str | None,
         typer.Option(help=f"Sort by a length, or by {', '.join(SORTS)}.", autocompletion=first_of(*SORTS)),
@@ -214,7 +222,7 @@ def report(
     from pe_bench.cli.outputs import Outputs
     from pe_bench.cli.report import print_report, read_selection, read_view
 
-    selection = read_selection(where or [], by, sort, baseline, margin)
+    selection = read_selection(where or [], by, sort, baseline, margin, best)
     outputs = Outputs(csv, markdown, latex, html, plot, read_view(plot_of, plot or html))
     print_report(
         results_dir, runs or [], protocol, selection, outputs, details=details, everything=everything

@@ -16,6 +16,7 @@ from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.build import Report, Table, build_report, build_tables, run_tables
 from pe_bench.report.tables.ranking import check_sort
 from pe_bench.report.tables.selection import Selection, parse_by
+from pe_bench.report.tables.swept import check_best
 from pe_bench.report.text import show
 from pe_bench.runs.conditions import Condition, named_runs, parse_condition
 from pe_bench.runs.gather import require_results_folder, results_file, runs_folder
@@ -83,16 +84,24 @@ def _tables_of(wanted: "SweepTable", results_dir: Path) -> list[Table]:
 
 
 def read_selection(
-    where: Sequence[str], by: str | None, sort: str | None, baseline: str | None, margin: float | None
+    where: Sequence[str],
+    by: str | None,
+    sort: str | None,
+    baseline: str | None,
+    margin: float | None,
+    best: str | None = None,
 ) -> Selection:
     """What the options say. Raises `UserError` for what cannot be."""
     if sort is not None:
         check_sort(sort)
     if margin is not None:
         check_margin(margin, "--margin")
+    if best is not None:
+        check_best(best, parse_by(by) if by is not None else ())
     return Selection(
         where=tuple(parse_condition(word) for word in where),
         by=parse_by(by) if by is not None else (),
+        best=best,
         sort=sort,
         baseline=baseline,
         margin=margin,

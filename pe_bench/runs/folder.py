@@ -1,5 +1,7 @@
 """A run's folder: its configuration, environment and rows, each read once."""
 
+import csv
+import io
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +11,7 @@ from pe_bench.errors import RunError, first_line
 from pe_bench.runs.config_file import read_values
 from pe_bench.runs.means import KeptMeans
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.untrusted import read_json
+from pe_bench.runs.untrusted import read_json, read_regular
 from pe_bench.runs.yaml_file import InvalidYamlError
 
 
@@ -50,6 +52,16 @@ class RunFolder:
     @cached_property
     def means(self) -> KeptMeans:
         return KeptMeans(self.path)
+
+    @cached_property
+    def validation_loss(self) -> float | None:
+        """Return the last validation loss of train.csv, in nats per token; None where there is none."""
+        try:
+            records = list(csv.DictReader(io.StringIO(read_regular(self.path / "train.csv"), newline="")))
+            losses = [float(record["validation_loss"]) for record in records if record["validation_loss"]]
+        except (OSError, ValueError, KeyError, csv.Error):
+            return None
+        return losses[-1] if losses else None
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -16,6 +16,7 @@ from pe_bench.report.tables.lines import Line, make_line, members_of
 from pe_bench.report.tables.notes import make_notes
 from pe_bench.report.tables.ranking import ordered
 from pe_bench.report.tables.selection import EVERYTHING, RunKeys, Selection
+from pe_bench.report.tables.swept import differing_keys, keep_best
 from pe_bench.report.tables.target_sets import rank_sets
 from pe_bench.report.tables.verdicts import judge, with_baseline
 from pe_bench.runs.conditions import Condition
@@ -155,7 +156,10 @@ def build_report(
         selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
         if margins:
             problems.append(f"the runs differ in report.margin: {MARGIN:g} is used; --margin sets another")
-    groups = _groups_of(rows, keys, selection.by)
+    if selection.best is not None:
+        rows, note = keep_best(rows, keys, selection.best)
+        problems.append(note)
+    groups = _groups_of(rows, keys, selection.varying)
     shown = _with_newest(groups, results_dir) if newest_only else groups
     tables = _tables(shown, rows, ScoreFiles(folder_of), keys, selection)
     others = len(groups) - len(shown)
@@ -304,18 +308,29 @@ def _tables(
     positions: dict[TableKey, list[Row]] = {}
     for row in rows:
         if row.protocol == POSITIONS:
-            positions.setdefault(_key_of(row, keys, selection.by), []).append(row)
-    positions = _without_steps(positions, selection.by)
+            positions.setdefault(_key_of(row, keys, selection.varying), []).append(row)
+    positions = _without_steps(positions, selection.varying)
     tables = []
     for group, found in groups.items():
         own_positions = positions.get(replace(group, protocol=POSITIONS, stride_rule="", model_sizes=""), [])
         tables.append(_table(group, found, own_positions, files, keys, selection))
     shown = list(groups)
-    tables = [replace(table, why=_why(place, shown)) for place, table in enumerate(tables)]
+    swept = differing_keys(groups.values(), keys) if len(groups) > 1 else []
+    settings = [_setting_words(found, swept, keys) for found in groups.values()]
+    tables = [
+        replace(table, why=_why(place, shown, settings[place], swept)) for place, table in enumerate(tables)
+    ]
     return in_one_line(tables)
 
 
-def _why(index: int, groups: Sequence[TableKey]) -> str:
+def _setting_words(rows: Sequence[Row], swept: Sequence[str], keys: RunKeys) -> list[str]:
+    """Return the swept keys with their values in one table, such as `train.lr (here 0.001)`."""
+    return [
+        f"{key} (here {', '.join(dict.fromkeys(str(keys.value(row, key)) for row in rows))})" for key in swept
+    ]
+
+
+def _why(index: int, groups: Sequence[TableKey], settings: Sequence[str], swept: Sequence[str]) -> str:
     """Return which of the groups' values differ; the setting only where nothing else tells them apart."""
     if len(groups) == 1:
         return ""
@@ -323,12 +338,18 @@ def _why(index: int, groups: Sequence[TableKey]) -> str:
     values = {name: {getattr(group, name) for group in groups} for name in names}
     values["stride_rule"].discard("")  # of the other protocols
     differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
+    together = ""
     visible = {tuple(getattr(group, name) for name in names) for group in groups}
     if len(visible) < len(groups):
-        differing.append(f"training settings (here {groups[index].setting[:8]}; see the runs' config.yaml)")
+        unnamed = f"training settings (here {groups[index].setting[:8]}; see the runs' config.yaml)"
+        differing += settings or [unnamed]
+        if swept:
+            together = f"; lines of one table: pe-bench report --by {','.join(swept)}"
+        if len(swept) == 1 and swept[0].startswith("train."):
+            together += f"; the best of each encoding: pe-bench report --best {swept[0]}"
     return (
         f"table {index + 1} of {len(groups)}: they differ in {', '.join(differing)}, "
-        "and such rows are never averaged or ranked together"
+        f"and such rows are never averaged or ranked together{together}"
     )
 
 

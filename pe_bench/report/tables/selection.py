@@ -18,12 +18,14 @@ from pe_bench.runs.rows import Row
 class Selection:
     """The choice of what is shown of all results, and how.
 
-    where: conditions that all hold. by: keys whose values set lines apart. sort: a length or a key of
+    where: conditions that all hold. by: keys whose values set lines apart. best: a key of
+    which each encoding keeps its best value. sort: a length or a key of
     `order`. baseline: an encoding. margin: bits per byte.
     """
 
     where: tuple[Condition, ...] = ()
     by: tuple[str, ...] = ()
+    best: str | None = None
     sort: str | None = None
     baseline: str | None = None
     margin: float | None = None  # None: that of the runs
@@ -31,6 +33,11 @@ class Selection:
     @property
     def resolved_margin(self) -> float:
         return MARGIN if self.margin is None else self.margin
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Return the keys in which rows of one table may differ."""
+        return (*self.by, *([self.best] if self.best else []))
 
     def shows(self, length: int) -> bool:
         """Return whether a length has a column; without one it still serves as a reference."""
@@ -78,6 +85,13 @@ class RunKeys(RunValues):
             for run, problem in problems.items()
             if problem
         ]
+
+    def validation_loss(self, row: Row) -> float:
+        """Return the loss at the end of a run's training. Raises `UserError` where it is not known."""
+        loss = self.folder_of(row.run).validation_loss
+        if loss is None:
+            raise UserError(f"--best: {row.run} has no validation loss in its train.csv; leave it out")
+        return loss
 
     def margins(self, rows: Sequence[Row]) -> set[float]:
         """Return the margins of the runs' own configurations."""
