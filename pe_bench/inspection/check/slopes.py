@@ -12,7 +12,7 @@ from pe_bench.model.attention import reference_attention
 
 # A step, and how far slopes may lie apart, relative and absolute. The second is for code in float32.
 STEPS = ((1e-6, 1e-3, 1e-6), (1e-3, 1e-2, 1e-3))
-ELEMENTS = 16  # of a parameter, looked at one by one
+ELEMENTS = 32  # of a parameter, with the largest gradients, and as many others: looked at one by one
 MOVE = 0.1  # of a parameter, which must change some output
 
 
@@ -106,23 +106,23 @@ def _moves(encoding: Composition, inputs: list[Tensor], tensor: Tensor, directio
 def _first_wrong(
     encoding: Composition, inputs: list[Tensor], tensor: Tensor, gradient: Tensor, direction: Tensor
 ) -> Slope | None:
-    """Return the slope along a direction if gradient and differences disagree.
+    """Return the slope along one element for which gradient and differences disagree, if some direction does.
 
     A parameter at a bound may have a gradient that leads it back: elements of which the output does not
-    depend at all are left out.
+    depend at all pass.
     """
-    whole = _disagreement(encoding, inputs, tensor, gradient, direction)
-    if whole is None:
+    if _disagreement(encoding, inputs, tensor, gradient, direction) is None:
         return None
-    for element in gradient.flatten().abs().topk(min(ELEMENTS, gradient.numel())).indices:
-        alone = torch.zeros_like(gradient).flatten()
+    count, size = min(ELEMENTS, gradient.numel()), gradient.numel()
+    largest = gradient.flatten().abs().topk(count).indices.tolist()
+    spread = torch.linspace(0, size - 1, count).long().tolist()
+    for element in dict.fromkeys([*largest, *spread]):
+        alone = torch.zeros(size, dtype=gradient.dtype)
         alone[element] = 1.0
         wrong = _disagreement(encoding, inputs, tensor, gradient, alone.view_as(gradient))
         if wrong and wrong.difference:
             return wrong
-        if wrong:
-            direction = direction.masked_fill(alone.view_as(gradient).bool(), 0.0)
-    return _disagreement(encoding, inputs, tensor, gradient, direction)
+    return None
 
 
 def _disagreement(
