@@ -14,6 +14,7 @@ from pe_bench.runs.rows import HALF
 
 # After a number; whatever holds, or is the same as the baseline, has none.
 MARKS = {"degrades": ">", "fails": "!", "improves": "v", "unclear": "?", "worse": ">", "better": "v"}
+MARKS_OF_MODELS = {**MARKS, "holds": "=", "unclear": ""}
 MISSING = "-"
 MIN_LENGTHS = 3  # that stay before a long name is cut
 MIN_NAME = 16  # characters
@@ -24,17 +25,21 @@ INDENT = "  "  # of a name's second line
 class Value:
     """A number of a line at a length, with what is known of it.
 
-    is_level: bits per byte and no difference, so that it has neither verdict nor interval.
+    is_level: bits per byte and no difference, so that it has neither verdict nor interval. verdict_of_models:
+    of the trained models alone, where they are several.
     """
 
     number: float
     verdict: str = ""
     interval: Interval | None = None
     is_level: bool = False
+    verdict_of_models: str = ""
 
     @property
     def mark(self) -> str:
-        return MARKS.get(self.verdict, "")
+        """Return the verdict's mark; where it is unclear, after that of the verdict on these models."""
+        of_models = MARKS_OF_MODELS.get(self.verdict_of_models, "") if self.verdict == "unclear" else ""
+        return of_models + MARKS.get(self.verdict, "")
 
 
 def short_title(table: Table) -> list[str]:
@@ -174,7 +179,9 @@ def value_at(line: Line, length: int, table: Table) -> Value | None:
         if found is None or found.mean is None:
             return None
         return Value(found.mean, found.verdict, found.interval)
-    return None if cell.change is None else Value(cell.change, cell.verdict, cell.interval)
+    if cell.change is None:
+        return None
+    return Value(cell.change, cell.verdict, cell.interval, verdict_of_models=cell.verdict_of_models)
 
 
 def works_to(line: Line, table: Table) -> str:
@@ -195,7 +202,12 @@ def has_controls(table: Table) -> bool:
 
 
 def context_answer(line: Line) -> str:
-    """Return one answer for all lengths: yes where it is at any, no where it is at all that were judged."""
+    """Return one answer for all lengths: yes where it is at any, no where it is at all that were judged.
+
+    A model that surely gains nothing from most of its training length reads nothing that far back.
+    """
+    if line.reads_nothing and any(cell.use for cell in line.cells.values()):
+        return "reads nothing"
     answers = {cell.use.uses_context for cell in line.cells.values() if cell.use} - {""}
     if "yes" in answers:
         return "yes"
@@ -246,4 +258,7 @@ def _marks_text(table: Table) -> str:
         return ""
     if table.baseline:
         return "no mark the same, > worse, v better, ? unclear"
-    return "no mark holds, > degrades, ! fails, v improves, ? unclear"
+    values = [value_at(line, length, table) for line in table.lines for length in short_lengths(table)]
+    is_known = any(value is not None and len(value.mark) > 1 for value in values)
+    of_models = " (>? =? v?: sure of these models, not of other seeds)" if is_known else ""
+    return f"no mark holds, > degrades, ! fails, v improves, ? unclear{of_models}"

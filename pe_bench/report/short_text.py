@@ -28,6 +28,8 @@ from pe_bench.report.verdict_styles import STYLES
 
 WIDTH = 100  # columns at most, and in a pipe
 GAP = "  "
+MARK_WIDTH = 2
+MARKED = {" ", *MARKS.values()}  # what a number with a mark, or with blanks for one, ends in
 
 Cells = list[Text]
 
@@ -80,7 +82,7 @@ def _value_text(value: Value | None) -> Text:
     if value is None:
         return Text(MISSING)
     number = number_text(value.number, "" if value.is_level else "+")
-    return Text(f"{number}{value.mark or ' '}", style=STYLES.get(value.verdict, ""))
+    return Text(f"{number}{value.mark:<{MARK_WIDTH}}", style=STYLES.get(value.verdict, ""))
 
 
 def _works_text(length: str) -> Text:
@@ -112,10 +114,12 @@ def _aligned(names: Sequence[Sequence[str]], columns: Sequence[Cells]) -> list[T
 
 
 def _without_marks(column: Cells) -> Cells:
-    """Return a column without the blanks in the marks' place where it has no mark."""
-    if any(cell.plain[-1] in MARKS.values() for cell in column):
-        return column
-    return [cell[:-1] if cell.plain.endswith(" ") else cell for cell in column]
+    """Return a column without the blanks that all its numbers have in the marks' place."""
+    blanks = [len(cell.plain) - len(cell.plain.rstrip()) for cell in column if cell.plain[-1] in MARKED]
+    spare = min(blanks, default=0)
+    return [
+        cell[: len(cell) - spare] if spare and cell.plain.endswith(" " * spare) else cell for cell in column
+    ]
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:

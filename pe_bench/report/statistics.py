@@ -229,6 +229,11 @@ def is_sensitive(gain: Interval) -> bool:
     return _above_zero(gain)
 
 
+def reads_nothing(gain: Interval, margin: float = MARGIN) -> bool:
+    """Return whether a model gains at most the margin, or nothing, from 1/4 to 1 times its length."""
+    return not is_sensitive(gain) and gain.high < margin
+
+
 def holds_up_to(verdicts: Mapping[int, str]) -> int | None:
     """Return the last length of the sequence from the shortest up that hold or improve; None for none."""
     held = takewhile(lambda length: verdicts[length] in ("holds", "improves"), sorted(verdicts))

@@ -14,7 +14,6 @@ from pe_bench.report.html.text import (
     status_of,
 )
 from pe_bench.report.short import (
-    MARKS,
     MISSING,
     Value,
     context_answer,
@@ -46,17 +45,14 @@ class Heading:
 class ShortCell:
     """A cell of a line. value: what it is sorted by, as the script reads it; None where that is last.
 
-    verdict: in words, empty where the cell has none. classes: of its column.
+    verdict: in words, empty where the cell has none, and mark its sign. classes: of its column.
     """
 
     text: str
     value: str | None
     verdict: str = ""
     classes: str = ""
-
-    @property
-    def mark(self) -> str:
-        return MARKS.get(self.verdict, "")
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ def _number_cell(value: Value | None, cell: Cell | None, classes: str = "") -> S
     if value is None:
         return ShortCell(status_of(cell) if cell and not cell.levels else MISSING, None, classes=classes)
     text = number_text(value.number) if value.is_level else signed(value.number)
-    return ShortCell(text, _sortable(value.number), value.verdict, classes)
+    return ShortCell(text, _sortable(value.number), value.verdict, classes, value.mark)
 
 
 def _details(line: Line, table: Table) -> Details:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pe_bench.report.statistics import is_sensitive
+from pe_bench.report.statistics import is_sensitive, reads_nothing
 from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.cells import Cell, ContextUse, label_of, make_cell
 from pe_bench.report.tables.context_use import context_use, sensitivity
@@ -31,9 +31,10 @@ class Line:
 
     run: set only where runs of one encoding share a seed, so that each is a line. runs: all of them. by: what
     else sets the line apart, such as train.lr=0.003, where that was asked for. sensitive: whether the model
-    gains from a quarter to all of its training length; None where that was not scored. positions: in rising
-    order of context, empty where they were not scored. forced: scored with an encoding that is not compatible
-    with the trained one. knows_length: it is given the final length of each text.
+    gains from a quarter to all of its training length; None where that was not scored. reads_nothing: it
+    surely does not. positions: in rising order of context, empty where they were not scored. forced: scored
+    with an encoding that is not compatible with the trained one. knows_length: it is given the final length
+    of each text.
     """
 
     encoding: str
@@ -46,6 +47,7 @@ class Line:
     cells: dict[int, Cell]
     runs: tuple[str, ...] = ()
     sensitive: bool | None = None
+    reads_nothing: bool = False
     positions: tuple[Position, ...] = ()
     by: str = ""
     forced: bool = False
@@ -134,6 +136,7 @@ def make_line(
         },
         runs=tuple(member.runs),
         sensitive=None if sensitive.interval is None else is_sensitive(sensitive.interval),
+        reads_nothing=sensitive.interval is not None and reads_nothing(sensitive.interval, margin),
         positions=_positions(member.positions),
         by=member.by,
         forced=rows[0].forced,

@@ -1,6 +1,7 @@
 """The lines under a table: what its numbers do not say, and why some are missing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 from pe_bench.report.tables.cells import Cell, label_of
@@ -11,6 +12,7 @@ from pe_bench.report.tables.training_machine import TrainingMachine
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
 
+MORE_SEEDS = "Most of this is how seeds differ: train more seeds"
 MAX_NAMES = 4  # of lines in one note
 
 
@@ -43,6 +45,7 @@ def make_notes(
         *_caveats(
             _protocol_caveats(rows[0].protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)
         ),
+        *_caveats(_unclear(lines, rows)),
         *_details(_more_seeds(lines, train_length, margin)),
         *_caveats(_few_documents(lines), unequal_lengths),
         *_statuses(lines, rows),
@@ -122,6 +125,41 @@ def _compared_seeds(cell: Cell) -> int | None:
     """Return how many seeds are compared with the baseline."""
     interval = cell.baseline.interval if cell.baseline is not None else None
     return None if interval is None else interval.seeds
+
+
+def _unclear(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield how bad the unclear changes can be at most, and what would settle them."""
+    places: dict[bool, list[str]] = {}
+    for line in lines:
+        for is_of_seeds, cells in _unclear_cells(line).items():
+            bounds = [cell.interval.high for cell in cells if cell.interval is not None]
+            at = _numbers(cell.length for cell in cells)
+            places.setdefault(is_of_seeds, []).append(f"{line.label} at {at} (at most {max(bounds):+.3f})")
+    for is_of_seeds, found in sorted(places.items()):
+        yield f"unclear: {'; '.join(found)}. {MORE_SEEDS if is_of_seeds else _more_targets(lines, rows)}"
+
+
+def _unclear_cells(line: Line) -> dict[bool, list[Cell]]:
+    """Return the unclear cells with a finite bound: those whose width seeds decide, and the others."""
+    found: dict[bool, list[Cell]] = {}
+    for _, cell in sorted(line.cells.items()):
+        interval = cell.interval
+        if cell.verdict == "unclear" and interval is not None and isfinite(interval.high):
+            is_of_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
+            found.setdefault(is_of_seeds, []).append(cell)
+    return found
+
+
+def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
+    """Return the command that scores four times the targets; without blocks there is more text alone."""
+    blocks = rows[0].target_tokens
+    if rows[0].protocol != "paired" or not blocks:
+        return "More text would narrow these: raise eval.tokens"
+    targets = max(cell.targets for line in lines for cell in line.cells.values())
+    return (
+        "4 times the targets would narrow these by up to half: "
+        f"pe-bench eval RUN... --targets {4 * targets // blocks}"
+    )
 
 
 def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iterator[str]:
