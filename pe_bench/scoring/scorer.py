@@ -53,6 +53,15 @@ class Unscored:
     reason: str
 
 
+def tokens_without_query(window: Window) -> int:
+    """Return how many tokens from the beginning of a window the last layer computes no query for.
+
+    It is all before the first target where few are scored: the reference serves few queries of many keys as
+    fast as any path.
+    """
+    return window.first if window.size - window.first <= window.size * MAX_SHARE_OF_QUERIES else 0
+
+
 class Scorer:
     """A model and the plans that it is to score; it keeps what later plans can take a beginning of."""
 
@@ -161,8 +170,7 @@ class Scorer:
         ids = model.encoding.ids(tokens_BT.to(device), train=False, generator=generator)
         fed_BT = with_donors(self.split, batch, tokens_BT) if plan.control == "swap" else tokens_BT
         first, count = batch[0].first, batch[0].targets
-        # The reference serves few queries of many keys as fast as any path.
-        skipped = first if plan.length - first <= plan.length * MAX_SHARE_OF_QUERIES else 0
+        skipped = tokens_without_query(batch[0])
         hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit, skipped)
         scored = hidden_BTD[:, first - skipped : first - skipped + count].flatten(0, 1)
         nll = token_nll(scored, model.output_weight, targets(self.split, batch).flatten().to(device))

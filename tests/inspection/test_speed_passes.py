@@ -63,9 +63,11 @@ def test_the_path_that_is_named_is_the_one_that_attention_took(name, kind, monke
 
     def recorded(*arguments):
         path = choose(*arguments)
+        _, q, position, *_ = arguments
 
         def run(*rest):
-            took[path.name] = None
+            if q.shape[-2] == len(position):  # not the last layer's few queries, which the reference serves
+                took[path.name] = None
             return path.run(*rest)
 
         return path._replace(run=run)
@@ -79,7 +81,7 @@ def test_the_path_that_is_named_is_the_one_that_attention_took(name, kind, monke
 
 
 def test_several_paths_of_one_model_are_joined(speed):
-    speed("swan")
+    speed("swan", "model.n_layers=3")  # of which the last has few queries in scoring
     assert "+" in written()[1]["path"] and "+" not in written()[0]["path"]
 
 
@@ -92,7 +94,9 @@ def test_operations_of_a_pass_are_those_of_its_tokens_and_targets():
     layer, keys = 4 * 16 * 16 + 3 * 16 * 24, (16 + 1) / 2
     token = 2 * 2 * layer + 2 * 2 * 2 * 16 * keys
     output = 2 * 16 * ByteTokenizer().vocab_size
-    assert ScoringPass(subject.config, (), 16, CPU).flops == 16 * token + 2 * output, "2 targets"
+    # In the last layer, the 13 tokens before the first of 2 targets have no query and no feedforward.
+    skipped = 13 * (2 * (2 * 16 * 16 + 3 * 16 * 24) + 2 * 2 * 16 * (13 + 1) / 2)
+    assert ScoringPass(subject.config, (), 16, CPU).flops == 16 * token - skipped + 2 * output, "2 targets"
     assert TrainingPass(subject.config, (), 16, CPU).flops == 4 * 16 * 3 * (token + output)
 
 

@@ -27,7 +27,7 @@ class RootBias(LayerEncoding):
 MISTAKEN = OWN.replace("sqrt()", "sqroot()")
 FAILS_LATER = OWN.replace(
     "        return",
-    """        if len(distance) > 20:
+    """        if distance.max() > 20:
             raise IndexError("too many\\nby far")
         return""",
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import nn
 
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, Split
@@ -17,9 +18,10 @@ from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.speed.limits import matrix_parameters, scoring_flops, training_flops
 from pe_bench.model.attention import choose
+from pe_bench.model.attention.paths import REFERENCE
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.scoring.protocols import paired_plan
-from pe_bench.scoring.scorer import Scorer
+from pe_bench.scoring.scorer import Scorer, tokens_without_query
 from pe_bench.scoring.targets import TargetBlocks
 from pe_bench.system.machine import resolve_precision
 from pe_bench.system.memory import retain_freed_memory
@@ -72,9 +74,12 @@ class ScoringPass(Pass):
         # Only the targets meet the output's matrix.
         self.flops = length * flops_of(scoring_flops, model, config, length, output=False)
         self.flops += targets * 2 * model.output_weight.numel()
+        skipped = tokens_without_query(self.plan.windows[0])
+        self.flops -= _flops_of_skipped_queries(model, config, skipped)
         self.scorer = Scorer(model, data.validation, device, config.eval, [self.plan], lambda *_: None)
         with torch.no_grad(), _casting(device, self.dtype):
-            self.path = path_of(model, config, 1, length, device, self.dtype, train=False)
+            layers = config.model.n_layers - (skipped > 0)
+            self.path = path_of(model, config, 1, length, device, self.dtype, train=False, layers=layers)
 
     def run(self) -> None:
         self.scorer.score(self.plan)
@@ -98,7 +103,8 @@ class TrainingPass(Pass):
         self.steps = 0
         part = endless.batch // endless.micro_batches
         with _casting(device, self.dtype):
-            self.path = path_of(model, config, part, length, device, self.dtype, train=True)
+            layers = config.model.n_layers
+            self.path = path_of(model, config, part, length, device, self.dtype, train=True, layers=layers)
 
     def run(self) -> None:
         self.trainer.step(self.steps, 0.0)
@@ -126,17 +132,31 @@ def path_of(
     device: torch.device,
     dtype: torch.dtype,
     train: bool,
+    layers: int,
 ) -> str:
-    """Name the path that attention chooses in each layer for queries like the pass's; + joins several.
+    """Name the paths that attention chooses in the first `layers`, for queries like the pass's.
 
-    Whether a gradient is wanted follows from the mode that this is called in.
+    In scoring the last layer has queries of the targets alone, which the reference serves. Whether a gradient
+    is wanted follows from the mode that this is called in.
     """
     tokens_BT = torch.zeros(batch, length, dtype=torch.long, device=device)
     ids = model.encoding.ids(tokens_BT, train=train, generator=torch.Generator().manual_seed(0))
     shape = (batch, config.model.n_heads, length, config.model.d_head)
     q_BHTK = torch.zeros((), dtype=dtype, device=device, requires_grad=train).expand(shape)
-    layers = [model.encoding.layer(number) for number in range(config.model.n_layers)]
-    return "+".join(dict.fromkeys(choose(layer, q_BHTK, ids).name for layer in layers))
+    encodings = [model.encoding.layer(number) for number in range(layers)]
+    names = dict.fromkeys(choose(encoding, q_BHTK, ids).name for encoding in encodings)
+    return "+".join(names) or REFERENCE.name
+
+
+def _flops_of_skipped_queries(model: Decoder, config: Config, skipped: int) -> float:
+    """Count the operations that the last layer saves for its first tokens: all but their keys and values."""
+    block = model.blocks[-1]
+    kept = {"attention.key", "attention.value"}
+    linear = [
+        part for name, part in block.named_modules() if isinstance(part, nn.Linear) and name not in kept
+    ]
+    parameters = sum(part.weight.numel() for part in linear)
+    return skipped * scoring_flops(parameters, 1, config.model.n_heads * config.model.d_head, skipped)
 
 
 def flops_of(
