@@ -29,7 +29,7 @@ PAGE = "page.html"
 COMMANDS = {
     PLAIN: ["report"],
     "report --all": ["report", "--all"],
-    "report --where": ["report", "--where", "train.lr>0.001"],
+    "report --where": ["report", "--where", "train.lr>0.0005"],
     "report --by": ["report", "--by", "train.lr"],
     "report --html": ["report", "--all", "--html", PAGE],
     "report --plot": ["report", "--plot", "curves.png"],
