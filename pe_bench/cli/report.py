@@ -13,10 +13,11 @@ from pe_bench.config.schema import Protocol
 from pe_bench.errors import require
 from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.tables.build import Report, Table, build_report, build_tables, run_tables
+from pe_bench.report.tables.build import build_report, build_tables, run_tables
 from pe_bench.report.tables.ranking import check_sort
 from pe_bench.report.tables.selection import Selection, parse_by
 from pe_bench.report.tables.swept import check_best
+from pe_bench.report.tables.table import Report, Table
 from pe_bench.report.text import show
 from pe_bench.runs.conditions import Condition, named_runs, parse_condition
 from pe_bench.runs.gather import require_results_folder, results_file, runs_folder

@@ -1,10 +1,10 @@
 """The text of a table's cells, the same for the terminal, Markdown, LaTeX and the page."""
 
 from pe_bench.report.tables.break_point import BreakPoint
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.ranking import memory_at
+from pe_bench.report.tables.table import Table
 
 MAX_PLAIN = 1e6  # bits per byte
 

@@ -10,9 +10,9 @@ from pe_bench.report.cell_text import (
     verdict_of,
 )
 from pe_bench.report.legend import legend
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
 
 
 def details_grid(table: Table) -> list[list[str]]:

@@ -25,9 +25,9 @@ from pe_bench.report.cell_text import (
 )
 from pe_bench.report.legend import legend
 from pe_bench.report.statistics import Interval
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
 from pe_bench.report.verdict_styles import STYLES
 
 UNLIMITED = 100_000  # columns, to measure a grid

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.report.cell_text import break_text
 from pe_bench.report.statistics import Interval
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
 from pe_bench.system.outside_text import csv_cell
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pe_bench.report.statistics import FAILURE
 from pe_bench.report.tables.ranking import memory_at
 
 if TYPE_CHECKING:
-    from pe_bench.report.tables.build import Table
     from pe_bench.report.tables.lines import Line
+    from pe_bench.report.tables.table import Table
 
 
 def legend(table: Table) -> list[str]:

@@ -27,7 +27,7 @@ from pe_bench.report.short import (
     works_to,
     works_to_text,
 )
-from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.table import Table
 from pe_bench.system.outside_text import latex, latex_comment, markdown
 
 BEST = "the lowest of each column is bold, which need not be better for sure"

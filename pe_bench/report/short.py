@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from pe_bench.report.statistics import Interval
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
 from pe_bench.runs.rows import HALF
 
 # After a number; whatever holds, or is the same as the baseline, has none.

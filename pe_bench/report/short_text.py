@@ -22,8 +22,8 @@ from pe_bench.report.short import (
     value_at,
     works_to,
 )
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
 from pe_bench.report.verdict_styles import STYLES
 
 WIDTH = 100  # columns at most, and in a pipe

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from pe_bench.report.details_text import render_details
 from pe_bench.report.short_text import WIDTH, render_short
-from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.table import Table
 from pe_bench.system.terminal import write_out
 
 ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more

@@ -22,7 +22,8 @@ from support.pictures import (
 from support.results import add_run
 
 from pe_bench.report.charts.figure import draw, plot_tables
-from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.build import build_tables
+from pe_bench.report.tables.table import Table
 
 
 def many(folder: Path, encodings: int, levels: Mapping[str, Mapping[int, float | None]]) -> list[Table]:

@@ -11,8 +11,9 @@ from support.results import ROW, add_run, edit_rows, file_of
 
 from pe_bench.report.export import to_frame
 from pe_bench.report.statistics import paired_interval
-from pe_bench.report.tables.build import Table, build_tables, run_tables
+from pe_bench.report.tables.build import build_tables, run_tables
 from pe_bench.report.tables.cells import ContextUse
+from pe_bench.report.tables.table import Table
 from pe_bench.report.text import show
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, segments_of

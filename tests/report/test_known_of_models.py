@@ -7,8 +7,9 @@ from rich.console import Console
 from support.results import add_run
 
 from pe_bench.report.export import to_frame
-from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
 from pe_bench.report.text import show
 
 

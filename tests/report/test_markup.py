@@ -11,8 +11,9 @@ from support.results import add_run
 
 from pe_bench.report.latex_width import TEXT_WIDTH, TYPES, WIDTHS
 from pe_bench.report.markup import to_latex, to_markdown
-from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.selection import Selection
+from pe_bench.report.tables.table import Table
 
 LENGTHS = (128, 192, 256, 512, 1024, 2048)
 LEVELS = {

@@ -17,8 +17,9 @@ from pe_bench.report.statistics import (
     judge_change,
     paired_interval,
 )
-from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.selection import Selection, parse_by
+from pe_bench.report.tables.table import Table
 from pe_bench.runs.conditions import Condition, parse_condition
 from pe_bench.runs.config_file import write_config
 from pe_bench.runs.rows import read_rows, write_rows

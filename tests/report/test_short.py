@@ -12,8 +12,10 @@ from support.results import add_run, edit_rows
 from pe_bench.config.groups import config_dir
 from pe_bench.report.html.page import describe_result
 from pe_bench.report.short import broken_name, short_lengths, without_middle, works_to
-from pe_bench.report.tables.build import QUICK_TOKENS, Table, build_report, build_tables, run_tables
+from pe_bench.report.tables.build import build_report, build_tables, run_tables
+from pe_bench.report.tables.grouping import QUICK_TOKENS
 from pe_bench.report.tables.selection import Selection
+from pe_bench.report.tables.table import Table
 from pe_bench.report.text import show
 from pe_bench.runs.conditions import parse_condition
 from pe_bench.runs.rows import read_rows

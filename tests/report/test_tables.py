@@ -22,9 +22,10 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.tables.break_point import find_break_point
-from pe_bench.report.tables.build import Table, build_tables, run_tables
+from pe_bench.report.tables.build import build_tables, run_tables
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.selection import Selection
+from pe_bench.report.tables.table import Table
 from pe_bench.report.text import show
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, save_scores

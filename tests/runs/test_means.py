@@ -8,7 +8,8 @@ import pytest
 from support.results import add_run, edit_rows, file_of
 
 from pe_bench.report.tables import differences
-from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.build import build_tables
+from pe_bench.report.tables.table import Table
 from pe_bench.runs.means import KeptMeans, keep_means, means_of
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import MEANS, delete_scores, load_scores, save_scores

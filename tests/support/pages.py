@@ -7,9 +7,10 @@ from support.results import add_run
 
 from pe_bench.report.statistics import Interval, judge_change
 from pe_bench.report.tables.break_point import BreakPoint
-from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.cells import Cell, ContextUse, Difference
 from pe_bench.report.tables.lines import Line, Position
+from pe_bench.report.tables.table import Table
 from pe_bench.runs.provenance import Dataset, Environment, RunRecord
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"

@@ -14,9 +14,10 @@ from matplotlib.transforms import Bbox
 from support.results import add_run
 
 from pe_bench.report.tables.break_point import find_break_point
-from pe_bench.report.tables.build import Table, build_tables
+from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.cells import ContextUse
 from pe_bench.report.tables.lines import Line, Position
+from pe_bench.report.tables.table import Table
 
 LENGTHS = (64, 128, 192, 256, 512)
 

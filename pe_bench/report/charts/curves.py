@@ -16,9 +16,9 @@ import numpy as np
 from pe_bench.plot.placing import keep_apart, spread_apart
 from pe_bench.plot.scale import Scale, scale_of_changes, scale_of_lengths, scale_of_levels
 from pe_bench.report.statistics import student_interval
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
 
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
 VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve

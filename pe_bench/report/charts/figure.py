@@ -11,7 +11,7 @@ from pe_bench.plot.style import WIDTH, styles_of
 from pe_bench.report.charts.curves import PlotValues, charts_of
 from pe_bench.report.charts.grid import Grid
 from pe_bench.report.charts.panel import Panel
-from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.table import Table
 
 MAX_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of its own
 BETWEEN = 0.45  # inches between two charts

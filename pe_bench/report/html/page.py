@@ -21,7 +21,7 @@ from pe_bench.report.html.table import (
 )
 from pe_bench.report.legend import legend
 from pe_bench.report.short import short_legend, short_title
-from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.table import Table
 from pe_bench.runs.provenance import RunRecord
 from pe_bench.system.outside_text import in_one_line, one_line
 

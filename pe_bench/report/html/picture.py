@@ -14,7 +14,7 @@ from pe_bench.report.cell_text import number_text
 from pe_bench.report.charts.curves import NO_VERDICT, Chart, Curve, Point
 from pe_bench.report.html.style import LineStyle
 from pe_bench.report.html.text import point_text
-from pe_bench.report.tables.build import Table
+from pe_bench.report.tables.table import Table
 
 WIDTH, HEIGHT, TALL = 800, 320, 480
 LEFT, RIGHT, TOP, BOTTOM = 80, 16, 36, 32

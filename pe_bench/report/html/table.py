@@ -24,10 +24,10 @@ from pe_bench.report.short import (
     value_at,
     works_to,
 )
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.ranking import largest_memory
+from pe_bench.report.tables.table import Table
 
 ANSWERS = ("yes", "unclear", "no")  # on the use of context, the best first
 

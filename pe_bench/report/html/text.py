@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from pe_bench.report.cell_text import number_text, verdict_of
 from pe_bench.report.statistics import Interval
-from pe_bench.report.tables.build import Table
 from pe_bench.report.tables.cells import Cell, ContextUse, Difference
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
 
 
 def signed(value: float) -> str:

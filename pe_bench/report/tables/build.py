@@ -1,116 +1,35 @@
-"""Which rows may stand together, and the tables of them.
+"""The tables of rows: read, selected, grouped, compared and ranked."""
 
-Rows of another setting (the model and how it was trained), data, tokenizer, training length,
-protocol, stride or precision of scores are another table: they are never averaged or ranked together.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.context_use import quarter_of
 from pe_bench.report.tables.differences import ScoreFiles
+from pe_bench.report.tables.grouping import (
+    describe_swept,
+    explain_separation,
+    group_positions,
+    group_rows,
+    groups_of_newest,
+    without_protocol,
+)
 from pe_bench.report.tables.lines import Line, make_line, members_of
 from pe_bench.report.tables.notes import make_notes
 from pe_bench.report.tables.ranking import ordered
 from pe_bench.report.tables.selection import EVERYTHING, RunKeys, Selection
 from pe_bench.report.tables.swept import differing_keys, keep_best
+from pe_bench.report.tables.table import Report, Table, TableKey
 from pe_bench.report.tables.target_sets import rank_sets
 from pe_bench.report.tables.verdicts import judge, with_baseline
 from pe_bench.runs.conditions import Condition
-from pe_bench.runs.find import finished_runs
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
-from pe_bench.runs.rows import HALF, POSITIONS, Row, read_rows
+from pe_bench.runs.rows import POSITIONS, Row, read_rows
 from pe_bench.system.outside_text import in_one_line
 from pe_bench.values import unknown
-
-QUICK_TOKENS = 20_480  # train.tokens of experiment=quick
-PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
-
-
-@dataclass(frozen=True)
-class TableKey:
-    """The values that all rows of a table have in common."""
-
-    model: str
-    data: str
-    data_hash: str
-    tokenizer: str
-    train_length: int
-    steps: int  # 0 where lines differ in them
-    setting: str
-    protocol: str
-    stride_rule: str  # half or a number, of the sliding protocol
-    score_dtype: str
-    model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
-
-    @property
-    def sort_key(self) -> tuple[object, ...]:
-        last = ("protocol", "stride_rule", "score_dtype")
-        values = [value for name, value in vars(self).items() if name not in last]
-        protocol, stride = (
-            PROTOCOLS.get(self.protocol, 3),
-            int(self.stride_rule) if self.stride_rule.isdecimal() else 0,
-        )
-        return (*values, protocol, stride, self.score_dtype != "float32", self.score_dtype)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Encodings that may be compared, the best first.
-
-    ranked_at: the length whose levels rank the lines, None where they are in another order. why: why this
-    is not the only table, empty where it is. notes: whole lines to read below it; caveats: those of them that
-    the short form has too.
-    """
-
-    key: TableKey
-    lengths: tuple[int, ...]
-    lines: tuple[Line, ...]
-    ranked_at: int | None
-    why: str
-    notes: tuple[str, ...]
-    caveats: tuple[str, ...] = ()
-    baseline: str = ""  # the label of the line that the others are compared with
-    asked: tuple[
-        int, ...
-    ] = ()  # lengths that the user named, and that the short form shows before all others
-    margin: float = MARGIN  # bits per byte, of the verdicts
-
-    @property
-    def title(self) -> str:
-        return ", ".join(self.title_parts)
-
-    @property
-    def title_parts(self) -> tuple[str, str]:
-        """Return the title in two parts: model and data, and how it was trained and scored."""
-        key = self.key
-        steps = f" for {key.steps} steps" if key.steps else ""
-        rule = "half the length" if key.stride_rule == HALF else key.stride_rule
-        stride = f", stride {rule}" if rule else ""
-        coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
-        sizes = f" with {key.model_sizes}" if key.model_sizes else ""
-        return (
-            f"{key.model} model{sizes}, data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}",
-            f"trained at length {key.train_length}{steps}, {key.protocol} protocol{stride}{coarse}",
-        )
-
-
-@dataclass(frozen=True)
-class Report:
-    """Tables to show.
-
-    others: how many more there are. folder_of: what was read of a run, by its name. problems: what is left
-    out, and what is not known of a run; the notes of the last table have them too.
-    """
-
-    tables: list[Table]
-    others: int
-    folder_of: Callable[[str], RunFolder]
-    problems: tuple[str, ...] = ()
 
 
 def build_tables(
@@ -159,8 +78,8 @@ def build_report(
     if selection.best is not None:
         rows, note = keep_best(rows, keys, selection.best)
         problems.append(note)
-    groups = _groups_of(rows, keys, selection.varying)
-    shown = _with_newest(groups, results_dir) if newest_only else groups
+    groups = group_rows(rows, keys, selection.varying)
+    shown = groups_of_newest(groups, results_dir) if newest_only else groups
     tables = _tables(shown, rows, ScoreFiles(folder_of), keys, selection)
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
@@ -185,7 +104,7 @@ def run_tables(
     rows += _quarters(run, rows)
     folder = RunFolder(run)
     keys = RunKeys(lambda name: folder)
-    groups = _groups_of(rows, keys, selection.by)
+    groups = group_rows(rows, keys, selection.by)
     tables = _tables(groups, rows, ScoreFiles(lambda name: folder), keys, selection)
     return [replace(table, asked=tuple(asked)) for table in tables]
 
@@ -201,21 +120,6 @@ def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
         and (row.target_hash, row.score_dtype) in sets
         and row.key not in known
     ]
-
-
-def _key_of(row: Row, keys: RunKeys, by: Sequence[str]) -> TableKey:
-    return TableKey(
-        row.model,
-        row.data,
-        row.data_hash,
-        row.tokenizer,
-        row.train_length,
-        row.steps,
-        keys.setting_without(row, by),
-        row.protocol,
-        row.stride_rule,
-        row.score_dtype,
-    )
 
 
 def _rows_of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
@@ -264,36 +168,6 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
         )
 
 
-def _groups_of(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[TableKey, list[Row]]:
-    """Return the rows of each table, without those of positions; the tables of quick runs are last."""
-    groups: dict[TableKey, list[Row]] = {}
-    for row in rows:
-        if row.protocol != POSITIONS:
-            groups.setdefault(_key_of(row, keys, by), []).append(row)
-    groups = _without_steps(groups, by)
-    sized = {
-        replace(group, model_sizes=keys.model_sizes(found, by)): found for group, found in groups.items()
-    }
-    return dict(sorted(sized.items(), key=lambda item: (all(map(is_quick, item[1])), item[0].sort_key)))
-
-
-def is_quick(row: Row) -> bool:
-    """Return whether a run was trained no longer than experiment=quick, whose scores mean nothing."""
-    return row.train_tokens <= QUICK_TOKENS
-
-
-def _with_newest(groups: Mapping[TableKey, list[Row]], results_dir: Path) -> dict[TableKey, list[Row]]:
-    """Return the groups of the run that was finished last, quick ones counting as the oldest."""
-    finished = {run.name: place for place, run in enumerate(finished_runs(results_dir))}
-    rows = [row for found in groups.values() for row in found]
-    newest = max(rows, key=lambda row: (not is_quick(row), finished.get(row.run, -1)), default=None)
-    return {
-        group: found
-        for group, found in groups.items()
-        if newest is not None and any(row.run == newest.run for row in found)
-    }
-
-
 def _tables(
     groups: Mapping[TableKey, list[Row]],
     rows: Sequence[Row],
@@ -305,62 +179,19 @@ def _tables(
 
     Whatever its text says stands on one line, because a run may be a stranger's.
     """
-    positions: dict[TableKey, list[Row]] = {}
-    for row in rows:
-        if row.protocol == POSITIONS:
-            positions.setdefault(_key_of(row, keys, selection.varying), []).append(row)
-    positions = _without_steps(positions, selection.varying)
-    tables = []
-    for group, found in groups.items():
-        own_positions = positions.get(replace(group, protocol=POSITIONS, stride_rule="", model_sizes=""), [])
-        tables.append(_table(group, found, own_positions, files, keys, selection))
+    positions = group_positions(rows, keys, selection.varying)
+    tables = [
+        _table(group, found, positions.get(without_protocol(group), []), files, keys, selection)
+        for group, found in groups.items()
+    ]
     shown = list(groups)
     swept = differing_keys(groups.values(), keys) if len(groups) > 1 else []
-    settings = [_setting_words(found, swept, keys) for found in groups.values()]
+    settings = [describe_swept(found, swept, keys) for found in groups.values()]
     tables = [
-        replace(table, why=_why(place, shown, settings[place], swept)) for place, table in enumerate(tables)
+        replace(table, why=explain_separation(place, shown, settings[place], swept))
+        for place, table in enumerate(tables)
     ]
     return in_one_line(tables)
-
-
-def _setting_words(rows: Sequence[Row], swept: Sequence[str], keys: RunKeys) -> list[str]:
-    """Return the swept keys with their values in one table, such as `train.lr (here 0.001)`."""
-    return [
-        f"{key} (here {', '.join(dict.fromkeys(str(keys.value(row, key)) for row in rows))})" for key in swept
-    ]
-
-
-def _why(index: int, groups: Sequence[TableKey], settings: Sequence[str], swept: Sequence[str]) -> str:
-    """Return which of the groups' values differ; the setting only where nothing else tells them apart."""
-    if len(groups) == 1:
-        return ""
-    names = [name for name in vars(groups[index]) if name != "setting"]
-    values = {name: {getattr(group, name) for group in groups} for name in names}
-    values["stride_rule"].discard("")  # of the other protocols
-    differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
-    together = ""
-    visible = {tuple(getattr(group, name) for name in names) for group in groups}
-    if len(visible) < len(groups):
-        unnamed = f"training settings (here {groups[index].setting[:8]}; see the runs' config.yaml)"
-        differing += settings or [unnamed]
-        if swept:
-            together = f"; lines of one table: pe-bench report --by {','.join(swept)}"
-        if len(swept) == 1 and swept[0].startswith("train."):
-            together += f"; the best of each encoding: pe-bench report --best {swept[0]}"
-    return (
-        f"table {index + 1} of {len(groups)}: they differ in {', '.join(differing)}, "
-        f"and such rows are never averaged or ranked together{together}"
-    )
-
-
-def _without_steps(groups: Mapping[TableKey, list[Row]], by: Sequence[str]) -> dict[TableKey, list[Row]]:
-    """Return groups that differ in their number of steps alone as one, where that sets lines apart."""
-    if not {"train.steps", "train.tokens"}.intersection(by):
-        return dict(groups)
-    together: dict[TableKey, list[Row]] = {}
-    for group, rows in groups.items():
-        together.setdefault(replace(group, steps=0), []).extend(rows)
-    return together
 
 
 def _table(

@@ -1,0 +1,93 @@
+"""A table of encodings that may be compared, and a report of several."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pe_bench.report.statistics import MARGIN
+from pe_bench.report.tables.lines import Line
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.rows import HALF
+
+PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
+
+
+@dataclass(frozen=True)
+class TableKey:
+    """The values that all rows of a table have in common."""
+
+    model: str
+    data: str
+    data_hash: str
+    tokenizer: str
+    train_length: int
+    steps: int  # 0 where lines differ in them
+    setting: str
+    protocol: str
+    stride_rule: str  # half or a number, of the sliding protocol
+    score_dtype: str
+    model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        last = ("protocol", "stride_rule", "score_dtype")
+        values = [value for name, value in vars(self).items() if name not in last]
+        protocol, stride = (
+            PROTOCOLS.get(self.protocol, 3),
+            int(self.stride_rule) if self.stride_rule.isdecimal() else 0,
+        )
+        return (*values, protocol, stride, self.score_dtype != "float32", self.score_dtype)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Encodings that may be compared, the best first.
+
+    ranked_at: the length whose levels rank the lines, None where they are in another order. why: why this
+    is not the only table, empty where it is. notes: whole lines to read below it; caveats: those of them that
+    the short form has too.
+    """
+
+    key: TableKey
+    lengths: tuple[int, ...]
+    lines: tuple[Line, ...]
+    ranked_at: int | None
+    why: str
+    notes: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
+    baseline: str = ""  # the label of the line that the others are compared with
+    asked: tuple[
+        int, ...
+    ] = ()  # lengths that the user named, and that the short form shows before all others
+    margin: float = MARGIN  # bits per byte, of the verdicts
+
+    @property
+    def title(self) -> str:
+        return ", ".join(self.title_parts)
+
+    @property
+    def title_parts(self) -> tuple[str, str]:
+        """Return the title in two parts: model and data, and how it was trained and scored."""
+        key = self.key
+        steps = f" for {key.steps} steps" if key.steps else ""
+        rule = "half the length" if key.stride_rule == HALF else key.stride_rule
+        stride = f", stride {rule}" if rule else ""
+        coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
+        sizes = f" with {key.model_sizes}" if key.model_sizes else ""
+        return (
+            f"{key.model} model{sizes}, data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}",
+            f"trained at length {key.train_length}{steps}, {key.protocol} protocol{stride}{coarse}",
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables to show.
+
+    others: how many more there are. folder_of: what was read of a run, by its name. problems: what is left
+    out, and what is not known of a run; the notes of the last table have them too.
+    """
+
+    tables: list[Table]
+    others: int
+    folder_of: Callable[[str], RunFolder]
+    problems: tuple[str, ...] = ()
