@@ -123,7 +123,7 @@ def _empty_row(run: Path, config: Config, setting: str, targets: int) -> Row:
         bits_per_byte=None,
         context_mean=120.5,
         targets=targets,
-        target_tokens=16,
+        target_tokens=config.eval.resolved_target_tokens(config.train.length),
         documents=DOCUMENTS,
         target_hash=TARGET_HASH,
         data=config.data.name,

@@ -136,7 +136,10 @@ MaxLength = Annotated[
     ),
 ]
 
-Targets = Annotated[int | None, typer.Option(help="Target blocks at each length (paired).", **Count)]
+Targets = Annotated[
+    int | None,
+    typer.Option(help="Target blocks at each length (paired). Only new blocks are scored.", **Count),
+]
 
 Stride = Annotated[
     int | None,

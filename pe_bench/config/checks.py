@@ -14,6 +14,7 @@ from typing import Any
 from pe_bench.config.override import parse_override
 from pe_bench.config.schema import (
     FAILURE,
+    MIN_PAIRED_LENGTH,
     Config,
     DataConfig,
     EvalConfig,
@@ -238,29 +239,15 @@ def _check_eval(evaluation: EvalConfig, train_length: int) -> None:
     require(evaluation.lengths != [], "eval.lengths is empty: name lengths, or null for the default ones")
     for length in evaluation.lengths or []:
         require(length > 0, f"eval.lengths must be positive whole numbers, and {length} is not")
-    if evaluation.protocol == "paired":
-        _check_blocks(evaluation, train_length)
+    shortest = min(evaluation.resolved_lengths(train_length))
+    require(
+        evaluation.protocol != "paired" or shortest >= MIN_PAIRED_LENGTH,
+        f"length {shortest} is too short for eval.protocol=paired: choose {MIN_PAIRED_LENGTH} tokens or more",
+    )
     require(
         evaluation.controls != "all" or evaluation.protocol == "paired",
         f"eval.controls=all has no effect with eval.protocol={evaluation.protocol}: "
         "remove it, or set eval.protocol=paired",
-    )
-
-
-def _check_blocks(evaluation: EvalConfig, train_length: int) -> None:
-    shortest = min(evaluation.resolved_lengths(train_length))
-    block = evaluation.resolved_target_tokens(train_length)
-    if shortest < 2 * block:
-        way_out = f", or set eval.target_tokens={shortest // 2}" if shortest > 1 else ""
-        raise UserError(
-            f"length {shortest} is too short for target blocks of {block} tokens (at least {2 * block}): "
-            f"score longer lengths{way_out}"
-        )
-    longest = evaluation.resolved_max_length(train_length)
-    require(
-        longest >= block,
-        f"eval.max_length={longest} is less than the {block} tokens of a target block: "
-        f"set eval.max_length={train_length} or more, or a smaller eval.target_tokens",
     )
 
 

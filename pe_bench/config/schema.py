@@ -17,7 +17,9 @@ OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
-DEFAULT_LENGTHS = (0.25, 0.5, 1, 1.5, 2, 4, 8, 16)  # times the training length
+MIN_PAIRED_LENGTH = 2  # tokens: a target and one that it sees
+MAX_DEFAULT_BLOCK = 128
+DEFAULT_LENGTHS = (0.25, 0.5, 1, 1 + 1 / 32, 1.125, 1.25, 1.5, 2, 4, 8, 16)  # times the training length
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class EvalConfig:
     lengths: list[int] | None = None
     max_length: int | None = None
     protocol: Protocol = "paired"
-    targets: int = 192
+    targets: int = 128
     target_tokens: int | None = None
     stride: int | None = None
     controls: Controls = "auto"
@@ -106,7 +108,7 @@ class EvalConfig:
 
         Of the default ones those that are too short to score are left out.
         """
-        shortest = 2 * self.resolved_target_tokens(train_length) if self.protocol == "paired" else 1
+        shortest = MIN_PAIRED_LENGTH if self.protocol == "paired" else 1
         usual = [round(times * train_length) for times in DEFAULT_LENGTHS]
         chosen = self.lengths or [length for length in usual if length >= shortest]
         return sorted({*chosen, train_length})
@@ -115,7 +117,8 @@ class EvalConfig:
         return self.max_length or 16 * train_length
 
     def resolved_target_tokens(self, train_length: int) -> int:
-        return self.target_tokens or max(1, min(32, train_length // 8))
+        """The tokens in a target block: by default a power of two, which has parts for every length."""
+        return self.target_tokens or 1 << min(MAX_DEFAULT_BLOCK, train_length).bit_length() - 1
 
 
 @dataclass(frozen=True)

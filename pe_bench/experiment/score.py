@@ -131,8 +131,7 @@ def describe_failures(rows: Sequence[Row]) -> str:
 
 
 def report_shortages(job: Job) -> None:
-    config = job.setup.config
-    for line in shortages(config, config.eval, job.plans):
+    for line in shortages(job.setup.config.eval, job.plans):
         say(line)
 
 

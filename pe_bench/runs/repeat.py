@@ -22,7 +22,7 @@ from pe_bench.runs.rows import Row
 
 # The key of each group that says which of its files was chosen.
 NAME_IN_GROUP = {"model": "name", "data": "name", "tokenizer": "kind"}
-LENGTHS_FOLLOW = ("lengths", "protocol", "target_tokens")  # of eval, what its lengths follow from
+LENGTHS_FOLLOW = ("lengths", "protocol")  # of eval, what its lengths follow from
 NOT_OPTIONS = ("code_sha256", "derived", "modifiers")
 GROUP_FILE = re.compile(r"\w+/\w+", re.ASCII)  # a run's configuration may be a stranger's, and name any path
 INTERPOLATION = "${"

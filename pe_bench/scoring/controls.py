@@ -9,13 +9,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.base import PositionalEncoding, Side
-from pe_bench.scoring.protocols import Plan, paired_plan
-from pe_bench.scoring.targets import TargetBlocks
+from pe_bench.scoring.protocols import Plan, paired_plan, parts_before_the_end
+from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
 DEFAULT_TIMES = (2, 16)  # the training length: where context should begin to help, and where most is asked
 
@@ -37,7 +36,9 @@ def controlled_lengths(
     Where none of these is scored, it is the longest. A control needs a token that is further than the
     training length before the first target.
     """
-    possible = [length for length in lengths if length > train_length + target_tokens]
+    possible = [
+        length for length in lengths if length - tokens_in_a_part(target_tokens, length) > train_length
+    ]
     if evaluation.controls == "all" or not possible:
         return possible
     if evaluation.controls == "none":
@@ -52,39 +53,25 @@ def window_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan
 
 def swap_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
     plan = paired_plan(blocks, length)
-    foreign = length - blocks.target_tokens - train_length
+    size = plan.windows[0].targets
+    before = parts_before_the_end(blocks.target_tokens, size)
+    donors = [
+        (int(document), int(end) - after - length)
+        for document, end in zip(blocks.donor_document, blocks.donor_end, strict=True)
+        for after in before
+    ]
     windows = [
-        replace(
-            window,
-            donor=int(blocks.document[donor]),
-            donor_start=int(blocks.end[donor]) - length,
-            foreign=foreign,
-        )
-        for window, donor in zip(plan.windows, donors(blocks), strict=True)
+        replace(window, donor=document, donor_start=start, foreign=length - size - train_length)
+        for window, (document, start) in zip(plan.windows, donors, strict=True)
     ]
     return replace(plan, windows=windows, control="swap")
-
-
-def donors(blocks: TargetBlocks) -> np.ndarray:
-    """Return for each block another document's block, int64 [blocks], which only the set of targets decides.
-
-    The k-th block of a document takes the far context of the k-th of the next document, in the order
-    in which the documents were dealt.
-    """
-    documents, first, counts = np.unique(blocks.document, return_index=True, return_counts=True)
-    order = np.argsort(first)
-    first, counts = first[order], counts[order]
-    following = np.roll(np.arange(len(documents)), -1)
-    return np.concatenate(
-        [first[n] + np.arange(count) % counts[n] for n, count in zip(following, counts, strict=True)]
-    )
 
 
 def why_not(plan: Plan, encoding: PositionalEncoding, n_layers: int) -> tuple[str, str] | None:
     """Return the status and the reason of a control that would say nothing; None for one to score."""
     if plan.control == "window" and is_windowed(encoding, n_layers, plan.length):
         return "undefined", "the encoding is windowed itself"
-    if plan.control == "swap" and plan.documents == 1:
+    if plan.control == "swap" and any(window.donor == window.document for window in plan.windows):
         return "too_few_documents", "all targets are of one document, and there is no other to swap with"
     return None
 

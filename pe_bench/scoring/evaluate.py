@@ -14,6 +14,7 @@ from pe_bench.runs.rows import KEY, Row, read_rows, write_rows
 from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_file
 from pe_bench.runs.setup import Setup
 from pe_bench.scoring.controls import remark
+from pe_bench.scoring.extend import known_scores
 from pe_bench.scoring.protocols import (
     Plan,
     target_bytes,
@@ -40,8 +41,9 @@ class TrainedModel:
 def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
-    After each length its scores and its row are on the disk. A length that the encoding cannot
-    reach, or at which a user's own code fails, is a row with its status and reason, and the others go on.
+    Of a set of target blocks, those that the run has scored in another set are not scored again. After each
+    length its scores and its row are on the disk. A length that the encoding cannot reach, or at which a
+    user's own code fails, is a row with its status and reason, and the others go on.
     """
     setup = trained.setup
     path = setup.run / "eval.csv"
@@ -54,10 +56,16 @@ def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: ScoreWatcher) 
         if not _is_scored(setup.run, kept.get(row.key))
     }
     todo = list(missing.values())
-    split, todo_plans = trained.data.validation, [plan for _, plan in todo]
+    known = [known_scores(setup.run, plan, row, kept.values()) for row, plan in todo]
+    todo_plans = [
+        plan if part is None else part.missing(plan) for (_, plan), part in zip(todo, known, strict=True)
+    ]
+    split = trained.data.validation
     scorer = Scorer(trained.model, split, setup.device, setup.config.eval, todo_plans, watch)
     for place, found in scorer.scores():
-        row, plan = todo[place]
+        (row, plan), part = todo[place], known[place]
+        if part is not None and isinstance(found, Scored):
+            found = replace(found, nll=part.joined(found.nll))
         kept[row.key] = _with_scores(trained, plan, row, found)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
     keep_means(setup.run, kept.values())

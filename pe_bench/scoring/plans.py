@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+import numpy as np
+
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
 from pe_bench.runs.rows import HALF, POSITIONS
@@ -15,7 +17,7 @@ from pe_bench.scoring.protocols import (
     paired_plan,
     sliding_plan,
 )
-from pe_bench.scoring.targets import scored_documents, target_blocks
+from pe_bench.scoring.targets import scored_documents, target_blocks, tokens_needed
 
 
 def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
@@ -45,21 +47,15 @@ def count_parts(plans: Sequence[Plan]) -> int:
     return len(plans) - max(0, ranges - 1)
 
 
-def shortages(config: Config, evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:
+def shortages(evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:
     """Return a line for each set of target blocks that is smaller than was asked for."""
-    longest = max(config.train.length, evaluation.resolved_max_length(config.train.length))
-    reached: dict[str, int] = {}
-    blocks: dict[str, Plan] = {}
-    for plan in plans:
-        if plan.protocol == "paired" and len(plan.windows) < evaluation.targets:
-            reach = max(plan.length, longest)
-            reached[plan.target_hash] = max(reach, reached.get(plan.target_hash, 0))
-            blocks[plan.target_hash] = plan
-    # A set of longer lengths has a row of the training length too: its longest says what documents reach.
+    sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
     return [
-        f"too few documents: {plan.documents} reach {reached[target_hash]} tokens, with room for "
-        f"{len(plan.windows)} of eval.targets={evaluation.targets} target blocks; those are scored"
-        for target_hash, plan in blocks.items()
+        f"too few documents: {len(np.unique(blocks.document))} reach the "
+        f"{tokens_needed(blocks.max_length, blocks.target_tokens)} tokens of a target block and its context, "
+        f"with room for {len(blocks)} of eval.targets={evaluation.targets} target blocks; those are scored"
+        for blocks in sets.values()
+        if len(blocks) < evaluation.targets
     ]
 
 

@@ -1,7 +1,7 @@
 """The protocols: the windows that each feeds, and which of their targets are scored.
 
-- `paired`: every length scores the very same target blocks; the `length` tokens that end with a
-  block are fed, so that target k of T sees length - T + k tokens.
+- `paired`: every length scores the very same target blocks, in parts of at most an eighth of the length; the
+  `length` tokens that end with a part are fed, so that target k of T sees length - T + k tokens.
 - `nonoverlapping`: the beginnings of documents are cut into windows of `length`, and every next token is
   scored.
 - `sliding`: windows of `length` advance by a stride, and only their new tokens are scored.
@@ -9,14 +9,14 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.scoring.targets import ScoredText, TargetBlocks
+from pe_bench.scoring.targets import ScoredText, TargetBlocks, tokens_in_a_part
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Window:
 class Plan:
     """Everything that one length scores.
 
-    limit: every layer's attention is limited to so many tokens, for the control `window`.
+    limit: every layer's attention is limited to so many tokens, for the control `window`. blocks: the set of
+    the paired protocol.
     """
 
     protocol: str
@@ -52,6 +53,7 @@ class Plan:
     stride_rule: str = ""  # half of each length, or the number that eval.stride gives
     control: str = "none"
     limit: int | None = None
+    blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)  # `target_hash` is theirs
 
     @property
     def context_mean(self) -> float:
@@ -62,7 +64,7 @@ class Plan:
     @property
     def target_tokens(self) -> int | None:
         """Return the size of a target block; None under the protocols that have none."""
-        return self.windows[0].targets if self.protocol == "paired" else None
+        return None if self.blocks is None else self.blocks.target_tokens
 
     @property
     def documents(self) -> int:
@@ -70,12 +72,19 @@ class Plan:
 
 
 def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
-    size = blocks.target_tokens
+    """Return windows that each score a part of a block, as large as the length allows."""
+    size = tokens_in_a_part(blocks.target_tokens, length)
     windows = [
-        Window(int(document), int(end) - length, length, length - size - 1, size)
+        Window(int(document), int(end) - before - length, length, length - size - 1, size)
         for document, end in zip(blocks.document, blocks.end, strict=True)
+        for before in parts_before_the_end(blocks.target_tokens, size)
     ]
-    return Plan("paired", length, windows, blocks.hash)
+    return Plan("paired", length, windows, blocks.hash, blocks=blocks)
+
+
+def parts_before_the_end(target_tokens: int, size: int) -> range:
+    """Return how many tokens of a block follow each of its parts, in the order of the text."""
+    return range(target_tokens - size, -1, -size)
 
 
 def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:

@@ -111,7 +111,7 @@ class Scorer:
         if not self._shares(plan):
             with PeakMemory(self.device) as peak:
                 nll = self._run(plan, self._progress_of(plan))
-            return Scored(nll, peak.mb)
+            return Scored(nll, peak.mb if plan.windows else None)
         missing = [window for window in plan.windows if len(self._known(window)) < window.size]
         with PeakMemory(self.device) as peak:
             self._run_from_start(replace(plan, windows=missing))
@@ -152,7 +152,7 @@ class Scorer:
     @torch.no_grad()
     def _run(self, plan: Plan, show: Callable[[float], None]) -> np.ndarray:
         dtype = getattr(torch, self.evaluation.precision)
-        found, done = [], 0
+        found, done = [np.empty(0, np.float32)], 0
         with flush_denormals(), torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 show(done / len(plan.windows))

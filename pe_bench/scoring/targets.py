@@ -1,47 +1,107 @@
-"""The tokens that are scored: the same at every context length, a pure function of data and seed."""
+"""The tokens that are scored: the same at every context length, a pure function of data and seed.
+
+Blocks of tokens lie in places that each document decides, and are visited in a fixed order: a smaller set of
+blocks is part of every larger one.
+"""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 import numpy as np
 
 from pe_bench.data.packed import Split
 from pe_bench.errors import UserError
 
+PART = 8  # a window scores at most its length / PART tokens, so that they see nearly the same
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class TargetBlocks:
     """A set of blocks: the `target_tokens` tokens before `end[b]` in `document[b]`, int64 [blocks].
 
-    `hash` stands for the text, the places and the longest context: equal hashes, equal targets.
+    turn: when each was dealt, from 0; the first n in turn are the set of n blocks. donor_document, donor_end:
+    for each a block of another document, of its own where there is no other. data_hash, max_length: of the
+    text, and the longest context that a block's document has room for. largest: the set of all blocks that
+    the text has room for; None for that set itself.
     """
 
     document: np.ndarray
     end: np.ndarray
+    turn: np.ndarray
+    donor_document: np.ndarray
+    donor_end: np.ndarray
     max_length: int
     target_tokens: int
-    hash: str
+    data_hash: str
+    largest: "TargetBlocks | None" = None
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    @cached_property
+    def hash(self) -> str:
+        """Return a hash of the text, the places and the longest context: equal hashes, equal targets."""
+        hasher = hashlib.sha256(repr((self.data_hash, self.max_length, self.target_tokens)).encode())
+        hasher.update(self.document.astype("<i8").tobytes() + self.end.astype("<i8").tobytes())
+        return hasher.hexdigest()[:16]
+
+    def first(self, count: int) -> "TargetBlocks":
+        """Return the set of the first `count` blocks, or of all that there are."""
+        largest = self.largest or self
+        kept = largest.turn < count
+        names = ("document", "end", "turn", "donor_document", "donor_end")
+        found = {name: getattr(largest, name)[kept] for name in names}
+        return replace(largest, **found, largest=largest)
+
+
+def tokens_in_a_part(target_tokens: int, length: int) -> int:
+    """Return how many tokens of a block a window of this length scores: the largest divisor that it may."""
+    return max(divisor for divisor in _divisors(target_tokens) if divisor <= max(1, length // PART))
+
+
+def tokens_needed(max_length: int, target_tokens: int) -> int:
+    """Return how many tokens that end with a block its windows need, at any length up to the longest."""
+    # Windows begin furthest back at the longest length, or just below a length at which parts grow.
+    lengths = [max_length, *(PART * size - 1 for size in _divisors(target_tokens))]
+    reached = [length - tokens_in_a_part(target_tokens, length) for length in lengths if length <= max_length]
+    return target_tokens + max(reached)
+
+
+@cache
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def target_blocks(
     split: Split, max_length: int, target_tokens: int, count: int, seed: int, data_hash: str
 ) -> TargetBlocks:
-    """Choose at most `count` blocks, each with `max_length` tokens that end with it in its document.
+    """Choose at most `count` blocks, each with room for windows of up to `max_length` tokens in its document.
 
-    They are dealt round-robin over the documents, evenly spaced in each, and never overlap. Raise
+    They are dealt round-robin over the documents, spread out in each, and never overlap. Raise
     `UserError` when no document is long enough.
     """
-    order = _eligible(split, max_length, seed)
-    room = split.lengths[order] - max_length
-    shares = _deal(room // target_tokens + 1, count)
-    ends = [
-        max_length + _evenly_spaced(int(space), int(share), target_tokens)
-        for space, share in zip(room, shares, strict=True)
-    ]
-    document, end = np.repeat(order, shares), np.concatenate(ends)
-    hasher = hashlib.sha256(repr((data_hash, max_length, target_tokens)).encode())
-    hasher.update(document.astype("<i8").tobytes() + end.astype("<i8").tobytes())
-    return TargetBlocks(document, end, max_length, target_tokens, hasher.hexdigest()[:16])
+    needed = tokens_needed(max_length, target_tokens)
+    order = _eligible(split, needed, seed)
+    places = [_places(int(room), target_tokens) for room in split.lengths[order] - needed]
+    sizes = np.array([len(found) for found in places])
+    starts, ends = np.cumsum(sizes) - sizes, np.concatenate(places) + needed
+    dealt = np.repeat(np.arange(len(order)), sizes)
+    round_ = np.arange(len(dealt)) - starts[dealt]
+    turn = np.empty_like(dealt)
+    turn[np.lexsort((dealt, round_))] = np.arange(len(dealt))
+    donor = (dealt + 1) % len(order)  # the next document
+    found = {
+        "document": order[dealt],
+        "end": ends,
+        "turn": turn,
+        "donor_document": order[donor],
+        "donor_end": ends[starts[donor] + round_ % sizes[donor]],
+    }
+    in_text = np.lexsort((ends, dealt))
+    arrays = {name: values[in_text].astype(np.int64) for name, values in found.items()}
+    largest = TargetBlocks(**arrays, max_length=max_length, target_tokens=target_tokens, data_hash=data_hash)
+    return largest.first(count)
 
 
 @dataclass(frozen=True)
@@ -81,17 +141,6 @@ def _eligible(split: Split, length: int, seed: int) -> np.ndarray:
     return np.array(sorted(np.flatnonzero(lengths >= length).tolist(), key=place), np.int64)
 
 
-def _deal(capacities: np.ndarray, count: int) -> np.ndarray:
-    """Return how many of `count` each gets, int64 [documents], when they are dealt one by one in rounds."""
-    shares = np.zeros_like(capacities)
-    left = count
-    while left and (shares < capacities).any():
-        served = np.flatnonzero(shares < capacities)[:left]
-        shares[served] += 1
-        left -= len(served)
-    return shares
-
-
 def _pour(room: np.ndarray, amount: int) -> np.ndarray:
     """Return how much of `amount` each gets, int64 [documents]: the same, or all that it has room for."""
     shares = np.zeros(len(room), np.int64)
@@ -101,8 +150,17 @@ def _pour(room: np.ndarray, amount: int) -> np.ndarray:
     return shares
 
 
-def _evenly_spaced(space: int, count: int, gap: int) -> np.ndarray:
-    """Return `count` whole numbers from 0 to `space`, at least `gap` apart, centred: int64 [count]."""
-    step = max(gap, space / max(1, count))
-    margin = (space - step * (count - 1)) / 2
-    return np.floor(margin + step * np.arange(count)).astype(np.int64)
+def _places(room: int, gap: int) -> np.ndarray:
+    """Return whole numbers from 0 to `room`, `gap` or more apart, int64 [places].
+
+    As many as fit, evenly spaced, in an order whose beginnings are spread out too: that of reversed bits
+    (van der Corput, 1935), from the middle on.
+    """
+    count = room // gap + 1
+    spaced = np.linspace(0, room, count).astype(np.int64) if count > 1 else np.array([room // 2])
+    bits = (count - 1).bit_length()
+    numbers = np.arange(1 << bits)
+    mirrored = np.zeros_like(numbers)
+    for bit in range(bits):
+        mirrored |= (numbers >> bit & 1) << (bits - 1 - bit)
+    return spaced[(mirrored[mirrored < count] + count // 2) % count]

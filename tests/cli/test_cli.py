@@ -151,7 +151,7 @@ def test_an_argument_that_nothing_would_obey_is_refused_before_anything_is_writt
 
 
 def test_a_run_is_scored_under_another_protocol_than_the_one_its_arguments_were_for(train, command, folder):
-    assert train("encoding=nope", "eval.targets=192", "eval.protocol=sliding", "eval.stride=4").code == 0
+    assert train("encoding=nope", "eval.targets=128", "eval.protocol=sliding", "eval.stride=4").code == 0
     outcome = command(
         "eval", "--protocol", "paired", "--targets", "4", "--results-dir", str(folder / "results")
     )

@@ -137,9 +137,8 @@ def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
         ("train.warmup_steps=-1", "must not be negative, and is -1"),
         ("train.weight_decay=-1", "must not be negative, and is -1"),
         ("eval.lengths=[]", "eval.lengths is empty"),
-        ("eval.max_length=12", "eval.max_length=12 is less than the 16 tokens of a target block"),
         ("eval.lengths=[0]", "positive whole numbers, and 0 is not"),
-        ("eval.lengths=[20]", "length 20 is too short for target blocks of 16 tokens"),
+        ("eval.lengths=[1]", "length 1 is too short for eval.protocol=paired: choose 2 tokens or more"),
         ("eval.targets=0", "eval.targets must be positive, not 0"),
         ("seed=-1", "seed must not be negative"),
         ("threads=zero", "threads must be auto or a positive whole number"),
@@ -199,17 +198,20 @@ def test_default_lengths_can_all_be_scored_however_short_training_is(length, pro
     overrides = [f"train.length={length}", f"train.batch_tokens={64 * length}", f"eval.protocol={protocol}"]
     evaluation = parse_config(compose(overrides)).eval
     lengths = evaluation.resolved_lengths(length)
-    shortest = 2 * evaluation.resolved_target_tokens(length) if protocol == "paired" else 1
+    shortest = 2 if protocol == "paired" else 1
     assert length in lengths and 16 * length in lengths
     assert lengths == sorted(set(lengths)) and lengths[0] >= shortest
 
 
-def test_a_length_too_short_for_any_block_is_told_without_a_way_out_that_is_none():
-    with pytest.raises(UserError, match="length 1 is too short .*: score longer lengths$"):
+def test_only_a_length_without_a_token_to_see_is_too_short_for_blocks():
+    with pytest.raises(UserError, match="length 1 is too short"):
         parse_config(compose(["eval.lengths=[1]"]))
-    with pytest.raises(UserError, match="or set eval.target_tokens=2$"):
-        parse_config(compose(["eval.lengths=[4]"]))
-    parse_config(compose(["eval.lengths=[4]", "eval.target_tokens=2"]))
+    parse_config(compose(["eval.lengths=[2]"]))
+    parse_config(compose(["eval.lengths=[1]", "eval.protocol=sliding"]))
+
+
+def test_a_longest_length_may_be_shorter_than_a_block():
+    parse_config(compose(["eval.max_length=16", "eval.target_tokens=512"]))
 
 
 def test_what_is_required_is_a_user_error():
@@ -234,9 +236,9 @@ def test_an_error_is_one_line_in_plain_words(error, line):
 
 def test_default_lengths_are_multiples_of_the_training_length():
     config = parse_config(compose(["train.length=64", "train.batch_tokens=1024"]))
-    assert config.eval.resolved_lengths(64) == [16, 32, 64, 96, 128, 256, 512, 1024]
+    assert config.eval.resolved_lengths(64) == [16, 32, 64, 66, 72, 80, 96, 128, 256, 512, 1024]
     assert config.eval.resolved_max_length(64) == 1024
-    assert config.eval.resolved_target_tokens(64) == 8
+    assert config.eval.resolved_target_tokens(64) == 64
 
 
 def test_the_training_length_is_always_scored():

@@ -106,7 +106,7 @@ def test_a_refused_key_is_told_with_what_was_chosen_in_its_way():
         ["eval.tokens=100", BY_POSITION],
         ["eval.tokens=100", BY_POSITION, PAIRED],
         ["eval.controls=none", SLIDING],
-        ["eval.targets=192", SLIDING],
+        ["eval.targets=128", SLIDING],
         ["data.text_column=body", "data=files", "data.path=x"],
         ["data.text_column=body", "data=pg19"],
         ["data.validation_fraction=0.5"],
@@ -128,7 +128,7 @@ def test_a_sweep_may_hold_the_keys_of_each_of_its_protocols_and_no_others():
     of_both = ["eval.stride=4", "eval.targets=6"]
     assert refusal([*of_both, PAIRED], [*of_both, SLIDING]) is None
     assert "eval.stride=4 has no effect" in str(refusal([*of_both, PAIRED], [*of_both, CUT]))
-    assert "eval.targets=6 has" in str(refusal(["eval.targets=192", CUT], ["eval.targets=6", CUT]))
+    assert "eval.targets=6 has" in str(refusal(["eval.targets=128", CUT], ["eval.targets=6", CUT]))
 
 
 @pytest.mark.parametrize("protocol", [PAIRED, SLIDING, CUT])

@@ -68,6 +68,7 @@ class Bench:
             *(f"model.n_heads={heads}", f"model.n_kv_heads={heads}", "train.steps=1", "train.warmup_steps=0"),
             *(f"train.length={TRAIN_LENGTH}", f"train.batch_tokens={TRAIN_LENGTH}"),
             *("train.validation_tokens=64", "eval.controls=none", "eval.targets=1"),
+            f"eval.target_tokens={TARGET_TOKENS}",
             *(f"eval.lengths=[{TRAIN_LENGTH}]", f"eval.max_length={TRAIN_LENGTH}"),
         ]
 

@@ -20,21 +20,21 @@ from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import target_blocks
 
-TINY = {"max_length": 64, "target_tokens": 2, "count": 6}  # of the runs of `conftest`
+TINY = {"max_length": 64, "target_tokens": 16, "count": 6}  # of the runs of `conftest`
 
 
 def rows_of(run: Path) -> list[Row]:
     return read_rows(run / "eval.csv")
 
 
-def test_the_default_is_the_paired_protocol_on_192_blocks() -> None:
-    assert (EvalConfig().protocol, EvalConfig().targets) == ("paired", 192)
+def test_the_default_is_the_paired_protocol_on_128_blocks() -> None:
+    assert (EvalConfig().protocol, EvalConfig().targets) == ("paired", 128)
 
 
 @pytest.mark.parametrize(
-    ("train_length", "tokens"), [(8, 1), (64, 8), (128, 16), (256, 32), (264, 32), (4096, 32)]
+    ("train_length", "tokens"), [(2, 2), (8, 8), (64, 64), (100, 64), (127, 64), (128, 128), (4096, 128)]
 )
-def test_a_block_has_an_eighth_of_the_training_length_and_at_most_32_tokens(
+def test_a_block_is_as_long_as_the_training_length_in_powers_of_two_and_at_most_128_tokens(
     train_length: int, tokens: int
 ) -> None:
     assert EvalConfig().resolved_target_tokens(train_length) == tokens
@@ -52,7 +52,9 @@ def test_every_row_has_the_protocols_name_and_the_hash_of_the_targets(train: Com
     }
     assert {(row.protocol, row.target_hash) for row in rows} == {("paired", wanted.hash)}
     assert {row.targets for row in rows} == {len(wanted.end) * wanted.target_tokens}
-    assert {row.context_mean for row in rows if row.length == 32} == {32 - 2 + 0.5}
+    assert {row.target_tokens for row in rows} == {16}
+    # An eighth of the length is scored at once: 4 tokens, which see 28 to 31.
+    assert {row.context_mean for row in rows if row.length == 32} == {(28 + 31) / 2}
 
 
 def test_every_encoding_and_every_seed_of_training_scores_the_same_targets(
@@ -74,11 +76,12 @@ def plan_at(lengths: Sequence[int], trained: TrainedModel, length: int = 12) -> 
 def test_the_targets_of_a_length_do_not_depend_on_the_other_lengths(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     assert plan_at([12], trained) == plan_at([12, 24], trained) == plan_at([8, 9, 12, 20], trained)
+    assert plan_at([12], trained) != plan_at([13], trained, 13)
 
 
-@pytest.mark.parametrize("length", [8, 12, 24])
-def test_the_model_gets_exactly_the_length_tokens_that_end_with_each_block(
-    tmp_path: Path, length: int
+@pytest.mark.parametrize(("length", "part"), [(8, 1), (12, 1), (24, 2)])
+def test_the_model_gets_exactly_the_length_tokens_that_end_with_each_part_of_a_block(
+    tmp_path: Path, length: int, part: int
 ) -> None:
     trained = trained_model(tmp_path / "run")
     given: list[torch.Tensor] = []
@@ -87,23 +90,25 @@ def test_the_model_gets_exactly_the_length_tokens_that_end_with_each_block(
     blocks = target_blocks(DATA.validation, 24, BLOCK, EVAL.targets, EVAL.seed, DATA.hash)
     wanted = [
         DATA.validation.document(int(document))[end - length : end].tolist()
-        for document, end in zip(blocks.document, blocks.end, strict=True)
+        for document, last in zip(blocks.document, blocks.end, strict=True)
+        for end in range(last - BLOCK + part, last + 1, part)
     ]
     fed = [row for batch in given if batch.shape[1] == length for row in batch.tolist()]
     assert fed == wanted, "no token stands before them, such as one for the beginning of a text"
 
 
-def test_a_length_below_two_blocks_is_refused_before_anything_is_scored(
+def test_a_length_without_a_token_to_see_is_refused_before_anything_is_scored(
     train: Command, command: Command, folder: Path
 ) -> None:
     train("encoding=rope")
     before = rows_of(only_run(folder))
     arguments = ["eval", "--results-dir", str(folder / "results"), "--lengths"]
-    outcome = command(*arguments, "3")
+    outcome = command(*arguments, "1")
     assert outcome.code == 2
-    assert "length 3 is too short for target blocks of 2 tokens (at least 4)" in outcome.line
+    assert "length 1 is too short for eval.protocol=paired: choose 2 tokens or more" in outcome.line
     assert rows_of(only_run(folder)) == before
-    assert command(*arguments, "4").code == 0
+    assert command(*arguments, "2").code == 0
+    assert {row.context_mean for row in rows_of(only_run(folder)) if row.length == 2} == {1}
 
 
 def test_fewer_blocks_than_requested_are_reported_in_one_line(train: Command, folder: Path) -> None:
@@ -111,8 +116,9 @@ def test_fewer_blocks_than_requested_are_reported_in_one_line(train: Command, fo
     told = [line for line in outcome.err.splitlines() if "too few documents" in line]
     row = rows_of(only_run(folder))[0]
     assert told == [
-        f"too few documents: {row.documents} reach 64 tokens, with room for {row.targets // 2} of "
-        "eval.targets=100000 target blocks; those are scored"
+        # Windows of 63 tokens score 4 of the 16, and so begin furthest back, 59 tokens before the block.
+        f"too few documents: {row.documents} reach the {16 + 59} tokens of a target block and its context, "
+        f"with room for {row.targets // 16} of eval.targets=100000 target blocks; those are scored"
     ]
     assert "too few documents" not in train("encoding=nope").err
 

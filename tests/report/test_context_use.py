@@ -306,11 +306,13 @@ def test_an_uncertain_gain_is_not_reported_as_no_gain(tmp_path: Path) -> None:
     assert "the model does not surely improve from 32 to 128 tokens" in use_at(tmp_path).missing
 
 
-def test_a_quarter_too_short_for_the_targets_is_not_recommended(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8})
-    add_run(tmp_path, "rope", {512: 2.95}, control="swap")
-    edit_rows(run, lambda row: replace(row, target_tokens=32))
-    assert use_at(tmp_path).missing.endswith("which is too short for these targets")
+def test_a_quarter_too_short_to_score_is_not_recommended(tmp_path: Path) -> None:
+    """There is nothing before the target for a model to see in a window of one token."""
+    add_run(tmp_path, "rope", {4: 3.0, 512: 2.8}, train_length=4)
+    add_run(tmp_path, "rope", {512: 2.95}, control="swap", train_length=4)
+    assert use_at(tmp_path).missing.endswith(
+        "no score at 1, a quarter of the training length, which is too short to score"
+    )
 
 
 def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Path) -> None:

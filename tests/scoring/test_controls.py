@@ -21,11 +21,10 @@ from pe_bench.encodings.streaming import Streaming
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_path
-from pe_bench.scoring.controls import control_plans, controlled_lengths, donors, is_windowed, swap_control
+from pe_bench.scoring.controls import control_plans, controlled_lengths, is_windowed, swap_control
 from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import inputs, with_donors
-from pe_bench.scoring.targets import TargetBlocks
 
 CONTROLLED = replace(EVAL, controls="all")
 LENGTH = 24  # three times the training length
@@ -46,30 +45,38 @@ def nll(trained: TrainedModel, row: Row) -> np.ndarray:
 def test_swap_replaces_tokens_further_than_the_training_length_from_the_first_target(length: int) -> None:
     blocks, train_length = blocks_of(), 12
     plan = swap_control(blocks, length, train_length)
+    size = plan.windows[0].targets
     own = inputs(SPLIT, plan.windows)
     fed = with_donors(SPLIT, plan.windows, own)
-    first_target = length - 4  # its place in the window
+    first_target = length - size  # its place in the window
     distance = first_target - torch.arange(length)
-    for row, (window, donor) in enumerate(zip(plan.windows, donors(blocks), strict=True)):
+    parts = [
+        (int(document), int(end), int(donor), int(donor_end) - after)
+        for document, end, donor, donor_end in zip(
+            blocks.document, blocks.end, blocks.donor_document, blocks.donor_end, strict=True
+        )
+        for after in range(4 - size, -1, -size)
+    ]
+    for row, (document, _, donor, donor_end) in enumerate(parts):
         assert torch.equal(fed[row] == own[row], distance <= train_length)
-        other = int(blocks.document[donor])
-        assert other != window.document
+        assert document == plan.windows[row].document != donor
         # The donor's tokens are as far from its block as the text's own would be.
-        ends = int(blocks.end[donor])
-        wanted = 1_000 * other + torch.arange(ends - length, ends)
+        wanted = 1_000 * donor + torch.arange(donor_end - length, donor_end)
         assert torch.equal(fed[row][distance > train_length], wanted[distance > train_length])
 
 
-def test_donors_follow_from_the_targets_alone_and_are_other_documents() -> None:
-    document = np.array([4, 4, 4, 1, 1, 7])
-    blocks = TargetBlocks(document, np.arange(6), 32, 4, "hash")
-    assert donors(blocks).tolist() == [3, 4, 3, 5, 5, 0]
-    assert (document[donors(blocks)] != document).all()
+def test_donors_are_blocks_of_other_documents_whatever_the_size_of_the_set() -> None:
+    large = blocks_of(count=12)
+    assert (large.document != large.donor_document).all()
+    for count in range(1, 12):
+        small, part = blocks_of(count=count), large.first(count)
+        assert small.donor_document.tolist() == part.donor_document.tolist()
+        assert small.donor_end.tolist() == part.donor_end.tolist()
 
 
 def test_every_length_takes_the_same_donors() -> None:
     blocks = blocks_of()
-    short, long = swap_control(blocks, 20, 12), swap_control(blocks, 32, 12)
+    short, long = swap_control(blocks, 16, 12), swap_control(blocks, 20, 12)
     for one, other in zip(short.windows, long.windows, strict=True):
         assert one.donor == other.donor
         # Both begin as far before the donor's block as their own windows do before theirs.
@@ -192,8 +199,9 @@ def test_window_is_not_scored_for_an_encoding_that_has_one(tmp_path: Path) -> No
         ("auto", [8, 16, 32], [16]),
         ("auto", [8, 24, 40], [40]),  # neither twice nor 16 times: the longest
         ("auto", [4, 8], []),
-        ("auto", [8, 12], []),  # no token is further than 8 before the first of 4 targets
-        ("all", [4, 8, 12, 13, 16, 64], [13, 16, 64]),
+        ("auto", [8, 9], []),  # no token is further than 8 before the target
+        ("auto", [8, 10], [10]),
+        ("all", [4, 8, 9, 10, 12, 16, 64], [10, 12, 16, 64]),
         ("none", [8, 16, 128], []),
     ],
 )

@@ -43,6 +43,9 @@ from pe_bench.scoring.plans import make_plans, shortages
 torch.set_num_threads(1)
 
 
+# Tokens of a block that a window scores at once: at most an eighth of the length.
+PART_AT = {8: 1, 12: 1, 24: 2, 40: BLOCK}
+
 # What 130 tokens come to of the documents that are longer than 24: two whole, and of one the rest.
 SCORED_TOKENS = {0: 130 - 45 - 31, 2: 45, 3: 31}
 
@@ -62,7 +65,8 @@ def context_starts(trained: TrainedModel, evaluation: EvalConfig, length: int) -
     ]
     if evaluation.protocol == "paired":
         ends = [(window.document, window.start + window.size) for window in plan.windows]
-        return [(d, end - BLOCK + k, end - length) for d, end in ends for k in range(BLOCK)]
+        size = PART_AT[length]
+        return [(d, end - size + k, end - length) for d, end in ends for k in range(size)]
     found = []
     for document in dict.fromkeys(window.document for window in plan.windows):
         for place in range(1, SCORED_TOKENS[document]):
@@ -163,7 +167,8 @@ def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation:
 def test_paired_windows_that_reach_the_model_have_the_full_length(trained: TrainedModel, length: int) -> None:
     shapes = fed(trained)
     scored(trained, replace(EVAL, lengths=[length], max_length=40))
-    assert sum(batch for batch, columns in shapes if columns == length) == EVAL.targets
+    parts = BLOCK // PART_AT[length]
+    assert sum(batch for batch, columns in shapes if columns == length) == EVAL.targets * parts
     assert {columns for _, columns in shapes} == {length, TRAIN_LENGTH}
 
 
@@ -238,8 +243,8 @@ def test_default_lengths_go_from_a_quarter_to_sixteen_times_the_training_length(
     config = Config({"name": "mine"}, train=TrainConfig(length=32, batch_tokens=32))
     plans = make_plans(config, EvalConfig(targets=2), data_of(600, 700))
     uncontrolled = [plan.length for plan in plans if plan.control == "none"]
-    assert uncontrolled == [8, 16, 32, 48, 64, 128, 256, 512]
-    assert {window.targets for plan in plans for window in plan.windows} == {4}
+    assert uncontrolled == [8, 16, 32, 33, 36, 40, 48, 64, 128, 256, 512]
+    assert {plan.target_tokens for plan in plans} == {32}
 
 
 def test_both_sets_of_targets_have_rows(trained: TrainedModel) -> None:
@@ -464,7 +469,7 @@ def test_rows_say_what_was_scored(trained: TrainedModel) -> None:
     assert (row.seed, row.model, row.setting) == (5, "tiny", "5e7710")
     assert (row.train_length, row.length, row.protocol, row.control) == (8, 12, "paired", "none")
     assert (row.targets, row.documents) == (7 * BLOCK, 3)
-    assert row.context_mean == 12 - BLOCK + (BLOCK - 1) / 2
+    assert (row.target_tokens, row.context_mean) == (BLOCK, 12 - 1), "a window of 12 scores one token"
     assert (row.data, row.data_hash, row.tokenizer) == ("files", "da7a0123", "odd")
     assert row.parameters == sum(weight.numel() for weight in trained.model.parameters())
     assert (row.steps, row.train_tokens, row.tokens_per_second) == (3, 48, 1234.6)
@@ -622,25 +627,34 @@ def test_scoring_leaves_no_trace_in_the_model(trained: TrainedModel) -> None:
 
 
 def test_too_few_documents_for_all_targets_are_reported_with_their_number(trained: TrainedModel) -> None:
-    """Three of the documents of 60, 20, 45 and 31 tokens reach 31, with room for 8 + 4 + 1 blocks of four."""
-    evaluation = replace(EVAL, max_length=31, targets=20)
-    [line] = shortages(
-        trained.setup.config, evaluation, make_plans(trained.setup.config, evaluation, trained.data)
+    """Three of the documents of 60, 20, 45 and 31 tokens reach 31, with room for 8 + 4 + 1 blocks of four.
+
+    At 29 tokens a window scores two of the four, and so the first one begins two tokens before the block's
+    last 29.
+    """
+    evaluation = replace(EVAL, max_length=29, targets=20)
+    [line] = shortages(evaluation, make_plans(trained.setup.config, evaluation, trained.data))
+    assert line == (
+        "too few documents: 3 reach the 31 tokens of a target block and its context, with room for 13 of "
+        "eval.targets=20 target blocks; those are scored"
     )
-    assert line.startswith("too few documents: 3 reach 31 tokens, with room for 13 of eval.targets=20")
+    longer = replace(evaluation, max_length=30)
+    [line] = shortages(longer, make_plans(trained.setup.config, longer, trained.data))
+    assert "2 reach the 32 tokens" in line
 
 
 def test_enough_documents_give_no_warning(trained: TrainedModel) -> None:
-    assert shortages(trained.setup.config, EVAL, make_plans(trained.setup.config, EVAL, trained.data)) == []
+    evaluation = replace(EVAL, controls="all")
+    assert shortages(evaluation, make_plans(trained.setup.config, evaluation, trained.data)) == []
 
 
 def test_each_set_of_targets_reports_its_shortage_separately(trained: TrainedModel) -> None:
     evaluation = replace(EVAL, lengths=[12, 45], max_length=20, targets=25)
     plans = make_plans(trained.setup.config, evaluation, trained.data)
-    lines = shortages(trained.setup.config, evaluation, plans)
+    lines = shortages(evaluation, plans)
     assert [line.split(" tokens")[0] for line in lines] == [
-        "too few documents: 4 reach 20",
-        "too few documents: 2 reach 45",
+        "too few documents: 3 reach the 22",
+        "too few documents: 2 reach the 45",
     ]
 
 

@@ -29,7 +29,7 @@ from pe_bench.scoring.protocols import (
     target_documents,
     targets,
 )
-from pe_bench.scoring.targets import ScoredText
+from pe_bench.scoring.targets import ScoredText, tokens_in_a_part
 
 
 def every_target_but_the_first() -> list[int]:
@@ -39,17 +39,26 @@ def every_target_but_the_first() -> list[int]:
 # paired
 
 
-@pytest.mark.parametrize("length", [8, 13, 31, 32])
-def test_paired_windows_end_with_their_block_and_score_it_whole(length: int) -> None:
+@pytest.mark.parametrize(("length", "size"), [(2, 1), (8, 1), (13, 1), (16, 2), (31, 2), (32, 4)])
+def test_paired_windows_end_with_a_part_of_a_block_and_score_it_whole(length: int, size: int) -> None:
     blocks = blocks_of()
     assert len(blocks.end) == 9
-    # Target k of 4 sees what is fed before it: the length without the block, and k tokens of it.
+    # Target k of a part sees what is fed before it: the length without the part, and k tokens of it.
     wanted = [
-        (1_000 * int(document) + int(end) - 4 + k, length - 4 + k)
+        (1_000 * int(document) + int(end) - 4 + k, length - size + k % size)
         for document, end in zip(blocks.document, blocks.end, strict=True)
         for k in range(4)
     ]
     assert contexts(paired_plan(blocks, length)) == wanted
+
+
+@pytest.mark.parametrize("block", [1, 3, 12, 64, 100, 128])
+def test_every_target_sees_at_least_seven_eighths_of_the_length(block: int) -> None:
+    for length in range(8, 3_000, 7):
+        size = tokens_in_a_part(block, length)
+        assert block % size == 0 and size <= length / 8
+        larger = [part for part in range(size + 1, block + 1) if block % part == 0]
+        assert all(part > length / 8 for part in larger), "no larger part would do"
 
 
 def test_paired_lengths_score_the_very_same_targets_in_the_same_order() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pe_bench.data.packed import Data, Split, reach, summary
 from pe_bench.errors import UserError
 from pe_bench.scoring.protocols import inputs, paired_plan
-from pe_bench.scoring.targets import TargetBlocks, scored_documents, target_blocks
+from pe_bench.scoring.targets import TargetBlocks, scored_documents, target_blocks, tokens_needed
 
 
 def context_windows(split: Split, blocks: TargetBlocks, length: int) -> np.ndarray:
@@ -59,10 +59,37 @@ def test_fewer_blocks_than_asked_for_only_when_there_are_no_more():
     assert len(blocks.end) == (300 // 4 + 1) + 1 + (150 // 4 + 1) + 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_blocks_are_evenly_spaced_and_centred(count):
-    ends = blocks_of(split_of(500), count=count).end
-    assert np.allclose(ends, 100 + 400 * (np.arange(count) + 0.5) / count, atol=1)
+def test_a_smaller_set_is_part_of_every_larger_one():
+    whole = blocks_of(count=10_000)
+    for count in (1, 2, 3, 7, 20, 77, len(whole.end)):
+        small, part = blocks_of(count=count), whole.first(count)
+        assert small.hash == part.hash and len(small.end) == count
+        assert np.array_equal(small.document, part.document) and np.array_equal(small.end, part.end)
+    assert len({blocks_of(count=count).hash for count in range(1, 30)}) == 29
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 20, 64, 100])
+def test_blocks_are_spread_over_a_document(count):
+    """Every stretch of the text has nearly its share of the blocks, at most two off."""
+    ends = np.sort(blocks_of(split_of(900), count=count).end - 100)
+    for share in (0.25, 0.5, 0.75):
+        assert abs(int((ends <= share * 800).sum()) - share * count) <= 2
+    assert count > 1 or abs(int(ends[0]) - 400) <= 4, "one block lies in the middle"
+
+
+@pytest.mark.parametrize(
+    ("max_length", "size"), [(100, 4), (100, 96), (512, 64), (511, 64), (64, 64), (9, 128)]
+)
+def test_every_window_of_every_length_and_part_lies_in_its_document(max_length, size):
+    split = split_of(*[tokens_needed(max_length, size) + extra for extra in (0, 1, 200)])
+    blocks = blocks_of(split, max_length=max_length, target_tokens=size)
+    for length in range(2, max_length + 1):
+        assert min(window.start for window in paired_plan(blocks, length).windows) >= 0
+    starts = [
+        min(window.start for window in paired_plan(blocks, length).windows)
+        for length in range(2, max_length + 1)
+    ]
+    assert min(starts) == 0, "no document has to be longer"
 
 
 def test_the_set_follows_from_data_seed_and_sizes():
@@ -80,7 +107,7 @@ def test_the_seed_chooses_among_the_documents():
 
 def test_a_window_is_the_text_that_ends_with_the_block():
     blocks = blocks_of(count=5)
-    for length in (8, 64, 100):
+    for length in (32, 64, 100):
         windows = context_windows(SPLIT, blocks, length)
         assert windows.shape == (5, length) and windows.dtype == np.int64
         assert np.array_equal(windows[:, -1], 1_000 * blocks.document + blocks.end - 1)
@@ -89,7 +116,7 @@ def test_a_window_is_the_text_that_ends_with_the_block():
 
 def test_all_lengths_score_the_same_tokens():
     blocks = blocks_of(count=5)
-    targets = [context_windows(SPLIT, blocks, length)[:, -4:] for length in (8, 50, 100)]
+    targets = [context_windows(SPLIT, blocks, length)[:, -4:] for length in (32, 50, 100)]
     assert np.array_equal(targets[0], targets[1]) and np.array_equal(targets[0], targets[2])
 
 

@@ -20,9 +20,9 @@ from pe_bench.inspection.speed.limits import matrix_parameters, scoring_flops, t
 from pe_bench.model.attention import choose
 from pe_bench.model.attention.paths import REFERENCE
 from pe_bench.model.decoder import Decoder, build_decoder
-from pe_bench.scoring.protocols import paired_plan
+from pe_bench.scoring.protocols import Plan, paired_plan
 from pe_bench.scoring.scorer import Scorer, tokens_without_query
-from pe_bench.scoring.targets import TargetBlocks
+from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 from pe_bench.system.machine import resolve_precision
 from pe_bench.system.memory import retain_freed_memory
 from pe_bench.training.optimizer import make_optimizer
@@ -68,9 +68,9 @@ class ScoringPass(Pass):
         self.device, self.length = device, length
         self.dtype = dtype_of(config, train=False)
         model = build_decoder(config, data.vocabulary, encoding).to(device).eval()
-        targets = min(config.eval.resolved_target_tokens(config.train.length), length // 2)
-        blocks = TargetBlocks(np.array([0]), np.array([length + 1]), length, targets, "")
-        self.plan = paired_plan(blocks, length)
+        block = config.eval.resolved_target_tokens(config.train.length)
+        self.plan = _plan_of_one_window(length, tokens_in_a_part(block, length))
+        targets = self.plan.windows[0].targets
         # Only the targets meet the output's matrix.
         self.flops = length * flops_of(scoring_flops, model, config, length, output=False)
         self.flops += targets * 2 * model.output_weight.numel()
@@ -83,6 +83,12 @@ class ScoringPass(Pass):
 
     def run(self) -> None:
         self.scorer.score(self.plan)
+
+
+def _plan_of_one_window(length: int, targets: int) -> Plan:
+    """Return the plan of one window of a text whose last tokens are the targets."""
+    zero, end = np.zeros(1, np.int64), np.array([length + 1])
+    return paired_plan(TargetBlocks(zero, end, zero, zero, end, length, targets, ""), length)
 
 
 class TrainingPass(Pass):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from pe_bench.config.schema import MIN_PAIRED_LENGTH
 from pe_bench.report.statistics import is_sensitive, judge_context_use, judge_gain_over_control
 from pe_bench.report.tables.cells import ContextUse
 from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, paired, pairs_by_run
@@ -26,10 +27,10 @@ def sensitivity(own_rows: Sequence[Row], files: ScoreFiles) -> Paired:
 
 
 def _of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
-    """Return the pairs on the set of targets that most of them are on."""
-    sets = Counter(row.target_hash for row, _ in pairs)
-    chosen = max(sets, key=lambda target_hash: (sets[target_hash], target_hash), default="")
-    return [pair for pair in pairs if pair[0].target_hash == chosen]
+    """Return the pairs on the set of targets that most of them are on, of two such sets the larger."""
+    sets = Counter((row.targets, row.target_hash) for row, _ in pairs)
+    chosen = max(sets, key=lambda found: (sets[found], found), default=(0, ""))
+    return [pair for pair in pairs if pair[0].target_hash == chosen[1]]
 
 
 def context_use(
@@ -75,8 +76,8 @@ def _unjudged(row: Row, sensitive: Paired, margin: float) -> str:
     if sensitive.missing:
         return sensitive.missing
     if sensitive.interval is None:
-        able = row.target_tokens is not None and quarter >= 2 * row.target_tokens
-        way_out = f": add it with --lengths {quarter}" if able else ", which is too short for these targets"
+        able = quarter >= MIN_PAIRED_LENGTH
+        way_out = f": add it with --lengths {quarter}" if able else ", which is too short to score"
         return f"no score at {quarter}, a quarter of the training length{way_out}"
     if is_sensitive(sensitive.interval):
         return ""

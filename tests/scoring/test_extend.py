@@ -1,0 +1,265 @@
+"""Sets of target blocks are nested: what one set has scored is not scored again in another."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.commands import Command, only_run
+from support.results import edit_rows
+from support.scoring import BLOCK, DATA, EVAL, fed, scored, trained_model
+
+from pe_bench.encodings.learned import Learned
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file
+from pe_bench.scoring.evaluate import TrainedModel
+from pe_bench.scoring.targets import target_blocks
+
+torch.set_num_threads(1)
+
+CONTROLLED = replace(EVAL, controls="all")
+SMALL, LARGE = replace(CONTROLLED, targets=5), replace(CONTROLLED, targets=9)
+WINDOWS = {8: 4, 12: 3 * 4, 24: 3 * 2}  # for a block at each length, of which two have both controls
+
+
+def windows_by_length(shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for windows, length in shapes:
+        found[length] = found.get(length, 0) + windows
+    return found
+
+
+def scores_of(trained: TrainedModel, row: Row) -> Scores:
+    return load_scores(score_file(trained.setup.run, row))
+
+
+def assert_same(
+    trained: TrainedModel, rows: Sequence[Row], other: TrainedModel, others: Sequence[Row]
+) -> None:
+    """Assert that the runs, of one model, have the same scores and rows but for rounding."""
+    free = {"nll": None, "perplexity": None, "bits_per_byte": None, "peak_memory_mb": None, "date": ""}
+    assert [replace(row, **free) for row in rows] == [replace(row, **free) for row in others]
+    for row, wanted in zip(rows, others, strict=True):
+        found, truth = scores_of(trained, row), scores_of(other, wanted)
+        assert np.array_equal(found.document, truth.document) and np.array_equal(found.bytes, truth.bytes)
+        assert np.allclose(found.nll, truth.nll, rtol=0, atol=2e-6)
+        assert len(set(found.nll.tolist())) > len(found.nll) / 2, "a wrong order would be seen"
+        assert row.nll == pytest.approx(wanted.nll, abs=1e-6)
+        assert row.bits_per_byte == pytest.approx(wanted.bits_per_byte, abs=1e-6)
+
+
+@pytest.fixture
+def at_once(tmp_path: Path) -> tuple[TrainedModel, list[Row]]:
+    """All blocks of the larger set, scored in a folder of their own."""
+    trained = trained_model(tmp_path / "at_once" / "run")
+    return trained, scored(trained, LARGE)
+
+
+@pytest.fixture(autouse=True)
+def folder_of_runs(tmp_path: Path) -> None:
+    (tmp_path / "at_once").mkdir()
+
+
+def test_more_targets_score_the_new_blocks_alone_and_give_what_all_at_once_gives(
+    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]]
+) -> None:
+    trained = trained_model(tmp_path / "run")
+    small = scored(trained, SMALL)
+    shapes = fed(trained)
+    large = scored(trained, LARGE)
+    assert windows_by_length(shapes) == {length: 4 * windows for length, windows in WINDOWS.items()}
+    assert {row.targets for row in large} == {9 * BLOCK}
+    assert {row.control for row in large} == {"none", "window", "swap"}
+    assert_same(trained, large, *at_once)
+    kept = read_rows(trained.setup.run / "eval.csv")
+    assert sorted(row.key for row in kept) == sorted(row.key for row in [*small, *large]), "both stay"
+
+
+def test_fewer_targets_than_were_scored_score_nothing(
+    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]]
+) -> None:
+    trained = trained_model(tmp_path / "run")
+    small = scored(trained, SMALL)
+    other, _ = at_once
+    shapes = fed(other)
+    told: list[tuple[str, int, float]] = []
+    taken = scored(other, SMALL, lambda *what: told.append(what))
+    assert shapes == []
+    assert_same(other, taken, trained, small)
+    assert {row.peak_memory_mb for row in taken} == {None}, "no window passed through the model"
+    assert {share for *_, share in told} == {1.0}
+
+
+def test_steps_in_any_order_give_the_same_scores(
+    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]]
+) -> None:
+    trained = trained_model(tmp_path / "run")
+    for targets in (7, 1, 3, 8, 2):
+        scored(trained, replace(CONTROLLED, targets=targets))
+    shapes = fed(trained)
+    assert_same(trained, scored(trained, LARGE), *at_once)
+    assert windows_by_length(shapes) == WINDOWS, "one block is new to the largest set"
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def shorten(path: Path) -> None:
+    found = load_scores(path)
+    save_scores(path, Scores(found.nll[1:], found.document[1:], found.bytes[1:]))
+
+
+@pytest.mark.parametrize("harm", [remove, damage, shorten])
+def test_a_smaller_set_without_its_scores_is_of_no_use(
+    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]], harm: Callable[[Path], None]
+) -> None:
+    trained = trained_model(tmp_path / "run")
+    scored(trained, replace(CONTROLLED, targets=3))
+    for row in scored(trained, SMALL):
+        if row.length == 12:
+            harm(score_file(trained.setup.run, row))
+    shapes = fed(trained)
+    assert_same(trained, scored(trained, LARGE), *at_once)
+    new = {8: 4, 12: 6, 24: 4}  # at 12 the set of three blocks is the largest that is left
+    assert windows_by_length(shapes) == {length: new[length] * windows for length, windows in WINDOWS.items()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"device": "NVIDIA H100"}, {"torch": "2.0.0"}, {"pe_bench": "0.0.1"}, {"target_hash": "0ther"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_scores_of_another_device_or_version_or_text_are_not_taken(
+    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]], change: dict[str, str]
+) -> None:
+    """A row says one thing of all its scores."""
+    trained = trained_model(tmp_path / "run")
+    for row in scored(trained, SMALL):
+        other = score_file(trained.setup.run, replace(row, **change))  # pyright: ignore[reportArgumentType]
+        score_file(trained.setup.run, row).rename(other)
+    edit_rows(trained.setup.run, lambda row: replace(row, **change))  # pyright: ignore[reportArgumentType]
+    shapes = fed(trained)
+    assert_same(trained, scored(trained, LARGE), *at_once)
+    assert windows_by_length(shapes) == {length: 9 * windows for length, windows in WINDOWS.items()}
+
+
+@pytest.mark.parametrize("change", [{"target_tokens": 2}, {"seed": 1}, {"max_length": 25}])
+def test_another_choice_of_blocks_is_no_larger_set(tmp_path: Path, change: dict[str, int]) -> None:
+    trained = trained_model(tmp_path / "run")
+    small = scored(trained, SMALL)
+    other = replace(LARGE, **change)  # pyright: ignore[reportArgumentType]
+    again = trained_model(tmp_path / "at_once" / "run")
+    assert_same(trained, scored(trained, other), again, scored(again, other))
+    assert not {row.target_hash for row in small} & {row.target_hash for row in scored(trained, other)}
+
+
+def test_bfloat16_scores_are_extended_by_themselves(tmp_path: Path) -> None:
+    trained = trained_model(tmp_path / "run")
+    scored(trained, SMALL)
+    shapes = fed(trained)
+    scored(trained, replace(LARGE, precision="bfloat16"))
+    assert windows_by_length(shapes) == {length: 9 * windows for length, windows in WINDOWS.items()}
+
+
+def test_a_length_out_of_reach_stays_out_of_reach_in_a_larger_set(tmp_path: Path) -> None:
+    trained = trained_model(tmp_path / "run", Learned(16, max_position=12))
+    scored(trained, replace(EVAL, targets=5))
+    rows = {row.length: row for row in scored(trained, replace(EVAL, targets=9))}
+    assert [rows[length].status for length in (8, 12, 24)] == ["ok", "ok", "undefined"]
+    assert rows[24].nll is None and rows[12].targets == 9 * BLOCK
+
+
+def test_a_kill_in_the_middle_of_extending_leaves_rows_that_a_second_command_completes(
+    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]]
+) -> None:
+    trained = trained_model(tmp_path / "run")
+    small = scored(trained, SMALL)
+
+    def stop_in_the_second_length(what: str, length: int, share: float) -> None:
+        if length == 12 and share > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scored(trained, replace(LARGE, batch_tokens=24), stop_in_the_second_length)
+    kept = read_rows(trained.setup.run / "eval.csv")
+    assert [row for row in kept if row.targets == 5 * BLOCK] == sorted(small, key=lambda row: row.order)
+    assert [row.length for row in kept if row.targets == 9 * BLOCK] == [8]
+    shapes = fed(trained)
+    assert_same(trained, scored(trained, LARGE), *at_once)
+    assert windows_by_length(shapes) == {12: 4 * WINDOWS[12], 24: 4 * WINDOWS[24]}
+
+
+# The blocks
+
+
+def test_a_smaller_set_knows_the_blocks_of_every_larger_one() -> None:
+    small, large = (target_blocks(DATA.validation, 24, BLOCK, count, 0, "da7a") for count in (3, 9))
+    assert small.first(9).hash == large.hash and large.first(3).hash == small.hash
+    assert small.first(9).donor_end.tolist() == large.donor_end.tolist()
+    assert len(small.first(10_000)) == len(large.first(10_000)) > 9
+
+
+# Through the commands
+
+
+def windows_of_commands(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record how many windows every batch that is scored from here on has."""
+    from pe_bench.scoring import scorer
+
+    counted: list[int] = []
+    inputs = scorer.inputs
+
+    def count(split, batch):  # type: ignore[no-untyped-def]
+        counted.append(len(batch))
+        return inputs(split, batch)
+
+    monkeypatch.setattr(scorer, "inputs", count)
+    return counted
+
+
+@pytest.mark.parametrize("command_name", ["eval", "train"])
+def test_a_command_with_more_targets_scores_the_new_ones(
+    train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, command_name: str
+) -> None:
+    """At 16 and 32 tokens a block of 16 is scored in parts of 2 and 4."""
+    assert train("encoding=rope").code == 0
+    counted = windows_of_commands(monkeypatch)
+    if command_name == "eval":
+        outcome = command("eval", "--results-dir", str(folder / "results"), "--targets", "8")
+    else:
+        outcome = train("encoding=rope", "eval.targets=8")
+    assert outcome.code == 0, outcome.err
+    assert sum(counted) == 2 * (8 + 4)
+    rows = read_rows(only_run(folder) / "eval.csv")
+    assert sorted((row.targets, row.length) for row in rows) == [(96, 16), (96, 32), (128, 16), (128, 32)]
+
+
+def test_scores_of_other_encodings_are_extended_too(
+    train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("encoding=rope").code == 0
+    arguments = ("eval", "--results-dir", str(folder / "results"), "--with", "rope_pi", "--lengths", "32")
+    assert command(*arguments).code == 0
+    first = read_rows(only_run(folder) / "eval.csv")
+    counted = windows_of_commands(monkeypatch)
+    assert command(*arguments, "--targets", "8").code == 0
+    curves = {row.scored_with for row in first}
+    assert len(curves) == 3
+    assert sum(counted) == len(curves) * 2 * (8 + 4)
+    again = trained_scores(only_run(folder))
+    for name in curves:
+        small, large = again[name, 96], again[name, 128]
+        assert set(small.tolist()) < set(large.tolist())
+    assert len({again[name, 128].tobytes() for name in curves}) == 3
+
+
+def trained_scores(run: Path) -> dict[tuple[str, int], np.ndarray]:
+    rows = [row for row in read_rows(run / "eval.csv") if row.length == 32]
+    return {(row.scored_with, row.targets): load_scores(score_file(run, row)).nll for row in rows}
