@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from contextlib import suppress
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.commands import files_in, only_run
 
+from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 
 
@@ -159,3 +161,31 @@ def test_data_shorter_than_a_window_writes_nothing(train, folder):
 def test_a_number_may_be_written_with_or_without_a_decimal_point(train, folder):
     train("encoding=rope", "encoding.base=500000")
     assert "is already trained" in train("encoding=rope", "encoding.base=500000.0").err
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no\nat all"), UserError("say it")])
+def test_the_error_of_a_run_stays_in_its_directory_until_the_run_succeeds(
+    train, command, folder, monkeypatch, error
+):
+    def fail(*arguments):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pe_bench.experiment.run.train", fail)
+        with suppress(Exception):
+            train("encoding=nope")
+    assert type(error).__name__ in (only_run(folder) / "error.txt").read_text()
+    assert "failed" in command("list", "runs", "--results-dir", str(folder / "results")).out
+    assert train("encoding=nope").code == 0
+    assert not (only_run(folder) / "error.txt").exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 9 GB")])
+def test_training_out_of_memory_is_one_line_with_the_way_out(train, folder, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("pe_bench.experiment.run.train", fail)
+    outcome = train("encoding=nope")
+    assert outcome.code == 1
+    assert outcome.line.startswith("pe-bench: out of memory (") and "train.micro_batches=2" in outcome.line

@@ -1,17 +1,16 @@
-"""The rows that a report shows, what distinguishes its lines, their order, and their baseline."""
+"""What distinguishes the lines of a table, their order, their baseline and their margin."""
 
-import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.results import add_run, edit_rows, file_of
+from support.results import add_run, file_of
+from support.tables import BREAKING, HOLDING, labels, only, where
 
 from pe_bench.config.schema import Config, ModelConfig, ReportConfig, TrainConfig
 from pe_bench.errors import UserError
 from pe_bench.report.export import to_frame
-from pe_bench.report.markup import to_latex, to_markdown
+from pe_bench.report.markup import to_markdown
 from pe_bench.report.statistics import (
     corrected_comparisons,
     judge_change,
@@ -19,131 +18,9 @@ from pe_bench.report.statistics import (
 )
 from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.selection import Selection, parse_by
-from pe_bench.report.tables.table import Table
-from pe_bench.runs.conditions import Condition, parse_condition
 from pe_bench.runs.config_file import write_config
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import load_scores
-
-ROPE = {64: 2.9, 128: 2.7, 256: 2.8, 512: 4.0}
-ALIBI = {64: 3.1, 128: 3.0, 256: 3.0, 512: 3.0}
-
-
-def only(results_dir: Path, **selection: object) -> Table:
-    [table] = build_tables(results_dir, selection=Selection(**selection))  # type: ignore[arg-type]
-    return table
-
-
-def labels(table: Table) -> list[str]:
-    return [line.label for line in table.lines]
-
-
-def where(*words: str) -> tuple[Condition, ...]:
-    return tuple(map(parse_condition, words))
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    for seed in range(3):
-        add_run(tmp_path, "rope", ROPE, seed=seed)
-        add_run(tmp_path, "alibi", ALIBI, seed=seed, parameters=900_000, tokens_per_second=5_000.0)
-    return tmp_path
-
-
-# where
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("seed<3", Condition("seed", "<", ("3",))),
-        ("encoding=rope, alibi", Condition("encoding", "=", ("rope", "alibi"))),
-        ("train.lr >= 1e-3", Condition("train.lr", ">=", ("1e-3",))),
-        ("model!=tiny", Condition("model", "!=", ("tiny",))),
-        ("seed==61", Condition("seed", "=", ("61",))),
-    ],
-)
-def test_a_condition_is_parsed(word: str, expected: Condition) -> None:
-    assert parse_condition(word) == expected
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("seed", "cannot be read"),
-        ("seed=", "cannot be read"),
-        ("seed<many", "needs a number"),
-        ("sead=1", "did you mean 'seed'"),
-        ("control=swap", "unknown --where 'control'"),
-    ],
-)
-def test_conditions_that_cannot_be_met_are_refused(word: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        parse_condition(word)
-
-
-@pytest.mark.parametrize(
-    ("words", "lines", "seeds"),
-    [
-        (["encoding=rope"], ["rope"], 3),
-        (["encoding=r*"], ["rope"], 3),
-        (["encoding!=rope"], ["alibi"], 3),
-        (["seed<2"], ["alibi", "rope"], 2),
-        (["seed=0,2", "encoding=rope,alibi"], ["alibi", "rope"], 2),
-        (["seed>=1", "seed!=2"], ["alibi", "rope"], 1),
-        (["parameters>850000"], ["alibi"], 3),
-        (["seed=0.0"], ["alibi", "rope"], 1),
-    ],
-)
-def test_conditions_choose_rows(results: Path, words: list[str], lines: list[str], seeds: int) -> None:
-    table = only(results, where=where(*words))
-    assert labels(table) == lines
-    assert {line.seeds for line in table.lines} == {seeds}
-
-
-def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Path) -> None:
-    table = only(results, where=where("length>128"))
-    assert table.lengths == (256, 512)
-    assert all(cell.change is not None for line in table.lines for cell in line.cells.values())
-
-
-def test_hiding_lengths_changes_no_verdict(results: Path) -> None:
-    everything, some = only(results), only(results, where=where("length=512"))
-    assert [line.cells[512].verdict for line in some.lines] == [
-        line.cells[512].verdict for line in everything.lines
-    ]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["seed=9"], "seed=9"), (["length>9000"], "length>9000")],
-)
-def test_conditions_that_no_row_meets_are_refused(results: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=f"no score is left by --where .*{message}"):
-        build_tables(results, selection=Selection(where=where(*words)))
-
-
-def configured(results_dir: Path, encoding: str, lr: float, seed: int, levels: dict[int, float]) -> Path:
-    """Add a run whose configuration has its learning rate."""
-    run = add_run(results_dir, encoding, levels, seed=seed, setting=f"{lr}", code=f"{lr}")
-    options = {"name": encoding, "class": f"pe_bench.encodings.{encoding}:Any"}
-    write_config(run, Config(options, train=TrainConfig(lr=lr), seed=seed))
-    return run
-
-
-@pytest.fixture
-def rates(tmp_path: Path) -> Path:
-    for seed in range(2):
-        for lr in (0.001, 0.003):
-            configured(tmp_path, "rope", lr, seed, {length: level + lr for length, level in ROPE.items()})
-            configured(tmp_path, "alibi", lr, seed, ALIBI)
-    return tmp_path
-
-
-def test_keys_of_the_configuration_choose_runs(rates: Path) -> None:
-    table = only(rates, where=where("train.lr<0.002"))
-    assert labels(table) == ["alibi", "rope"]
-    assert table.key.setting == "0.001"
 
 
 def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:
@@ -175,7 +52,7 @@ def test_by_another_key_other_differences_still_separate_tables(rates: Path) -> 
 
 def test_by_the_model_widths_are_lines_of_one_table(tmp_path: Path) -> None:
     for width in (64, 128):
-        run = add_run(tmp_path, "rope", ROPE, setting=f"{width}", code=f"{width}")
+        run = add_run(tmp_path, "rope", BREAKING, setting=f"{width}", code=f"{width}")
         write_config(
             run,
             Config(
@@ -190,7 +67,7 @@ def test_by_the_model_widths_are_lines_of_one_table(tmp_path: Path) -> None:
 
 def test_by_steps_runs_trained_for_different_times_are_one_table(tmp_path: Path) -> None:
     for steps in (100, 200):
-        run = add_run(tmp_path, "rope", ROPE, setting=f"{steps}", code=f"{steps}", steps=steps)
+        run = add_run(tmp_path, "rope", BREAKING, setting=f"{steps}", code=f"{steps}", steps=steps)
         write_config(
             run,
             Config({"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}, train=TrainConfig(steps=steps)),
@@ -207,7 +84,7 @@ def test_by_seed_every_seed_is_a_line(results: Path) -> None:
 
 
 def test_different_data_and_targets_never_share_a_table(results: Path) -> None:
-    add_run(results, "t5", ROPE, data_hash="0ther")
+    add_run(results, "t5", BREAKING, data_hash="0ther")
     assert len(build_tables(results, selection=Selection(by=("data_hash",)))) == 2
 
 
@@ -276,7 +153,9 @@ def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Pa
 
 def test_a_baselines_verdicts_are_corrected_over_the_lines_at_each_length(results: Path) -> None:
     for number in range(3):
-        add_run(results, f"t{number}", {length: level + 0.012 for length, level in ROPE.items()}, spread=0.03)
+        add_run(
+            results, f"t{number}", {length: level + 0.012 for length, level in BREAKING.items()}, spread=0.03
+        )
     table = only(results, baseline="rope")
     for length in table.lengths:
         cells = [line.cells[length] for line in table.lines if length in line.cells]
@@ -294,8 +173,8 @@ def test_a_baselines_verdicts_are_corrected_over_the_lines_at_each_length(result
 
 
 def test_without_a_common_seed_there_is_no_comparison_and_the_table_says_so(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", ROPE, seed=0)
-    add_run(tmp_path, "alibi", ALIBI, seed=1)
+    add_run(tmp_path, "rope", BREAKING, seed=0)
+    add_run(tmp_path, "alibi", HOLDING, seed=1)
     table = only(tmp_path, baseline="rope")
     assert any("no seed in common with rope" in note for note in table.notes)
     add_run(tmp_path, "t5", {1024: 3.0}, seed=0)
@@ -315,7 +194,7 @@ def test_a_baseline_of_several_lines_asks_which(results: Path) -> None:
 
 
 def test_a_baseline_counts_in_the_tables_that_have_it(results: Path) -> None:
-    add_run(results, "t5", ROPE, data_hash="0ther")
+    add_run(results, "t5", BREAKING, data_hash="0ther")
     assert sorted(
         table.baseline for table in build_tables(results, selection=Selection(baseline="rope"))
     ) == [
@@ -339,7 +218,7 @@ def test_the_margin_decides_what_holds(tmp_path: Path) -> None:
 def test_a_run_that_joins_a_table_changes_no_verdict_and_no_break_point(results: Path) -> None:
     before = {line.label: line for line in only(results).lines}
     for number in range(5):
-        levels = {length: level + number for length, level in ROPE.items()}
+        levels = {length: level + number for length, level in BREAKING.items()}
         add_run(results, f"t{number}", levels, spread=0.3)
     after = {line.label: line for line in only(results).lines}
     assert len(after) == len(before) + 5
@@ -351,111 +230,9 @@ def test_a_run_that_joins_a_table_changes_no_verdict_and_no_break_point(results:
         }
 
 
-# LaTeX
-
-
-@pytest.mark.parametrize("details", [False, True])
-def test_latex_is_a_booktabs_table_with_every_sign_escaped(results: Path, details: bool) -> None:
-    add_run(results, "my_100%&$#{~^\\", ROPE)
-    text = to_latex(build_tables(results), details=details)
-    lines = text.splitlines()
-    for word in (
-        r"\begin{table}",
-        r"\toprule",
-        r"\midrule",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ):
-        assert lines.count(word) == 1
-    [row] = [line for line in lines if line.startswith("my")]
-    name = r"my\_100\%\&\$\#\{\textasciitilde{}\textasciicircum{}\textbackslash{}"
-    assert row.startswith(f"{name} & 2.900 (+0.200)" if details else f"{name} & $")
-    [columns] = [re.sub("@{}", "", line)[16:-1] for line in lines if line.startswith(r"\begin{tabular}")]
-    [headings] = [line for line in lines if line.startswith("encoding")]
-    assert headings.count(" & ") == row.count(" & ") == len(columns) - 1
-    assert all(line.startswith("%") for line in lines[: lines.index(r"\begin{table}")])
-
-
-# Encodings by the names that tables show
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """Runs of a custom encoding, in two versions and with options, and of other encodings."""
-    for number, label in enumerate(("root@0cba s=0.25", "root@0cba s=1.0", "root@1111", "root@0cba+logn")):
-        edit_rows(
-            add_run(tmp_path, "root", ROPE, code=str(number)),
-            lambda row, label=label: replace(row, encoding=label, scored_with=label),
-        )
-    add_run(tmp_path, "rope", ROPE)
-    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("encoding=root", {"root@0cba s=0.25", "root@0cba s=1.0", "root@1111"}),
-        ("encoding=root@0cba", {"root@0cba s=0.25", "root@0cba s=1.0"}),
-        ("encoding=root@0cba s=1.0", {"root@0cba s=1.0"}),
-        ("encoding=root+logn,root@1111", {"root@0cba+logn", "root@1111"}),
-        ("encoding=*+logn", {"root@0cba+logn"}),
-        ("encoding!=root", {"root@0cba+logn", "rope", "rope -> yarn factor=auto"}),
-        ("scored_with=yarn", {"rope -> yarn factor=auto"}),
-    ],
-)
-def test_an_encoding_is_chosen_by_its_name_with_or_without_its_code_and_options(
-    own: Path, word: str, expected: set[str]
-) -> None:
-    assert set(labels(only(own, where=where(word)))) == expected
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("encoding=roto", "unknown --where encoding 'roto': did you mean 'root'?"),
-        ("encoding=root,alibbi", "unknown --where encoding 'alibbi': there are: root, root+logn, rope"),
-        ("encoding=root@ffff", "unknown --where encoding 'root@ffff': did you mean 'root'?"),
-        ("scored_with=yarm", "unknown --where scored_with 'yarm': did you mean 'yarn'?"),
-    ],
-)
-def test_an_encoding_that_no_run_has_is_refused_with_those_there_are(
-    own: Path, word: str, message: str
-) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        build_tables(own, selection=Selection(where=where(word)))
-
-
-def test_an_encoding_that_no_run_has_may_be_left_out(own: Path) -> None:
-    assert len(only(own, where=where("encoding!=alibi")).lines) == 6
-
-
-# What may not be lost, or chosen by
-
-
-def test_a_condition_on_what_was_scored_keeps_the_reference(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", ROPE)
-    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
-    table = only(tmp_path, where=where("scored_with=yarn*"))
-    assert labels(table) == ["rope -> yarn factor=auto"]
-    assert table.lines[0].cells[512].change == pytest.approx(0.2, abs=1e-6)
-
-
-@pytest.mark.parametrize("word", ["bits_per_byte<3", "status=ok", "perplexity<9", "peak_memory_mb<500"])
-def test_runs_are_not_chosen_by_their_results(word: str) -> None:
-    with pytest.raises(UserError, match="unknown --where"):
-        parse_condition(word)
-
-
 def test_the_legend_says_what_is_corrected_together(results: Path) -> None:
     text = to_markdown([only(results, where=where("length=512"), baseline="rope")], details=True)
     assert "those at one length are corrected together (Holm)" in text
-
-
-def test_lines_with_different_numbers_of_seeds_get_a_note(results: Path) -> None:
-    add_run(results, "t5", ROPE)
-    assert any(note.startswith("lines have 1 to 3 seeds") for note in only(results).notes)
 
 
 def test_a_length_that_only_one_table_has_orders_that_table_alone(results: Path) -> None:
@@ -464,26 +241,9 @@ def test_a_length_that_only_one_table_has_orders_that_table_alone(results: Path)
     assert {first.ranked_at, second.ranked_at} == {300, 512}
 
 
-@pytest.mark.parametrize("damage", ["absent", "bomb", "broken", "deep"])
-def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path, damage: str) -> None:
-    run = next(iter(sorted((rates / "runs").iterdir())))
-    path = run / "config.yaml"
-    if damage == "absent":
-        path.unlink()
-    else:
-        bomb = "a: &a [1]\n" + "".join(f"{two}: &{two} [*{one},*{one}]\n" for one, two in ("ab", "bc", "cd"))
-        path.write_text({"bomb": bomb, "broken": "train: [", "deep": "a: " + "[" * 3000}[damage])
-    tables = build_tables(rates, selection=Selection(where=where("train.lr<0.002")))
-    assert any(f"left out: {run.name}: its config.yaml cannot be read" in note for note in tables[-1].notes)
-    assert labels(tables[0]) == ["alibi", "rope"]
-
-
-# The margin of the runs
-
-
 def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None:
     for seed, margin in ((0, 0.1), (1, 0.1)):
-        run = add_run(tmp_path, "rope", ROPE, seed=seed)
+        run = add_run(tmp_path, "rope", BREAKING, seed=seed)
         rope = {"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}
         write_config(run, Config(rope, report=ReportConfig(margin), seed=seed))
     assert only(tmp_path).margin == 0.1
@@ -494,18 +254,10 @@ def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None
     assert any("the runs differ in report.margin" in note for note in table.notes)
 
 
-def test_a_note_on_a_missing_number_names_the_line_that_lacks_it(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        add_run(tmp_path, "learned", {128: 3.0, 256: None if seed else 3.1}, seed=seed)
-    table = only(tmp_path, by=("seed",))
-    assert any("undefined: learned seed=1 at 256" in note for note in table.notes)
-    assert not any("learned seed=0 at 256" in note for note in table.notes)
-
-
 def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:
     for seed in range(3):
-        add_run(tmp_path, "alibi", ALIBI, seed=seed)
-        add_run(tmp_path, "rope", ROPE if seed == 0 else {128: 2.7, 256: 2.8}, seed=seed)
+        add_run(tmp_path, "alibi", HOLDING, seed=seed)
+        add_run(tmp_path, "rope", BREAKING if seed == 0 else {128: 2.7, 256: 2.8}, seed=seed)
     table = only(tmp_path, baseline="rope")
     assert any("compared over 1 of 3 seeds only" in note for note in table.caveats)
     [row] = [line for line in to_markdown([table], details=True).splitlines() if line.startswith("| alibi")]
@@ -517,27 +269,6 @@ def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:
         256: 3,
         512: 1,
     }
-
-
-def test_two_seeds_get_a_warning_that_they_say_little_about_variation(tmp_path: Path) -> None:
-    for seed in range(2):
-        add_run(tmp_path, "rope", ROPE, seed=seed)
-    assert any(
-        note.startswith("two seeds: too few to know how seeds differ") for note in only(tmp_path).notes
-    )
-
-
-def test_scores_replaced_by_another_set_of_targets_are_named(results: Path) -> None:
-    add_run(results, "rope", {256: 3.0}, seed=0, target_hash="0ther")
-    assert any(note.startswith("not shown: rope at 256") for note in only(results).notes)
-
-
-def test_a_note_lists_a_few_names_and_counts_the_rest(tmp_path: Path) -> None:
-    for name in "abcdefg":
-        add_run(tmp_path, name, ROPE)
-    for seed in range(3):
-        add_run(tmp_path, "z", ROPE, seed=seed)
-    assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)
 
 
 def test_scores_that_are_not_shown_are_those_of_one_line(results: Path) -> None:

@@ -8,125 +8,21 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import struct
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from support.commands import Command, Outcome, files_in, tiny_overrides, write_corpus
-from support.results import edit_text
 
-from pe_bench.cli import program
 from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.runs.commands import recorded_commands
 from pe_bench.runs.gather import read_all
-from pe_bench.runs.lock import locked
-from pe_bench.runs.untrusted import MAX_BYTES, read_regular
 from pe_bench.system.terminal import CONTROL
 
 SCRIPT = "<script>alert(1)</script>"
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi"))  # noqa: B905
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus and a finished run."""
-    home = tmp_path_factory.mktemp("strangers")
-    write_corpus(home / "corpus")
-    assert program.run(["train", *tiny_overrides(home), "encoding=rope"]) == 0
-    return home
-
-
-@dataclass(frozen=True)
-class Stranger:
-    """A copy of that run, which a test may damage, and all commands that read it."""
-
-    home: Path
-    results: Path
-    run: Path
-    command: Command
-
-    def eval(self, *arguments: str) -> Outcome:
-        arguments = (str(self.run), "--lengths", "16,32", "--threads", "1", *arguments)
-        return self.command("eval", *arguments, *self._in_results, "--cache-dir", str(self.home / "cache"))
-
-    def report(self, *arguments: str) -> Outcome:
-        return self.command("report", *self._in_results, *arguments)
-
-    def list(self) -> Outcome:
-        return self.command("list", "runs", *self._in_results)
-
-    def train(self, *arguments: str) -> Outcome:
-        arguments = (f"results_dir={self.results}", "encoding=rope", *arguments)
-        return self.command("train", *tiny_overrides(self.home), *arguments)
-
-    def start_from(self, results: Path) -> Outcome:
-        return self.train(f"train.from={self.run}", f"results_dir={results}")
-
-    def each(self) -> Iterator[tuple[str, Outcome]]:
-        """Run every command on it. An unexpected error is raised here."""
-        yield "eval", self.eval()
-        yield "report", self.report("--html", str(self.page), "--by", "train.lr")
-        yield "list", self.list()
-        yield "train", self.train()
-
-    @property
-    def page(self) -> Path:
-        return self.results.parent / "page.html"
-
-    @property
-    def step(self) -> Path:
-        return self.run / "checkpoints" / "step-00000008"
-
-    @property
-    def score(self) -> Path:
-        return min((self.run / "scores").iterdir())
-
-    def change_config(self, change: Callable[[dict], object]) -> None:
-        values = yaml.safe_load((self.run / "config.yaml").read_text())
-        change(values)
-        (self.run / "config.yaml").write_text(yaml.safe_dump(values))
-
-    def replace_in_rows(self, old: str, new: str) -> None:
-        """Leave the checksum away, as a stranger can."""
-        edit_text(self.run / "eval.csv", old, new)
-
-    def sign(self) -> None:
-        """Write matching checksums, as a stranger can."""
-        meta = json.loads((self.step / "meta.json").read_text())
-        names = ("weights.safetensors", "optimizer.safetensors")
-        meta["checksums"] = {
-            name: hashlib.sha256((self.step / name).read_bytes()).hexdigest() for name in names
-        }
-        (self.step / "meta.json").write_text(json.dumps(meta))
-
-    def unfinish(self) -> None:
-        """Make the run look as if training had stopped at this checkpoint."""
-        (self.run / "result.json").unlink()
-        meta = self.step / "meta.json"
-        meta.write_text(meta.read_text().replace('"step": 8', '"step": 7'))
-        self.step.rename(self.step.with_name("step-00000007"))
-
-    @property
-    def _in_results(self) -> tuple[str, str]:
-        return ("--results-dir", str(self.results))
-
-
-@pytest.fixture
-def stranger(
-    trained: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Stranger]:
-    results = Path(shutil.copytree(trained / "results", tmp_path / "results"))
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
-    yield Stranger(trained, results, next((results / "runs").iterdir()), command)
-    assert not (tmp_path / "canary").exists(), "code of the run was executed"
 
 
 class Evil:
@@ -137,10 +33,6 @@ class Evil:
 
 
 CODE = "import os, pathlib\npathlib.Path(os.environ['CANARY']).touch()\n"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in files_in(folder)}
 
 
 def header(**tensors: dict) -> bytes:
@@ -319,98 +211,6 @@ def test_a_file_is_imported_only_if_it_has_the_hash_that_the_run_recorded(strang
     assert outside_modules() == before
 
 
-LINKS = ["scores", "checkpoints", "checkpoints/step-00000008", "eval.csv", "lock", "error.txt", "config.yaml"]
-LINKS += ["result.json", "commands.json", "train.csv", ".partial-1", "scores/.partial-2", "deep/inside"]
-
-
-@pytest.mark.parametrize("name", LINKS)
-def test_a_link_is_refused_by_name_and_what_it_points_to_stays_as_it_is(stranger, name, tmp_path):
-    place, outside = stranger.run / name, tmp_path / "outside"
-    outside.mkdir()
-    (outside / "diary.txt").write_text("dear diary")
-    if place.exists():
-        place.rename(outside / place.name)
-    place.parent.mkdir(exist_ok=True)
-    target = outside / place.name if (outside / place.name).exists() else outside
-    place.symlink_to(target if "lock" not in name else outside / "diary.txt")
-    before = contents(outside)
-    for told, outcome in stranger.each():
-        if told in ("eval", "train"):
-            assert outcome.code in (1, 2) and f"{place} is a symbolic link" in outcome.line, told
-    assert contents(outside) == before
-
-
-def test_a_run_that_is_itself_a_link_is_not_written_to(stranger, tmp_path):
-    elsewhere = Path(shutil.move(stranger.run, tmp_path / "elsewhere"))
-    (elsewhere / "result.json").unlink()
-    stranger.run.symlink_to(elsewhere)
-    before = contents(elsewhere)
-    assert f"{stranger.run} is a symbolic link" in stranger.train().line
-    assert contents(elsewhere) == before
-
-
-def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(stranger):
-    (stranger.run / "config.yaml").unlink()
-    os.mkfifo(stranger.run / "config.yaml")
-    with pytest.raises(Exception, match="config.yaml is not a regular file"), locked(stranger.run):
-        pass
-    for _, outcome in stranger.each():
-        assert outcome.code in (0, 1, 2)
-
-
-@pytest.fixture
-def no_waiting() -> Iterator[None]:
-    """Raise an error in a test that waits for a pipe."""
-
-    def fail(*_: object) -> None:
-        raise AssertionError("it waits for a file that is none")
-
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-NOT_FILES: dict[str, Callable[[Path, Path], None]] = {
-    "a pipe": lambda place, outside: os.mkfifo(place),
-    "a link to a pipe": lambda place, outside: (os.mkfifo(outside), place.symlink_to(outside))[-1],
-    "a link to a device": lambda place, outside: place.symlink_to("/dev/zero"),
-    "a link to nothing": lambda place, outside: place.symlink_to(outside),
-    "a folder": lambda place, outside: place.mkdir(),
-}
-READ = ["eval.csv", "config.yaml", "meta.json", "result.json", "environment.json", "commands.json"]
-
-
-@pytest.mark.parametrize("kind", NOT_FILES)
-@pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
-@pytest.mark.usefixtures("no_waiting")
-def test_what_is_no_plain_file_is_never_waited_for(stranger, name, kind, finished, tmp_path):
-    if not finished and name != "result.json":
-        stranger.unfinish()
-    (place,) = [path for path in stranger.run.rglob(name) if path.parent.name != "step-00000006"]
-    place.unlink()
-    NOT_FILES[kind](place, tmp_path / "outside")
-    for told, outcome in stranger.each():
-        assert outcome.code in (0, 1, 2), told
-        assert not outcome.code or outcome.line, told
-    assert stranger.start_from(stranger.results / "new").code in (0, 1, 2)
-
-
-def test_one_reader_takes_regular_files_of_a_bounded_size_alone(tmp_path, no_waiting):
-    for number, (kind, make) in enumerate(NOT_FILES.items()):
-        place = tmp_path / f"{number}.json"
-        make(place, tmp_path / f"outside-{number}")
-        with pytest.raises(OSError, match="symbolic link" if "link" in kind else "no plain file"):
-            read_regular(place)
-    (tmp_path / "large.yaml").write_bytes(b"x" * (MAX_BYTES[".yaml"] + 1))
-    with pytest.raises(OSError, match="it has over 65,536 bytes"):
-        read_regular(tmp_path / "large.yaml")
-    with pytest.raises(FileNotFoundError):
-        read_regular(tmp_path / "nothing.json")
-
-
 NOT_JSON = {
     "deep": "[" * 100_000,
     "deep in an object": '{"a": ' + "[" * 900 + "]" * 900 + "}",
@@ -510,13 +310,6 @@ def test_control_characters_in_a_folders_name_are_shown_as_text(stranger):
     assert "=1+1" not in (stranger.results / "results.csv").read_text()
     assert stranger.report("--html", str(stranger.page), "--by", "run").code == 0
     assert "<script>alert" not in stranger.page.read_text()
-
-
-@pytest.mark.parametrize("key", ["results_dir", "cache_dir"])
-def test_no_folder_that_the_run_names_is_written_to(stranger, key, tmp_path):
-    stranger.change_config(lambda values: values.update({key: str(tmp_path / "theirs")}))
-    assert stranger.eval("--max-length", "48").code == 0
-    assert not (tmp_path / "theirs").exists()
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/etc/shadow-or-not", "../../nothing"])

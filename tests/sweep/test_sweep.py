@@ -1,7 +1,5 @@
 """Sweeps: jobs end independently, failures are reported, and the same command does the rest."""
 
-import io
-import itertools
 import json
 import os
 import re
@@ -10,27 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from omegaconf import OmegaConf
-from rich.console import Console
-from support.commands import living, only_run, tiny_overrides, write_corpus
+from support.commands import living, tiny_overrides, write_corpus
+from support.sweeps import states
 
 from pe_bench.config.hydra_main import HydraCommand
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 from pe_bench.sweep.grid import Swept
-from pe_bench.sweep.job import END, JobBar, JobProgress, _watch_for_end
-from pe_bench.sweep.launchers import cores_each, require_one_start, side_by_side
+from pe_bench.sweep.job import END, JobProgress, _watch_for_end
 from pe_bench.sweep.run import _new_folder, _with_folder
-from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
-from pe_bench.sweep.summary import Summary, print_summary
-from pe_bench.sweep.view import View
+from pe_bench.sweep.states import DONE, FAILED, RUNNING, SweepFolder
 from pe_bench.system.machine import available_cores
 from pe_bench.system.signals import FROM_OTHERS, Stopped, stop_on_signal
 from pe_bench.training.checkpoint import latest_checkpoint
@@ -99,30 +91,6 @@ def finished(folder: Path) -> list[Path]:
 
 def tensors(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        (
-            "hydra.launcher.nodes=2",
-            "hydra.launcher.nodes=2: a run takes 1 machine; say hydra.launcher.nodes=1",
-        ),
-        ("hydra.launcher.tasks_per_node=4", "hydra.launcher.tasks_per_node=4: a run takes 1 task"),
-    ],
-)
-def test_a_launcher_that_would_start_a_job_several_times_is_refused_before_anything_starts(
-    train, folder, word, said
-):
-    outcome = train("-m", "encoding=rope", "hydra/launcher=submitit_slurm", word)
-    assert outcome.code == 2 and said in outcome.line
-    assert not (folder / "results").exists()
-
-
-def test_a_launcher_configuration_for_several_machines_is_recognised():
-    require_one_start(OmegaConf.create({"nodes": 1, "tasks_per_node": 1, "timeout_min": 60}))
-    with pytest.raises(UserError, match="hydra.launcher.nodes=2: a run takes 1 machine"):
-        require_one_start(OmegaConf.create({"nodes": 2}))
 
 
 @each_launcher
@@ -361,263 +329,9 @@ def test_progress_that_cannot_be_written_ends_no_job(tmp_path):
     assert report.state.share == 0.5
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no\nat all"), UserError("say it")])
-def test_the_error_of_a_run_stays_in_its_directory_until_the_run_succeeds(
-    train, command, folder, monkeypatch, error
-):
-    def fail(*arguments):
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr("pe_bench.experiment.run.train", fail)
-        with suppress(Exception):
-            train("encoding=nope")
-    assert type(error).__name__ in (only_run(folder) / "error.txt").read_text()
-    assert "failed" in command("list", "runs", "--results-dir", str(folder / "results")).out
-    assert train("encoding=nope").code == 0
-    assert not (only_run(folder) / "error.txt").exists()
-
-
-def hydra_of(target: str, **launcher):
-    return OmegaConf.create(
-        {"launcher": {"_target_": target, **launcher}, "sweeper": {"max_batch_size": None}}
-    )
-
-
-@pytest.mark.parametrize(
-    ("hydra", "count"),
-    [
-        (hydra_of("hydra._internal.core_plugins.basic_launcher.BasicLauncher"), 1),
-        (hydra_of("x.JoblibLauncher", n_jobs=3), 3),
-        (hydra_of("x.JoblibLauncher", n_jobs=30), 8),
-        (hydra_of("x.JoblibLauncher", n_jobs=-1), 4),
-        (hydra_of("x.JoblibLauncher", n_jobs=-2), 3),
-        (hydra_of("x.LocalLauncher"), 8),
-        (hydra_of("x.SlurmLauncher"), 1),
-        (hydra_of("x.RayLauncher", ray={"init": {"num_cpus": 6}, "remote": {"num_cpus": 3}}), 2),
-        (hydra_of("x.RayLauncher", ray={"init": {"address": None}, "remote": {}}), 4),
-        (hydra_of("x.SomebodysLauncher"), 1),
-    ],
-)
-def test_the_number_of_parallel_jobs_follows_from_the_launcher(hydra, count, monkeypatch):
-    monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
-    assert side_by_side(hydra, 8) == count
-    assert cores_each(hydra, 8) == max(1, 4 // count)
-
-
-def test_the_sweepers_batch_size_limits_parallel_jobs(monkeypatch):
-    monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
-    hydra = hydra_of("x.LocalLauncher")
-    hydra.sweeper.max_batch_size = 2
-    assert cores_each(hydra, 8) == 2
-
-
-def states(*kinds: str) -> list[JobState]:
-    return [
-        JobState(
-            number,
-            f"seed={number}",
-            f"pe-bench train seed={number}",
-            kind,
-            text=f"step {number} of 9",
-            has_begun=True,
-            share=number / 9,
-            seconds=10.0,
-            started=time.time(),
-        )
-        for number, kind in enumerate(kinds)
-    ]
-
-
-def test_the_view_shows_a_line_for_each_running_job_and_the_total(tmp_path):
-    folder, shown = SweepFolder(tmp_path), io.StringIO()
-    for state in states(DONE, SKIPPED, FAILED, RUNNING, RUNNING):
-        folder.write(state)
-    with View(folder, 9, Console(file=shown, force_terminal=True, width=100, highlight=False)):
-        time.sleep(0.5)
-    text = shown.getvalue()
-    assert "seed=0: done in 10 s" in text and "seed=2: failed:" in text
-    assert "seed=1:" not in text, "it is counted alone"
-    assert re.search(r"seed=3\s+━+·+\s+step 3 of 9", text) and re.search(r"seed=4\s+━+·+\s+step 4 of 9", text)
-    assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
-
-
-def test_the_time_left_does_not_jump_and_comes_true(tmp_path, monkeypatch):
-    """Six jobs, two at a time, of 70 to 80 s of training and 30 s of scoring each."""
-    folder, clock = SweepFolder(tmp_path), [1_000.0]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
-    view = View(folder, 6, Console(file=io.StringIO()))
-    lengths, bars, waiting, estimates = [70, 80, 72, 78, 70, 80], {}, list(range(6)), []
-    while waiting or bars:
-        while waiting and len(bars) < 2:
-            number = waiting.pop(0)
-            progress = JobProgress(folder, JobState(number, f"seed={number}", "", started=clock[0]))
-            progress.change(at_once=True)
-            bars[number] = (progress, JobBar(progress, lengths[number]), None)
-        clock[0] += 1
-        for number, (progress, training, scoring) in list(bars.items()):
-            since = clock[0] - progress.state.started
-            if since <= lengths[number]:
-                training.show(since, "trains")
-            elif since <= lengths[number] + 30:
-                scoring = scoring or JobBar(progress, 30)
-                scoring.show(since - lengths[number], "scores")
-                bars[number] = (progress, training, scoring)
-            else:
-                progress.change(state=DONE, seconds=since)
-                del bars[number]
-            progress.change(at_once=True)
-        estimates.append((clock[0], view._seconds_left(folder.states())))
-    known = [(at, left) for at, left in estimates if left is not None]
-    assert known[0][0] < 1_010
-    steps = [abs(b - a + 1) for (_, a), (_, b) in itertools.pairwise(known)]
-    assert max(steps) < 5
-    off = [abs(left - (clock[0] - at)) for at, left in known if at > 1_130]
-    assert max(off) < 20
-
-
-def test_the_view_prints_plain_lines_without_a_terminal(tmp_path):
-    folder, shown = SweepFolder(tmp_path), io.StringIO()
-    with View(folder, 2, Console(file=shown)):
-        folder.write(replace(states(RUNNING)[0], share=0.1))
-        time.sleep(0.5)
-        folder.write(JobState(0, "seed=0", "", DONE, seconds=3700.0))
-    lines = shown.getvalue().splitlines()
-    assert lines == ["seed=0: begins", "seed=0: done in 1 h 01 min"]
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_sweep_with_nothing_to_do_prints_one_line_before_its_table(tmp_path, capsys, is_terminal):
-    folder, shown = SweepFolder(tmp_path), io.StringIO()
-    looks = JobState(0, "seed=0", "", started=time.time())
-    with View(folder, 2, Console(file=shown, force_terminal=is_terminal, width=100, highlight=False)):
-        folder.write(looks)
-        time.sleep(0.5)
-        for state in states(SKIPPED, SKIPPED):
-            folder.write(state)
-    told = shown.getvalue()
-    assert told.endswith("2 jobs, all done already\n") and told.count("done already") == 1
-    assert "begins" not in told and "seed=0:" not in told
-    assert is_terminal or told.count("\n") == 1
-    print_summary(summary_of(tmp_path, [SKIPPED, SKIPPED], 2))
-    assert capsys.readouterr().err == "", "it was told"
-
-
-def test_a_job_that_takes_long_to_check_whether_it_is_done_is_shown_as_begun(tmp_path):
-    folder, shown = SweepFolder(tmp_path), io.StringIO()
-    folder.write(JobState(0, "seed=0", "", started=time.time() - 60))
-    with View(folder, 2, Console(file=shown)):
-        time.sleep(0.3)
-    assert shown.getvalue() == "seed=0: begins\n"
-
-
 def test_a_damaged_file_of_a_job_hides_no_other(tmp_path):
     folder = SweepFolder(tmp_path)
     folder.write(states(DONE)[0])
     for number, text in enumerate(["", "{", "[]", '{"number": 3}'], 1):
         (tmp_path / "jobs" / f"000{number}.json").write_text(text)
     assert [state.number for state in folder.states()] == [0]
-
-
-def summary_of(tmp_path: Path, kinds: list[str], jobs: int, **others) -> Summary:
-    return Summary(tmp_path, states(*kinds), jobs, **{"problem": "", "stopped": False, **others})
-
-
-def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, capsys):
-    print_summary(summary_of(tmp_path, [DONE, RUNNING], 3, problem="TerminatedWorkerError: a worker"))
-    told = capsys.readouterr().err
-    assert "3 jobs: 1 done, 1 failed, 1 stopped or not started" in told
-    assert "the launcher ended: TerminatedWorkerError: a worker" in told
-    assert "to retry it: pe-bench train seed=1" in told
-
-
-@pytest.mark.parametrize(
-    ("kinds", "line"),
-    [
-        ([DONE, SKIPPED, SKIPPED], "3 jobs: 1 done, 2 done already\n"),
-        ([SKIPPED, STOPPED], "2 jobs: 1 done already, 1 stopped or not started\n"),
-        ([STOPPED], "1 job: 0 done, 1 stopped or not started\n"),
-    ],
-)
-def test_the_summary_counts_jobs_that_were_done_before(tmp_path, capsys, kinds, line):
-    print_summary(summary_of(tmp_path, kinds, len(kinds), stopped=True))
-    assert capsys.readouterr().err == line
-
-
-def scored(*jobs: tuple[str, str, str], margin: float = 0.01) -> list[JobState]:
-    """Return finished jobs, each from its label, its run and a letter for each set of targets."""
-    return [
-        JobState(
-            number,
-            label,
-            "",
-            DONE,
-            run=f"results/runs/{run}",
-            has_rows=True,
-            target_hashes=list(targets),
-            margin=margin,
-        )
-        for number, (label, run, targets) in enumerate(jobs)
-    ]
-
-
-def tables_of(finished: list[JobState]) -> list[tuple[list[str], str, str]]:
-    tables = Summary(Path(), finished, len(finished), "", False).tables
-    return [([run.name for run in table.runs], "".join(table.target_hashes), table.words) for table in tables]
-
-
-def test_jobs_that_score_one_run_on_other_targets_have_separate_named_tables():
-    jobs = scored(
-        ("encoding=nope eval.targets=6", "nope", "a"),
-        ("encoding=nope eval.targets=9", "nope", "b"),
-        ("encoding=rope eval.targets=6", "rope", "a"),
-        ("encoding=rope eval.targets=9", "rope", "b"),
-    )
-    both = ["nope", "rope"]
-    assert tables_of(jobs) == [(both, "a", "eval.targets=6"), (both, "b", "eval.targets=9")]
-    # Where rope failed with 6, its 9 belong to nope's all the same.
-    found = tables_of([*jobs[:2], jobs[3]])
-    assert [(runs, targets) for runs, targets, _ in found] == [(["nope"], "a"), (both, "b")]
-
-
-def test_protocols_that_share_their_targets_are_named_together():
-    protocols = ("paired", "a"), ("nonoverlapping", "b"), ("sliding", "b")
-    jobs = [
-        (f"encoding={name} eval.protocol={protocol}", name, targets)
-        for name in ("nope", "rope")
-        for protocol, targets in protocols
-    ]
-    arguments = [arguments for _, _, arguments in tables_of(scored(*jobs))]
-    assert arguments == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
-
-
-def test_jobs_that_fit_into_one_table_share_it_without_a_name():
-    longer = scored(("eval.lengths=[16]", "nope", "a"), ("eval.lengths=[16,128]", "nope", "ab"))
-    assert tables_of(longer) == [(["nope"], "ab", "")]
-    texts = scored(("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b"))
-    assert tables_of(texts) == [(["nope-1", "nope-2"], "ab", "")]
-    assert tables_of([]) == []
-
-
-def test_two_margins_of_one_run_have_separate_tables():
-    coarse = [replace(state, number=1) for state in scored(("report.margin=0.1", "nope", "a"), margin=0.1)]
-    jobs = [*scored(("report.margin=0.01", "nope", "a")), *coarse]
-    assert [table.margin for table in Summary(Path(), jobs, 2, "", False).tables] == [0.01, 0.1]
-
-
-def test_the_summary_of_a_stopped_sweep_blames_no_job(tmp_path, capsys):
-    summary = summary_of(tmp_path, [DONE, STOPPED, RUNNING], 5, stopped=True)
-    print_summary(summary)
-    assert capsys.readouterr().err == "5 jobs: 1 done, 4 stopped or not started\n"
-    assert not summary.is_done and not summary.failed
-
-
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 9 GB")])
-def test_training_out_of_memory_is_one_line_with_the_way_out(train, folder, monkeypatch, error):
-    def fail(*arguments):
-        raise error
-
-    monkeypatch.setattr("pe_bench.experiment.run.train", fail)
-    outcome = train("encoding=nope")
-    assert outcome.code == 1
-    assert outcome.line.startswith("pe-bench: out of memory (") and "train.micro_batches=2" in outcome.line

@@ -1,0 +1,205 @@
+"""The rows that share a table, and the title that says what they have in common."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from support.results import add_run
+from support.tables import BREAKING, FLAT, line_of, only, printed_details
+
+from pe_bench.config.schema import ModelConfig
+from pe_bench.errors import RunError, UserError
+from pe_bench.report.export import to_frame
+from pe_bench.report.tables.build import build_tables, run_tables
+from pe_bench.report.tables.selection import Selection
+from pe_bench.runs.rows import read_rows
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"setting": "0f0f0f0f"}, "training settings"),
+        ({"data_hash": "0ther"}, "data hash"),
+        ({"tokenizer": "bpe"}, "tokenizer"),
+        ({"train_length": 64}, "train length"),
+        ({"protocol": "nonoverlapping"}, "protocol"),
+        ({"score_dtype": "bfloat16"}, "score dtype"),
+    ],
+)
+def test_rows_that_cannot_be_compared_are_in_separate_tables(
+    tmp_path: Path, change: dict[str, object], named: str
+) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "alibi", FLAT, **change)
+    tables = build_tables(tmp_path)
+    assert [len(table.lines) for table in tables] == [1, 1]
+    assert all(named in table.why for table in tables)
+    assert "never averaged or ranked together" in printed_details(tables)
+
+
+def test_one_table_does_not_mention_others(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "alibi", FLAT)
+    assert only(tmp_path).why == ""
+
+
+def test_the_title_says_what_was_trained(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    assert only(tmp_path).title == (
+        "tiny model, data stdlib (da7a0123), tokenizer bytes, "
+        "trained at length 128 for 250 steps, paired protocol"
+    )
+
+
+def with_model(run: Path, **sizes: object) -> None:
+    """Write the run's configuration: the tiny model with these sizes."""
+    model = {**dataclasses.asdict(ModelConfig()), **sizes}
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": model}))
+
+
+def test_the_title_says_which_sizes_are_not_those_of_the_models_name(tmp_path: Path) -> None:
+    with_model(add_run(tmp_path, "alibi", FLAT, setting="aaaaaaaa"))
+    with_model(add_run(tmp_path, "rope", BREAKING, setting="bbbbbbbb"), d_model=96, d_head=24)
+    own = add_run(tmp_path, "nope", FLAT, setting="cccccccc", model="mine")
+    with_model(own, name="mine", d_model=96)
+    tables = build_tables(tmp_path)
+    assert [table.title.partition(",")[0] for table in tables] == [
+        "mine model",
+        "tiny model",
+        "tiny model with d_model=96 d_head=24",
+    ]
+    assert all("they differ in model, model sizes, and" in table.why for table in tables)
+
+
+def test_the_title_leaves_out_sizes_that_distinguish_lines(tmp_path: Path) -> None:
+    with_model(add_run(tmp_path, "rope", FLAT, setting="aaaaaaaa"), d_ff=96)
+    with_model(add_run(tmp_path, "rope", FLAT, setting="bbbbbbbb"), d_ff=96, n_layers=2)
+    [table] = build_tables(tmp_path, selection=Selection(by=("model.n_layers",)))
+    assert table.title.startswith("tiny model with d_ff=96, data")
+    assert {line.label for line in table.lines} == {"rope model.n_layers=4", "rope model.n_layers=2"}
+
+
+def test_a_run_whose_configuration_is_lost_stays_with_those_of_its_setting(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", FLAT)
+    with_model(add_run(tmp_path, "rope", BREAKING), d_ff=96)
+    assert only(tmp_path).title.startswith("tiny model with d_ff=96, data")
+
+
+def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING)
+    assert add_run(tmp_path, "rope", {128: 3.02, 256: 3.04}, score_dtype="bfloat16") == run
+    exact, coarse = build_tables(tmp_path)
+    assert exact.title.endswith("paired protocol")
+    assert coarse.title.endswith("paired protocol, scores in bfloat16")
+    assert exact.lengths == (64, 128, 256, 512)
+    assert line_of(exact, "rope").cells[256].change == pytest.approx(0.1, abs=1e-6)
+    assert line_of(coarse, "rope").cells[256].change == pytest.approx(0.02, abs=1e-6)
+    assert line_of(coarse, "rope").cells[256].interval is not None
+    frame = to_frame([exact, coarse])
+    assert frame["score_dtype"].tolist() == ["float32"] * 4 + ["bfloat16"] * 2
+    rows = [row for row in read_rows(run / "eval.csv") if row.score_dtype == "bfloat16"]
+    [table] = run_tables(rows, run)
+    assert table.lengths == (128, 256), "a row of another precision is no reference"
+
+
+def test_runs_and_protocols_can_be_chosen(tmp_path: Path) -> None:
+    rope = add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "alibi", FLAT)
+    add_run(tmp_path, "alibi", FLAT, protocol="sliding")
+    assert [line.label for table in build_tables(tmp_path, [str(rope)]) for line in table.lines] == ["rope"]
+    [table] = build_tables(tmp_path, protocol="sliding")
+    assert table.key.protocol == "sliding"
+    with pytest.raises(UserError, match=r"unknown run 'ropr-s0-.*did you mean 'rope-s0-"):
+        build_tables(tmp_path, [rope.name.replace("rope", "ropr")])
+    with pytest.raises(UserError, match=r"'nonoverlapping'.*scored under paired, sliding"):
+        build_tables(tmp_path, protocol="nonoverlapping")
+
+
+def test_no_runs_are_an_error_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="pe-bench train encoding=rope"):
+        build_tables(tmp_path)
+
+
+def test_a_damaged_run_is_named_under_the_tables_of_the_others(tmp_path: Path) -> None:
+    bad = add_run(tmp_path, "rope", BREAKING)
+    (bad / "eval.csv").write_text("")
+    with pytest.raises(RunError, match="is damaged"):
+        build_tables(tmp_path)
+    add_run(tmp_path, "alibi", FLAT)
+    assert any(note.startswith("left out: ") and str(bad) in note for note in only(tmp_path).notes)
+
+
+@pytest.mark.parametrize(("text", "told"), [("", "is damaged"), (None, "has no scores: make them with")])
+def test_a_named_run_without_complete_scores_is_reported_and_hides_no_other(
+    tmp_path: Path, text: str | None, told: str
+) -> None:
+    good, bad = add_run(tmp_path, "rope", BREAKING), add_run(tmp_path, "alibi", FLAT)
+    (bad / "eval.csv").unlink()
+    if text is not None:
+        (bad / "eval.csv").write_text(text)
+    [table] = build_tables(tmp_path, [good.name, bad.name])
+    assert {line.label for line in table.lines} == {"rope"}
+    assert any(note.startswith("left out: ") and bad.name in note and told in note for note in table.notes)
+    with pytest.raises(RunError, match=told):
+        build_tables(tmp_path, [bad.name])
+    for nobody in ("nobody", bad.name[:5]):  # a part of a damaged run's name is no run
+        with pytest.raises(UserError, match=f"unknown run '{nobody}'"):
+            build_tables(tmp_path, [nobody])
+
+
+def test_the_table_of_one_run_equals_the_reports_table(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING)
+    assert run_tables(read_rows(run / "eval.csv"), run) == [only(tmp_path)]
+
+
+def test_the_table_of_a_run_elsewhere_reads_the_scores_in_its_folder(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING).rename(tmp_path / "elsewhere")
+    [table] = run_tables(read_rows(run / "eval.csv"), run)
+    assert table.lines[0].cells[256].interval is not None
+
+
+def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) -> None:
+    for code in ("1", "2"):
+        add_run(tmp_path, "rb", {128: 3.0, 256: 3.0 + int(code)}, code=code)
+        add_run(tmp_path, "rb", {128: 3.0, 256: 3.0 + int(code)}, code=code, seed=1)
+    for seed in (0, 1):
+        add_run(tmp_path, "rope", BREAKING, seed=seed)
+    table = only(tmp_path)
+    labels = {line.label: line.seeds for line in table.lines}
+    assert labels == {
+        "rb (s0-5e77da7a1)": 1, "rb (s0-5e77da7a2)": 1, "rb (s1-5e77da7a1)": 1, "rb (s1-5e77da7a2)": 1,
+        "rope": 2,
+    }  # fmt: skip
+    assert line_of(table, "rb (s0-5e77da7a2)").cells[256].levels == pytest.approx((5.0,), abs=1e-6)
+    assert any(note.startswith("rb: several runs have the same seed") for note in table.notes)
+    assert not any(note.startswith("rope: several") for note in table.notes)
+    assert set(to_frame([table])["run"]) >= {"", "rb-s0-5e77da7a1"}
+
+
+def test_a_copied_run_is_left_out_as_long_as_its_original_is_there(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", BREAKING)
+    copy = shutil.copytree(run, run.with_name(run.name + "-copy"))
+    table = only(tmp_path)
+    assert [line.runs for line in table.lines] == [(run.name,)]
+    assert f"left out: {copy.name} is a copy of {run.name}" in table.notes
+    with pytest.raises(RunError, match=f"{copy.name} is a copy of {run.name}"):
+        build_tables(tmp_path, [copy.name])
+    shutil.rmtree(run)
+    assert [line.runs for line in only(tmp_path).lines] == [(copy.name,)]
+
+
+def test_another_stride_rule_is_another_table_with_separate_changes(tmp_path: Path) -> None:
+    lengths = (64, 128, 256, 512)
+    add_run(tmp_path, "rope", dict.fromkeys(lengths, 3.0), sliding="half")
+    add_run(tmp_path, "alibi", {64: 3.1, 128: 2.0, 256: 2.5, 512: 2.6}, sliding=32)
+    half, fixed = build_tables(tmp_path)
+    assert half.title.endswith("sliding protocol, stride half the length")
+    assert fixed.title.endswith("sliding protocol, stride 32")
+    assert ([line.label for line in half.lines], [line.label for line in fixed.lines]) == (
+        ["rope"],
+        ["alibi"],
+    )
+    assert fixed.lines[0].cells[256].change == pytest.approx(0.5, abs=1e-6)
+    assert "they differ in stride rule," in fixed.why

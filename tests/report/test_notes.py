@@ -1,0 +1,99 @@
+"""The notes below a table."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.results import add_run
+from support.tables import BREAKING, only
+
+
+def test_lines_with_different_numbers_of_seeds_get_a_note(results: Path) -> None:
+    add_run(results, "t5", BREAKING)
+    assert any(note.startswith("lines have 1 to 3 seeds") for note in only(results).notes)
+
+
+def test_a_note_on_a_missing_number_names_the_line_that_lacks_it(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        add_run(tmp_path, "learned", {128: 3.0, 256: None if seed else 3.1}, seed=seed)
+    table = only(tmp_path, by=("seed",))
+    assert any("undefined: learned seed=1 at 256" in note for note in table.notes)
+    assert not any("learned seed=0 at 256" in note for note in table.notes)
+
+
+def test_two_seeds_get_a_warning_that_they_say_little_about_variation(tmp_path: Path) -> None:
+    for seed in range(2):
+        add_run(tmp_path, "rope", BREAKING, seed=seed)
+    assert any(
+        note.startswith("two seeds: too few to know how seeds differ") for note in only(tmp_path).notes
+    )
+
+
+def test_scores_replaced_by_another_set_of_targets_are_named(results: Path) -> None:
+    add_run(results, "rope", {256: 3.0}, seed=0, target_hash="0ther")
+    assert any(note.startswith("not shown: rope at 256") for note in only(results).notes)
+
+
+def test_a_note_lists_a_few_names_and_counts_the_rest(tmp_path: Path) -> None:
+    for name in "abcdefg":
+        add_run(tmp_path, name, BREAKING)
+    for seed in range(3):
+        add_run(tmp_path, "z", BREAKING, seed=seed)
+    assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)
+
+
+def trained_on(run: Path, **changes: object) -> None:
+    kernel = "pe-bench's kernel in float32, compiled by c++ 12.2.0"
+    found = {"device": "cpu", "processor": "AMD EPYC", "threads": 2, "attention": kernel, **changes}
+    (run / "environment.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"threads": 1}, "2 threads (rope, nope); 1 thread (alibi)"),
+        ({"processor": "Xeon"}, "AMD EPYC (rope, nope); Xeon (alibi)"),
+        ({"device": "NVIDIA H200"}, "AMD EPYC (rope, nope); NVIDIA H200 (alibi)"),
+        (
+            {"attention": "PyTorch's fused kernels and the reference, for there is no compiler"},
+            "pe-bench's kernel in float32 (rope, nope); PyTorch's fused kernels and the reference (alibi)",
+        ),
+        ({"attention": "pe-bench's kernel in float32, compiled by clang 19"}, None),
+        ({"attention": {"name": "pe-bench's kernel", "dtype": "float32", "compiler": "clang 19"}}, None),
+        (
+            {"attention": {"name": "pe-bench's kernel", "dtype": "bfloat16", "compiler": "c++ 12.2.0"}},
+            "pe-bench's kernel in float32 (rope, nope); pe-bench's kernel in bfloat16 (alibi)",
+        ),
+        ({}, None),
+    ],
+)
+def test_conditions_of_tokens_per_second_are_shown_where_they_differ(
+    tmp_path: Path, change: dict[str, object], told: str | None
+) -> None:
+    trained_on(add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}))
+    trained_on(add_run(tmp_path, "nope", {128: 3.1, 256: 3.1}))
+    trained_on(add_run(tmp_path, "alibi", {128: 3.2, 256: 3.2}), **change)
+    notes = [note for note in only(tmp_path).notes if "tokens/s" in note]
+    said = f"tokens/s were measured under different conditions: {told}"
+    assert notes == ([said] if told is not None else [])
+
+
+def test_one_seed_and_few_documents_get_a_note(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING, documents=7)
+    notes = " ".join(only(tmp_path).notes)
+    assert "one seed: results describe these models, not the encodings" in notes
+    assert "7 documents only" in notes
+
+
+def test_three_seeds_and_enough_documents_need_no_warning(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "rope", BREAKING, seed=seed)
+    assert only(tmp_path).notes == ()
+
+
+def test_lengths_on_another_set_of_targets_are_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0, 8192: 5.0}, target_hash="0ther")
+    add_run(tmp_path, "alibi", {128: 3.0, 256: 3.1})
+    [note] = [note for note in only(tmp_path).notes if "not comparable along the row" in note]
+    assert note.startswith("256 (rope): ")

@@ -1,0 +1,169 @@
+"""The conditions that choose the rows of a report."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.results import add_run, edit_rows
+from support.tables import BREAKING, labels, only, where
+
+from pe_bench.errors import UserError
+from pe_bench.report.tables.build import build_tables
+from pe_bench.report.tables.selection import Selection
+from pe_bench.runs.conditions import Condition, parse_condition
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("seed<3", Condition("seed", "<", ("3",))),
+        ("encoding=rope, alibi", Condition("encoding", "=", ("rope", "alibi"))),
+        ("train.lr >= 1e-3", Condition("train.lr", ">=", ("1e-3",))),
+        ("model!=tiny", Condition("model", "!=", ("tiny",))),
+        ("seed==61", Condition("seed", "=", ("61",))),
+    ],
+)
+def test_a_condition_is_parsed(word: str, expected: Condition) -> None:
+    assert parse_condition(word) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("seed", "cannot be read"),
+        ("seed=", "cannot be read"),
+        ("seed<many", "needs a number"),
+        ("sead=1", "did you mean 'seed'"),
+        ("control=swap", "unknown --where 'control'"),
+    ],
+)
+def test_conditions_that_cannot_be_met_are_refused(word: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_condition(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "lines", "seeds"),
+    [
+        (["encoding=rope"], ["rope"], 3),
+        (["encoding=r*"], ["rope"], 3),
+        (["encoding!=rope"], ["alibi"], 3),
+        (["seed<2"], ["alibi", "rope"], 2),
+        (["seed=0,2", "encoding=rope,alibi"], ["alibi", "rope"], 2),
+        (["seed>=1", "seed!=2"], ["alibi", "rope"], 1),
+        (["parameters>850000"], ["alibi"], 3),
+        (["seed=0.0"], ["alibi", "rope"], 1),
+    ],
+)
+def test_conditions_choose_rows(results: Path, words: list[str], lines: list[str], seeds: int) -> None:
+    table = only(results, where=where(*words))
+    assert labels(table) == lines
+    assert {line.seeds for line in table.lines} == {seeds}
+
+
+def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Path) -> None:
+    table = only(results, where=where("length>128"))
+    assert table.lengths == (256, 512)
+    assert all(cell.change is not None for line in table.lines for cell in line.cells.values())
+
+
+def test_hiding_lengths_changes_no_verdict(results: Path) -> None:
+    everything, some = only(results), only(results, where=where("length=512"))
+    assert [line.cells[512].verdict for line in some.lines] == [
+        line.cells[512].verdict for line in everything.lines
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["seed=9"], "seed=9"), (["length>9000"], "length>9000")],
+)
+def test_conditions_that_no_row_meets_are_refused(results: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=f"no score is left by --where .*{message}"):
+        build_tables(results, selection=Selection(where=where(*words)))
+
+
+def test_keys_of_the_configuration_choose_runs(rates: Path) -> None:
+    table = only(rates, where=where("train.lr<0.002"))
+    assert labels(table) == ["alibi", "rope"]
+    assert table.key.setting == "0.001"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Runs of a custom encoding, in two versions and with options, and of other encodings."""
+    for number, label in enumerate(("root@0cba s=0.25", "root@0cba s=1.0", "root@1111", "root@0cba+logn")):
+        edit_rows(
+            add_run(tmp_path, "root", BREAKING, code=str(number)),
+            lambda row, label=label: replace(row, encoding=label, scored_with=label),
+        )
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("encoding=root", {"root@0cba s=0.25", "root@0cba s=1.0", "root@1111"}),
+        ("encoding=root@0cba", {"root@0cba s=0.25", "root@0cba s=1.0"}),
+        ("encoding=root@0cba s=1.0", {"root@0cba s=1.0"}),
+        ("encoding=root+logn,root@1111", {"root@0cba+logn", "root@1111"}),
+        ("encoding=*+logn", {"root@0cba+logn"}),
+        ("encoding!=root", {"root@0cba+logn", "rope", "rope -> yarn factor=auto"}),
+        ("scored_with=yarn", {"rope -> yarn factor=auto"}),
+    ],
+)
+def test_an_encoding_is_chosen_by_its_name_with_or_without_its_code_and_options(
+    own: Path, word: str, expected: set[str]
+) -> None:
+    assert set(labels(only(own, where=where(word)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("encoding=roto", "unknown --where encoding 'roto': did you mean 'root'?"),
+        ("encoding=root,alibbi", "unknown --where encoding 'alibbi': there are: root, root+logn, rope"),
+        ("encoding=root@ffff", "unknown --where encoding 'root@ffff': did you mean 'root'?"),
+        ("scored_with=yarm", "unknown --where scored_with 'yarm': did you mean 'yarn'?"),
+    ],
+)
+def test_an_encoding_that_no_run_has_is_refused_with_those_there_are(
+    own: Path, word: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        build_tables(own, selection=Selection(where=where(word)))
+
+
+def test_an_encoding_that_no_run_has_may_be_left_out(own: Path) -> None:
+    assert len(only(own, where=where("encoding!=alibi")).lines) == 6
+
+
+def test_a_condition_on_what_was_scored_keeps_the_reference(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
+    table = only(tmp_path, where=where("scored_with=yarn*"))
+    assert labels(table) == ["rope -> yarn factor=auto"]
+    assert table.lines[0].cells[512].change == pytest.approx(0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize("word", ["bits_per_byte<3", "status=ok", "perplexity<9", "peak_memory_mb<500"])
+def test_runs_are_not_chosen_by_their_results(word: str) -> None:
+    with pytest.raises(UserError, match="unknown --where"):
+        parse_condition(word)
+
+
+@pytest.mark.parametrize("damage", ["absent", "bomb", "broken", "deep"])
+def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path, damage: str) -> None:
+    run = next(iter(sorted((rates / "runs").iterdir())))
+    path = run / "config.yaml"
+    if damage == "absent":
+        path.unlink()
+    else:
+        bomb = "a: &a [1]\n" + "".join(f"{two}: &{two} [*{one},*{one}]\n" for one, two in ("ab", "bc", "cd"))
+        path.write_text({"bomb": bomb, "broken": "train: [", "deep": "a: " + "[" * 3000}[damage])
+    tables = build_tables(rates, selection=Selection(where=where("train.lr<0.002")))
+    assert any(f"left out: {run.name}: its config.yaml cannot be read" in note for note in tables[-1].notes)
+    assert labels(tables[0]) == ["alibi", "rope"]

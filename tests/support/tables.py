@@ -1,0 +1,42 @@
+"""Tables of written runs, and what a person reads of them."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from pe_bench.report.tables.build import build_tables
+from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.selection import Selection
+from pe_bench.report.tables.table import Table
+from pe_bench.report.text import show
+from pe_bench.runs.conditions import Condition, parse_condition
+
+FLAT = {64: 3.1, 128: 3.0, 256: 3.002, 512: 3.003}
+HOLDING = {64: 3.1, 128: 3.0, 256: 3.0, 512: 3.0}
+BREAKING = {64: 2.9, 128: 2.7, 256: 2.8, 512: 4.0}
+
+
+def only(results_dir: Path, **selection: object) -> Table:
+    [table] = build_tables(results_dir, selection=Selection(**selection))  # type: ignore[arg-type]
+    return table
+
+
+def labels(table: Table) -> list[str]:
+    return [line.label for line in table.lines]
+
+
+def where(*conditions: str) -> tuple[Condition, ...]:
+    return tuple(map(parse_condition, conditions))
+
+
+def line_of(table: Table, label: str) -> Line:
+    return next(line for line in table.lines if line.label == label)
+
+
+def printed_details(tables: list[Table], width: int | None = None) -> str:
+    """Return the detailed form that a pipe gets, or a terminal of this width without colours."""
+    file = io.StringIO()
+    console = Console(file=file, width=width or 80, force_terminal=width is not None, color_system=None)
+    show(tables, console, details=True)
+    return file.getvalue()
