@@ -68,6 +68,11 @@ def _describe_bad_values(error: Exception, encodings: Sequence[nn.Module]) -> st
     return file and f"{file}: what a hook returns cannot be used: {type(error).__name__}: {first_line(error)}"
 
 
+def is_users_own(encoding: nn.Module) -> bool:
+    """Return whether any part of an encoding is a user's."""
+    return bool(_users_modules([encoding]))
+
+
 def _users_modules(encodings: Sequence[nn.Module]) -> list[ModuleType]:
     """Return the modules of the classes of encodings that are not pe-bench's own."""
     parts = [type(part) for encoding in encodings for part in encoding.modules()]

@@ -17,9 +17,10 @@ from pe_bench.data.packed import Split
 from pe_bench.encodings import LengthError
 from pe_bench.errors import RunError, first_line
 from pe_bench.model.decoder import Decoder
+from pe_bench.model.lookahead import find_lookahead
 from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
-from pe_bench.model.user_code import describe_user_code_error
+from pe_bench.model.user_code import describe_user_code_error, is_users_own
 from pe_bench.runs.rows import POSITIONS
 from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.denormals import flush_denormals
@@ -77,6 +78,7 @@ class Scorer:
         self.model, self.split, self.device = model, split, device
         self.evaluation, self.plans, self.watch = evaluation, plans, watch
         self.ranges = [plan for plan in plans if plan.protocol == POSITIONS]
+        self._problems: dict[tuple[int, int], str] = {}  # by size of windows and first token with a query
         self._from_start: dict[tuple[int, int], np.ndarray] = {}  # by document and start, 4 bytes a target
 
     def scores(self) -> Iterator[tuple[int, Scored | Unscored]]:
@@ -90,7 +92,8 @@ class Scorer:
         if impossible is not None:
             return Unscored(*impossible)
         try:
-            return self.score(plan)
+            problem = self._find_lookahead(plan)
+            return Unscored("failed", problem) if problem else self.score(plan)
         except LengthError as error:
             return Unscored("undefined", str(error))
         except Exception as error:
@@ -105,6 +108,17 @@ class Scorer:
                     "the line may be a later one: score on the CPU (device=cpu, or eval --device cpu)"
                 ) from error
             return Unscored("failed", description)
+
+    def _find_lookahead(self, plan: Plan) -> str:
+        """Return what a user's own encoding reads ahead at this length, which it may not do in training."""
+        if not plan.windows or not is_users_own(self.model.encoding):
+            return ""
+        window = max(plan.windows, key=lambda window: window.size)
+        key = window.size, tokens_without_query(window)
+        if key not in self._problems:
+            problem = find_lookahead(self.model, *key)
+            self._problems[key] = problem and f"it reads later tokens: {problem}"
+        return self._problems[key]
 
     def score(self, plan: Plan) -> Scored:
         """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""

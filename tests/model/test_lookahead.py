@@ -15,6 +15,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model import lookahead
 from pe_bench.model.decoder import build_decoder
 from pe_bench.model.lookahead import refuse_lookahead
+from pe_bench.runs.rows import read_rows
 
 torch.set_num_threads(1)
 
@@ -83,3 +84,40 @@ def test_a_leak_is_refused_before_anything_is_written(train, folder: Path, leak:
     assert "leak reads later tokens" in outcome.line
     assert "`pe-bench check leak` says where" in outcome.line
     assert not (folder / "results").exists()
+
+
+VISIBLE = """
+    def visible(self, queries, keys):
+        query = queries.index.unsqueeze(-1)
+        return keys.index <= query + {ahead}
+"""
+BEFORE_TRAINING = {
+    "in the second half alone": VISIBLE.format(ahead="(query >= 12).long()"),
+    "in scoring alone": VISIBLE.format(ahead="(0 if self.training else 1)"),
+}
+PAST_TRAINING = {
+    "in longer windows": VISIBLE.format(ahead="(1 if keys.index.numel() > 16 else 0)"),
+    "at later positions": VISIBLE.format(ahead="(query >= 16).long()"),
+}
+
+
+@pytest.mark.parametrize("where", BEFORE_TRAINING)
+def test_a_leak_of_one_token_is_refused_before_training(train, folder: Path, where: str) -> None:
+    write_leak(BEFORE_TRAINING[where])
+    outcome = train("--config-dir", "own", "encoding=leak")
+    assert outcome.code == 2 and "leak reads later tokens" in outcome.line
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize("where", PAST_TRAINING)
+def test_a_length_past_training_at_which_an_encoding_leaks_has_no_score(
+    train, folder: Path, where: str
+) -> None:
+    write_leak(PAST_TRAINING[where])
+    outcome = train("--config-dir", "own", "encoding=leak")
+    assert outcome.code == 1 and "it reads later tokens" in outcome.line
+    rows = read_rows(only_run(folder) / "eval.csv")
+    assert {row.status for row in rows if row.length <= 16} == {"ok"}
+    longer = [row for row in rows if row.length > 16]
+    assert longer and {row.status for row in longer} == {"failed"}
+    assert all(row.bits_per_byte is None for row in longer)
