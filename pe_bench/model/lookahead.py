@@ -17,7 +17,8 @@ def refuse_lookahead(model: Decoder, length: int, name: str, weights: str = "") 
     `name` is what `pe-bench check` calls the encoding, and `weights` says with which weights it reads later
     tokens, where these matter.
     """
-    problem = find_lookahead(model, length)
+    with user_code_errors(model.encoding):
+        problem = find_lookahead(model, length)
     if problem:
         raise UserError(
             f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
@@ -51,9 +52,8 @@ def _hidden_in_scoring(model: Decoder, tokens_1T: Tensor, first: int) -> Tensor:
     was_training = model.training
     generator = torch.Generator().manual_seed(0)  # the same draw for each window
     try:
-        with user_code_errors(model.encoding):
-            ids = model.eval().encoding.ids(tokens_1T, train=False, generator=generator)
-            return model.hidden(tokens_1T, ids, first=first)
+        ids = model.eval().encoding.ids(tokens_1T, train=False, generator=generator)
+        return model.hidden(tokens_1T, ids, first=first)
     finally:
         model.train(was_training)
 
