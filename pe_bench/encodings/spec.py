@@ -88,13 +88,14 @@ class PartSpec:
         return Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
 
     def identity(self) -> dict[str, Any]:
-        """Return the class, the hash of outside code, and options: they identify a run."""
-        specification = self.values["class"]
+        """Return the class, the hash of outside code, options and rate: they identify a run."""
+        specification, multiple = self.values["class"], self.encoding_class.lr_multiple
         return {
             # The place of a file does not matter: its hash identifies its content.
             "class": specification if self.is_built_in else specification.rpartition(":")[2],
             "code": self.values.get("code_sha256"),
             "options": self.changed_options(),
+            **({"lr_multiple": multiple} if multiple != 1 else {}),
         }
 
 

@@ -54,7 +54,7 @@ def short_title(table: Table) -> list[str]:
         f"{key.model} model" + (f" with {key.model_sizes}" if key.model_sizes else ""),
         key.data,
         key.tokenizer,
-        f"trained at {key.train_length} tokens{steps}",
+        f"trained at {key.train_length} tokens{steps}" + (f" with {key.training}" if key.training else ""),
         "1 seed" if seeds == [1] else seeds_text,
         *([protocol] if key.protocol != "paired" else []),
         *([f"scores in {key.score_dtype}"] if key.score_dtype != "float32" else []),

@@ -70,6 +70,7 @@ class Row:
     pe_bench: str
     git: str
     date: str
+    encoding_lr: float = 1.0  # the rate at which the encoding's parameters learned, over train.lr
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -183,7 +184,7 @@ def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
     columns = columns[:-1] if has_checksum else columns
     missing = [name for name in COLUMNS if name not in columns]
     odd = [f"an unknown column {name}" for name in columns if name not in _TYPES]
-    if odd or missing not in ([], [name for name in COLUMNS if name in ADDED]):
+    if odd or not set(missing) <= set(ADDED):
         odd = [f"no column {name}" for name in missing] + odd
         raise RunError(
             f"{path} is not of this version of pe-bench ({', '.join(odd)}): "

@@ -128,6 +128,12 @@ def _with_scores(trained: TrainedModel, plan: Plan, row: Row, found: Scored | Un
     )
 
 
+def _encoding_lr(trained: TrainedModel) -> float:
+    """Return the largest multiple of the learning rate among the encoding's parameters; 1 without any."""
+    chosen, multiples = trained.setup.config.train.encoding_lr, trained.model.encoding.lr_multiples()
+    return max([chosen] if chosen and multiples else multiples.values(), default=1.0)
+
+
 def _empty_row(trained: TrainedModel, plan: Plan) -> Row:
     """Return a row with all that is known before anything is scored."""
     setup, config, data = trained.setup, trained.setup.config, trained.data
@@ -160,6 +166,7 @@ def _empty_row(trained: TrainedModel, plan: Plan) -> Row:
         data_hash=data.hash,
         tokenizer=data.tokenizer,
         parameters=trained.model.parameter_count,
+        encoding_lr=_encoding_lr(trained),
         steps=config.train.total_steps,
         train_tokens=config.train.total_steps * config.train.batch_tokens,
         tokens_per_second=round(trained.tokens_per_second, 1),

@@ -40,6 +40,11 @@ def test_the_name_of_the_default_run_is_pinned():
     assert name_of("encoding=rope") == "rope-s0-aa0df052"
 
 
+def test_the_rate_that_a_class_declares_is_part_of_what_identifies_a_run():
+    (part,) = identity_of(config_of("encoding=t5"))["encoding"]
+    assert part["lr_multiple"] == 10
+
+
 def test_values_that_equal_their_defaults_are_not_in_the_identity():
     found = identity_of(config_of("encoding=rope"))
     assert found == {
@@ -70,6 +75,8 @@ def test_values_that_equal_their_defaults_are_not_in_the_identity():
         "train.lr=1e-3",
         "train.length=64",
         "train.betas=[0.9,0.99]",
+        "train.optimizer=muon",
+        "train.encoding_lr=3",
         "train.from=other",
     ],
 )

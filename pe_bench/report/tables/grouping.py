@@ -24,7 +24,8 @@ def group_rows(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[Ta
             groups.setdefault(_table_key(row, keys, by), []).append(row)
     groups = _merge_steps(groups, by)
     sized = {
-        replace(group, model_sizes=keys.model_sizes(found, by)): found for group, found in groups.items()
+        replace(group, model_sizes=keys.model_sizes(found, by), training=keys.training(found, by)): found
+        for group, found in groups.items()
     }
     return dict(sorted(sized.items(), key=lambda item: (all(map(_is_quick, item[1])), item[0].sort_key)))
 
@@ -40,7 +41,7 @@ def group_positions(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> di
 
 def without_protocol(key: TableKey) -> TableKey:
     """Return the key of the rows of positions that belong to a table, whatever its protocol."""
-    return replace(key, protocol=POSITIONS, stride_rule="", model_sizes="")
+    return replace(key, protocol=POSITIONS, stride_rule="", model_sizes="", training="")
 
 
 def _is_quick(row: Row) -> bool:

@@ -53,7 +53,7 @@ def make_notes(
         *_missing_baseline(lines, train_length),
         *_details(_unjudged(lines), _windows(lines, rows)),
         *_caveats(_knows_length(lines), _forced(lines)),
-        *_details(_speeds(lines, machines), _not_shown(lines, plain)),
+        *_details(_rates(plain), _speeds(lines, machines), _not_shown(lines, plain)),
     ]
     return list(dict.fromkeys(notes))
 
@@ -311,6 +311,14 @@ def _knows_length(lines: Sequence[Line]) -> Iterator[str]:
 def _forced(lines: Sequence[Line]) -> Iterator[str]:
     if any(line.forced for line in lines):
         yield "(forced): scored with an encoding that is not compatible with the trained one"
+
+
+def _rates(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the encodings whose parameters learned at another rate than the model's."""
+    rates = {row.encoding: row.encoding_lr for row in rows if row.encoding_lr != 1}
+    if rates:
+        which = ", ".join(f"{encoding} {rate:g}" for encoding, rate in rates.items())
+        yield f"parameters of the encoding learned at a multiple of train.lr: {which}"
 
 
 def _speeds(lines: Sequence[Line], machines: Mapping[str, TrainingMachine]) -> Iterator[str]:

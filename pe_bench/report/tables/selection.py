@@ -116,6 +116,15 @@ class RunKeys(RunValues):
                 return sizes
         return ""
 
+    def training(self, rows: Sequence[Row], by: Sequence[str]) -> str:
+        """Return the optimizer and the rate of encodings that these rows' runs chose, but for these keys."""
+        usual = {"train.optimizer": "adamw", "train.encoding_lr": None}
+        config = self.config_of(rows[0])
+        chosen = {key: config.get(key, value) for key, value in usual.items() if key not in by}
+        return " ".join(
+            f"{key.partition('.')[2]}={value}" for key, value in chosen.items() if value != usual[key]
+        )
+
     def label(self, row: Row, by: Sequence[str]) -> str:
         """Return what the label of a line says of these keys."""
         return " ".join(f"{key}={self.value(row, key)}" for key in by)

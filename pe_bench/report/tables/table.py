@@ -26,6 +26,7 @@ class TableKey:
     stride_rule: str  # half or a number, of the sliding protocol
     score_dtype: str
     model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
+    training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
 
     @property
     def sort_key(self) -> tuple[object, ...]:
@@ -73,9 +74,10 @@ class Table:
         stride = f", stride {rule}" if rule else ""
         coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
         sizes = f" with {key.model_sizes}" if key.model_sizes else ""
+        training = f" with {key.training}" if key.training else ""
         return (
             f"{key.model} model{sizes}, data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}",
-            f"trained at length {key.train_length}{steps}, {key.protocol} protocol{stride}{coarse}",
+            f"trained at length {key.train_length}{steps}{training}, {key.protocol} protocol{stride}{coarse}",
         )
 
 
