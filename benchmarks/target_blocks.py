@@ -38,6 +38,7 @@ def main() -> None:
         config.eval,
         protocol="paired",
         lengths=lengths,
+        max_length=max(lengths),
         target_tokens=max(SIZES),
         targets=max(COUNTS),
         controls="none",
