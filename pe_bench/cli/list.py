@@ -25,7 +25,7 @@ from pe_bench.values import unknown
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
 GPT2 = 50_257
-MAX_LENGTHS = 3  # of a run, that are named on a terminal
+MAX_LENGTHS = 3  # how many lengths of a run a terminal shows by name
 STANDARD_OUTPUT = Path("-")
 MANY = 200  # rows
 PAPERS = ("encoding", "past training", "paper", "is")  # the columns that --papers shows
@@ -61,7 +61,7 @@ class Listing:
         return f"{cell:,}" if isinstance(cell, int) else one_line(self.shorten(column, cell))
 
     def text(self) -> str:
-        """Return it for people as text, a long list by hand: rich takes a second for a thousand rows."""
+        """Return the list as text for people, without rich if it is long: that takes 1 s for 1,000 rows."""
         if len(self.rows) < MANY:
             return render(self.table())
         places = [self.columns.index(column) for column in self.shown or self.columns]
@@ -178,13 +178,13 @@ def _runs(results_dir: Path) -> Listing:
     if not states:
         raise UserError(f"no run in {runs_folder(results_dir)}: make one with `pe-bench train encoding=rope`")
     columns = ("run", "encoding", "state", "steps", "of", "loss", "lengths scored", "problem")
-    # For people the problems are whole lines below the table, in which there is no room for them.
+    # People read the problems in lines below the table, which has no room for them.
     remarks = tuple(f"{state.run}: {state.problem}" for state in states if state.problem)
     return Listing(columns, list(map(_cells, states)), columns[:-1], remarks, _shorten_lengths)
 
 
 def _shorten_lengths(column: str, text: str) -> str:
-    """Return the lengths of a run for a terminal: a few by name, of many the first and the last."""
+    """Return the lengths of a run for a terminal: all if they are few, else the first and the last."""
     lengths = text.split(", ")
     if column != "lengths scored" or len(lengths) <= MAX_LENGTHS:
         return text

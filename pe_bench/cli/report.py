@@ -92,7 +92,7 @@ def read_selection(
     margin: float | None,
     best: str | None = None,
 ) -> Selection:
-    """What the options say. Raises `UserError` for what cannot be."""
+    """Return the options as a selection. Raises `UserError` for values that are not possible."""
     if sort is not None:
         check_sort(sort)
     if margin is not None:
@@ -141,7 +141,7 @@ def print_report(
     if outputs.printed:
         write_out(text_of(outputs.printed[0], report.tables, details))
         for problem in report.problems if "--csv" in outputs.printed else ():
-            say(f"warning: {problem}")  # the other texts have notes
+            say(f"warning: {problem}")  # the other forms have it in a note
     else:
         hints = [DETAILS_HINT, *([] if outputs.plot else [PICTURE_HINT])]
         show(report.tables, hint="    ".join(hints), details=details)

@@ -72,7 +72,7 @@ def _try_each(found: Sequence[ResolvedEncoding], length: int) -> None:
 
 
 def _built(subject: ResolvedEncoding) -> "Composition":
-    """The encoding, with examples of options, which are told. Raises `UserError` for what cannot be built."""
+    """Build the encoding, and print the example options used. Raises `UserError` where that fails."""
     given = subject.config.encoding
     complete = with_examples(subject)
     for option, value in complete.config.encoding.items():

@@ -1,4 +1,4 @@
-"""How much of a document stands in the training text already, by windows of 48 bytes."""
+"""The share of a document that the training text holds already, by windows of 48 bytes."""
 
 from collections.abc import Sequence
 

@@ -43,7 +43,7 @@ class Chunks(LayerEncoding):
 
 
 class StepwiseTemperature(LayerEncoding):
-    """Logits grow with the logarithm of the number of steps that lie behind a position."""
+    """Scale the logits by the logarithm of the number of steps before a position."""
 
     def __init__(self, temperature: float, step: int):
         super().__init__()

@@ -58,7 +58,7 @@ class LongRoPE(RopeScaling):
         pairs = self.width // 2
         require(
             long_factors is not None,
-            "longrope has no default factors, for they are searched for each model: give "
+            "longrope has no default factors, because they are searched for each model: give "
             f"encoding.long_factors=[...] with d_head/2 = {pairs} numbers of at least 1, and "
             f"encoding.short_factors=[...] if windows of up to {train_length} tokens have others than ones",
         )

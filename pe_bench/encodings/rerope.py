@@ -10,8 +10,8 @@ Su 2023, "Rectified Rotary Position Embeddings", https://kexue.fm/archives/9708;
 code, https://github.com/bojone/rerope.
 
 The code has W = 512 for models trained at 4,096 tokens; half the training length is ours. It takes n from
-the position id, which is the number of keys where ids count tokens; we count the keys, for the factor is
-about their number and must not grow where ids jump.
+the position id, which is the number of keys where ids count tokens; we count the keys, because the factor
+is about their number and must not grow where ids jump.
 """
 
 from torch import Tensor

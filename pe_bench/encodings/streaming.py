@@ -2,7 +2,7 @@
 
 Scores are rotary, and positions are places in the cache. While it is not full, distances are true. Afterwards
 those of the latest cache - sinks tokens are, the query's own among them, and sink j is at the distance
-cache - 1 - j, for the query has the last place.
+cache - 1 - j, because the query has the last place.
 
 Past the training length: defined; neither the number of keys nor any distance grows beyond the cache's.
 

@@ -1,4 +1,4 @@
-"""What a command that is interrupted leaves behind, so that it can say so."""
+"""A message for an interrupted command: what of its run is saved."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from pe_bench.training.checkpoint import latest_checkpoint
 
 @contextmanager
 def say_what_is_kept(run: Path, steps: int) -> Iterator[None]:
-    """Give a request to end inside, where it says nothing, a text about what is kept of a run of `steps`."""
+    """Turn a request to stop inside into one that says what is kept of a run of `steps`."""
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stopped:

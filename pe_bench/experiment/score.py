@@ -62,7 +62,7 @@ def score_run(
     _warn_of_other_data(job, result)
     scored_with = setup.label
     if EncodingSpec(config.encoding).identity() != EncodingSpec(setup.config.encoding).identity():
-        # Another version of its code: the weights are of the one, the scores of the other.
+        # The weights were trained with one version of its code, and the scores come from another.
         job = replace(job, setup=replace(setup, label=str(result.get("encoding", scored_with))))
     with locked(run), say_what_is_kept(run, config.train.total_steps):
         remove_leftovers(run)
@@ -108,7 +108,7 @@ def score_encodings(
 
 
 def _refuse_learned_lookahead(job: Job) -> None:
-    """Raise `RunError` for a model that has learned to read later tokens, as it did not before training."""
+    """Raise `RunError` for a model that has learned in training to read later tokens."""
     config = job.setup.config
     try:
         name = config.encoding["name"]

@@ -47,7 +47,7 @@ def save_picture(draw: Callable[[], Figure], path: Path) -> None:
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # an empty box says it
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the picture shows an empty box
         figure = draw()
         write_atomically(
             path,

@@ -41,7 +41,7 @@ def spread_apart(wanted: np.ndarray, gap: float, height: float) -> np.ndarray:
 
     Where n of them do not fit they go on beyond `height`.
     """
-    from scipy.optimize import isotonic_regression  # here, because it takes longer than a whole report
+    from scipy.optimize import isotonic_regression  # imported here: it takes longer than a report
 
     order = np.argsort(wanted, kind="stable")
     steps = gap * np.arange(len(wanted))

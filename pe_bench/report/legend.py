@@ -1,4 +1,4 @@
-"""What the words of a table mean: those that are used, and what they do not judge."""
+"""The legend of a table: what the terms in it mean, and what they do not judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def legend(table: Table) -> list[str]:
-    """Return what the words of the detailed form mean, in whole lines."""
+    """Return what the terms of the detailed form mean, in whole lines."""
     return [*_of_changes(table), *_of_baseline(table), *_of_context(table), *_of_memory(table)]
 
 

@@ -202,7 +202,7 @@ def has_controls(table: Table) -> bool:
 
 
 def context_answer(line: Line) -> str:
-    """Return one answer for all lengths: yes where it is at any, no where it is at all that were judged.
+    """Return one answer for all lengths: yes if it is yes at any, no if it is no at all that were judged.
 
     A model that surely gains nothing from most of its training length reads nothing that far back.
     """

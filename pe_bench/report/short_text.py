@@ -29,7 +29,7 @@ from pe_bench.report.verdict_styles import STYLES
 WIDTH = 100  # columns at most, and in a pipe
 GAP = "  "
 MARK_WIDTH = 2
-MARKED = {" ", *MARKS.values()}  # what a number with a mark, or with blanks for one, ends in
+MARKED = {" ", *MARKS.values()}  # the last sign of a number: its mark, or a blank
 
 Cells = list[Text]
 

@@ -23,8 +23,8 @@ ORDERS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-# What follows from others of a row, is chosen by an option of its own, or is a result: to choose seeds by
-# how well they did would make any encoding the best.
+# Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
+# their results would make any encoding the best.
 NOT_KEYS = (
     *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
     *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride"),

@@ -22,7 +22,7 @@ def finished_runs(results_dir: Path) -> list[Path]:
 def _finished_at(run: Path) -> int | None:
     try:
         return (run / "result.json").lstat().st_mtime_ns
-    except OSError:  # not finished, or not to be read, which is said where its rows are read
+    except OSError:  # not finished, or not readable, which the reader of its rows reports
         return None
 
 

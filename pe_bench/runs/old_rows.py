@@ -99,7 +99,7 @@ def _rules(rows: Sequence[_Strided], unhalved: Sequence[_Strided]) -> list[str]:
 def _number_from(
     longest: int, rows: Sequence[_Strided], numbers: list[int], unhalved: Sequence[_Strided]
 ) -> int:
-    """Return the number behind strides that are as long as their lengths, of which `longest` is the longest.
+    """Return the number from which strides follow that are as long as their lengths, up to `longest`.
 
     It leaves nothing of the series unexplained, else another series was scored with it, else it is the
     smallest that does for all.

@@ -30,7 +30,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a run was trained on or scored on: names, and the hash of what was tokenized."""
+    """The data that a run was trained or scored on: names, and the hash of the text that was tokenized."""
 
     name: str
     hash: str

@@ -122,7 +122,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Replace a run's file by these rows with their checksum, later rows winning over earlier of a key."""
+    """Replace a run's file by these rows with their checksum; of rows with the same key, the last wins."""
     lines = _lines(rows)
     last = [_checksum(lines)]
     columns = (*COLUMNS, CHECKSUM) if lines else COLUMNS
@@ -208,7 +208,7 @@ def _checked_line(cells: list[str], width: int, line: int) -> list[str]:
 
 @cache
 def _reader(name: str) -> Callable[[str], Any]:
-    """Return the function that reads a column; what many rows share, all but their numbers, is read once."""
+    """Return the function that reads a column; a text that many rows share is parsed once."""
     if _TYPES[name] is bool:
         return partial(_truth, name=name)
     read = partial(read_text if _TYPES[name] is str else _value, name=name)

@@ -199,7 +199,7 @@ def score_path(
 
 
 def score_file(run: Path, row: Row) -> Path:
-    """Return where the run in this folder keeps the scores behind a row."""
+    """Return where the run in this folder keeps the scores of a row."""
     other = None
     if row.scored_with != row.encoding:
         other = row.scored_with + (FORCED if row.forced else "")

@@ -17,7 +17,7 @@ from pe_bench.system.outside_text import one_line
 
 @dataclass(frozen=True)
 class RunState:
-    """A run, how far it came, and what is wrong with it; empty is what is not known.
+    """A run, how far it came, and what is wrong with it; fields that are not known are empty.
 
     state: finished, not finished, failed, no scores (finished, and without rows) or damaged. encoding: its
     label in tables. steps, asked: done, and asked for. lengths: that have a number.

@@ -1,4 +1,4 @@
-"""Scores of one set of target blocks, taken over into another: of two sets one is a part of the other."""
+"""Scores of one set of target blocks that are reused for another, because one set contains the other."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks
 
-# A row says of all its scores what computed them: those that other code or another device made are not taken.
+# A row says what computed all of its scores, so those of other code or of another device are not reused.
 SAME = (
     *("run", "scored_with", "forced", "protocol", "control", "length", "target_tokens"),
     *("score_dtype", "device", "torch", "pe_bench"),
@@ -33,14 +33,14 @@ class Known:
         return replace(plan, windows=[window for window, is_known in windows if not is_known])
 
     def joined(self, nll: np.ndarray) -> np.ndarray:
-        """Return the NLLs of all targets from those that were missing."""
+        """Return the NLLs of all targets, given those that were missing."""
         joined = np.empty(len(self.is_known), np.float32)
         joined[self.is_known], joined[~self.is_known] = self.nll, nll
         return joined
 
 
 def known_scores(run: Path, plan: Plan, row: Row, kept: Iterable[Row]) -> Known | None:
-    """Return what the rows of a run have of the plan of `row`; None where they have nothing of it."""
+    """Return the scores of the plan of `row` that a run has already; None where it has none."""
     if plan.blocks is None:
         return None
     of_plan = [getattr(row, name) for name in SAME]

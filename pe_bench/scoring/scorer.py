@@ -55,7 +55,7 @@ class Unscored:
 
 
 def tokens_without_query(window: Window) -> int:
-    """Return how many tokens from the beginning of a window the last layer computes no query for.
+    """Return the number of tokens at the start of a window for which the last layer computes no query.
 
     It is all before the first target where few are scored: the reference serves few queries of many keys as
     fast as any path.

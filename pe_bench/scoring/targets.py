@@ -61,7 +61,7 @@ def tokens_in_a_part(target_tokens: int, length: int) -> int:
 
 
 def tokens_needed(max_length: int, target_tokens: int) -> int:
-    """Return how many tokens that end with a block its windows need, at any length up to the longest."""
+    """Return how many tokens up to the end of a block its windows need, at any length up to the longest."""
     # Windows begin furthest back at the longest length, or just below a length at which parts grow.
     lengths = [max_length, *(PART * size - 1 for size in _divisors(target_tokens))]
     reached = [length - tokens_in_a_part(target_tokens, length) for length in lengths if length <= max_length]

@@ -141,9 +141,9 @@ class JobBar:
         )
 
     def _expected(self, share: float) -> float:
-        """Estimate the seconds of the whole job: what came before, and this part as its share says.
+        """Estimate the seconds of the whole job from the time so far and the share of this part that is done.
 
-        What comes after is not known; an early share says little.
+        The parts after this one are not known; an early share says little.
         """
         state, now = self.progress.state, time.time()
         if share < EARLY_SHARE:

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 STARTS = "starts"
 STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
 WIDTH_WITH_BAR = 70  # columns beside a job's label: below, the numbers need them more than a bar
-SMOOTH_SECONDS = 10  # that a new estimate of the time left takes to be shown
+SMOOTH_SECONDS = 10  # how long a new estimate of the time left takes to replace the old one
 MAX_CHECK_SECONDS = 10  # that a job may take to find that all of it was done before
 
 
@@ -122,7 +122,7 @@ class View:
         return text + (f"  about {duration(left)} left" if left is not None else "")
 
     def _seconds_left(self, states: Sequence[JobState]) -> float | None:
-        """Estimate the time left; what is learned of it moves the estimate within `SMOOTH_SECONDS`."""
+        """Estimate the time left; a new estimate replaces the old one bit by bit, in `SMOOTH_SECONDS`."""
         left, now = self._estimate(states), time.time()
         if left is None:
             return None
@@ -132,9 +132,9 @@ class View:
         return max(0.0, end - now)
 
     def _estimate(self, states: Sequence[JobState]) -> float | None:
-        """Estimate the time left from the median of the finished jobs, as many side by side as have run so.
+        """Estimate the time left from the median of the finished jobs, with as many at a time as there were.
 
-        Before one is done it is the median of what the running ones expect, which leaves out their scoring
+        Before one is done, the median is that of the running jobs' estimates, which leave out their scoring
         while they train.
         """
         running = [state for state in states if state.state == RUNNING]

@@ -1,4 +1,4 @@
-"""Bind the process that imports this to its parent: the one that children are copied from does."""
+"""Bind the process that imports this, the forkserver, to its parent."""
 
 from pe_bench.system.processes import end_with_parent
 

@@ -1,6 +1,6 @@
 """Folders that are built once: under a lock, beside their place, and renamed into it when whole.
 
-Each has checksums of its files, in blocks, which are compared when a process opens it for the first time.
+Each has checksums of blocks of its files. A process checks them when it opens the folder for the first time.
 """
 
 import errno
@@ -23,8 +23,8 @@ from pe_bench.system.files import TEMPORARY, flush_to_disk, write_text
 from pe_bench.system.terminal import say
 
 META, BLOCKS, CHECKSUM = "meta.json", "blocks", "checksum"
-BLOCK_BYTES = 1 << 23  # that have one checksum
-_compared: set[tuple[Any, ...]] = set()  # entries, with the files in them, that this process has compared
+BLOCK_BYTES = 1 << 23  # how much of a file one checksum is of
+_compared: set[tuple[Any, ...]] = set()  # entries and their files that this process has checked
 
 
 def cache_root(cache_dir: str | None) -> Path:
@@ -72,9 +72,9 @@ def read_meta(entry: Path) -> dict[str, Any]:
 
 
 def find_damage(entry: Path) -> str:
-    """Return what of an entry is not as it was written, empty where all is.
+    """Return what is damaged in an entry; empty where nothing is.
 
-    Checksums of the same files are compared once a process. An entry of an earlier version has none: its
+    A process compares the checksums of a file once. An entry of an earlier version has none: its
     sizes are compared, and it gets the checksums of what it holds.
     """
     try:

@@ -1,4 +1,4 @@
-r"""Text from outside, such as a name in a stranger's run, made fit for what shows it: a function for each.
+r"""Text from outside, such as a name in a stranger's run, escaped for what shows it: a function for each.
 
 `one_line` is for terminals, pages and pictures, which escape markup themselves. What a table says is on one
 line from the start (`in_one_line`), and each kind of document then escapes what it would take for a mark.
@@ -23,7 +23,7 @@ LATEX_SIGNS = {
     "·": r"$\cdot$",
 }
 _LATEX_SIGN = re.compile("|".join(map(re.escape, LATEX_SIGNS)))
-_MARKDOWN_SIGN = re.compile(r"[\\*\[|~]|(?<!\w)_|_(?!\w)")  # within a word an underscore is none
+_MARKDOWN_SIGN = re.compile(r"[\\*\[|~]|(?<!\w)_|_(?!\w)")  # an underscore within a word marks nothing
 
 Value = TypeVar("Value")
 

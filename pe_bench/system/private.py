@@ -30,7 +30,7 @@ def _is_private(place: Path) -> bool:
 
 @cache
 def _is_own_group(group: int) -> bool:
-    """Whether a group holds this user alone, as the groups do that many systems make for each user."""
+    """Return whether a group holds this user alone, as many systems make one for each user."""
     import grp
     import pwd
 

@@ -13,7 +13,7 @@ from typing import Any
 from pe_bench.system.signals import STOP_SIGNALS, signal_handlers
 
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
-# What children are copied from would wait for its last child, and one that is stopped never ends.
+# The forkserver, from which children are copied, would wait for all of them, and a stopped one never ends.
 ENDS_WITH_PARENT = "pe_bench.system.bound_to_parent"
 
 
@@ -30,7 +30,7 @@ def child_context(preloaded: Sequence[str]) -> Any:
         from multiprocessing import forkserver
 
         multiprocessing.set_forkserver_preload([ENDS_WITH_PARENT, *preloaded])
-        # What they are copied from leaves a signal that is sent to all processes to the children.
+        # The forkserver ignores a signal that is sent to all processes: its children handle it.
         with signal_handlers(STOP_SIGNALS, signal.SIG_IGN):
             forkserver.ensure_running()
     return multiprocessing.get_context(start_method())
@@ -65,7 +65,7 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Kill a process, also one that was stopped; it may have ended."""
+    """Kill a process, even a stopped one; nothing happens if it has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has only the latter
 

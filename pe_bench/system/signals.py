@@ -74,9 +74,9 @@ def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
 
 @contextmanager
 def restore_stopped() -> Iterator[None]:
-    """Raise `Stopped` again where an error took its place that says nothing to people.
+    """Raise `Stopped` again where another error, which would tell a user nothing, has replaced it.
 
-    It may be raised anywhere, also in code of others that then stumbles while it cleans up: Hydra closes a
+    It may be raised anywhere, also in a library, whose cleaning up then fails: Hydra closes a
     file in a `finally` that it did not get to open.
     """
     try:

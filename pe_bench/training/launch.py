@@ -39,8 +39,8 @@ from pe_bench.training.train import StepWatcher, train
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"  # all processes are on one machine, and nobody else may reach them
 CHECK_SECONDS = 1.0  # between two checks whether a process was stopped or lost
-GRACE_SECONDS = 15  # that the others have for ending when one is lost
-END_SECONDS = "1"  # that the others have for ending when one is lost
+GRACE_SECONDS = 15  # how long the others may take to end after one is lost
+END_SECONDS = "1"  # how long the others may take to end after one is lost
 MAX_KILL_SECONDS = 5  # that PyTorch may take to see that all were killed
 PRELOADED = ["pe_bench.training.train", "torch.distributed", "torch._dynamo"]  # the last for the first step
 FOR_PEOPLE = (Stopped, RunError, UserError)  # shown as they were raised
@@ -112,7 +112,7 @@ def train_together(setup: Setup, source: Checkpoint | None, watch: StepWatcher) 
 
 
 class WorkerWatch:
-    """A watch for processes that were stopped, as by SIGSTOP, or that do not end with a lost one."""
+    """A watch for processes that were stopped, as by SIGSTOP, or that run on after another is lost."""
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
@@ -121,7 +121,7 @@ class WorkerWatch:
         self._lost_at: float | None = None
 
     def check(self, messages: WorkerMessages) -> None:
-        """Print a line for each process that is found stopped; after a loss, kill what does not end.
+        """Print a line for each process that is found stopped; after a loss, kill those that do not end.
 
         Where one was lost, PyTorch waits half a minute for the others.
         """
@@ -145,7 +145,7 @@ class WorkerWatch:
 
 
 def _is_lost(rank: int, exits: Exits) -> bool:
-    """Return whether a process that ended leaves the others waiting; at a stop the first may still save."""
+    """Return whether a process was lost: one that was asked to stop was not, and the first may still save."""
     return rank not in exits or not (exits[rank] is None or isinstance(exits[rank], Stopped))
 
 

@@ -1,4 +1,4 @@
-"""Where the losses and scores of a run may stand too: one file for each tracker, none by default.
+"""Trackers, which record the losses and scores of a run too: one file for each, none by default.
 
 The run's own files are the truth. Whatever a tracker does, a run goes on: when it fails, that is said once.
 """
@@ -76,7 +76,7 @@ class Tracking:
 
 @contextmanager
 def tracking(run: Path, config: Config) -> Iterator[Tracking]:
-    """What `tracker=` names, from its beginning to its end; the same record where the run has one already."""
+    """Open the tracker that `tracker=` names, and close it; a run that has a record there continues it."""
     tracking = Tracking(config)
     tracking.begin(run, config)
     try:
@@ -94,12 +94,12 @@ def check_tracker(name: str | None) -> None:
 
 
 def values_of(step: Step) -> dict[str, float]:
-    """What trackers draw against the step."""
+    """Return the values that trackers draw against the step."""
     values = {"loss": step.loss, "lr": step.lr, "gradient_norm": step.gradient_norm, "seconds": step.seconds}
     return values if step.validation_loss is None else {**values, "validation_loss": step.validation_loss}
 
 
 def score_name(row: Row) -> str:
-    """What trackers draw against the length."""
+    """Return the name of a value that trackers draw against the length."""
     control = "" if row.control == "none" else f"_{row.control}"
     return f"bits_per_byte/{row.protocol}{control}"

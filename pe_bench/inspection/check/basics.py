@@ -97,7 +97,7 @@ def _fits(found: torch.Size, shape: str, exact: bool) -> bool:
 
 
 def _spelled(shape: str, axes: int) -> str:
-    """Return a letter for each of so many axes, where the shape leaves some of them open."""
+    """Return the shape with `...` spelled out, so that each of `axes` axes has a letter."""
     return shape.replace("...", ANY * (axes - len(shape.replace("...", ""))))
 
 

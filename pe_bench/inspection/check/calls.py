@@ -1,4 +1,4 @@
-"""What one call of an encoding must not do to another, and one sequence of a batch to another."""
+"""Checks that calls of an encoding, and sequences of a batch, do not change each other."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from pe_bench.inspection.check.case import TRAIN_LENGTH, VOCABULARY, Case, hidde
 from pe_bench.inspection.check.finding import EXACT, Finding, at_most
 from pe_bench.model.decoder import Decoder
 
-# As many, with the same first and last one, the same sum, and others in between.
+# Two lists of ids with the same length, ends and sum, and other ids in between.
 IDS = torch.tensor([0, 2, 4, 6, 8, 10, 12, 14, 16])
 OTHER_IDS = torch.tensor([0, 1, 4, 6, 8, 10, 12, 15, 16])
 

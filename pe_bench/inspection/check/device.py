@@ -1,4 +1,4 @@
-"""Whether an encoding would run on a GPU: its hooks get tensors of a device that holds no values."""
+"""A check that an encoding would run on a GPU: its hooks get tensors of PyTorch's meta device."""
 
 import torch
 
@@ -21,9 +21,9 @@ ELSEWHERE = "meta"
 
 @torch.no_grad()
 def follows_the_device(case: Case) -> Finding:
-    """Call every hook with tensors of PyTorch's device without values: tensors of two devices do not mix.
+    """Call every hook with tensors of the meta device, which cannot be mixed with those of the CPU.
 
-    Code that reads a value, as in `if position.max() > n`, cannot be followed there.
+    They hold no values, so code that reads one, as in `if position.max() > n`, cannot be followed.
     """
     encoding = case.as_built().to(ELSEWHERE)
     try:

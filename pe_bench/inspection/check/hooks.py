@@ -1,4 +1,4 @@
-"""What each hook of an encoding returns for small inputs, and the shapes that it may have.
+"""The values that each hook of an encoding returns for small inputs, and the shapes that they may have.
 
 Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D model width, n distances.
 """
@@ -36,7 +36,7 @@ HOOKS = (
 
 
 class Returned(NamedTuple):
-    """What a hook returned, and the letters of the shapes that it may have; `...` is for any axes."""
+    """A value that a hook returned, and the letters of the shapes that it may have; `...` is any axes."""
 
     part: nn.Module
     hook: str

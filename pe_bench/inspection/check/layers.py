@@ -1,4 +1,4 @@
-"""What is checked of an encoding in the attention of one layer, for each kind of layer that it has."""
+"""Checks of an encoding in the attention of one layer, for each kind of layer that it has."""
 
 import itertools
 from collections.abc import Callable

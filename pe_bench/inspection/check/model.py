@@ -1,4 +1,4 @@
-"""What is checked of an encoding through a whole decoder."""
+"""Checks of an encoding in a whole decoder."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Options that nobody reads: a constructor that takes one and drops it."""
+"""A check for options that a constructor takes and nothing reads."""
 
 import ast
 import inspect

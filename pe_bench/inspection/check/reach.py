@@ -1,4 +1,4 @@
-"""How far an encoding reads: distances that it tells apart, and keys that a query sees.
+"""Checks of how far an encoding reads: distances that it tells apart, and keys that a query sees.
 
 Letters: B batch, H query heads, T tokens, K head width.
 """
@@ -31,7 +31,7 @@ Values = Callable[[list[int]], Tensor]  # [n, H or D] at distances or positions 
 
 
 class Level(NamedTuple):
-    """The distance from which on all values are one, and how far the one before it lies from that."""
+    """The first distance from which on all values are equal, and the last step down to them."""
 
     start: int
     jump: float

@@ -1,4 +1,4 @@
-"""The reference numbers of pe-bench's own encodings, and what the encodings have in their place.
+"""A comparison of pe-bench's own encodings with their reference numbers.
 
 Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
@@ -167,7 +167,7 @@ def _sees(encoding: nn.Module, entry: Entry) -> Tensor:
 
 
 def _turned(encoding: nn.Module, entry: Entry) -> tuple[Tensor, Tensor]:
-    """Return each pair, (1, 0) before, of a query at position 1, in a window of so many tokens."""
+    """Return the pairs of a query at position 1 after `transform`; before it, each of them is (1, 0)."""
     width, tokens = entry["options"]["d_head"], entry.get("tokens", T)
     features = entry.get("features", width)  # that are turned
     keys = torch.zeros(1, 1, tokens, width, dtype=torch.float64)

@@ -174,7 +174,7 @@ PROPERTIES = (
     Property(
         "sight",
         "a query sees as many of the latest keys as `window` says",
-        "visible and ranges: `distance < window`, for the query's own key is one of them",
+        "visible and ranges: `distance < window`, because the query's own key is one of them",
         reach.sees_its_window,
     ),
     Property(

@@ -1,1 +1,1 @@
-"""What an encoding is, in words and as a picture."""
+"""A description of an encoding, as text and as a picture."""

@@ -1,4 +1,4 @@
-"""What an encoding does, as numbers: scores by distance, wavelengths, masks, inputs.
+"""The numbers that show what an encoding does: scores by distance, wavelengths, masks, inputs.
 
 Letters: S samples of content, H heads, T tokens, K head width, D model width. Everything is seen
 from the last token, so that the last query's scores for the keys, read backwards, are by distance.

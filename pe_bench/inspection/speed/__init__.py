@@ -1,1 +1,1 @@
-"""What encodings cost: the time and memory of a pass at each length, relative to no encoding."""
+"""The cost of encodings: the time and memory of a pass at each length, relative to no encoding."""

@@ -1,4 +1,4 @@
-"""What is timed: one window scored as `eval` scores it, or one step as `train` takes it, on random bytes.
+"""The passes that are timed, on random bytes: one window as `eval` scores it, or one step of `train`.
 
 Letters: B batch, H query heads, T tokens, K head width.
 """
@@ -155,7 +155,7 @@ def path_of(
 
 
 def _flops_of_skipped_queries(model: Decoder, config: Config, skipped: int) -> float:
-    """Count the operations that the last layer saves for its first tokens: all but their keys and values."""
+    """Count the operations that the last layer skips for its first tokens: all but their keys and values."""
     block = model.blocks[-1]
     kept = {"attention.key", "attention.value"}
     linear = [

@@ -84,7 +84,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _spread(row: Row) -> str:
-    """Return within how many percent of the median half of the ratios lie."""
+    """Return the percentage around the median within which half of the ratios lie."""
     if not row.relative or row.relative_low is None or row.relative_high is None:
         return ""
     return f"{max(row.relative - row.relative_low, row.relative_high - row.relative) / row.relative:.0%}"
@@ -101,7 +101,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     name = first.encoding
     notes = [f"x {name}: median of the ratios to a pass of {name} just before"]
     if any(row.relative_low is not None for row in rows):
-        notes.append("spread: half of these ratios lie within so much of it")
+        notes.append("spread: half of these ratios lie within this much of the median")
     if counts:
         several = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
         notes.append(

@@ -44,7 +44,7 @@ UNFUSED = ("adjust", "weights", "mix")
 
 
 def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> AttentionPath:
-    """Return the path for queries like `q` [B, H, T, K] at these positions; fewer are of the last tokens."""
+    """Return the path for queries like `q` [B, H, T, K] of the last tokens at these positions."""
     if q.shape[-2] < position.shape[-1]:
         return REFERENCE
     if q.device.type == "cuda" and can_flex(encoding, q, position):

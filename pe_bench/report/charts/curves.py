@@ -1,4 +1,4 @@
-"""What tables have to show: curves over context length or over position, and the axes they are drawn on.
+"""The contents of charts: curves over context length or over position, and the axes they are drawn on.
 
 The PNG and the page draw the same charts: what lies where on an axis, which values get a tick, and where
 names stand is decided here.
@@ -56,7 +56,7 @@ class Curve:
 
     @property
     def segments(self) -> list[list[Point]]:
-        """The points of one set of targets after the other: between them the curve is broken."""
+        """Return the points by their sets of targets: the curve has a gap where the set changes."""
         return [list(points) for _, points in groupby(self.points, key=lambda point: point.scored_on)]
 
 
@@ -113,7 +113,7 @@ class Chart:
 
     @property
     def notes(self) -> list[str]:
-        """What crosses, bands, rings and grey are, where any is seen."""
+        """Return what crosses, bands, rings and grey mean, for those that are seen."""
         notes = []
         if any(curve.broken_at for curve in self.curves):
             notes.append("Cross: the break point, the first length seen to degrade or fail.")
@@ -129,7 +129,7 @@ class Chart:
         return notes
 
     def _band_text(self) -> str:
-        """Return what bands are: of two seeds an interval would be many times as wide as they are apart."""
+        """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
         if self.values == "change":
             return "the 95 % interval of the change, over documents and seeds"
         has_two, has_more = (
@@ -297,7 +297,7 @@ def _uses_context(cell: Cell) -> bool:
 
 
 def _is_drawable(values: Sequence[float]) -> bool:
-    return bool(values) and all(abs(value) < MAX_DRAWN for value in values)  # false for what is no number
+    return bool(values) and all(abs(value) < MAX_DRAWN for value in values)  # false for NaN
 
 
 def _mean_point(x: float, levels: Sequence[float], scored_on: str = "", uses_context: bool = False) -> Point:

@@ -1,4 +1,4 @@
-"""What is drawn of a chart, alike in one panel and in a grid of them."""
+"""The marks of a chart, which are drawn alike in one panel and in a grid of them."""
 
 from collections.abc import Sequence
 from typing import Any

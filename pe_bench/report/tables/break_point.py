@@ -30,7 +30,7 @@ class BreakPoint:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether it surely holds as far as it works."""
+        """Return whether the line surely holds up to the length that it works to."""
         return self.holds_to == self.works_to
 
     @property

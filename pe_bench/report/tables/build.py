@@ -53,7 +53,7 @@ def build_report(
     *,
     newest_only: bool = False,
 ) -> Report:
-    """Return the same tables, or only those that the newest run is in; a quick one counts as the oldest."""
+    """Return the same tables, or only those with the newest run; quick runs count as the oldest."""
     found = read_all(results_dir)
     if found.problems and not found.rows:
         raise RunError("\n".join(problem.text for problem in found.problems))

@@ -27,7 +27,7 @@ def sensitivity(own_rows: Sequence[Row], files: ScoreFiles) -> Paired:
 
 
 def _of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
-    """Return the pairs on the set of targets that most of them are on, of two such sets the larger."""
+    """Return the pairs on the set of targets that most pairs share; of two such sets, the larger."""
     sets = Counter((row.targets, row.target_hash) for row, _ in pairs)
     chosen = max(sets, key=lambda found: (sets[found], found), default=(0, ""))
     return [pair for pair in pairs if pair[0].target_hash == chosen[1]]

@@ -50,7 +50,7 @@ def _is_quick(row: Row) -> bool:
 
 
 def groups_of_newest(groups: Mapping[TableKey, list[Row]], results_dir: Path) -> dict[TableKey, list[Row]]:
-    """Return the groups of the run that was finished last, quick ones counting as the oldest."""
+    """Return the groups that hold the run that finished last; quick runs count as the oldest."""
     finished = {run.name: place for place, run in enumerate(finished_runs(results_dir))}
     rows = [row for found in groups.values() for row in found]
     newest = max(rows, key=lambda row: (not _is_quick(row), finished.get(row.run, -1)), default=None)
@@ -109,7 +109,7 @@ def explain_separation(
 
 
 def _merge_steps(groups: Mapping[TableKey, list[Row]], by: Sequence[str]) -> dict[TableKey, list[Row]]:
-    """Return groups that differ in their number of steps alone as one, where that sets lines apart."""
+    """Return the groups, with those merged that differ only in steps if lines are distinguished by steps."""
     if not {"train.steps", "train.tokens"}.intersection(by):
         return dict(groups)
     together: dict[TableKey, list[Row]] = {}

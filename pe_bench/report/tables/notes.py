@@ -228,7 +228,7 @@ def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
 
 
 def _statuses(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[Note]:
-    """Yield one for a line and a status: all lengths, and the reason at the shortest of them.
+    """Yield a note for each line and status, with all lengths and the reason at the shortest of them.
 
     A length out of an encoding's reach is what the table shows; other statuses are not the encoding's. A
     control has one where its code failed though that of the length did not.
@@ -356,7 +356,7 @@ def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _line_of(lines: Sequence[Line]) -> dict[tuple[str, str], Line]:
-    """Return the lines by a run of theirs and what it was scored with."""
+    """Return each line under every run of it and the encoding that this run was scored with."""
     return {(run, line.scored_with): line for line in lines for run in line.runs}
 
 

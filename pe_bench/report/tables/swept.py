@@ -1,4 +1,4 @@
-"""What sets the runs of a sweep apart, and the runs of the value that is best for each encoding."""
+"""The keys in which the runs of a sweep differ, and the choice of the best value for each encoding."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -23,7 +23,7 @@ from pe_bench.model.attention.fused import scale_queries, times
 from pe_bench.model.attention.native.build import Kernel, kernel, tiled_kernel
 from pe_bench.model.attention.reference import project
 
-# How far from float64 a kernel may be in its first trial, relative to the largest number of an output.
+# How far from float64 a kernel may be when it is first tried, relative to the largest number of an output.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
