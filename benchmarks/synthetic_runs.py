@@ -18,7 +18,7 @@ from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.identity import identity, run_name, setting
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import Row, write_rows
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_path
+from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_file
 from pe_bench.system.files import write_text
 from pe_bench.system.versions import environment, git_commit, package_version, today
 
@@ -95,7 +95,7 @@ def _scored(run: Path, row: Row, documents: np.ndarray, sizes: np.ndarray) -> Ro
     easier = np.random.default_rng(0).normal(0.0, 0.3, DOCUMENTS)[documents]
     nll = np.abs(level + easier + random.normal(0.0, 0.2, len(documents)))
     scores = Scores(nll.astype(np.float32), documents, sizes)
-    save_scores(score_path(run, row.protocol, row.length, row.control, row.target_hash), scores)
+    save_scores(score_file(run, row), scores)
     return replace(row, **dataclasses.asdict(LEVEL_OF_PROTOCOL[row.protocol](scores)))
 
 

@@ -43,7 +43,7 @@ class Chunks(LayerEncoding):
 
 
 class StepwiseTemperature(LayerEncoding):
-    """Scale the logits by the logarithm of the number of steps before a position."""
+    """A scale of the logits that grows with the logarithm of the number of steps before a position."""
 
     def __init__(self, temperature: float, step: int):
         super().__init__()

@@ -176,35 +176,16 @@ LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
 }
 
 
-def score_path(
-    run: Path,
-    protocol: str,
-    length: int,
-    control: str,
-    target_hash: str,
-    scored_with: str | None = None,
-    stride: int | None = None,
-    score_dtype: str = "float32",
-) -> Path:
-    """Return the file of the scores from which a row was made.
-
-    `scored_with` is given only where it is not the encoding that the run was trained with.
-    """
-    name = f"{protocol}-{length}-{control}-{target_hash}" + (f"-stride{stride}" if stride else "")
-    if scored_with is not None:
-        # It spells options, and so may be long or hold a slash.
-        name += f"-{hashlib.sha256(scored_with.encode()).hexdigest()[:8]}"
-    name += f"-{score_dtype}" if score_dtype != "float32" else ""
-    return run.joinpath("scores", f"{name}.safetensors")  # at once, because a report does it for each row
-
-
 def score_file(run: Path, row: Row) -> Path:
     """Return where the run in this folder keeps the scores of a row."""
-    other = None
+    name = f"{row.protocol}-{row.length}-{row.control}-{row.target_hash}"
+    name += f"-stride{row.stride}" if row.stride else ""
     if row.scored_with != row.encoding:
+        # It spells options, and so may be long or hold a slash.
         other = row.scored_with + (FORCED if row.forced else "")
-    place = (row.protocol, row.length, row.control, row.target_hash)
-    return score_path(run, *place, other, row.stride, row.score_dtype)
+        name += f"-{hashlib.sha256(other.encode()).hexdigest()[:8]}"
+    name += f"-{row.score_dtype}" if row.score_dtype != "float32" else ""
+    return run.joinpath("scores", f"{name}.safetensors")  # at once, because a report does it for each row
 
 
 def save_scores(path: Path, scores: Scores) -> None:

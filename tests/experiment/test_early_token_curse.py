@@ -18,7 +18,7 @@ import pytest
 
 from pe_bench.cli import program
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import load_scores, score_path
+from pe_bench.runs.scores import load_scores, score_file
 
 LENGTHS = (8, 16, 32, 64)  # the last is that of training: an encoding's own limit plays no part
 WORDS = ("at", "but", "cold", "drift", "either", "fathoms", "general", "horizons", "islands", "jumped")
@@ -75,7 +75,7 @@ def read_scores(run: Path, protocol: str) -> Protocol:
 
 
 def _read(run: Path, row: Row) -> Scored:
-    path = score_path(run, row.protocol, row.length, "none", row.target_hash, stride=row.stride)
+    path = score_file(run, row)
     scores = load_scores(path)
     counts = np.unique(scores.document, return_counts=True)[1]
     assert len(counts) > 1 and (np.diff(counts) == 0).all(), "documents of equal shares"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from support.results import ROW, add_run, edit_rows, file_of
+from support.results import ROW, add_run, edit_rows
 
 from pe_bench.report.export import to_frame
 from pe_bench.report.statistics import paired_interval
@@ -16,7 +16,7 @@ from pe_bench.report.tables.cells import ContextUse
 from pe_bench.report.tables.table import Table
 from pe_bench.report.text import show
 from pe_bench.runs.rows import read_rows, write_rows
-from pe_bench.runs.scores import Scores, load_scores, save_scores, segments_of
+from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, segments_of
 
 SENSITIVE = {32: 3.2, 64: 3.1, 128: 3.0}
 
@@ -76,7 +76,7 @@ def test_the_gain_over_swap_is_paired_over_seeds_and_documents(tmp_path: Path) -
     for run in sorted((tmp_path / "runs").iterdir()):
         of = {(row.length, row.control): row for row in read_rows(run / "eval.csv")}
         bits = {
-            control: load_scores(file_of(run, of[512, control])).by_document()[1]
+            control: load_scores(score_file(run, of[512, control])).by_document()[1]
             for control in ("none", "swap")
         }
         differences.append(bits["swap"] - bits["none"])
@@ -199,9 +199,9 @@ def test_the_mean_over_a_documents_segments_is_the_documents_score() -> None:
 def test_intervals_over_few_documents_resample_segments_and_the_table_says_so(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, documents=4)
     for row in read_rows(run / "eval.csv"):
-        old = load_scores(file_of(run, row))
+        old = load_scores(score_file(run, row))
         many = Scores(*(np.repeat(getattr(old, name), 50) for name in ("nll", "document", "bytes")))
-        save_scores(file_of(run, row), many)
+        save_scores(score_file(run, row), many)
     [line] = only(tmp_path).lines
     interval = line.cells[256].interval
     assert interval is not None and interval.documents == 4 * 3
@@ -294,7 +294,7 @@ def test_a_length_out_of_reach_has_no_answers(tmp_path: Path) -> None:
 def test_damaged_scores_at_a_quarter_of_the_length_are_reported(tmp_path: Path) -> None:
     run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
     row = next(row for row in read_rows(run / "eval.csv") if row.length == 32)
-    file_of(run, row).write_bytes(b"nothing")
+    score_file(run, row).write_bytes(b"nothing")
     assert use_at(tmp_path).uses_context == ""
     assert "is damaged" in use_at(tmp_path).missing
 
@@ -319,9 +319,9 @@ def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Pat
     for seed in range(3):
         run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=seed)
         row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
-        scores = load_scores(file_of(run, row))
+        scores = load_scores(score_file(run, row))
         swing = np.where(np.arange(len(scores.nll)) // 4 % 2, 0.4, -0.4).astype(np.float32)
-        save_scores(file_of(run, row), replace(scores, nll=scores.nll + swing))
+        save_scores(score_file(run, row), replace(scores, nll=scores.nll + swing))
     assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
     assert "for lack of seeds" not in printed(tmp_path)
 

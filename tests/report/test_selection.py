@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.results import add_run, file_of
+from support.results import add_run
 from support.tables import BREAKING, HOLDING, labels, only, where
 
 from pe_bench.config.schema import Config, ModelConfig, ReportConfig, TrainConfig
@@ -20,7 +20,7 @@ from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.selection import Selection, parse_by
 from pe_bench.runs.config_file import write_config
 from pe_bench.runs.rows import read_rows, write_rows
-from pe_bench.runs.scores import load_scores
+from pe_bench.runs.scores import load_scores, score_file
 
 
 def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:
@@ -143,7 +143,7 @@ def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Pa
         for name in ("alibi", "rope"):
             run = runs[f"{name}{seed}"]
             row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
-            bits[name] = load_scores(file_of(run, row)).by_document()[1]
+            bits[name] = load_scores(score_file(run, row)).by_document()[1]
         differences.append(bits["alibi"] - bits["rope"])
     found = lines["alibi"].cells[256].baseline
     assert found is not None

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.results import add_run, edit_rows, file_of
+from support.results import add_run, edit_rows
 from support.tables import BREAKING, FLAT, line_of, only, printed_details
 
 from pe_bench.report.cell_text import break_text
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.scores import load_scores, save_scores
+from pe_bench.runs.scores import load_scores, save_scores, score_file
 
 BROKEN = ("degrades", "fails")
 
@@ -32,7 +32,7 @@ def test_seeds_are_averaged_and_perplexity_is_that_of_the_mean_nll(tmp_path: Pat
 def test_the_change_is_paired_over_the_documents_of_the_score_files(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
     row_of = {row.length: row for row in read_rows(run / "eval.csv")}
-    bits = {length: load_scores(file_of(run, row_of[length])).by_document()[1] for length in (128, 256)}
+    bits = {length: load_scores(score_file(run, row_of[length])).by_document()[1] for length in (128, 256)}
     expected = paired_interval((bits[256] - bits[128])[None, :])
     cell = line_of(only(tmp_path), "rope").cells[256]
     assert cell.interval == expected
@@ -139,7 +139,7 @@ def test_seeds_that_lack_a_length_are_not_counted_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["missing", "damaged", "of another row"])
 def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path, damage: str) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1, 512: 4.0})
-    paths = {row.length: file_of(run, row) for row in read_rows(run / "eval.csv")}
+    paths = {row.length: score_file(run, row) for row in read_rows(run / "eval.csv")}
     if damage == "missing":
         paths[256].unlink()
     else:
@@ -186,8 +186,8 @@ def test_the_spelling_of_a_hash_does_not_choose_the_set_of_the_training_length(
 def test_a_run_whose_targets_have_no_bytes_has_no_interval(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     for row in read_rows(run / "eval.csv"):
-        scores = load_scores(file_of(run, row))
-        save_scores(file_of(run, row), replace(scores, bytes=np.zeros_like(scores.bytes)))
+        scores = load_scores(score_file(run, row))
+        save_scores(score_file(run, row), replace(scores, bytes=np.zeros_like(scores.bytes)))
     edit_rows(run, lambda row: replace(row, bits_per_byte=math.nan))
     table = only(tmp_path)
     assert table.lines[0].cells[256].interval is None

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.results import add_run, edit_rows, file_of
+from support.results import add_run, edit_rows
 
 from pe_bench.report.tables import differences
 from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.table import Table
 from pe_bench.runs.means import KeptMeans, keep_means, means_of
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import MEANS, delete_scores, load_scores, save_scores
+from pe_bench.runs.scores import MEANS, delete_scores, load_scores, save_scores, score_file
 
 LEVELS = {32: 3.4, 128: 3.0, 256: 3.1, 512: 3.6}
 
@@ -68,7 +68,10 @@ def test_kept_means_are_those_of_the_scores(tmp_path: Path, documents: int) -> N
     run = add_run(tmp_path, "rope", {128: 3.0}, documents=documents)
     [row] = rows_of(run)
     keep_means(run, [row])
-    found, wanted = KeptMeans(run).find(file_of(run, row)), means_of(load_scores(file_of(run, row)), "paired")
+    found, wanted = (
+        KeptMeans(run).find(score_file(run, row)),
+        means_of(load_scores(score_file(run, row)), "paired"),
+    )
     assert found is not None
     assert np.array_equal(found.names, wanted.names) and np.array_equal(found.bits, wanted.bits)
     assert (found.level, found.segments) == (wanted.level, wanted.segments)
@@ -77,7 +80,7 @@ def test_kept_means_are_those_of_the_scores(tmp_path: Path, documents: int) -> N
 def test_every_flipped_bit_of_kept_means_is_seen_and_the_scores_are_read_instead(run: Path) -> None:
     [*_, row] = rows_of(run)
     keep_means(run, [row])
-    whole, path = (run / MEANS).read_bytes(), file_of(run, row)
+    whole, path = (run / MEANS).read_bytes(), score_file(run, row)
     wanted = KeptMeans(run).find(path)
     assert wanted is not None
     for place in range(len(whole)):
@@ -94,7 +97,7 @@ def test_every_flipped_bit_of_kept_means_is_seen_and_the_scores_are_read_instead
 def test_means_of_scores_that_changed_since_are_not_used(run: Path, read: list[Path], change: str) -> None:
     keep_all(run)
     row = next(row for row in rows_of(run) if row.length == 512 and row.protocol == "paired")
-    path = file_of(run, row)
+    path = score_file(run, row)
     if change == "other scores":
         scores = load_scores(path)
         save_scores(path, type(scores)(scores.nll + 1, scores.document, scores.bytes))
@@ -125,7 +128,7 @@ def test_what_is_kept_already_is_not_written_again_and_what_is_missing_is_added(
     assert (run / MEANS).stat().st_mtime_ns == before
     keep_means(run, [first, *rest])
     kept = KeptMeans(run)
-    assert all(kept.find(file_of(run, row)) is not None for row in rows_of(run))
+    assert all(kept.find(score_file(run, row)) is not None for row in rows_of(run))
 
 
 def test_means_go_with_the_scores_of_weights_that_are_replaced(run: Path) -> None:

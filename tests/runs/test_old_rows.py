@@ -1,6 +1,7 @@
 """Rows in files of older versions: facts in their sentences are read as columns."""
 
 import csv
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from support.results import ROW
 
 from pe_bench.errors import RunError
 from pe_bench.runs.rows import Row, read_rows, write_rows
-from pe_bench.runs.scores import score_file, score_path
+from pe_bench.runs.scores import score_file
 
 OLD_COLUMNS = (
     *("run", "encoding", "scored_with", "seed", "model", "setting", "train_length", "length", "protocol"),
@@ -67,8 +68,8 @@ def test_a_remark_on_the_length_becomes_a_column(
 def test_the_mark_of_force_becomes_a_column_and_the_scores_are_still_found(tmp_path: Path) -> None:
     [row] = read_old(tmp_path, ROW, scored_with="alibi (forced)")
     assert (row.scored_with, row.forced) == ("alibi", True)
-    place = (row.protocol, row.length, row.control, row.target_hash)
-    assert score_file(tmp_path, row) == score_path(tmp_path, *place, "alibi (forced)")
+    name = f"paired-128-none-7a56e7-{hashlib.sha256(b'alibi (forced)').hexdigest()[:8]}.safetensors"
+    assert score_file(tmp_path, row) == tmp_path / "scores" / name
 
 
 def strided(*strides: tuple[int, int], scored_with: str = "rope") -> list[Row]:

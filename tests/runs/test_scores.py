@@ -1,10 +1,13 @@
 """The numbers of a row follow from the NLLs of single targets."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from support.results import ROW
 
 from pe_bench.errors import RunError
 from pe_bench.runs.scores import (
@@ -13,7 +16,7 @@ from pe_bench.runs.scores import (
     mean_over_documents,
     mean_over_tokens,
     save_scores,
-    score_path,
+    score_file,
 )
 
 LOG2 = math.log(2)
@@ -83,7 +86,7 @@ def test_a_perplexity_beyond_floats_is_infinite() -> None:
 
 
 def test_scores_come_back_exactly(tmp_path: Path) -> None:
-    path = score_path(tmp_path, "paired", 128, "none", "abc")
+    path = score_file(tmp_path, ROW)
     save_scores(path, unequal())
     found = load_scores(path)
     for name, value in vars(unequal()).items():
@@ -92,18 +95,13 @@ def test_scores_come_back_exactly(tmp_path: Path) -> None:
 
 
 def test_each_row_has_a_separate_score_file(tmp_path: Path) -> None:
-    paths = {
-        score_path(tmp_path, "paired", 128, "none", "abc"),
-        score_path(tmp_path, "sliding", 128, "none", "abc"),
-        score_path(tmp_path, "paired", 64, "none", "abc"),
-        score_path(tmp_path, "paired", 128, "swap", "abc"),
-        score_path(tmp_path, "paired", 128, "none", "abd"),
-        score_path(tmp_path, "paired", 128, "none", "abc", score_dtype="bfloat16"),
-    }
-    paths |= {score_path(tmp_path, "sliding", 128, "none", "abc", stride=stride) for stride in (32, 64)}
-    for name in ("yarn", "yarn factor=4", "my/own.py:Yarn"):
-        paths.add(score_path(tmp_path, "paired", 128, "none", "abc", scored_with=name))
-    assert len(paths) == 11
+    changes: list[dict[str, Any]] = [{}, {"protocol": "sliding"}, {"length": 64}, {"control": "swap"}]
+    changes += [{"target_hash": "abd"}, {"score_dtype": "bfloat16"}]
+    changes += [{"protocol": "sliding", "stride": stride} for stride in (32, 64)]
+    changes += [{"scored_with": name} for name in ("yarn", "yarn factor=4", "my/own.py:Yarn")]
+    changes.append({"scored_with": "yarn", "forced": True})
+    paths = {score_file(tmp_path, replace(ROW, **change)) for change in changes}
+    assert len(paths) == 12
     assert {path.parent for path in paths} == {tmp_path / "scores"}
 
 
@@ -117,7 +115,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path, content: bytes | Non
 
 
 def test_a_cut_file_is_named(tmp_path: Path) -> None:
-    path = score_path(tmp_path, "paired", 128, "none", "abc")
+    path = score_file(tmp_path, ROW)
     save_scores(path, unequal())
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(RunError, match="is damaged"):
@@ -125,7 +123,7 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
 
 
 def test_tensors_of_unequal_lengths_are_refused(tmp_path: Path) -> None:
-    path = score_path(tmp_path, "paired", 128, "none", "abc")
+    path = score_file(tmp_path, ROW)
     save_scores(path, Scores(np.zeros(3, np.float32), np.zeros(2, np.int64), np.zeros(3, np.int64)))
     with pytest.raises(RunError, match="shapes"):
         load_scores(path)

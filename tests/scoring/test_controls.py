@@ -20,7 +20,7 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row
-from pe_bench.runs.scores import load_scores, score_path
+from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.controls import control_plans, controlled_lengths, is_windowed, swap_control
 from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
@@ -35,7 +35,7 @@ def by_control(rows: list[Row], length: int = LENGTH) -> dict[str, Row]:
 
 
 def nll(trained: TrainedModel, row: Row) -> np.ndarray:
-    return load_scores(score_path(trained.setup.run, "paired", row.length, row.control, row.target_hash)).nll
+    return load_scores(score_file(trained.setup.run, row)).nll
 
 
 # swap: which tokens

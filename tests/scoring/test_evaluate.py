@@ -36,7 +36,7 @@ from pe_bench.encodings.rope_pi import RopePI
 from pe_bench.errors import UserError, first_line
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.scores import load_scores, score_path
+from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans, shortages
 
@@ -124,11 +124,7 @@ def test_scores_equal_a_separate_forward_pass_for_each_target(
     assert [row.length for row in rows] == [8, 12, 24]
     for row in rows:
         nll, mean, bits_per_byte = naive(trained, evaluation, row.length)
-        scores = load_scores(
-            score_path(
-                trained.setup.run, row.protocol, row.length, "none", row.target_hash, stride=row.stride
-            )
-        )
+        scores = load_scores(score_file(trained.setup.run, row))
         assert np.allclose(scores.nll, nll, rtol=0, atol=2e-5)
         assert row.targets == len(nll)
         assert row.nll == pytest.approx(mean, abs=1e-5)
@@ -139,7 +135,7 @@ def test_scores_equal_a_separate_forward_pass_for_each_target(
 def test_documents_of_unequal_shares_count_the_same_when_paired(trained: TrainedModel) -> None:
     """The data distinguish a mean over documents from a mean over tokens."""
     [row] = scored(trained, replace(EVAL, lengths=[8], max_length=24))
-    scores = load_scores(score_path(trained.setup.run, "paired", 8, "none", row.target_hash))
+    scores = load_scores(score_file(trained.setup.run, row))
     shares = np.unique(scores.document, return_counts=True)[1]
     assert len(set(shares.tolist())) > 1
     assert row.documents == len(shares) == 3, "one document is too short"
@@ -283,7 +279,7 @@ def test_an_undefined_length_has_a_reason_and_no_number_and_others_are_scored(tm
         assert row.status == "undefined"
         assert "max_position=12 rows" in row.reason
         assert row.nll is row.perplexity is row.bits_per_byte is row.peak_memory_mb is None
-        assert not score_path(trained.setup.run, "paired", length, "none", row.target_hash).exists()
+        assert not score_file(trained.setup.run, row).exists()
     assert read_rows(trained.setup.run / "eval.csv") == list(rows.values())
 
 
@@ -400,7 +396,7 @@ def test_repeating_scores_nothing_again(trained: TrainedModel, evaluation: EvalC
 
 def test_a_missing_score_file_is_computed_again(trained: TrainedModel) -> None:
     first = scored(trained)
-    lost = score_path(trained.setup.run, "paired", 12, "none", first[1].target_hash)
+    lost = score_file(trained.setup.run, first[1])
     before = load_scores(lost)
     lost.unlink()
     shapes = fed(trained)
@@ -481,7 +477,7 @@ def test_rows_say_what_was_scored(trained: TrainedModel) -> None:
 
 def test_scores_are_kept_with_the_document_and_the_bytes_of_every_target(trained: TrainedModel) -> None:
     row = scored(trained)[0]
-    scores = load_scores(score_path(trained.setup.run, "paired", 8, "none", row.target_hash))
+    scores = load_scores(score_file(trained.setup.run, row))
     places = context_starts(trained, EVAL, 8)
     documents = [trained.data.validation.document(document) for document, _, _ in places]
     tokens = [int(tokens[place]) for tokens, (_, place, _) in zip(documents, places, strict=True)]
@@ -508,7 +504,7 @@ def test_bits_per_byte_count_the_bytes_of_the_text_and_not_its_tokens(tmp_path: 
     size = {number: len(text) for text, number in vocabulary.items()}
     trained = trained_model(tmp_path / "run", data=data)
     [row] = scored(trained, replace(EVAL, lengths=[8], protocol="nonoverlapping", tokens=10_000))
-    scores = load_scores(score_path(trained.setup.run, "nonoverlapping", 8, "none", row.target_hash))
+    scores = load_scores(score_file(trained.setup.run, row))
     documents = dict.fromkeys(scores.document.tolist())
     wanted = [size[int(token)] for d in documents for token in data.validation.document(d)[1:]]
     assert scores.bytes.tolist() == wanted

@@ -13,7 +13,7 @@ from pe_bench.encodings.learned import Learned
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.rows import Row
-from pe_bench.runs.scores import load_scores, score_path
+from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import count_parts, make_plans
 from pe_bench.scoring.positions import position_plans, range_ends
@@ -26,7 +26,7 @@ def ranges(rows: list[Row]) -> list[Row]:
 
 
 def nll(trained: TrainedModel, row: Row) -> np.ndarray:
-    return load_scores(score_path(trained.setup.run, "positions", row.length, "none", row.target_hash)).nll
+    return load_scores(score_file(trained.setup.run, row)).nll
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,6 @@ def test_positions_report_progress_as_one_part(tmp_path: Path) -> None:
 def test_positions_of_a_range_are_scored_again_when_their_file_is_lost(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     first = ranges(scored(trained, POSITIONED))
-    score_path(trained.setup.run, "positions", 6, "none", first[0].target_hash).unlink()
+    score_file(trained.setup.run, first[0]).unlink()
     again = ranges(scored(trained, POSITIONED))
     assert [row.nll for row in again] == pytest.approx([row.nll for row in first], abs=1e-6)

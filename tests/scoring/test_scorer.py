@@ -15,7 +15,7 @@ from pe_bench.encodings.learned import Learned
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import load_scores, score_path
+from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 
@@ -23,9 +23,7 @@ CUT = replace(EVAL, protocol="nonoverlapping", lengths=[4, 8, 12, 24])
 
 
 def nll_of(trained: TrainedModel, row: Row) -> np.ndarray:
-    path = score_path(
-        trained.setup.run, row.protocol, row.length, row.control, row.target_hash, stride=row.stride
-    )
+    path = score_file(trained.setup.run, row)
     return load_scores(path).nll
 
 

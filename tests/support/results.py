@@ -105,10 +105,6 @@ def edit_text(path: Path, old: str, new: str) -> None:
     path.write_text(plain.replace(old, new), encoding="utf-8")
 
 
-def file_of(run: Path, row: Row) -> Path:
-    return score_file(run, row)
-
-
 def _at(row: Row, length: int, stride: int | None, context_is_given: bool) -> Row:
     """Return the row at a length, with blocks of 16 targets."""
     context = row.context_mean if context_is_given else length - 8.5
@@ -126,5 +122,5 @@ def _row(run: Path, row: Row, level: float | None, spread: float) -> Row:
         reason = f"position {row.length - 1} is past the table of {row.train_length}"
         return replace(row, status="undefined", reason=reason, nll=None, perplexity=None, bits_per_byte=None)
     scores = scores_of(level, row.documents, seed=1000 * row.seed + row.length, spread=spread)
-    save_scores(file_of(run, row), scores)
+    save_scores(score_file(run, row), scores)
     return replace(row, **dataclasses.asdict(LEVEL_OF_PROTOCOL[row.protocol](scores)))
