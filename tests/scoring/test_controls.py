@@ -119,6 +119,7 @@ class IdsOfTokens(PositionalEncoding):
         return x
 
 
+@pytest.mark.usefixtures("unprobed")
 def test_swap_keeps_the_position_ids_of_the_text(tmp_path: Path) -> None:
     encoding = IdsOfTokens()
     scored(

@@ -567,6 +567,7 @@ class Recorded(Randomized):
         return x + ids.unsqueeze(-1) / 64
 
 
+@pytest.mark.usefixtures("unprobed")
 def test_drawn_ids_are_the_same_for_every_batch_and_every_call(tmp_path: Path) -> None:
     found = []
     for name, batch_tokens in (("one", 24), ("two", 10_000)):
@@ -589,6 +590,7 @@ def test_scoring_uses_its_own_ids_where_training_has_others(tmp_path: Path) -> N
     assert [ids for ids in encoding.drawn if not torch.equal(ids, torch.arange(len(ids)))] == []
 
 
+@pytest.mark.usefixtures("unprobed")
 def test_another_seed_of_scoring_draws_other_ids(tmp_path: Path) -> None:
     drawn = []
     for seed in (0, 1):
