@@ -1,1 +1,1 @@
-"""The keys and their checks: Hydra's overrides in, a configuration out."""
+"""Hydra's overrides in, a checked configuration out; the keys that there are."""

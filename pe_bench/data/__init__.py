@@ -1,1 +1,1 @@
-"""From documents to batches: corpus -> split -> tokenizer -> packed token ids -> windows and targets."""
+"""From documents to batches: corpus -> split -> tokenizer -> packed token ids -> training windows."""

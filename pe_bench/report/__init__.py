@@ -1,1 +1,1 @@
-"""From rows and scores to tables, and tables as text, markup and a data frame."""
+"""Rows in, tables out: as text, Markdown, LaTeX, charts, a page of HTML and a data frame."""

@@ -1,0 +1,1 @@
+"""The parts that all pictures share: style, scales, placement and the file."""
