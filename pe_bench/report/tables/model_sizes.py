@@ -16,6 +16,7 @@ def changed_sizes(model: Mapping[str, Any]) -> str:
 
 @cache
 def _usual_sizes(name: str) -> Mapping[str, Any]:
+    # Through OmegaConf, because a size may follow from another (`d_head`). Rows have no columns of sizes.
     if name not in names_in("model", ()):  # a run may be a stranger's, and name any path
         return {}
     from omegaconf import OmegaConf
