@@ -15,13 +15,20 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load
 
 from pe_bench.errors import RunError
 from pe_bench.runs.rows import POSITIONS, Row
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, MEANS, Scores, load_scores, metadata_in, score_file
+from pe_bench.runs.scores import (
+    LEVEL_OF_PROTOCOL,
+    MEANS,
+    Scores,
+    load_scores,
+    metadata_in,
+    score_file,
+    write_tensors,
+)
 from pe_bench.runs.untrusted import open_regular
-from pe_bench.system.files import write_atomically
 
 Stamp = tuple[int, int]  # the size of a file and the time of its last change
 
@@ -96,7 +103,7 @@ def _write(path: Path, entries: Mapping[str, tuple[Stamp, Means]]) -> None:
         facts[stem] = (*stamp, shared, means.segments, means.level)
     about = json.dumps(facts)
     header = {"entries": about, "sha256": _checksum(about, tensors)}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, header))
+    write_tensors(path, tensors, header)
 
 
 def _read(path: Path) -> dict[str, tuple[Stamp, Means]]:

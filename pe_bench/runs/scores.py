@@ -16,8 +16,8 @@ from safetensors.numpy import load, save_file
 from pe_bench.errors import RunError
 from pe_bench.runs.old_rows import FORCED
 from pe_bench.runs.rows import Row
-from pe_bench.runs.untrusted import open_regular
-from pe_bench.system.files import write_atomically
+from pe_bench.runs.untrusted import open_regular, unreadable
+from pe_bench.system.files import usual_permissions, write_atomically
 
 MIN_DOCUMENTS = 20  # for an interval over documents
 MIN_SEGMENT = 64  # targets
@@ -192,16 +192,26 @@ def save_scores(path: Path, scores: Scores) -> None:
     path.parent.mkdir(exist_ok=True)
     tensors = {name: np.ascontiguousarray(getattr(scores, name)) for name in TENSORS}
     about = {CHECKSUM: _checksum(tensors)}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
+    write_tensors(path, tensors, about)
+
+
+def write_tensors(path: Path, tensors: dict[str, np.ndarray], about: dict[str, str]) -> None:
+    def write(temporary: Path) -> None:
+        with usual_permissions(temporary):
+            save_file(tensors, temporary, about)
+
+    write_atomically(path, write)
 
 
 def load_scores(path: Path) -> Scores:
-    """Return the scores in a file. Raise `RunError` where it is missing or damaged."""
+    """Return the scores in a file. Raise `RunError` where it is missing, damaged or not to be read."""
     try:
         with open_regular(path) as file:
             content = file.read()
         found = load(content)
         scores = Scores(**found)
+    except PermissionError as error:
+        raise RunError(unreadable(error)) from error
     except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
         raise RunError(f"{path} is {reason}") from error

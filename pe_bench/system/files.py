@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,15 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
             flush_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def usual_permissions(path: Path) -> Iterator[None]:
+    """Give a file that is written here the permissions of any new file: safetensors hides it from others."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    yield
+    path.chmod(mode)
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pe_bench.errors import UserError
-from pe_bench.runs.untrusted import open_regular, read_json
-from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_text
+from pe_bench.errors import RunError, UserError
+from pe_bench.runs.untrusted import open_regular, read_json, unreadable
+from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, usual_permissions, write_text
 from pe_bench.training.optimizer import Optimizers
 from pe_bench.values import check_type, shown
 
@@ -68,7 +68,8 @@ def save_checkpoint(
         with name_write_errors(target):
             temporary.mkdir()
             for name, named in tensors.items():
-                save_file(_copies(named), temporary / name)
+                with usual_permissions(temporary / name):
+                    save_file(_copies(named), temporary / name)
                 flush_to_disk(temporary / name)
             checksums = {name: _checksum(temporary / name) for name in tensors}
             meta = Meta(FORMAT, step, train_seconds, loss, checksums)
@@ -202,9 +203,14 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta | None:
-    """Return the meta.json of a checkpoint whose `files` are as they were written, else None."""
+    """Return the meta.json of a checkpoint whose `files` are as they were written, else None.
+
+    Raise `RunError` for what its reader may not read, and `UserError` for another format.
+    """
     try:
         found = read_json(path / META)
+    except PermissionError as error:  # no damage, which would be deleted
+        raise RunError(unreadable(error)) from error
     except (OSError, ValueError):
         return None
     if found.get("format", FORMAT) != FORMAT:
@@ -215,6 +221,8 @@ def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta 
     try:
         meta = Meta(**{name: check_type(found[name], kind, name) for name, kind in _KINDS.items()})
         is_whole = all(_checksum(path / name) == meta.checksums[name] for name in files)
+    except PermissionError as error:
+        raise RunError(unreadable(error)) from error
     except (OSError, KeyError, UserError):
         return None
     return meta if is_whole and meta.step > 0 and meta.train_seconds > 0 else None

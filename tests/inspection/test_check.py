@@ -93,6 +93,7 @@ BASIC = (
     ("VisibleIsAFactor", "shape", r"visible returned torch.float32, must be torch.bool"),
     ("IdsOfAnotherShape", "shape", r"ids returned the shape \[7, 9\], must be \[T\] or \[B, T\], here"),
     ("LogarithmOfZero", "finite", r"distance_bias is nan at distance 0 in head 0; 4 of its 36 values"),
+    ("LearnedLogarithmOfZero", "finite", r"distance_bias is nan at distance 0 in head 0"),
     ("HidesByAnInfiniteBias", "finite", r"distance_bias is -inf at distance 6 in head 0"),
     ("SqueezesOneToken", "runs", r"RuntimeError"),
     ("RaisesInForward", "shape", r"ZeroDivisionError: a mistake"),

@@ -10,6 +10,7 @@ import pytest
 from support.results import ROW
 
 from pe_bench.errors import RunError
+from pe_bench.runs import scores as scores_module
 from pe_bench.runs.scores import (
     Scores,
     load_scores,
@@ -127,3 +128,18 @@ def test_tensors_of_unequal_lengths_are_refused(tmp_path: Path) -> None:
     save_scores(path, Scores(np.zeros(3, np.float32), np.zeros(2, np.int64), np.zeros(3, np.int64)))
     with pytest.raises(RunError, match="shapes"):
         load_scores(path)
+
+
+def test_others_may_read_scores_as_they_may_read_any_new_file(tmp_path: Path) -> None:
+    save_scores(tmp_path / "scores" / "a.safetensors", unequal())
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "scores" / "a.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_scores_that_may_not_be_read_are_not_called_damaged(tmp_path: Path, monkeypatch) -> None:
+    def refuse(path: Path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(scores_module, "open_regular", refuse)  # root could read them all the same
+    with pytest.raises(RunError, match=r"a\.safetensors cannot be read \(no permission\): `chmod"):
+        load_scores(tmp_path / "a.safetensors")

@@ -588,6 +588,15 @@ class LogarithmOfZero(LayerEncoding):
         return rise * distance.double().log()
 
 
+class LearnedLogarithmOfZero(LayerEncoding):
+    def __init__(self):
+        super().__init__()
+        self.rise = nn.Parameter(torch.tensor([0.0, 0.5, 0.0, 0.0]))
+
+    def distance_bias(self, distance):
+        return self.rise[:, None] * distance.to(self.rise.dtype).log()
+
+
 class HidesByAnInfiniteBias(LayerEncoding):
     def distance_bias(self, distance):
         return torch.zeros(4, len(distance)).masked_fill(distance > 5, float("-inf"))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pe_bench.errors import RunError, UserError
+from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import (
     delete_damaged_checkpoints,
     final_checkpoint,
@@ -41,6 +42,13 @@ def names(folder: Path) -> list[str]:
 def damage(folder: Path, step: int) -> None:
     path = folder / f"step-{step:08d}" / "weights.safetensors"
     path.write_bytes(path.read_bytes() + b"x")
+
+
+def test_others_may_read_tensors_as_they_may_read_any_new_file(tmp_path) -> None:
+    save(tmp_path, 2)
+    (tmp_path / "usual").touch()
+    files = [*(tmp_path / "step-00000002").iterdir(), tmp_path / "usual"]
+    assert len({file.stat().st_mode for file in files}) == 1
 
 
 def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(tmp_path):
@@ -183,3 +191,16 @@ def test_a_full_disk_leaves_existing_checkpoints_and_names_the_file(tmp_path, mo
     with pytest.raises(RunError, match=r"step-00000002 could not be written: No space left on device"):
         save(tmp_path, 2)
     assert names(tmp_path) == ["step-00000001"]
+
+
+def test_a_checkpoint_that_may_not_be_read_is_neither_missing_nor_damaged(tmp_path, monkeypatch) -> None:
+    def refuse(path: Path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    save(tmp_path / "checkpoints", 2)
+    monkeypatch.setattr(checkpoint, "open_regular", refuse)  # root could read it all the same
+    with pytest.raises(RunError, match=r"weights\.safetensors cannot be read \(no permission\): `chmod"):
+        final_checkpoint(tmp_path, 2)
+    with pytest.raises(RunError, match="no permission"):
+        delete_damaged_checkpoints(tmp_path / "checkpoints")
+    assert names(tmp_path / "checkpoints") == ["step-00000002"]

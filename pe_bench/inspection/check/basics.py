@@ -122,5 +122,5 @@ def _first_bad(item: Returned, bad: Tensor) -> str:
         place = next((f"{axis} {at[axis]}" for axis in ("distance", "token", "query") if axis in at), "")
     head = f"head {at['head']}" if "head" in at else ""
     where = " in ".join(filter(None, (place, head)))
-    value = float(item.value[tuple(index)])
+    value = item.value[tuple(index)].item()
     return f"is {value} at {where}; {int(bad.sum())} of its {bad.numel()} values are not finite"
