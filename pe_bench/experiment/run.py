@@ -10,7 +10,7 @@ from pe_bench.data.packed import summary
 from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, prepare_job
 from pe_bench.experiment.progress import TrainingProgress
-from pe_bench.experiment.score import report_shortages, score_encodings
+from pe_bench.experiment.score import report_shortages, score_encodings, score_missing_anchors
 from pe_bench.experiment.trackers import Tracking, tracking
 from pe_bench.model.attention import is_kernel_here, training_kernel
 from pe_bench.runs.commands import record_command
@@ -65,6 +65,7 @@ def run_checked(
         remove_leftovers(run)
         with tracking(run, job.setup.config) as tracked:
             rows = _train_and_score(job, bars, tracked)
+        score_missing_anchors(job, rows)
     gather_and_warn(Path(job.setup.config.results_dir))
     return rows
 

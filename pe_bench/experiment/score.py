@@ -9,17 +9,19 @@ import torch
 
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import RunError, UserError
+from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, build_job
 from pe_bench.experiment.progress import ScoringProgress
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.dry_run import dry_run_training
 from pe_bench.model.lookahead import refuse_lookahead
+from pe_bench.runs.anchors import anchors_folder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import Row
+from pe_bench.scoring.anchor_scores import score_anchors
 from pe_bench.scoring.evaluate import TrainedModel, evaluate, scored_rows
 from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import count_parts, shortages
@@ -67,6 +69,8 @@ def score_run(
     with locked(run), say_what_is_kept(run, config.train.total_steps):
         remove_leftovers(run)
         rows = score_encodings(job, trained, others, scored_with=scored_with)
+        if result.get("data_hash") == job.data.hash:
+            score_missing_anchors(job, rows)
     if run.resolve().parent == runs_folder(results_dir).resolve():
         gather_and_warn(results_dir)
     return rows
@@ -105,6 +109,17 @@ def score_encodings(
             replace(own, model=model, scored_with=other.label, forced=other.forced), job.plans, bars
         )
     return rows
+
+
+def score_missing_anchors(job: Job, rows: Sequence[Row]) -> None:
+    """Score the models that cost no training on the targets of these rows; a run is whole without them."""
+    folder = anchors_folder(job.setup.run)
+    if folder is None:
+        return
+    try:
+        score_anchors(folder, job.setup.config, job.data, job.plans, rows)
+    except (RunError, OSError) as error:
+        say(f"warning: no trigram to compare with: {first_line(error)}")
 
 
 def _refuse_learned_lookahead(job: Job) -> None:

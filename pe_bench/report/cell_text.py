@@ -9,6 +9,11 @@ from pe_bench.report.tables.table import Table
 MAX_PLAIN = 1e6  # bits per byte
 
 
+def of_model(line: Line, text: str) -> str:
+    """Return the text of a trained model's fact; nothing for an anchor, which has none."""
+    return "" if line.is_anchor else text
+
+
 def number_text(value: float, sign: str = "") -> str:
     """Return bits per byte with three decimals, as a power of ten where that would be no number to read."""
     return f"{value:{sign}.3f}" if not abs(value) >= MAX_PLAIN else f"{value:{sign}.2e}"

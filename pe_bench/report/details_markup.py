@@ -6,6 +6,7 @@ from pe_bench.report.cell_text import (
     context_answers,
     level_text,
     memory_text,
+    of_model,
     pairs_text,
     verdict_of,
 )
@@ -22,7 +23,7 @@ def details_grid(table: Table) -> list[list[str]]:
     headings += ["uses context", "beats window"] if controlled else []
     headings += ["break point", "seeds", "parameters", "tokens/s"]
     headings += [f"MB at {length}" for length in table.lengths[-1:]]
-    return [headings, *(_row(line, table, controlled) for line in table.lines)]
+    return [headings, *(_row(line, table, controlled) for line in table.all_lines)]
 
 
 def _row(line: Line, table: Table, controlled: bool) -> list[str]:
@@ -37,11 +38,11 @@ def _row(line: Line, table: Table, controlled: bool) -> list[str]:
             line.label,
             *cells,
             *answers,
-            break_text(line.break_point),
+            of_model(line, break_text(line.break_point)),
             str(line.seeds),
-            f"{line.parameters:,}",
+            of_model(line, f"{line.parameters:,}"),
         ),
-        f"{line.tokens_per_second:,.0f}",
+        of_model(line, f"{line.tokens_per_second:,.0f}"),
         *(memory_text(line, length) for length in table.lengths[-1:]),
     ]
 

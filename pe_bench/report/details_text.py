@@ -20,6 +20,7 @@ from pe_bench.report.cell_text import (
     context_answers,
     level_text,
     memory_text,
+    of_model,
     pairs_text,
     verdict_of,
 )
@@ -88,10 +89,12 @@ def _fact_columns(table: Table) -> list[DetailsColumn]:
     controlled = any(cell.use for line in table.lines for cell in line.cells.values())
     return [
         *(_context_columns() if controlled else []),
-        DetailsColumn("break\npoint", lambda line: Text(break_text(line.break_point))),
+        DetailsColumn("break\npoint", lambda line: Text(of_model(line, break_text(line.break_point)))),
         DetailsColumn("seeds", lambda line: Text(str(line.seeds))),
-        DetailsColumn("param-\neters", lambda line: Text(f"{line.parameters:,}")),
-        DetailsColumn("trained\ntokens/s", lambda line: Text(f"{line.tokens_per_second:,.0f}")),
+        DetailsColumn("param-\neters", lambda line: Text(of_model(line, f"{line.parameters:,}"))),
+        DetailsColumn(
+            "trained\ntokens/s", lambda line: Text(of_model(line, f"{line.tokens_per_second:,.0f}"))
+        ),
         *(DetailsColumn(f"MB at\n{length}", _memory_of(length)) for length in table.lengths[-1:]),
     ]
 
@@ -160,9 +163,13 @@ def _grid(
         grid.add_column("", no_wrap=True, style="dim")
     for column in columns:
         grid.add_column(column.heading, justify="right", no_wrap=True)
-    for line in table.lines:
+    for line in table.all_lines:
         names = [Text("\n".join(_row_names(line, table)))] if has_row_names else []
-        grid.add_row(Text(line.label, style="bold"), *names, *(column.value(line) for column in columns))
+        grid.add_row(
+            Text(line.label, style="dim" if line.is_anchor else "bold"),
+            *names,
+            *(column.value(line) for column in columns),
+        )
     return grid
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
     *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
-    *("status", "reason", "seeds", "documents", "targets"),
+    *("status", "reason", "seeds", "documents", "targets", "anchor", "unlearned"),
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict"),
     *("change_of_models_low", "change_of_models_high", "verdict_of_models", "seed_low", "seed_high"),
     *("break_point", "holds_to", "breaks_at"),
@@ -44,7 +44,7 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     records = [
         {**vars(table.key), **_line_record(line), **_cell_record(cell), "baseline": table.baseline}
         for table in tables
-        for line in table.lines
+        for line in table.all_lines
         for _, cell in sorted(line.cells.items())
     ]
     frame = pandas.DataFrame.from_records(records, columns=list(COLUMNS))
@@ -59,10 +59,11 @@ def _cell(value: Any) -> Any:
 
 
 def _line_record(line: Line) -> dict[str, Any]:
-    names = ("encoding", "scored_with", "by", "run", "parameters", "tokens_per_second")
+    names = ("encoding", "scored_with", "by", "run", "unlearned", "parameters", "tokens_per_second")
     found = line.break_point
     return {
         **{name: getattr(line, name) for name in names},
+        "anchor": line.is_anchor,
         "break_point": break_text(found),
         "holds_to": found.holds_to,
         "breaks_at": found.breaks_at,

@@ -3,6 +3,7 @@ r"""Tables for documents, in either form: GitHub's Markdown, and LaTeX for the p
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from pe_bench.report.cell_text import number_text
 from pe_bench.report.details_markup import details_grid, details_notes
@@ -64,9 +65,10 @@ def _details_markdown(table: Table) -> list[str]:
 
 def _short_markdown(table: Table) -> list[str]:
     def shown(value: Value, is_best: bool) -> str:
-        return f"**{_text(value)}**" if is_best else _text(value)
+        text = _text(value).replace("*", r"\*")
+        return f"**{text}**" if is_best else text
 
-    names = [markdown(line.label) for line in table.lines]
+    names = [markdown(line.label) for line in table.all_lines]
     columns = _columns(table, short_lengths(table), shown, "-")
     headings = ["encoding", *(" ".join(column.heading).strip() for column in columns)]
     rows = [[name, *cells] for name, *cells in zip(names, *(column.cells for column in columns), strict=True)]
@@ -97,23 +99,23 @@ def _columns(
     """Return the columns of the short form; shown: the text of a value, given whether it is the best."""
 
     def column(heading: str, values: Sequence[Value | None]) -> ShortColumn:
-        best = best_of(values, table.baseline)
+        ranked = [line.is_ranked for line in lines]
+        best = best_of(list(compress(values, ranked)), table.baseline)
         cells = [
-            missing if value is None else shown(value, f"{value.number:.3f}" == best) for value in values
+            missing if value is None else shown(value, is_ranked and f"{value.number:.3f}" == best)
+            for value, is_ranked in zip(values, ranked, strict=True)
         ]
         return ShortColumn(("", heading), cells)
 
-    columns = []
+    lines, columns = table.all_lines, []
     if has_trained_level(table):
-        levels = [level_at_training(line, table) for line in table.lines]
+        levels = [level_at_training(line, table) for line in lines]
         columns.append(column(f"at {table.key.train_length}", levels))
     for length in lengths:
-        columns.append(column(str(length), [value_at(line, length, table) for line in table.lines]))
-    columns.append(
-        ShortColumn(("works", "to"), [_answer(works_to(line, table), missing) for line in table.lines])
-    )
+        columns.append(column(str(length), [value_at(line, length, table) for line in lines]))
+    columns.append(ShortColumn(("works", "to"), [_answer(works_to(line, table), missing) for line in lines]))
     if has_controls(table):
-        answers = [_answer(context_answer(line), missing) for line in table.lines]
+        answers = [_answer(context_answer(line), missing) for line in lines]
         columns.append(ShortColumn(("uses", "context"), answers))
     return columns
 
@@ -125,7 +127,7 @@ def _answer(text: str, missing: str) -> str:
 def _text(value: Value) -> str:
     """Return a level, or a change with half the width of its interval."""
     if value.is_level:
-        return number_text(value.number)
+        return number_text(value.number) + value.mark
     half = f" ± {half_width(value.interval)}" if value.interval else ""
     return f"{number_text(value.number, '+')}{half}"
 
@@ -206,7 +208,7 @@ def _latex_row(cells: Iterable[str]) -> str:
 def _latex_value(value: Value, is_best: bool) -> str:
     r"""Return a value in math, where a minus is one; `\mathbf` is what makes digits bold there."""
     number = _text(value).replace("±", r"\pm").replace("inf", r"\infty").replace("∞", r"\infty")
-    number = number.replace("nan", r"\mathrm{nan}")
+    number = number.replace("nan", r"\mathrm{nan}").replace("*", "^{*}")
     return rf"$\mathbf{{{number}}}$" if is_best else f"${number}$"
 
 
@@ -214,7 +216,7 @@ def _room(table: Table, lengths: Sequence[int], type_: Type) -> float:
     """Return the points that are left for names beside these lengths."""
 
     def width(cell: str) -> float:
-        return type_.width(cell.strip("*")) * (BOLD if cell.startswith("*") else 1.0)
+        return type_.width(cell.lstrip("*")) * (BOLD if cell.startswith("*") else 1.0)
 
     columns = _columns(table, lengths, lambda value, is_best: ("*" if is_best else "") + _text(value), "--")
     widths = [max(map(width, (*column.heading, *column.cells))) for column in columns]
@@ -222,7 +224,7 @@ def _room(table: Table, lengths: Sequence[int], type_: Type) -> float:
 
 
 def _names_width(table: Table, type_: Type) -> float:
-    return max(type_.width(text) for text in ("encoding", *(line.label for line in table.lines)))
+    return max(type_.width(text) for text in ("encoding", *(line.label for line in table.all_lines)))
 
 
 def _latex_label(place: int, tables: Sequence[Table]) -> str:

@@ -12,8 +12,17 @@ from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.table import Table
 from pe_bench.runs.rows import HALF
 
+UNLEARNED = "not learned"
 # After a number; whatever holds, or is the same as the baseline, has none.
-MARKS = {"degrades": ">", "fails": "!", "improves": "v", "unclear": "?", "worse": ">", "better": "v"}
+MARKS = {
+    "degrades": ">",
+    "fails": "!",
+    "improves": "v",
+    "unclear": "?",
+    "worse": ">",
+    "better": "v",
+    UNLEARNED: "*",
+}
 MARKS_OF_MODELS = {**MARKS, "holds": "=", "unclear": ""}
 MISSING = "-"
 MIN_LENGTHS = 3  # that stay before a long name is cut
@@ -100,7 +109,7 @@ def fitted(
     Lengths that were asked for are the last to go. Names are broken only where three lengths have no room
     beside them. room: what is left for names beside these lengths; measure: how wide a name is.
     """
-    labels = [line.label for line in table.lines]
+    labels = [line.label for line in table.all_lines]
     lengths = short_lengths(table)
     names, shown = [[label] for label in labels], lengths
     for count in range(len(lengths), -1, -1):
@@ -157,17 +166,18 @@ def half_width(interval: Interval) -> str:
 
 
 def level_at_training(line: Line, table: Table) -> Value | None:
-    """Return the level at the training length, without a mark: beside changes it would read as one."""
+    """Return the level at the training length, with no mark but that of what has not learned."""
     cell = line.cells.get(table.key.train_length)
     if cell is None or cell.bits_per_byte is None:
         return None
-    return Value(cell.bits_per_byte, is_level=True)
+    return Value(cell.bits_per_byte, UNLEARNED if line.unlearned else "", is_level=True)
 
 
 def value_at(line: Line, length: int, table: Table) -> Value | None:
     """Return what a line shows at a length: its change, or its difference from the baseline.
 
     The baseline itself shows its level, and so does every line where none was scored at the training length.
+    A change that is not judged because the model knows nothing would read as one that holds.
     """
     cell = line.cells.get(length)
     if cell is None or cell.bits_per_byte is None:
@@ -179,7 +189,7 @@ def value_at(line: Line, length: int, table: Table) -> Value | None:
         if found is None or found.mean is None:
             return None
         return Value(found.mean, found.verdict, found.interval)
-    if cell.change is None:
+    if cell.change is None or line.unlearned == "frequencies":
         return None
     return Value(cell.change, cell.verdict, cell.interval, verdict_of_models=cell.verdict_of_models)
 

@@ -59,12 +59,12 @@ def _fitted(table: Table, width: int) -> tuple[list[Text], list[int]]:
 
     names, shown = fitted(table, room, cell_len)
     dropped = [length for length in short_lengths(table) if length not in shown]
-    return _aligned([["encoding"], *names], _columns(table, shown)), dropped
+    return _aligned([["encoding"], *names], _columns(table, shown), len(table.anchors)), dropped
 
 
 def _columns(table: Table, lengths: Sequence[int]) -> list[Cells]:
     """Return the columns beside the names, each with its heading."""
-    lines = table.lines
+    lines = table.all_lines
     columns = []
     if has_trained_level(table):
         levels = [level_at_training(line, table) for line in lines]
@@ -99,17 +99,21 @@ def _width(column: Cells) -> int:
     return max(cell.cell_len for cell in column)
 
 
-def _aligned(names: Sequence[Sequence[str]], columns: Sequence[Cells]) -> list[Text]:
-    """Return the rows of the grid: names to the left, in one line or more, and all else to the right."""
+def _aligned(names: Sequence[Sequence[str]], columns: Sequence[Cells], faint: int) -> list[Text]:
+    """Return the rows of the grid: names to the left, in one line or more, and all else to the right.
+
+    faint: how many of the last names are no encodings.
+    """
     columns = [_without_marks(column) for column in columns]
     name_width, widths = max(cell_len(line) for lines in names for line in lines), list(map(_width, columns))
-    rows = []
-    for (first, *others), *cells in zip(names, *columns, strict=True):
+    rows: list[Text] = []
+    for place, ((first, *others), *cells) in enumerate(zip(names, *columns, strict=True)):
         row = Text(first + " " * (name_width - cell_len(first)))
         for cell, width in zip(cells, widths, strict=True):
             row += Text.assemble(GAP, " " * (width - cell.cell_len), cell)
         row.rstrip()
-        rows += [row, *map(Text, others)]
+        style = "dim" if place >= len(names) - faint else ""
+        rows += [Text(style=style).append_text(part) for part in (row, *map(Text, others))]
     return rows
 
 

@@ -65,7 +65,8 @@ class Chart:
     """Curves in the order of their table.
 
     order_note: a sentence on how curves are ordered. values: levels or changes in bits per byte. lengths:
-    ticks of the x axis. end: where a whole curve ends. margin: of the verdicts, in bits per byte.
+    ticks of the x axis. end: where a whole curve ends. margin: of the verdicts, in bits per byte. anchors:
+    models that cost no training.
     """
 
     title: str
@@ -77,6 +78,7 @@ class Chart:
     x_label: str
     order_note: str
     margin: float
+    anchors: tuple[Curve, ...] = ()
 
     @property
     def is_over_length(self) -> bool:
@@ -127,6 +129,22 @@ class Chart:
             beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
             notes.append(f"Grey: within the margin of {self.margin:g}, where a change holds{beyond}.")
         return notes
+
+    @property
+    def seen_anchors(self) -> list[Curve]:
+        """Return the anchors with their points that lie on the axes, which the curves alone decide."""
+        cut = [
+            replace(
+                anchor, points=tuple(point for point in anchor.points if 0 <= self.y.share(point.value) <= 1)
+            )
+            for anchor in self.anchors
+        ]
+        return [anchor for anchor in cut if len(anchor.points) > 1]
+
+    @property
+    def anchor_note(self) -> str:
+        seen = ", ".join(anchor.label for anchor in self.seen_anchors)
+        return f"Thin grey: {seen}, counted on the same training tokens." if seen else ""
 
     def _band_text(self) -> str:
         """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
@@ -223,6 +241,9 @@ def _chart_over_length(table: Table, title: str, values: PlotValues) -> Chart:
         x_label=LENGTH_LABEL,
         order_note=_describe_order(table),
         margin=table.margin,
+        anchors=tuple(_length_curve(line, table, values) for line in table.anchors)
+        if values == "levels"
+        else (),
     )
 
 

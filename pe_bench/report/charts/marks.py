@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from pe_bench.plot.placing import apply_scale
 from pe_bench.plot.scale import tick_labels
-from pe_bench.plot.style import DASHES, GREY, Style
+from pe_bench.plot.style import DASHES, GREY, NOTE_FONT, Style
 from pe_bench.report.charts.curves import Chart, Curve, Point
 
 BROKEN = "#B3261E"
@@ -44,6 +44,23 @@ def draw_curve(axes: Axes, curve: Curve, style: Style, linewidth: float, markers
         if np.any(np.isfinite(low)):
             known = np.isfinite(low).tolist()
             axes.fill_between(x, low, high, where=known, color=style.colour, alpha=0.15, linewidth=0)
+
+
+def draw_anchors(axes: Axes, chart: Chart) -> None:
+    """Draw the models that cost no training below all curves, each named above its first point."""
+    for anchor in chart.seen_anchors:
+        for points in anchor.segments:
+            x, values = [point.x for point in points], [point.value for point in points]
+            axes.plot(x, values, color=GREY, linewidth=0.7, zorder=0.8, gid=f"anchor {anchor.label}")
+        first = anchor.points[0]
+        axes.annotate(
+            anchor.label,
+            (first.x, first.value),
+            xytext=(2, 2),
+            textcoords="offset points",
+            fontsize=NOTE_FONT,
+            color=GREY,
+        )
 
 
 def mark_training_length(axes: Axes, length: int, width: float) -> None:

@@ -11,6 +11,7 @@ from pe_bench.plot.placing import lines_height, place_axes, place_text
 from pe_bench.plot.style import FONT, GREY, LEFT, NOTE_FONT, Style
 from pe_bench.report.charts.curves import Chart
 from pe_bench.report.charts.marks import (
+    draw_anchors,
     draw_axes,
     draw_curve,
     mark_break_point,
@@ -42,7 +43,7 @@ class Panel:
 
     @property
     def _note(self) -> str:
-        return wrapped(self.chart.notes)
+        return wrapped([*self.chart.notes, *filter(None, [self.chart.anchor_note])])
 
     def draw(self, figure: Figure, top: float) -> None:
         """Draw the panel, so many inches below the page's upper edge."""
@@ -55,6 +56,7 @@ class Panel:
         axes.grid(axis="y", color="0.9")
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
+        draw_anchors(axes, chart)
         for curve in chart.curves:
             style = self.styles[curve.label]
             draw_curve(axes, curve, style, linewidth=1.6, markersize=5)

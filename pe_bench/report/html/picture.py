@@ -6,7 +6,7 @@ script moves between them by mouse, touch and arrow keys; without it, and in pri
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pe_bench.plot.labels import fitting
 from pe_bench.plot.scale import tick_labels
@@ -60,6 +60,17 @@ class DrawnCurve:
 
 
 @dataclass(frozen=True)
+class DrawnAnchor:
+    """The paths of a model that cost no training, and where its name begins."""
+
+    key: str
+    label: str
+    strokes: Sequence[str]
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
 class Picture:
     """A chart in its places. numbers: of the x axis, with the class of those that a narrow window lacks."""
 
@@ -68,6 +79,7 @@ class Picture:
     height: int
     right: int
     curves: Sequence[DrawnCurve]
+    anchors: Sequence[DrawnAnchor] = ()
 
     width, left, top = WIDTH, LEFT, TOP
 
@@ -128,7 +140,7 @@ def make_picture(chart: Chart, table: Table, prefix: str, styles: Mapping[str, L
         chart, _caption(chart), HEIGHT if is_named else TALL, WIDTH - (NAMES if is_named else RIGHT), ()
     )
     names = _names(picture) if is_named else [None] * len(chart.curves)
-    places = {line.label: place for place, line in enumerate(table.lines)}
+    places = {line.label: place for place, line in enumerate(table.all_lines)}
     curves = tuple(
         DrawnCurve(
             f"{prefix}-{places[curve.label]}",
@@ -150,7 +162,17 @@ def make_picture(chart: Chart, table: Table, prefix: str, styles: Mapping[str, L
         )
         for curve, name in zip(chart.curves, names, strict=True)
     )
-    return Picture(chart, picture.caption, picture.height, picture.right, curves)
+    anchors = [
+        DrawnAnchor(
+            f"{prefix}-{places[anchor.label]}",
+            anchor.label,
+            [_path(picture, points) for points in anchor.segments],
+            picture.x(anchor.points[0].x) + 3,
+            picture.y(anchor.points[0].value) - 4,
+        )
+        for anchor in chart.seen_anchors
+    ]
+    return replace(picture, curves=curves, anchors=anchors)
 
 
 def _caption(chart: Chart) -> str:

@@ -26,6 +26,9 @@ class LineStyle:
     marker: str
 
 
+ANCHOR = LineStyle("anchor", "")  # a thin grey stroke without markers
+
+
 def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     """Return the style of each label."""
     return {

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pe_bench.report.cell_text import break_text, level_text, number_text, verdict_of
-from pe_bench.report.html.style import LineStyle
+from pe_bench.report.cell_text import break_text, level_text, number_text, of_model, verdict_of
+from pe_bench.report.html.style import ANCHOR, LineStyle
 from pe_bench.report.html.text import (
     difference_text,
     interval_text,
@@ -93,11 +93,11 @@ def short_lines(table: Table, prefix: str, styles: Mapping[str, LineStyle]) -> l
         ShortLine(
             f"{prefix}-{place}",
             line.label,
-            styles[line.label],
+            ANCHOR if line.is_anchor else styles[line.label],
             list(_cells(line, table)),
             _details(line, table),
         )
-        for place, line in enumerate(table.lines)
+        for place, line in enumerate(table.all_lines)
     ]
 
 
@@ -146,10 +146,10 @@ def _details(line: Line, table: Table) -> Details:
     lengths = ", ".join(f"{cell.length}" for cell in missing)
     memory = largest_memory(line)
     facts = {
-        "break point": break_text(line.break_point),
+        "break point": of_model(line, break_text(line.break_point)),
         "seeds": f"{line.seeds}",
-        "parameters": f"{line.parameters:,}",
-        "trained tokens/s": f"{line.tokens_per_second:,.0f}",
+        "parameters": of_model(line, f"{line.parameters:,}"),
+        "trained tokens/s": of_model(line, f"{line.tokens_per_second:,.0f}"),
         "MB at most": "" if memory is None else f"{memory:,.0f}",
         "no number at": f"{lengths}: {missing[0].reason}" if missing else "",
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.report.statistics import MARGIN
+from pe_bench.report.tables.anchors import anchor_lines, unlearned
 from pe_bench.report.tables.context_use import quarter_of
 from pe_bench.report.tables.differences import ScoreFiles
 from pe_bench.report.tables.grouping import (
@@ -24,6 +25,7 @@ from pe_bench.report.tables.swept import differing_keys, keep_best
 from pe_bench.report.tables.table import Report, Table, TableKey
 from pe_bench.report.tables.target_sets import rank_sets
 from pe_bench.report.tables.verdicts import judge, with_baseline
+from pe_bench.runs.anchors import StoredAnchors, anchors_folder, read_anchors
 from pe_bench.runs.conditions import Condition
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
@@ -62,12 +64,13 @@ def build_report(
         raise UserError(f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
 
     folder_of = folders_in(runs_folder(results_dir))
+    anchors = read_anchors(results_dir / "anchors")
     keys = RunKeys(folder_of)
     rows = _rows_of_protocol(_rows_of_runs(found, runs), protocol)
     for key in selection.by:
         keys.require(rows, key, "--by")
     asked = [*selection.by, *(condition.key for condition in selection.where)]
-    problems = [f"left out: {problem.text}" for problem in found.problems]
+    problems = [*(f"left out: {problem.text}" for problem in found.problems), *anchors.problems]
     problems += keys.unreadable(rows, [key for key in asked if "." in key])
     rows = keys.select(rows, selection.where)
     if selection.margin is None:
@@ -80,7 +83,7 @@ def build_report(
         problems.append(note)
     groups = group_rows(rows, keys, selection.varying)
     shown = groups_of_newest(groups, results_dir) if newest_only else groups
-    tables = _tables(shown, rows, ScoreFiles(folder_of), keys, selection)
+    tables = _tables(shown, rows, anchors, ScoreFiles(anchors.with_folders(folder_of)), keys, selection)
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
     last = tables[-1]
@@ -105,7 +108,9 @@ def run_tables(
     folder = RunFolder(run)
     keys = RunKeys(lambda name: folder)
     groups = group_rows(rows, keys, selection.by)
-    tables = _tables(groups, rows, ScoreFiles(lambda name: folder), keys, selection)
+    anchors = read_anchors(anchors_folder(run))
+    files = ScoreFiles(anchors.with_folders(lambda name: folder))
+    tables = _tables(groups, rows, anchors, files, keys, selection)
     return [replace(table, asked=tuple(asked)) for table in tables]
 
 
@@ -158,7 +163,7 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
         )
         raise UserError(f"no score is left by --where {conditions}: `pe-bench list runs` shows what there is")
     if selection.baseline is not None and not any(table.baseline for table in tables):
-        known = {line.label for table in tables for line in table.lines}
+        known = {line.label for table in tables for line in table.all_lines}
         raise UserError(unknown(selection.baseline, "--baseline", known) + elsewhere)
     lengths = sorted({length for table in tables for length in table.lengths})
     if selection.sort is not None and selection.sort.isdecimal() and int(selection.sort) not in lengths:
@@ -171,6 +176,7 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
 def _tables(
     groups: Mapping[TableKey, list[Row]],
     rows: Sequence[Row],
+    anchors: StoredAnchors,
     files: ScoreFiles,
     keys: RunKeys,
     selection: Selection,
@@ -181,7 +187,7 @@ def _tables(
     """
     positions = group_positions(rows, keys, selection.varying)
     tables = [
-        _table(group, found, positions.get(without_protocol(group), []), files, keys, selection)
+        _table(group, found, positions.get(without_protocol(group), []), anchors, files, keys, selection)
         for group, found in groups.items()
     ]
     shown = list(groups)
@@ -198,6 +204,7 @@ def _table(
     key: TableKey,
     rows: Sequence[Row],
     positions: Sequence[Row],
+    stored: StoredAnchors,
     files: ScoreFiles,
     keys: RunKeys,
     selection: Selection,
@@ -215,16 +222,20 @@ def _table(
     lines = []
     for member in members:
         of_member = [row for run in member.runs for row in own_rows.get(run, [])]
-        lines.append(make_line(member, of_member, ranks, margin, files))
+        line = make_line(member, of_member, ranks, margin, files)
+        lines.append(replace(line, unlearned=unlearned(of_member, stored, files)))
+    anchors, members_of_anchors = anchor_lines(plain, stored, ranks, margin, files)
+    lines += anchors
     baseline = _baseline_in(lines, selection.baseline)
     if baseline:
-        lines = with_baseline(lines, members, baseline, margin, files)
-    judged = judge(lines, key.train_length, margin)
-    lines = [_shown(line, selection) for line in judged if selection.takes(line.scored_with)]
+        lines = with_baseline(lines, [*members, *members_of_anchors], baseline, margin, files)
+    shown_lines = [_shown(line, selection) for line in judge(lines, key.train_length, margin)]
+    anchors = [line for line in shown_lines if line.is_anchor and line.cells]
+    lines = [line for line in shown_lines if not line.is_anchor and selection.takes(line.scored_with)]
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
     shown = [row for row in rows if row.length in lengths]
-    notes = make_notes(order.lines, shown, order.note, margin, keys.machines(rows))
+    notes = make_notes([*order.lines, *anchors], shown, order.note, margin, keys.machines(rows))
     return Table(
         key=key,
         lengths=lengths,
@@ -236,6 +247,7 @@ def _table(
         baseline=baseline,
         asked=tuple(length for length in lengths if selection.asks_for(length)),
         margin=margin,
+        anchors=tuple(anchors),
     )
 
 

@@ -22,11 +22,11 @@ def sensitivity(own_rows: Sequence[Row], files: ScoreFiles) -> Paired:
     """
     quarter = [row for row in own_rows if row.length == quarter_of(row.train_length)]
     own_at_train_length = [row for row in own_rows if row.length == row.train_length]
-    pairs = _of_one_set(pairs_by_run(quarter, own_at_train_length))
+    pairs = of_one_set(pairs_by_run(quarter, own_at_train_length))
     return paired(pairs, files) if pairs else Paired(None, None, "")
 
 
-def _of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+def of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
     """Return the pairs on the set of targets that most pairs share; of two such sets, the larger."""
     sets = Counter((row.targets, row.target_hash) for row, _ in pairs)
     chosen = max(sets, key=lambda found: (sets[found], found), default=(0, ""))

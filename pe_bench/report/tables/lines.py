@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pe_bench.report.statistics import is_sensitive, reads_nothing
 from pe_bench.report.tables.break_point import BreakPoint
@@ -12,6 +13,10 @@ from pe_bench.report.tables.context_use import context_use, sensitivity
 from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, level_of
 from pe_bench.report.tables.target_sets import Rank
 from pe_bench.runs.rows import Row
+
+# What is known of a line's weights at the training length: that they are surely worse than the trigram of the
+# same tokens (trigram), or not even surely better than token frequencies (frequencies).
+Unlearned = Literal["", "trigram", "frequencies"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Line:
     gains from a quarter to all of its training length; None where that was not scored. reads_nothing: it
     surely does not. positions: in rising order of context, empty where they were not scored. forced: scored
     with an encoding that is not compatible with the trained one. knows_length: it is given the final length
-    of each text.
+    of each text. unlearned: what it has not learned to beat. is_anchor: no encoding, but a model that cost no
+    training.
     """
 
     encoding: str
@@ -52,6 +58,12 @@ class Line:
     by: str = ""
     forced: bool = False
     knows_length: bool = False
+    unlearned: Unlearned = ""
+    is_anchor: bool = False
+
+    @property
+    def is_ranked(self) -> bool:
+        return not self.is_anchor and not self.unlearned
 
     @property
     def label(self) -> str:

@@ -9,6 +9,7 @@ from pe_bench.report.tables.differences import has_number
 from pe_bench.report.tables.lines import Line, on_other_targets
 from pe_bench.report.tables.target_sets import lengths_on_other_sets
 from pe_bench.report.tables.training_machine import TrainingMachine
+from pe_bench.runs.anchors import COPYING
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
 
@@ -35,6 +36,8 @@ def make_notes(
     rows: all that the table shows, and their controls. order_note: the note on how the lines are ordered.
     machines: on which each run was trained.
     """
+    anchors = [line for line in lines if line.is_anchor]
+    lines = [line for line in lines if not line.is_anchor]
     if not lines:
         return []
     train_length = rows[0].train_length
@@ -42,6 +45,8 @@ def make_notes(
     unequal_lengths = [*_unequal_targets(lines), *_other_sets(lines, train_length)]
     notes = [
         *([order_note] if len(lines) > 1 else []),
+        *_caveats(_unlearned(lines, rows[0])),
+        *_anchor_notes(anchors),
         *_caveats(
             _protocol_caveats(rows[0].protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)
         ),
@@ -64,6 +69,34 @@ def _caveats(*groups: Iterable[str]) -> list[Note]:
 
 def _details(*groups: Iterable[str]) -> list[Note]:
     return [Note(text, is_caveat=False) for texts in groups for text in texts]
+
+
+def _unlearned(lines: Sequence[Line], row: Row) -> Iterator[str]:
+    """Yield which lines have no rank, and which no verdict either, because their models know too little."""
+    worse = [line.label for line in lines if line.unlearned == "trigram"]
+    if worse:
+        yield (
+            f"* not learned yet, so without a rank{_which(worse, lines)}: surely worse at {row.train_length} "
+            "than a trigram counted on the same training tokens"
+        )
+    none = [line.label for line in lines if line.unlearned == "frequencies"]
+    if none:
+        token = "byte" if row.tokenizer == "bytes" else "token"
+        yield (
+            f"* no better than {token} frequencies, so with neither rank nor verdicts{_which(none, lines)}: "
+            f"not surely better at {row.train_length} than how often each {token} is"
+        )
+
+
+def _anchor_notes(anchors: Sequence[Line]) -> Iterator[Note]:
+    """Yield what the anchors are, or how to have them."""
+    if anchors:
+        names = ", ".join(line.label for line in anchors)
+        text = f"{names}: no encodings, but counts of the training tokens"
+        copies = "; +copy copies what followed the longest match in reach"
+        yield Note(text + (copies if COPYING in names else ""), is_caveat=True)
+    else:
+        yield Note("no trigram to compare with: pe-bench eval RUN... counts one", is_caveat=False)
 
 
 def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:

@@ -75,15 +75,18 @@ def largest_memory(line: Line) -> float | None:
 
 
 def _by_level(lines: Sequence[Line], length: int) -> list[Line]:
-    """Return the lines with a level at the length, then the others, the furthest reaching first."""
+    """Return the lines with a level at the length, then the others, the furthest reaching first.
+
+    What has not learned to beat the anchors is below all that has.
+    """
     return sorted(lines, key=lambda line: (*_rank(line, length), line.label))
 
 
-def _rank(line: Line, length: int) -> tuple[bool, int, float]:
+def _rank(line: Line, length: int) -> tuple[bool, bool, int, float]:
     if _has_level(line, length):
-        return False, 0, _level(line, length)
+        return not line.is_ranked, False, 0, _level(line, length)
     reached = max((reached for reached in line.cells if _has_level(line, reached)), default=0)
-    return True, -reached, _level(line, reached)
+    return not line.is_ranked, True, -reached, _level(line, reached)
 
 
 def _unranked(lines: Sequence[Line], length: int, *, is_asked: bool) -> Order:

@@ -60,6 +60,11 @@ class Table:
         int, ...
     ] = ()  # lengths that the user named, and that the short form shows before all others
     margin: float = MARGIN  # bits per byte, of the verdicts
+    anchors: tuple[Line, ...] = ()  # models that cost no training, which are neither ranked nor judged
+
+    @property
+    def all_lines(self) -> tuple[Line, ...]:
+        return (*self.lines, *self.anchors)
 
     @property
     def title(self) -> str:

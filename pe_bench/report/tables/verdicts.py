@@ -16,12 +16,15 @@ def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]
     """Return the lines with verdicts on their changes, and their break points; no line changes another's.
 
     The training length has a change where it is scored with an encoding that was not trained. Below it less
-    context costs by nature, and nothing is judged.
+    context costs by nature, and nothing is judged. Nor is an anchor, or a model that is no better than token
+    frequencies: it would hold by knowing nothing.
     """
     return [_judge_line(line, train_length, margin) for line in lines]
 
 
 def _judge_line(line: Line, train_length: int, margin: float) -> Line:
+    if line.is_anchor or line.unlearned == "frequencies":
+        return replace(line, cells={length: replace(cell, use=None) for length, cell in line.cells.items()})
     cells = {
         length: _judge_cell(cell, margin) if length >= train_length else cell
         for length, cell in line.cells.items()
@@ -48,7 +51,9 @@ def with_baseline(
             if place != number and cell.levels:
                 differences[place, length] = _difference(member, cell, base, base_line, files)
     intervals: dict[Place, Interval] = {
-        place: difference.interval for place, difference in differences.items() if difference.interval
+        place: difference.interval
+        for place, difference in differences.items()
+        if difference.interval and not lines[place[0]].is_anchor
     }
     found = _compare(intervals, margin)
     return [_with_differences(line, place, differences, found) for place, line in enumerate(lines)]
