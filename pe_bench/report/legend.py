@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 def legend(table: Table) -> list[str]:
     """Return what the terms of the detailed form mean, in whole lines."""
-    return [*_of_changes(table), *_of_baseline(table), *_of_context(table), *_of_memory(table)]
+    return [
+        *_of_changes(table),
+        *_of_baseline(table),
+        *_of_context(table),
+        *_of_memory(table),
+        *_of_anchors(table),
+    ]
 
 
 def _of_changes(table: Table) -> Iterator[str]:
@@ -75,3 +81,8 @@ def _of_memory(table: Table) -> Iterator[str]:
             "PyTorch's tensors alone); jobs of a sweep and a single run hold different amounts beside the "
             "model, so compare within one command"
         )
+
+
+def _of_anchors(table: Table) -> Iterator[str]:
+    if table.lines and not table.anchors:
+        yield "no trigram of the same training tokens to compare with: pe-bench eval RUN... adds it"

@@ -45,8 +45,7 @@ def make_notes(
     unequal_lengths = [*_unequal_targets(lines), *_other_sets(lines, train_length)]
     notes = [
         *([order_note] if len(lines) > 1 else []),
-        *_caveats(_unlearned(lines, rows[0])),
-        *_anchor_notes(anchors),
+        *_caveats(_unlearned(lines, rows[0]), _anchors(anchors)),
         *_caveats(
             _protocol_caveats(rows[0].protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)
         ),
@@ -88,15 +87,11 @@ def _unlearned(lines: Sequence[Line], row: Row) -> Iterator[str]:
         )
 
 
-def _anchor_notes(anchors: Sequence[Line]) -> Iterator[Note]:
-    """Yield what the anchors are, or how to have them."""
+def _anchors(anchors: Sequence[Line]) -> Iterator[str]:
     if anchors:
         names = ", ".join(line.label for line in anchors)
-        text = f"{names}: no encodings, but counts of the training tokens"
-        copies = "; +copy copies what followed the longest match in reach"
-        yield Note(text + (copies if COPYING in names else ""), is_caveat=True)
-    else:
-        yield Note("no trigram to compare with: pe-bench eval RUN... counts one", is_caveat=False)
+        copies = "; +copy copies what followed the longest match in reach" if COPYING in names else ""
+        yield f"{names}: no encodings, but counts of the training tokens{copies}"
 
 
 def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:

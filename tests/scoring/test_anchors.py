@@ -1,0 +1,145 @@
+"""Models that cost no training: distributions, counted on what a seed trains on; copies are of the window."""
+
+import numpy as np
+import pytest
+from support.scoring import DATA, TRAIN_LENGTH, VOCABULARY
+
+from pe_bench.config.schema import TrainConfig
+from pe_bench.data.batches import TrainingWindows
+from pe_bench.runs.anchors import COPYING, FREQUENCIES, TRIGRAM
+from pe_bench.scoring.anchors import (
+    MAX_MATCH,
+    MIN_MATCH,
+    NONE,
+    Anchors,
+    Trigram,
+    copying_weights,
+    count_anchors,
+    longest_matches,
+)
+
+TRAIN = TrainConfig(length=TRAIN_LENGTH, steps=3, batch_tokens=16)
+
+
+def trigram_of(text: str, letters: str) -> Trigram:
+    ids = np.array([[letters.index(letter) for letter in text]])
+    return Trigram(iter([ids]), len(letters))
+
+
+def matches_by_search(tokens: list[int], target: int) -> tuple[int, int]:
+    """Return the token after the longest, latest match before a target, and the match's length."""
+    best, copied = 0, NONE
+    for place in range(1, target):
+        length = 0
+        while (
+            length < place
+            and length < MAX_MATCH
+            and tokens[place - 1 - length] == tokens[target - 1 - length]
+        ):
+            length += 1
+        if length and length >= best:
+            best, copied = length, tokens[place]
+    return copied, best
+
+
+def test_a_trigram_is_what_a_calculation_by_hand_gives() -> None:
+    model = trigram_of("abab", "abc")
+    a, b, c = (np.array([number]) for number in range(3))
+    # Frequencies: 2 a, 2 b of 4 tokens, 2 different ones, and 1/3 for each below.
+    frequency = {"a": (2 + 2 / 3) / 6, "c": (2 / 3) / 6}
+    assert model.frequency(a)[0] == pytest.approx(frequency["a"])
+    assert model.frequency(c)[0] == pytest.approx(frequency["c"])
+    # After b there was a, once: 1 kind. After ab there was a, once.
+    bigram = (1 + frequency["a"]) / 2
+    assert model.probability(a, b, a)[0] == pytest.approx((1 + bigram) / 2)
+    # After cb there was nothing: the bigram. After c, and before any token, the frequencies.
+    assert model.probability(c, b, a)[0] == pytest.approx(bigram)
+    assert model.probability(a, c, a)[0] == pytest.approx(frequency["a"])
+    none = np.array([NONE])
+    assert model.probability(none, none, a)[0] == pytest.approx(frequency["a"])
+    assert model.probability(none, b, a)[0] == pytest.approx(bigram)
+
+
+def test_pairs_and_triples_are_counted_inside_windows_alone() -> None:
+    apart = Trigram(iter([np.array([[0, 1, 2], [3, 4, 5]])]), 6)
+    assert len(apart.counts[2].keys) == 2
+    assert 2 * 6 + 3 not in apart.counts[1].keys
+
+
+def test_parts_of_any_size_give_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = np.random.default_rng(0).integers(0, 5, (12, 9))
+    whole = Trigram(iter([windows]), 5)
+    monkeypatch.setattr("pe_bench.scoring.anchors.CHUNK", 20)
+    parts = Trigram(iter(np.split(windows, 6)), 5)
+    for one, other in zip(whole.counts, parts.counts, strict=True):
+        assert np.array_equal(one.keys, other.keys)
+        assert np.array_equal(one.counts, other.counts)
+
+
+@pytest.mark.parametrize("label", [FREQUENCIES, TRIGRAM, COPYING])
+@pytest.mark.parametrize("first", [1, 2, 7])
+def test_each_model_is_a_distribution_over_the_vocabulary(label: str, first: int) -> None:
+    anchors = count_anchors(DATA, TRAIN, seed=5)
+    anchors.weights[MIN_MATCH:] = 0.7
+    window = np.tile(np.array([3, 1, 4, 1, 3, 1, 4, 0])[: first + 1], (VOCABULARY, 1))
+    window[:, -1] = np.arange(VOCABULARY)
+    found = anchors.probabilities(window, first)[label]
+    assert found.min() > 0
+    assert found.sum() == pytest.approx(1)
+
+
+def test_what_is_counted_are_the_very_windows_that_the_seed_trains_on() -> None:
+    drawn = TrainingWindows(DATA.train, TRAIN.length, DATA.end_of_text)
+    windows = np.concatenate([drawn.batch(TRAIN.batch, 5, step).numpy() for step in range(3)])
+    counts = count_anchors(DATA, TRAIN, seed=5).trigram.counts[0]
+    assert (
+        counts.of(np.arange(VOCABULARY)).tolist()
+        == np.bincount(windows.ravel(), minlength=VOCABULARY).tolist()
+    )
+    other = count_anchors(DATA, TRAIN, seed=6).trigram.counts[0]
+    assert not np.array_equal(counts.counts, other.counts)
+
+
+@pytest.mark.parametrize("first", [0, 1, 5, 60])
+def test_the_longest_match_is_found_as_by_a_search_of_every_place(first: int) -> None:
+    tokens = np.random.default_rng(1).integers(0, 3, (4, 90))
+    tokens[3] = np.tile([0, 1, 2], 30)  # matches that are longer than are counted
+    copied, lengths = longest_matches(tokens, first)
+    assert copied.shape == lengths.shape == (4, 90 - first)
+    for row, window in enumerate(tokens.tolist()):
+        for place, target in enumerate(range(first, 90)):
+            assert (copied[row, place], lengths[row, place]) == matches_by_search(window, target)
+    assert lengths[3].max() == MAX_MATCH
+
+
+def test_a_match_lies_in_the_window_and_neither_before_it_nor_after_the_target() -> None:
+    text = [7, 8, 9, 5, 0, 0, 7, 8, 9, 6, 7, 8, 9, 4]
+    target = 9
+    long, short = np.array([text[:10]]), np.array([text[3:10]])
+    copied, lengths = longest_matches(long, target)
+    assert (copied[0, 0], lengths[0, 0]) == (5, 3)
+    copied, lengths = longest_matches(short, target - 3)
+    assert lengths[0, 0] == 0, "what stood before the window is not seen"
+    later = np.array([text])
+    copied, lengths = longest_matches(later, target)
+    assert (copied[0, 0], lengths[0, 0]) == (5, 3), "what comes after a target changes nothing"
+    assert (copied[0, 4], lengths[0, 4]) == (6, 3), "of equally long matches the latest counts"
+
+
+def test_a_copy_weighs_as_much_as_it_was_right_in_training_windows() -> None:
+    windows = np.tile([1, 2, 3, 4], (50, 5))
+    weights = copying_weights(windows)
+    assert weights[:MIN_MATCH].tolist() == [0] * MIN_MATCH
+    assert weights[MIN_MATCH] == pytest.approx(51 / 52)
+    random = copying_weights(np.random.default_rng(0).integers(0, 9, (300, 60)))
+    assert random[MIN_MATCH] == pytest.approx(1 / 9, abs=0.05)
+
+
+def test_copying_reads_no_further_than_the_length() -> None:
+    text = np.random.default_rng(2).integers(0, VOCABULARY, 40)
+    text[30:39] = text[2:11]
+    anchors = Anchors(count_anchors(DATA, TRAIN, 0).trigram, np.full(MAX_MATCH + 1, 0.5))
+    whole = anchors.probabilities(text[None, :39], 38)
+    cut = anchors.probabilities(text[None, 20:39], 18)
+    assert whole[TRIGRAM] == pytest.approx(cut[TRIGRAM])
+    assert whole[COPYING] > 0.5 > cut[COPYING]
