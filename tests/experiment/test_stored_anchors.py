@@ -1,0 +1,153 @@
+"""Anchors of real runs: scored on a run's own targets, once for all runs of a seed; they are no runs."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import Command, only_run
+
+from pe_bench.report.tables.build import build_tables
+from pe_bench.runs.anchors import NAMES, place_of
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring import anchor_scores
+
+
+def folders(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in (folder / "results" / "anchors").glob("*/eval.csv"))
+
+
+def scored_by(path: Path) -> list[Row]:
+    return read_rows(path / "eval.csv")
+
+
+def test_anchors_are_scored_on_exactly_the_targets_of_the_run(begin: Command, folder: Path) -> None:
+    outcome = begin("encoding=rope", "eval.lengths=[16,32,80]")
+    assert outcome.code == 0, outcome.err
+    run = only_run(folder)
+    rows = {place_of(row): row for row in scored_by(run)}
+    found = folders(folder)
+    assert [path.name.split("-")[0] for path in found] == sorted(NAMES.values())
+    for path in found:
+        assert {place_of(row) for row in scored_by(path)} == rows.keys()
+        for row in scored_by(path):
+            own, anchors = (
+                load_scores(score_file(place, one))
+                for place, one in ((run, rows[place_of(row)]), (path, row))
+            )
+            assert np.array_equal(own.document, anchors.document)
+            assert np.array_equal(own.bytes, anchors.bytes)
+            assert own.nll.shape == anchors.nll.shape
+
+
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
+def test_other_protocols_have_anchors_too(
+    begin: Command, command: Command, folder: Path, protocol: str
+) -> None:
+    begin("encoding=rope")
+    results = ("--results-dir", str(folder / "results"))
+    assert command("eval", "--protocol", protocol, "--lengths", "16,32", *results).code == 0
+    [table] = build_tables(folder / "results", protocol=protocol)
+    assert [sorted(line.cells) for line in table.anchors] == [[16, 32], [16, 32]]
+
+
+def test_runs_of_a_seed_share_their_anchors_and_another_seed_has_its_own(
+    begin: Command, train: Command, folder: Path
+) -> None:
+    begin("encoding=rope")
+    first = {
+        path: path.stat().st_mtime_ns for path in (folder / "results" / "anchors").rglob("*.safetensors")
+    }
+    assert train("encoding=alibi", "train.lr=0.01").code == 0
+    assert len(folders(folder)) == 3
+    assert {path: path.stat().st_mtime_ns for path in first} == first
+    assert train("encoding=alibi", "seed=1").code == 0
+    assert len(folders(folder)) == 6
+
+
+def test_an_untrained_model_has_neither_verdicts_nor_a_rank(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    printed = begin("encoding=rope", "train.steps=1", "train.warmup_steps=1").out
+    [line] = [line for line in printed.splitlines() if line.startswith("rope")]
+    assert line.split()[1].endswith("*")
+    assert line.split()[2:] == ["-", "-"]
+    assert "with neither rank nor verdicts" in " ".join(printed.split())
+    [table] = build_tables(folder / "results")
+    assert [(line.unlearned, line.break_point.kind) for line in table.lines] == [("frequencies", "unknown")]
+
+
+def test_an_anchor_is_no_run(begin: Command, command: Command, folder: Path) -> None:
+    begin("encoding=rope")
+    results = ("--results-dir", str(folder / "results"))
+    assert "trigram" not in command("list", "runs", *results).out
+    assert "trigram" not in (folder / "results" / "results.csv").read_text()
+    assert command("report", "trigram", *results).code == 2
+    assert command("eval", "trigram", *results).code == 2
+    refused = command("report", "--where", "encoding=(trigram)", *results)
+    assert refused.code == 2 and "rope" in refused.line
+    assert command("report", "--baseline", "(trigram)", *results).code == 0
+
+
+def test_eval_gives_anchors_to_runs_that_have_none(begin: Command, command: Command, folder: Path) -> None:
+    begin("encoding=rope")
+    shutil.rmtree(folder / "results" / "anchors")
+    results = ("--results-dir", str(folder / "results"))
+    assert "pe-bench eval RUN... adds it" in command("report", "--details", "--markdown", "-", *results).out
+    assert command("eval", "--lengths", "16,32,48", *results).code == 0
+    assert {row.length for row in scored_by(folders(folder)[0])} == {16, 32, 48}
+    assert "(trigram)" in command("report", *results).out
+
+
+@pytest.mark.parametrize("moment", range(1, 7))
+def test_what_was_scored_before_an_interruption_is_kept_and_the_rest_follows(
+    begin: Command, train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    begin("encoding=rope")
+    whole = {
+        path.relative_to(folder): path.read_bytes()
+        for path in (folder / "results" / "anchors").rglob("*.safetensors")
+    }
+    shutil.rmtree(folder / "results" / "anchors")
+    write, calls = anchor_scores.write_rows, []
+
+    def stopping(*given: object) -> None:
+        calls.append(given)
+        if len(calls) == moment:
+            raise KeyboardInterrupt
+        write(*given)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(anchor_scores, "write_rows", stopping)
+    assert train("encoding=rope").code == 130
+    monkeypatch.setattr(anchor_scores, "write_rows", write)
+    assert train("encoding=rope").code == 0
+    assert {
+        path.relative_to(folder): path.read_bytes()
+        for path in (folder / "results" / "anchors").rglob("*.safetensors")
+    } == whole
+    assert [len(scored_by(path)) for path in folders(folder)] == [2, 2, 2]
+
+
+def test_a_lost_or_damaged_score_is_made_again(begin: Command, train: Command, folder: Path) -> None:
+    begin("encoding=rope")
+    lost, damaged, *_ = sorted((folder / "results" / "anchors").rglob("*.safetensors"))
+    contents = [path.read_bytes() for path in (lost, damaged)]
+    lost.unlink()
+    damaged.write_bytes(b"nothing")
+    folders(folder)[-1].joinpath("eval.csv").write_text("nothing\n")
+    assert train("encoding=rope").code == 0
+    assert [path.read_bytes() for path in (lost, damaged)] == contents
+    assert [len(scored_by(path)) for path in folders(folder)] == [2, 2, 2]
+
+
+def test_a_run_is_whole_without_anchors_that_cannot_be_written(
+    begin: Command, train: Command, folder: Path
+) -> None:
+    begin("encoding=rope")
+    anchors = folder / "results" / "anchors"
+    shutil.rmtree(anchors)
+    anchors.write_text("a file")
+    found = train("encoding=rope")
+    assert found.code == 0
+    assert "warning: no trigram to compare with" in found.err

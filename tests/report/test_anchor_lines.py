@@ -1,0 +1,217 @@
+"""A table's anchors: two lines that cost no training, and what a model that does not beat them lacks."""
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from support.results import add_run, edit_rows
+from test_short import cells_of, printed
+
+from pe_bench.report.charts.curves import charts_of
+from pe_bench.report.charts.figure import draw
+from pe_bench.report.export import to_frame
+from pe_bench.report.html.page import to_html
+from pe_bench.report.markup import to_latex, to_markdown
+from pe_bench.report.tables.build import build_report, build_tables
+from pe_bench.report.tables.selection import Selection
+from pe_bench.report.tables.table import Table
+from pe_bench.runs.anchors import COPYING, FREQUENCIES, TRIGRAM
+from pe_bench.runs.conditions import parse_condition
+from pe_bench.runs.rows import read_rows
+
+LENGTHS = (32, 128, 256, 512)
+LEVELS = {
+    "alibi": (2.5, 2.3, 2.3, 2.3),
+    "rope": (2.3, 2.0, 2.6, 3.0),
+    "slow": (3.1, 2.9, 2.9, 2.9),
+    "noise": (4.5, 4.6, 4.6, 4.6),
+}
+ANCHORS = {
+    FREQUENCIES: (4.5, 4.5, 4.5, 4.5),
+    TRIGRAM: (2.6, 2.6, 2.6, 2.6),
+    COPYING: (2.5, 2.4, 2.2, 2.1),
+}
+
+
+def at_lengths(levels: tuple[float, ...]) -> Mapping[int, float]:
+    return dict(zip(LENGTHS, levels, strict=True))
+
+
+def add_anchors(results: Path, **changes: object) -> list[Path]:
+    """Write the anchors of a seed in folders of their own, through what writes runs."""
+    folders = []
+    for label, levels in ANCHORS.items():
+        run = add_run(results, label, at_lengths(levels), spread=0.002, model="", **changes)
+        edit_rows(run, lambda row: row)
+        folder = results / "anchors" / run.name.strip("()").replace(")", "").replace(" ", "")
+        shutil.copytree(run, folder)
+        shutil.rmtree(run)
+        folders.append(folder)
+    return folders
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for name, levels in LEVELS.items():
+        add_run(tmp_path, name, at_lengths(levels), spread=0.002)
+    add_anchors(tmp_path)
+    return tmp_path
+
+
+def only(results: Path, **selection: object) -> Table:
+    [table] = build_tables(results, selection=Selection(**selection))  # pyright: ignore[reportArgumentType]
+    return table
+
+
+def test_the_two_anchors_are_the_last_lines_and_are_not_judged(results: Path) -> None:
+    table = only(results)
+    assert [line.label for line in table.anchors] == [TRIGRAM, COPYING]
+    assert {cell.verdict for line in table.anchors for cell in line.cells.values()} == {""}
+    text = printed([table])
+    names = [line.split("  ")[0] for line in text.splitlines()]
+    assert names.index(TRIGRAM) == names.index("noise") + 1
+    assert [cells_of(text, TRIGRAM)[place] for place in (0, -1)] == ["2.600", "-"]
+    assert cells_of(text, COPYING) == ["2.400", "-0.200", "-0.300", "-"]
+    assert f"{TRIGRAM}, {COPYING}: no encodings" in text
+
+
+def test_what_is_surely_above_the_trigram_is_marked_and_has_no_rank(results: Path) -> None:
+    table = only(results)
+    assert table.ranked_at == 512
+    assert [line.label for line in table.lines] == ["alibi", "rope", "slow", "noise"]
+    assert [line.unlearned for line in table.lines] == ["", "", "trigram", "frequencies"]
+    assert only(results, sort="128").lines[0].label == "rope"
+    text = printed([table])
+    assert cells_of(text, "slow")[0] == "2.900*"
+    assert cells_of(text, "alibi")[0] == "2.300"
+    assert "* not learned yet, so without a rank (slow)" in text
+    assert cells_of(text, "slow")[-1] == "512"
+
+
+def test_the_best_by_level_stays_below_when_it_is_good_at_the_ranked_length_alone(results: Path) -> None:
+    add_run(results, "late", at_lengths((3.1, 2.9, 1.5, 1.5)), spread=0.002)
+    assert [line.label for line in only(results).lines] == ["alibi", "rope", "late", "slow", "noise"]
+
+
+def test_what_is_near_the_trigram_is_not_marked(tmp_path: Path) -> None:
+    add_run(tmp_path, "near", at_lengths((2.8, 2.62, 2.62, 2.62)), spread=0.2)
+    add_anchors(tmp_path)
+    assert [line.unlearned for line in only(tmp_path).lines] == [""]
+
+
+def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Path) -> None:
+    table = only(results)
+    noise = table.lines[-1]
+    assert {cell.verdict for cell in noise.cells.values()} == {""}
+    assert noise.break_point.kind == "unknown"
+    text = printed([table])
+    assert cells_of(text, "noise") == ["4.600*", "-", "-", "-"]
+    assert "no better than byte frequencies, so with neither rank nor verdicts (noise)" in text
+
+
+def test_weights_are_compared_as_they_were_trained_whatever_they_are_scored_with(results: Path) -> None:
+    run = add_run(results, "rope", at_lengths((2.9, 2.8, 2.4, 2.4)), spread=0.002, scored_with="yarn")
+    assert {row.scored_with for row in read_rows(run / "eval.csv")} == {"rope", "yarn"}
+    assert {line.label: line.unlearned for line in only(results).lines}["rope -> yarn"] == ""
+
+
+def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) -> None:
+    with_anchors = only(results, baseline="alibi")
+    shutil.rmtree(results / "anchors")
+    without = only(results, baseline="alibi")
+    assert without.anchors == ()
+    verdicts = [
+        {
+            (line.label, cell.length): (cell.verdict, cell.baseline and cell.baseline.verdict)
+            for line in table.lines
+            for cell in line.cells.values()
+            if line.label in ("alibi", "rope", "slow")
+        }
+        for table in (with_anchors, without)
+    ]
+    assert verdicts[0] == verdicts[1]
+    assert [cell.baseline.mean for cell in with_anchors.anchors[0].cells.values() if cell.baseline] == (
+        pytest.approx([0.1, 0.3, 0.3, 0.3], abs=1e-3)
+    )
+
+
+def test_a_trigram_can_be_the_baseline(results: Path) -> None:
+    table = only(results, baseline=TRIGRAM)
+    assert table.baseline == TRIGRAM
+    cells = {line.label: line.cells[512].baseline for line in table.all_lines}
+    assert cells[TRIGRAM] is None
+    assert cells["alibi"] is not None and cells["alibi"].verdict == "better"
+    assert cells[COPYING] is not None and cells[COPYING].verdict == ""
+
+
+def test_only_the_seeds_that_are_shown_have_anchors(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "rope", at_lengths(LEVELS["rope"]), seed=seed)
+        add_anchors(tmp_path, seed=seed)
+    assert [line.seeds for line in only(tmp_path).anchors] == [3, 3]
+    assert [line.seeds for line in only(tmp_path, where=(parse_condition("seed<2"),)).anchors] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "other", [{"train_tokens": 9}, {"data_hash": "0" * 14}, {"target_hash": "0e7"}, {"seed": 1}]
+)
+def test_counts_of_other_tokens_and_scores_of_other_targets_belong_to_no_line(
+    tmp_path: Path, other: dict[str, object]
+) -> None:
+    add_run(tmp_path, "rope", at_lengths(LEVELS["rope"]))
+    add_anchors(tmp_path, **other)
+    table = only(tmp_path)
+    assert table.anchors == ()
+    assert table.lines[0].unlearned == ""
+
+
+def test_a_damaged_anchor_is_named_and_hides_nothing(results: Path) -> None:
+    for path in (results / "anchors").glob("*/eval.csv"):
+        path.write_text("nothing\n")
+    report = build_report(results)
+    assert [line.label for line in report.tables[0].lines] == ["alibi", "slow", "rope", "noise"]
+    assert sum("no anchors from" in problem for problem in report.problems) == 3
+
+
+def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(results: Path) -> None:
+    table = only(results)
+    for text in (to_markdown([table]), to_markdown([table], details=True), to_latex([table])):
+        [line] = [line for line in text.splitlines() if re.match(rf"(\| )?{re.escape(COPYING)}", line)]
+        assert "2.400" in line
+        assert "**" not in line and "mathbf" not in line, "no anchor is the best of a column"
+    assert r"2.900\*" in to_markdown([table])
+    assert "$2.900^{*}$" in to_latex([table])
+    frame = to_frame([table])
+    assert set(frame[frame.anchor].encoding) == {TRIGRAM, COPYING}
+    assert set(frame[frame.encoding == "slow"].unlearned) == {"trigram"}
+    page = to_html([table], [])
+    assert page.count('class="anchor"') == 4, "two lines of the table and two of the picture"
+
+
+def test_pictures_have_anchors_as_thin_lines_that_change_no_axis(results: Path) -> None:
+    [[with_anchors]] = charts_of([only(results)])
+    shutil.rmtree(results / "anchors")
+    [[without]] = charts_of([only(results)])
+    assert (with_anchors.y, with_anchors.x) == (without.y, without.x)
+    assert [curve.label for curve in with_anchors.seen_anchors] == [TRIGRAM, COPYING]
+    [[changes]] = charts_of([only(results)], "change")
+    assert changes.seen_anchors == []
+
+
+def test_an_anchor_off_the_axes_is_not_drawn(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", at_lengths((1.2, 1.0, 1.0, 1.0)), spread=0.002)
+    add_anchors(tmp_path)
+    table = only(tmp_path)
+    figure = draw([table])
+    assert isinstance(figure, Figure)
+    assert not [
+        line for axes in figure.axes for line in axes.lines if str(line.get_gid()).startswith("anchor")
+    ]
+
+
+def test_details_say_how_to_have_anchors_where_there_are_none(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", at_lengths(LEVELS["rope"]))
+    assert "pe-bench eval RUN... adds it" in to_markdown([only(tmp_path)], details=True)
