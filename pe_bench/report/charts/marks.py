@@ -47,16 +47,17 @@ def draw_curve(axes: Axes, curve: Curve, style: Style, linewidth: float, markers
 
 
 def draw_anchors(axes: Axes, chart: Chart) -> None:
-    """Draw the models that cost no training below all curves, each named above its first point."""
+    """Draw the models that cost no training below all curves, each named above its last point."""
     for anchor in chart.seen_anchors:
         for points in anchor.segments:
             x, values = [point.x for point in points], [point.value for point in points]
             axes.plot(x, values, color=GREY, linewidth=0.7, zorder=0.8, gid=f"anchor {anchor.label}")
-        first = anchor.points[0]
+        last = anchor.points[-1]
         axes.annotate(
             anchor.label,
-            (first.x, first.value),
-            xytext=(2, 2),
+            (last.x, last.value),
+            xytext=(-2, 2),
+            ha="right",
             textcoords="offset points",
             fontsize=NOTE_FONT,
             color=GREY,

@@ -61,7 +61,7 @@ class DrawnCurve:
 
 @dataclass(frozen=True)
 class DrawnAnchor:
-    """The paths of a model that cost no training, and where its name begins."""
+    """The paths of a model that cost no training, and where its name ends."""
 
     key: str
     label: str
@@ -167,8 +167,8 @@ def make_picture(chart: Chart, table: Table, prefix: str, styles: Mapping[str, L
             f"{prefix}-{places[anchor.label]}",
             anchor.label,
             [_path(picture, points) for points in anchor.segments],
-            picture.x(anchor.points[0].x) + 3,
-            picture.y(anchor.points[0].value) - 4,
+            picture.x(anchor.points[-1].x) - 3,
+            picture.y(anchor.points[-1].value) - 4,
         )
         for anchor in chart.seen_anchors
     ]
