@@ -57,13 +57,18 @@ def read_anchors(folder: Path | None) -> StoredAnchors:
     rows: dict[tuple[str, Place], Row] = {}
     folders: dict[str, RunFolder] = {}
     problems = []
-    for path in sorted(folder.glob("[!.]*/eval.csv")) if folder is not None else []:
+    for path in sorted(folder.glob("*/eval.csv")) if folder is not None else []:
         anchor = path.parent
+        if not anchor.name.startswith(tuple(f"{name}-s" for name in NAMES.values())):
+            continue  # a folder with a run's name would stand in for the run's own
         try:
             check_files(anchor)
             found = [row for row in read_rows(path) if row.encoding in NAMES]
         except RunError as error:
-            problems.append(f"no anchors from {anchor}: {one_line(str(error)).partition(': delete')[0]}")
+            reason = str(error).partition(": delete")[0]
+            problems.append(
+                one_line(f"no anchors from {anchor}: {reason}; pe-bench eval RUN... counts again")
+            )
             continue
         folders[anchor.name] = RunFolder(anchor)
         rows |= {(row.encoding, place_of(row)): replace(row, run=anchor.name) for row in found}

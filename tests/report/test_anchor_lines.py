@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from support.results import add_run, edit_rows
+from support.results import add_run
 from test_short import cells_of, printed
 
 from pe_bench.report.charts.curves import charts_of
@@ -18,7 +18,7 @@ from pe_bench.report.markup import to_latex, to_markdown
 from pe_bench.report.tables.build import build_report, build_tables
 from pe_bench.report.tables.selection import Selection
 from pe_bench.report.tables.table import Table
-from pe_bench.runs.anchors import COPYING, FREQUENCIES, TRIGRAM
+from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM
 from pe_bench.runs.conditions import parse_condition
 from pe_bench.runs.rows import read_rows
 
@@ -45,8 +45,7 @@ def add_anchors(results: Path, **changes: object) -> list[Path]:
     folders = []
     for label, levels in ANCHORS.items():
         run = add_run(results, label, at_lengths(levels), spread=0.002, model="", **changes)
-        edit_rows(run, lambda row: row)
-        folder = results / "anchors" / run.name.strip("()").replace(")", "").replace(" ", "")
+        folder = results / "anchors" / run.name.replace(label, NAMES[label])
         shutil.copytree(run, folder)
         shutil.rmtree(run)
         folders.append(folder)
@@ -174,6 +173,14 @@ def test_a_damaged_anchor_is_named_and_hides_nothing(results: Path) -> None:
     report = build_report(results)
     assert [line.label for line in report.tables[0].lines] == ["alibi", "slow", "rope", "noise"]
     assert sum("no anchors from" in problem for problem in report.problems) == 3
+
+
+def test_an_anchor_does_not_stand_in_for_a_run(results: Path) -> None:
+    anchor, *_ = (results / "anchors").iterdir()
+    [run] = (results / "runs").glob("rope-*")
+    shutil.copytree(anchor, results / "anchors" / run.name)
+    table = only(results)
+    assert {cell.missing for line in table.lines for cell in line.cells.values()} == {""}
 
 
 def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(results: Path) -> None:
