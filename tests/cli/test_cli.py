@@ -165,7 +165,8 @@ def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):
     rows = {row.length: row for row in read_rows(only_run(folder) / "eval.csv")}
     assert [rows[length].status for length in (16, 32, 64)] == ["ok", "undefined", "undefined"]
     assert rows[32].bits_per_byte is None and "max_position=16" in rows[32].reason
-    assert re.search(r"^learned +[\d.]+ +- +- +not at all", outcome.out, re.MULTILINE)
+    # No better than byte frequencies after so few steps, so that nothing is judged.
+    assert re.search(r"^learned +[\d.]+\* +- +- +-$", outcome.out, re.MULTILINE)
 
 
 def test_report_shows_all_runs_and_writes_every_format(begin, command, folder):
