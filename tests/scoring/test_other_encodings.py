@@ -1,57 +1,22 @@
 """`pe-bench eval --with`: trained weights under other encodings, through the command."""
 
-import hashlib
-import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from support.commands import Command, Outcome, only_run, tiny_overrides
+from support.commands import only_run, tiny_overrides
+from support.other_scores import encoded, hashes, labels, levels, rows_of
 
 from pe_bench.cli.completion import complete_with
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.config_file import read_config
-from pe_bench.runs.rows import Row, read_rows
 from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_with
 from pe_bench.scoring.with_option import read_requested
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture
-def evaluate(command: Command, folder: Path) -> Command:
-    """`pe-bench eval` at the lengths of the tiny runs."""
-    return lambda *arguments: command("eval", "--results-dir", str(folder / "results"), *arguments)
-
-
-def rows_of(folder: Path, control: str = "none") -> list[Row]:
-    return [row for row in read_rows(only_run(folder) / "eval.csv") if row.control == control]
-
-
-def levels(folder: Path) -> dict[tuple[str, int], float | None]:
-    return {(row.scored_with, row.length): row.nll for row in rows_of(folder)}
-
-
-def labels(folder: Path) -> list[str]:
-    return sorted({row.scored_with + (" (forced)" if row.forced else "") for row in rows_of(folder)})
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def encoded(outcome: Outcome) -> list[str]:
-    """The names in the table, line by line."""
-    grid = outcome.out.split("\n---", 1)[1].split("\n", 1)[1].split("\n\n")[0]
-    return [line.split("  ")[0] for line in grid.splitlines()]
 
 
 # Curves
@@ -261,161 +226,7 @@ def test_two_spellings_of_one_encoding_are_scored_once(begin, evaluate, folder):
     assert sorted(encoded(outcome)) == ["rope", "rope -> rope_pi factor=4.0", "rope -> rope_pi factor=auto"]
 
 
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("trained", "spec", "line"),
-    [
-        (
-            "alibi",
-            "yarn",
-            "yarn works on weights trained with p_rope, partial_rope or rope; this run used alibi "
-            "(compatible: sliding_window, temperature)",
-        ),
-        (
-            "rope",
-            "alibi",
-            "alibi works on no other encoding's weights; this run used rope (compatible: leaky_rerope, ",
-        ),
-        ("xpos", "sliding_window", "; this run used xpos (compatible: none)"),
-        ("rope", "rope base=500", "rope base=10000.0, and base cannot change to 500.0 after training"),
-    ],
-)
-def test_an_incompatible_encoding_is_refused_before_anything_is_written(
-    begin, evaluate, folder, trained, spec, line
-):
-    begin(f"encoding={trained}")
-    before = hashes(folder / "results")
-    outcome = evaluate("--lengths", "64", "--with", spec)
-    assert outcome.code == 2 and outcome.line.startswith(
-        f"pe-bench: --with {spec}, {only_run(folder).name}: "
-    )
-    assert line in outcome.line and "--force scores it anyway" in outcome.line
-    assert hashes(folder / "results") == before
-
-
-def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
-    begin("encoding=rope")
-    outcome = evaluate("--with", "alibi", "--force")
-    assert outcome.code == 0, outcome.err
-    assert labels(folder) == ["alibi (forced)", "rope"]
-    assert "rope -> alibi (forced)" in encoded(outcome)
-    evaluate("--with", "yarn factor=2", "--force")
-    assert "yarn factor=2.0" in labels(folder), "a compatible encoding is not labelled"
-
-
-def test_weights_that_do_not_fit_are_refused_with_both_names(begin, evaluate, folder):
-    begin("encoding=rope")
-    before = hashes(folder / "results")
-    outcome = evaluate("--lengths", "64", "--with", "t5", "--force")
-    assert outcome.code == 2
-    assert "weights trained with rope do not fit t5: " in outcome.line and "missing there" in outcome.line
-    assert hashes(folder / "results") == before
-
-
-@pytest.mark.parametrize(
-    ("spec", "line"),
-    [
-        ("yran", "--with: unknown encoding 'yran': did you mean 'yarn'?"),
-        ("yarn+lgon", "--with: unknown encoding 'lgon': did you mean 'logn'?"),
-        ("yarn facter=4", "unknown key 'encoding.facter': did you mean 'encoding.factor'?"),
-        ("sliding_window windw=4", "did you mean 'encoding.modifiers.sliding_window.window'?"),
-        ("yarn factor=0.5", "encoding.factor must be at least 1"),
-        ("yarn factor=much", "encoding.factor must be a number or null, not 'much'"),
-        ("rope_dynamic_ntk factor=auto", "encoding.factor must be a number, not 'auto'"),
-        ("longrope", "longrope has no default factors"),
-        ("yarn,rope_pi factor=4", "commas are for names without options; repeat --with for each encoding"),
-        ("yarn rope_pi", "name encodings with commas between, or one with its options"),
-        ("factor=4 yarn", "the name of an encoding comes first, and then factor=4"),
-        ("yarn factor=4 fast", "'fast' is no option; say KEY=VALUE"),
-        ("logn+yarn", "yarn is no modifier, and only one encoding can be the base"),
-    ],
-)
-def test_a_mistake_is_one_line(begin, evaluate, folder, spec, line):
-    begin("encoding=rope")
-    before = hashes(folder / "results")
-    outcome = evaluate("--with", spec)
-    assert outcome.code == 2 and line in outcome.line
-    assert hashes(folder / "results") == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "more"), [(["--force"], " and for --code"), (["--config-dir", "."], "")]
-)
-def test_an_option_that_nothing_would_read_is_refused(begin, evaluate, arguments, more):
-    begin("encoding=rope")
-    outcome = evaluate(*arguments)
-    assert outcome.code == 2 and f"{arguments[0]} is for the encodings of --with{more}: name" in outcome.line
-
-
-def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, folder):
-    begin("encoding=rope")
-    begin("encoding=alibi")
-    runs = sorted((folder / "results" / "runs").iterdir(), reverse=True)
-    before = hashes(folder / "results")
-    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "yarn")
-    assert outcome.code == 2 and runs[1].name.startswith("alibi") and runs[1].name in outcome.line
-    assert hashes(folder / "results") == before
-    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "sliding_window")
-    assert outcome.code == 0, outcome.err
-
-
-# Somebody's own
-
-
-def test_a_custom_scaling_is_scored_from_its_folder(begin, evaluate, folder):
-    own = folder / "mine" / "encoding"
-    own.mkdir(parents=True)
-    (own / "mine.yaml").write_text(
-        "name: mine\nclass: mine.py:Half\nd_head: ${model.d_head}\ntrain_length: ${train.length}\n"
-    )
-    (own / "mine.py").write_text(
-        "from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled\n"
-        "from pe_bench.encodings.rope import rope_frequencies\n"
-        "class Half(RopeScaling):\n"
-        "    window_factor = None\n"
-        "    def __init__(self, d_head: int, train_length: int):\n"
-        "        super().__init__(d_head, train_length, 2.0)\n"
-        "    def scaled(self, window):\n"
-        "        return Scaled(rope_frequencies(self.width, self.base) / self.factor_at(window))\n"
-    )
-    begin("encoding=rope")
-    outcome = evaluate("--with", "mine", "--with", "rope_pi factor=2", "--config-dir", str(own.parent))
-    assert outcome.code == 0, outcome.err
-    label = next(label for label in labels(folder) if label.startswith("mine@"))
-    nll = levels(folder)
-    assert [nll[label, length] for length in (16, 32)] == [
-        nll["rope_pi factor=2.0", length] for length in (16, 32)
-    ]
-    outcome = evaluate("--with", "mine")
-    assert outcome.code == 2 and "unknown encoding 'mine'" in outcome.line
-    outcome = evaluate("--with", "mine", "--config-dir", str(folder / "none"))
-    assert outcome.code == 2 and "is not a folder" in outcome.line
-
-
-def test_a_run_of_a_custom_encoding_needs_its_file_and_force(begin, evaluate, folder):
-    own = folder / "mine" / "encoding"
-    own.mkdir(parents=True)
-    (own / "mine.yaml").write_text("name: mine\nclass: mine.py:Mine\n")
-    (own / "mine.py").write_text(
-        "from pe_bench.encodings import LayerEncoding\n"
-        "class Mine(LayerEncoding):\n"
-        "    def distance_bias(self, distance):\n"
-        "        return -distance[None].expand(2, -1).float()\n"
-    )
-    begin("encoding=mine", "--config-dir", str(own.parent))
-    code = ["--code", str(own / "mine.py")]
-    outcome = evaluate("--with", "sliding_window")
-    assert outcome.code == 2 and "--code FILE.py" in outcome.line
-    outcome = evaluate("--with", "sliding_window", *code)
-    assert outcome.code == 2 and "this run used mine (compatible: none)" in outcome.line
-    outcome = evaluate("--with", "sliding_window", *code, "--force")
-    assert outcome.code == 0, outcome.err
-    assert any(re.fullmatch(r"mine@\w{4}\+sliding_window \(forced\)", label) for label in labels(folder))
-
-
-# Words
+# Reading the option
 
 
 def test_arguments_are_parsed_as_typed():
@@ -486,40 +297,6 @@ def test_tiny_runs_have_the_lengths_that_these_tests_count_on(folder):
     arguments = tiny_overrides(folder)
     assert "eval.max_length=64" in arguments and "train.length=16" in arguments
     assert fixed_factor(EvalConfig(max_length=64, lengths=[16, 32]), 16) == 4
-
-
-def test_an_option_derived_in_a_users_file_is_in_the_label(begin, evaluate, folder):
-    """Two versions of one file are two models and never share a row."""
-    own = folder / "mine" / "encoding"
-    own.mkdir(parents=True)
-    begin("encoding=rope")
-    for divisor in (2, 4):
-        (own / "mine.yaml").write_text(
-            "name: mine\nclass: pe_bench.encodings.lm_infinite:LMInfinite\nd_head: ${model.d_head}\n"
-            f"window: ${{quotient:${{train.length}},{divisor}}}\n"
-        )
-        outcome = evaluate("--with", "mine", "--config-dir", str(own.parent))
-        assert outcome.code == 0, outcome.err
-    mine = [label for label in labels(folder) if label.startswith("mine ")]
-    assert len(mine) == 2
-    assert {argument for label in mine for argument in label.split() if argument.startswith("window=")} == {
-        "window=8",
-        "window=4",
-    }
-
-
-def test_another_encoding_with_the_runs_name_is_refused(begin, evaluate, folder):
-    own = folder / "mine" / "encoding"
-    own.mkdir(parents=True)
-    (own / "fast.yaml").write_text(
-        "name: rope\nclass: pe_bench.encodings.hope:HoPE\nd_head: ${model.d_head}\nactive: 2\n"
-    )
-    begin("encoding=rope")
-    before = rows_of(folder)
-    (own / "fast.yaml").write_text("name: rope\nclass: pe_bench.encodings.nope:NoPE\n")
-    outcome = evaluate("--with", "fast", "--config-dir", str(own.parent))
-    assert outcome.code == 2 and "give it another name" in outcome.line
-    assert rows_of(folder) == before
 
 
 def test_a_run_of_a_scaling_is_not_scored_twice_by_its_name_alone(begin, evaluate, folder):

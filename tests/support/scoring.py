@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -37,6 +38,15 @@ EVAL = EvalConfig(
     batch_tokens=60,
     controls="none",
 )
+
+
+PROTOCOLS = {
+    "paired": EVAL,
+    "nonoverlapping": replace(EVAL, protocol="nonoverlapping"),
+    "sliding": replace(EVAL, protocol="sliding", stride=5),
+    "sliding by half": replace(EVAL, protocol="sliding"),
+}
+every_protocol = pytest.mark.parametrize("evaluation", PROTOCOLS.values(), ids=PROTOCOLS.keys())
 
 
 Bytes = Callable[[int], int]  # of the text that a token id stands for
