@@ -60,21 +60,21 @@ class TrainConfig:
     length: int = 128
     steps: int | None = None
     tokens: int = 1_024_000
-    batch_tokens: int = 4_096
+    batch_tokens: int = 1_024
     micro_batches: int = 1
     processes: int = 1
     optimizer: OptimizerName = "adamw"
     lr: float = 3e-3
     encoding_lr: float | None = None
     final_lr: float = 0.1
-    warmup_steps: int = 25
+    warmup_steps: int = 100
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
     log_every: int = 10
-    validate_every: int = 50
+    validate_every: int = 200
     validation_tokens: int = 32_768
-    checkpoint_every: int = 50
+    checkpoint_every: int = 200
     from_run: str | None = None
 
     @property

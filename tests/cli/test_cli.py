@@ -218,7 +218,7 @@ def test_help_imports_nothing_heavy():
 def test_cfg_shows_the_configuration_and_trains_nothing(command, folder):
     outcome = command("train", "--cfg", "job", "encoding=alibi")
     assert outcome.code == 0
-    assert "name: alibi" in outcome.out and "batch_tokens: 4096" in outcome.out
+    assert "name: alibi" in outcome.out and "batch_tokens: 1024" in outcome.out
     assert files_in(folder / "work") == []
 
 

@@ -64,7 +64,7 @@ from support.commands import files_in, only_run
         (["train", "encoding=nope", "encoding.base=500"], "unknown key 'encoding.base': nope has no options"),
         (["train", "--resume"], "--resume is no option of train: not needed: the same command continues"),
         (["train", "--dry-run", "seed=1"], "--cfg job prints every key and trains nothing"),
-        (["report", "--json"], "unknown option '--json': there are: --all, --baseline, --by"),
+        (["report", "--json"], "unknown option '--json': there are: --all, --baseline, --best, --by"),
         (["train", "-sc"], "unknown option '-s'"),
         (["train", "--experimental-rerun", "x"], "unknown option '--experimental-rerun'"),
         (["train", "--cfg=jobb"], "--cfg prints one of job, hydra, all, not 'jobb'"),

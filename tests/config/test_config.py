@@ -131,7 +131,7 @@ def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
         ("model.n_layers=0", "model.n_layers must be positive, not 0"),
         ("train.length=1", "at least 2 tokens, not 1"),
         ("train.batch_tokens=4000", "train.batch_tokens=4000 is not a multiple of train.length=128"),
-        ("train.micro_batches=5", "train.micro_batches=5 does not divide the 32 windows"),
+        ("train.micro_batches=5", "train.micro_batches=5 does not divide the 8 windows"),
         ("train.final_lr=2", "from 0 to 1, not 2"),
         ("train.betas=[0.9,1]", "train.betas must lie in"),
         ("train.warmup_steps=-1", "must not be negative, and is -1"),
@@ -247,8 +247,8 @@ def test_the_training_length_is_always_scored():
 
 
 def test_steps_win_over_tokens_and_else_follow_from_them():
-    assert parse_config(compose([])).train.total_steps == 250
-    assert parse_config(compose(["train.tokens=10000"])).train.total_steps == 3
+    assert parse_config(compose([])).train.total_steps == 1_000
+    assert parse_config(compose(["train.tokens=10000"])).train.total_steps == 10
     assert parse_config(compose(["train.steps=7"])).train.total_steps == 7
 
 
