@@ -1,12 +1,11 @@
 """The conformance suite finds what is wrong with an encoding, where it is wrong, and nothing else."""
 
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 from support import wrong_encodings
-from support.cases import find_case
+from support.cases import find_case, find_wrong
 
 from pe_bench.config.groups import encoding_names
 from pe_bench.inspection.check import reference
@@ -15,7 +14,8 @@ from pe_bench.inspection.check.suite import PROPERTIES, Property, check, check_a
 
 FILE = Path(wrong_encodings.__file__)
 LONG = "long_context"  # takes a second: only where it matters
-case_of = cache(lambda name: find_case(f"{FILE}:{name}"))
+
+
 property_of = {wanted.name: wanted for wanted in PROPERTIES}
 
 # Each encoding, and every property at which it fails.
@@ -113,7 +113,7 @@ FAR_OFF = (
 @pytest.mark.parametrize(("name", "expected"), WRONG)
 def test_a_wrong_encoding_fails_where_it_is_wrong_and_nowhere_else(name: str, expected: str) -> None:
     quick = [wanted for wanted in PROPERTIES if wanted.name != LONG]
-    failed = [wanted.name for wanted in quick if check(case_of(name), wanted).state == "fails"]
+    failed = [wanted.name for wanted in quick if check(find_wrong(name), wanted).state == "fails"]
     assert failed == expected.split()
 
 
@@ -121,7 +121,7 @@ def test_a_wrong_encoding_fails_where_it_is_wrong_and_nowhere_else(name: str, ex
 def test_the_first_basic_property_that_fails_names_the_line_and_ends_the_check(
     name: str, basic: str, measured: str
 ) -> None:
-    found = check_all(case_of(name))
+    found = check_all(find_wrong(name))
     failed = {wanted.name: finding.measured for wanted, finding in found.items() if finding.state == "fails"}
     assert list(failed) == [basic]
     assert re.search(measured, failed[basic])
@@ -133,12 +133,12 @@ def test_the_first_basic_property_that_fails_names_the_line_and_ends_the_check(
 
 @pytest.mark.parametrize("name", FAR_OFF)
 def test_what_is_wrong_far_out_fails_there(name: str) -> None:
-    assert check(case_of(name), property_of[LONG]).state == "fails"
+    assert check(find_wrong(name), property_of[LONG]).state == "fails"
 
 
 @pytest.mark.parametrize("name", ["Right", "Rotary"])
 def test_what_is_right_far_out_holds_there(name: str) -> None:
-    assert check(case_of(name), property_of[LONG]).state == "holds"
+    assert check(find_wrong(name), property_of[LONG]).state == "holds"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_is_right_far_out_holds_there(name: str) -> None:
 )
 def test_what_is_wrong_only_far_out_holds_everywhere_else(name: str) -> None:
     quick = [wanted for wanted in PROPERTIES if wanted.name != LONG]
-    assert not [wanted.name for wanted in quick if check(case_of(name), wanted).state == "fails"]
+    assert not [wanted.name for wanted in quick if check(find_wrong(name), wanted).state == "fails"]
 
 
 @pytest.mark.parametrize("wanted", PROPERTIES, ids=lambda wanted: wanted.name)
@@ -175,7 +175,7 @@ def test_every_property_has_an_encoding_that_fails_it(wanted: Property) -> None:
         ("SilentPastItsEnd", "extrapolation", r"128 tokens raise no LengthError"),
         ("UndefinedWithoutNumbers", "extrapolation", r"of 128 tokens after 32 the error says: too long"),
         ("ClampsWithoutEnd", "extrapolation", r"beyond distance 512 equal tokens differ by \d"),
-        ("DefinedThatRaises", "extrapolation", r"wrong_encodings.py:\d+: LengthError: too long"),
+        ("DefinedThatRaises", "extrapolation", r"wrong_claims.py:\d+: LengthError: too long"),
         ("DefinedAndNotANumber", "extrapolation", r"defined, but not finite at 128 tokens"),
         ("ParameterWithoutUse", "gradients", r"spare gets no gradient"),
         ("GradientThatIsNotANumber", "gradients", r"strength gets a gradient that is not finite"),
@@ -201,7 +201,7 @@ def test_every_property_has_an_encoding_that_fails_it(wanted: Property) -> None:
     ],
 )
 def test_what_failed_is_told_with_a_number_or_a_name(name: str, wanted: str, measured: str) -> None:
-    finding = check(case_of(name), property_of[wanted])
+    finding = check(find_wrong(name), property_of[wanted])
     assert finding.state == "fails" and re.search(measured, finding.measured), finding
 
 
@@ -229,7 +229,7 @@ def test_the_keys_that_a_query_sees_are_counted(name: str, note: str) -> None:
 
 def test_a_parameter_that_cancels_is_named_by_the_class_and_by_no_other() -> None:
     assert check(find_case("fire"), property_of["slopes"]).state == "holds"
-    assert "inert names" in check(case_of("NamedInertAndMoves"), property_of["slopes"]).measured
+    assert "inert names" in check(find_wrong("NamedInertAndMoves"), property_of["slopes"]).measured
 
 
 def test_what_is_not_a_number_never_holds() -> None:
@@ -264,7 +264,7 @@ def test_a_reference_number_that_does_not_hold_fails_and_says_by_how_much(monkey
     finding = check(find_case("alibi"), property_of["numbers"])
     assert finding.state == "fails"
     assert finding.measured == "bias_of_heads with {'n_heads': 2} is off by 2.5e-01"
-    assert check(case_of("Right"), property_of["numbers"]).state == "not claimed"
+    assert check(find_wrong("Right"), property_of["numbers"]).state == "not claimed"
 
 
 def test_verbose_shows_every_property_with_its_number(command) -> None:

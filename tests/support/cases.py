@@ -1,6 +1,9 @@
 """One case of the conformance suite."""
 
 from collections.abc import Sequence
+from functools import cache
+
+from support import wrong_claims, wrong_encodings
 
 from pe_bench.inspection.check.case import Case, find_cases
 
@@ -8,3 +11,10 @@ from pe_bench.inspection.check.case import Case, find_cases
 def find_case(name: str, overrides: Sequence[str] = ()) -> Case:
     [case] = find_cases([name, *overrides])
     return case
+
+
+@cache
+def find_wrong(name: str) -> Case:
+    """Return a case of an encoding that is wrong on purpose."""
+    module = wrong_encodings if hasattr(wrong_encodings, name) else wrong_claims
+    return find_case(f"{module.__file__}:{name}")
