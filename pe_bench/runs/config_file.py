@@ -16,11 +16,14 @@ from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say
 
 RETIRED_KEYS = ("train.shard",)  # of older versions; a run with any value of them has the same weights
+# The first line shows that there was a last one, so that a file that was cut short is no older one.
+HEAD = "# made by pe-bench; the last line is a checksum\n"
 CHECKSUM = "# sha256 of what stands above: "
+_IF_CHANGED = "delete its first and its last line if you changed it"
 
 
 def write_config(run: Path, config: Config) -> None:
-    text = yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+    text = HEAD + yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
     write_text(run / "config.yaml", f"{text}{CHECKSUM}{_checksum(text)}\n")
 
 
@@ -71,10 +74,12 @@ def without_retired_keys(values: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _refuse_changed(text: str) -> None:
-    """Raise `InvalidYamlError` for a text that differs from its checksum; a text without one passes."""
+    """Raise `InvalidYamlError` for a text that differs from its checksum; one that never had any passes."""
     written, has_checksum, checksum = text.rpartition(CHECKSUM)
     if has_checksum and checksum.strip() != _checksum(written):
-        raise InvalidYamlError("its checksum is of something else: delete its last line if you changed it")
+        raise InvalidYamlError(f"its checksum is of something else: {_IF_CHANGED}")
+    if text.startswith(HEAD) and not has_checksum:
+        raise InvalidYamlError(f"its end is missing: {_IF_CHANGED}")
 
 
 def _checksum(text: str) -> str:
