@@ -39,7 +39,7 @@ from pe_bench.training.train import StepWatcher, train
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"  # all processes are on one machine, and nobody else may reach them
 CHECK_SECONDS = 1.0  # between two checks whether a process was stopped or lost
-GRACE_SECONDS = 15  # how long the others may take to end after one is lost
+GRACE_SECONDS = 15  # how long one may stay stopped, and the others may take to end after one is lost
 END_SECONDS = "1"  # how long the others may take to end after one is lost
 MAX_KILL_SECONDS = 5  # that PyTorch may take to see that all were killed
 PRELOADED = ["pe_bench.training.train", "torch.distributed", "torch._dynamo"]  # the last for the first step
@@ -116,14 +116,14 @@ class WorkerWatch:
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
-        self._stopped: set[int] = set()
+        self._stopped_at: dict[int, float] = {}
         self._checked = 0.0
         self._lost_at: float | None = None
 
     def check(self, messages: WorkerMessages) -> None:
-        """Print a line for each process that is found stopped; after a loss, kill those that do not end.
+        """Print a line for each process that is found stopped; kill it where it stays so, which ends the run.
 
-        Where one was lost, PyTorch waits half a minute for the others.
+        Where one was lost, kill those that do not end: PyTorch waits half a minute for them.
         """
         now, pids = time.monotonic(), messages.pids
         if now - self._checked < CHECK_SECONDS:
@@ -136,12 +136,15 @@ class WorkerWatch:
             for rank in alive if now - self._lost_at > GRACE_SECONDS else stopped:
                 kill(pids[rank])
             return
-        for rank in sorted(stopped - self._stopped):
+        for rank in sorted(stopped - self._stopped_at.keys()):
             say(
                 f"warning: rank {rank} of {self.processes} processes was stopped, and the others wait: "
-                f"kill -CONT {pids[rank]} lets it go on"
+                f"kill -CONT {pids[rank]} lets it go on, and in {GRACE_SECONDS} s the run ends without it"
             )
-        self._stopped = stopped
+        self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
+        for rank, since in self._stopped_at.items():
+            if now - since > GRACE_SECONDS:
+                kill(pids[rank])
 
 
 def _is_lost(rank: int, exits: Exits) -> bool:

@@ -365,7 +365,7 @@ def test_a_stopped_worker_is_named_once_and_the_run_goes_on_with_it(working, fol
     assert working.stderr is not None
     line = next(line for line in working.stderr if "was stopped" in line)
     assert re.match(r"warning: rank \d of 2 processes was stopped, and the others wait: ", line)
-    assert line.endswith(f"kill -CONT {worker} lets it go on\n")
+    assert line.endswith(f"kill -CONT {worker} lets it go on, and in 15 s the run ends without it\n")
     before = saved_step(folder)
     time.sleep(2.5)  # in which it is looked at again
     os.kill(worker, signal.SIGCONT)
@@ -374,6 +374,17 @@ def test_a_stopped_worker_is_named_once_and_the_run_goes_on_with_it(working, fol
         time.sleep(0.05)
     working.send_signal(signal.SIGTERM)
     assert "was stopped" not in working.communicate(timeout=60)[1]
+
+
+@linux
+@pytest.mark.full
+def test_a_worker_that_stays_stopped_ends_the_run_and_none_is_left(working):
+    os.kill(workers_of(working)[-1], signal.SIGSTOP)
+    told = working.communicate(timeout=30)[1]
+    assert working.returncode == 1, told
+    assert "was stopped, and the others wait" in told
+    assert re.search(r"pe-bench: rank \d of 2 processes died.*, and the others ended: the same command", told)
+    assert_none_is_left(working.pid)
 
 
 @pytest.mark.full
