@@ -172,7 +172,7 @@ def test_a_configuration_damaged_anywhere_is_named(rescore, run):
 
 def test_a_configuration_written_by_hand_is_accepted(rescore, run):
     path = run / "config.yaml"
-    path.write_text("".join(line for line in path.read_text().splitlines(True) if "# sha256" not in line))
+    path.write_text("".join(path.read_text().splitlines(True)[1:-1]))
     assert rescore().code == 0
 
 

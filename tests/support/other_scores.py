@@ -29,6 +29,6 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def encoded(outcome: Outcome) -> list[str]:
-    """The names in the table, line by line."""
+    """Return the names of encodings in the table, line by line, without the anchors."""
     grid = outcome.out.split("\n---", 1)[1].split("\n", 1)[1].split("\n\n")[0]
-    return [line.split("  ")[0] for line in grid.splitlines()]
+    return [line.split("  ")[0] for line in grid.splitlines() if not line.startswith("(")]
