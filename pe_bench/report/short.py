@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from pe_bench.report.statistics import Interval
+from pe_bench.report.tables.context_use import quarter_of
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.table import Table
 from pe_bench.runs.rows import HALF
@@ -233,19 +234,40 @@ def numbers_text(table: Table) -> str:
         return f"difference from {table.baseline} at the same length, on the same text"
     if not has_trained_level(table):
         return f"levels: without a score at {train_length}, the training length, there are no changes"
-    return f"change against {train_length} on the same text" if short_lengths(table) else ""
+    return f"change against {train_length}{_own(table)} on the same text" if short_lengths(table) else ""
+
+
+def _own(table: Table) -> str:
+    """Return whose level changes are against, where a line shows another level of its own."""
+    is_another = any(line.scored_with != line.encoding for line in table.lines)
+    return " with the trained encoding" if is_another else ""
 
 
 def short_legend(table: Table, dropped: Sequence[int]) -> list[str]:
     """Return what numbers and marks mean, and the lengths that are dropped for want of room."""
     legend = ": ".join(filter(None, (numbers_text(table), _marks_text(table))))
-    return [line for line in (legend, works_to_text(table), below_text(table), dropped_text(dropped)) if line]
+    notes = [works_to_text(table), context_text(table), below_text(table), dropped_text(dropped)]
+    return [line for line in (legend, *notes) if line]
 
 
 def works_to_text(table: Table) -> str:
     """Return what a `?` after a length means; empty where none has one."""
     unsure = [line for line in table.lines if works_to(line, table).endswith("?")]
     return "a length with ?: unclear from a shorter one on" if unsure else ""
+
+
+def context_text(table: Table) -> str:
+    """Return what the answers on the use of context mean, those that are shown; empty where none is."""
+    if not has_controls(table):
+        return ""
+    train_length = table.key.train_length
+    shown = {context_answer(line) for line in table.lines}
+    meanings = {
+        "reads nothing": f"reads nothing: no better at {train_length} than at {quarter_of(train_length)}",
+        MISSING: "-: cannot be judged",
+    }
+    special = "".join(f"; {meaning}" for answer, meaning in meanings.items() if answer in shown)
+    return f"uses context: gains from reading more than {train_length} tokens back{special}"
 
 
 def below_text(table: Table) -> str:

@@ -25,6 +25,7 @@ from pe_bench.report.short import (
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.table import Table
 from pe_bench.report.verdict_styles import STYLES
+from pe_bench.system.terminal import wrap
 
 WIDTH = 100  # columns at most, and in a pipe
 GAP = "  "
@@ -139,4 +140,4 @@ def _joined(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, style: str) -> list[Text]:
-    return [Text(line, style=style) for line in textwrap.wrap(text, width, break_on_hyphens=False)]
+    return [Text(line, style=style) for line in wrap(text, width).split("\n") if text]

@@ -69,7 +69,8 @@ def matching_runs(word: str, results_dir: Path, *, anywhere: bool = False) -> li
     for begun in folders_of_runs(results_dir) if name else []:
         if begun.name.startswith(name):
             return [require_finished(begun)]
-    raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: see `pe-bench list runs`", word)
+    way_out = "say --all for all of them" if name == "all" else "see `pe-bench list runs`"
+    raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: {way_out}", word)
 
 
 def names_of_label(label: str) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u20
 
 PIPED_WIDTH = 100  # columns of what a file or another program reads
 UNKNOWN_WIDTH = 80  # columns of a terminal that does not say
+COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")  # in a sentence: up to its end or a semicolon
+NO_BREAK = "\u00a0"  # a blank that no line is broken at
 
 
 def say(message: str, *, unbroken: bool = False) -> None:
@@ -47,7 +49,8 @@ def width_of(stream: IO[str]) -> int:
 def wrap(text: str, width: int, hanging: int = 0) -> str:
     """Break each line between words; what follows is indented like the line, and by `hanging` more.
 
-    A word that is longer than the width, such as a path, stays whole.
+    A word that is longer than the width, such as a path, stays whole. A command that fits in a line stays in
+    one: from two it could not be copied.
     """
     return "\n".join(_wrap_line(line, width, hanging) for line in text.split("\n"))
 
@@ -56,9 +59,15 @@ def _wrap_line(line: str, width: int, hanging: int) -> str:
     if len(line) <= width:
         return line.rstrip()
     indent = " " * (len(line) - len(line.lstrip(" ")) + hanging)
-    return textwrap.fill(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    whole = COMMAND.sub(lambda found: _unbroken(found[0], width - len(indent)), line)
+    filled = textwrap.fill(
+        whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return filled.replace(NO_BREAK, " ")
+
+
+def _unbroken(command: str, width: int) -> str:
+    return command.replace(" ", NO_BREAK) if len(command) < width else command
 
 
 def render(table: "RenderableType") -> str:

@@ -17,7 +17,7 @@ from pe_bench.report.tables.grouping import QUICK_TOKENS
 from pe_bench.report.tables.selection import Selection
 from pe_bench.report.tables.table import Table
 from pe_bench.report.text import show
-from pe_bench.runs.conditions import parse_condition
+from pe_bench.runs.conditions import Condition, parse_condition
 from pe_bench.runs.rows import read_rows
 
 LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
@@ -254,6 +254,17 @@ def test_one_answer_says_whether_the_context_is_used_at_any_length(
     if answer is not None:
         assert cells_of(text, "kerple_log")[-1] == answer
         assert cells_of(text, "alibi")[-1] == "-"
+        assert "uses context: gains from reading more than 128 tokens back; -: cannot be judged" in text
+
+
+def test_another_encoding_for_the_weights_shows_changes_from_the_trained_one(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 2.0, 256: 2.5})
+    add_run(tmp_path, "rope", {128: 2.1, 256: 2.2}, scored_with="yarn")
+    text = printed(build_tables(tmp_path))
+    assert cells_of(text, "rope -> yarn")[:2] == ["2.100", "+0.200>"]
+    assert "change against 128 with the trained encoding on the same text" in text
+    own = Selection(where=(Condition("scored_with", "=", ("rope",)),))
+    assert "trained encoding" not in printed(build_tables(tmp_path, ["rope"], selection=own))
 
 
 def test_notes_that_change_how_it_is_read_stay_and_others_do_not(results: Path) -> None:

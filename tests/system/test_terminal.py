@@ -33,6 +33,14 @@ def test_a_word_longer_than_the_line_stays_whole():
     assert path in wrap(f"wrote {path} and more", 40).splitlines()
 
 
+def test_a_command_in_a_sentence_stays_in_one_line_where_it_fits():
+    command = "pe-bench eval alibi rope --targets 96"
+    sentence = f"four times as many would narrow these: {command}; the rest is as it was"
+    assert any(command in line for line in wrap(sentence, 50).splitlines())
+    assert "\u00a0" not in wrap(sentence, 50)
+    assert max(map(len, wrap(sentence, 30).splitlines())) <= 30, "a longer one is broken like other text"
+
+
 def test_a_message_is_wrapped_on_a_terminal_and_one_line_elsewhere(monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     terminal, file = Terminal(), io.StringIO()

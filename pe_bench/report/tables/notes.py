@@ -1,7 +1,6 @@
 """The lines under a table: what its numbers do not say, and why some are missing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import isfinite
 from typing import NamedTuple
 
 from pe_bench.report.tables.cells import Cell, label_of
@@ -9,12 +8,10 @@ from pe_bench.report.tables.differences import has_number
 from pe_bench.report.tables.lines import Line, on_other_targets
 from pe_bench.report.tables.target_sets import lengths_on_other_sets
 from pe_bench.report.tables.training_machine import TrainingMachine
+from pe_bench.report.tables.unclear import agreeing_seeds, few_names, numbers_text, unclear_changes
 from pe_bench.runs.anchors import COPYING
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
-
-MORE_SEEDS = "Most of this is how seeds differ: train more seeds"
-MAX_NAMES = 4  # of lines in one note
 
 
 class Note(NamedTuple):
@@ -49,8 +46,8 @@ def make_notes(
         *_caveats(
             _protocol_caveats(rows[0].protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)
         ),
-        *_caveats(_unclear(lines, rows)),
-        *_details(_more_seeds(lines, train_length, margin)),
+        *_caveats(unclear_changes(lines, rows)),
+        *_details(agreeing_seeds(lines, train_length, margin)),
         *_caveats(_few_documents(lines), unequal_lengths),
         *_statuses(lines, rows),
         *_missing(lines, train_length),
@@ -144,8 +141,8 @@ def _fewer_seeds(lines: Sequence[Line], verb: str, count: Callable[[Cell], int |
             places.setdefault((seeds, line.seeds, tuple(lengths)), []).append(line.label)
     for (seeds, of_all, lengths), labels in places.items():
         yield (
-            f"{_few(labels)} at {_numbers(lengths)}: {verb} {seeds} of {of_all} seeds only; a difference "
-            "is always between the same seeds"
+            f"{few_names(labels)} at {numbers_text(lengths)}: {verb} {seeds} of {of_all} seeds only; a "
+            "difference is always between the same seeds"
         )
 
 
@@ -153,60 +150,6 @@ def _compared_seeds(cell: Cell) -> int | None:
     """Return how many seeds are compared with the baseline."""
     interval = cell.baseline.interval if cell.baseline is not None else None
     return None if interval is None else interval.seeds
-
-
-def _unclear(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield how bad the unclear changes can be at most, and what would settle them."""
-    places: dict[bool, list[str]] = {}
-    for line in lines:
-        for is_of_seeds, cells in _unclear_cells(line).items():
-            bounds = [cell.interval.high for cell in cells if cell.interval is not None]
-            at = _numbers(cell.length for cell in cells)
-            places.setdefault(is_of_seeds, []).append(f"{line.label} at {at} (at most {max(bounds):+.3f})")
-    for is_of_seeds, found in sorted(places.items()):
-        yield f"unclear: {'; '.join(found)}. {MORE_SEEDS if is_of_seeds else _more_targets(lines, rows)}"
-
-
-def _unclear_cells(line: Line) -> dict[bool, list[Cell]]:
-    """Return the unclear cells with a finite bound: those whose width seeds decide, and the others."""
-    found: dict[bool, list[Cell]] = {}
-    for _, cell in sorted(line.cells.items()):
-        interval = cell.interval
-        if cell.verdict == "unclear" and interval is not None and isfinite(interval.high):
-            is_of_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
-            found.setdefault(is_of_seeds, []).append(cell)
-    return found
-
-
-def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
-    """Return the command that scores four times the targets; without blocks there is more text alone."""
-    blocks = rows[0].target_tokens
-    if rows[0].protocol != "paired" or not blocks:
-        return "More text would narrow these: raise eval.tokens"
-    targets = max(cell.targets for line in lines for cell in line.cells.values())
-    return (
-        "4 times the targets would narrow these by up to half: "
-        f"pe-bench eval RUN... --targets {4 * targets // blocks}"
-    )
-
-
-def _more_seeds(lines: Sequence[Line], train_length: int, margin: float) -> Iterator[str]:
-    """Yield the unclear verdicts that more seeds settle: each alone is worse by more than the margin."""
-    places: dict[str, list[int]] = {}
-    for line in lines:
-        for length, cell in sorted(line.cells.items()):
-            if length >= train_length and cell.verdict == "unclear" and _seeds_agree(cell, margin):
-                places.setdefault(line.label, []).append(length)
-    if places:
-        where = "; ".join(f"{label} at {_numbers(lengths)}" for label, lengths in places.items())
-        yield f"unclear for lack of seeds, though each seed alone is worse by more than the margin: {where}"
-
-
-def _seeds_agree(cell: Cell, margin: float) -> bool:
-    """Return whether each seed alone is worse, and it is their differences that make the interval wide."""
-    spread = cell.interval.spread if cell.interval is not None else None
-    decided_by_seeds = spread is not None and spread.seed_share > 0.5
-    return decided_by_seeds and len(cell.changes) > 1 and min(cell.changes) > margin
 
 
 def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
@@ -235,8 +178,8 @@ def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
             places.setdefault(tuple(labels), []).append(length)
     for labels, lengths in places.items():
         yield (
-            f"{_numbers(lengths)}: not all rows were scored on the same targets "
-            f"({_few(labels)} on others), which also affects their levels"
+            f"{numbers_text(lengths)}: not all rows were scored on the same targets "
+            f"({few_names(labels)} on others), which also affects their levels"
         )
 
 
@@ -250,8 +193,8 @@ def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
     for lengths, labels in places.items():
         which = "" if len(labels) == len(lines) else f" ({', '.join(labels)})"
         yield (
-            f"{_numbers(lengths)}{which}: scored on another set of targets than the other lengths, so levels "
-            "are not comparable along the row; a change is always within one set"
+            f"{numbers_text(lengths)}{which}: scored on another set of targets than the other lengths, so "
+            "levels are not comparable along the row; a change is always within one set"
         )
 
 
@@ -278,7 +221,7 @@ def _statuses(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[Note]:
             missing.setdefault((label, status), {})[row.length] = row.reason
     for (label, status), reasons in missing.items():
         reason = reasons[min(reasons)] or "no reason is given"
-        yield Note(f"{status}: {label} at {_numbers(reasons)}: {reason}", is_caveat=status != "undefined")
+        yield Note(f"{status}: {label} at {numbers_text(reasons)}: {reason}", is_caveat=status != "undefined")
 
 
 def _failed(row: Row) -> bool:
@@ -296,7 +239,7 @@ def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
     for (kind, reason), found in places.items():
         labels = list(dict.fromkeys(label for labels in found.values() for label in labels))
         which = "all" if len(labels) == len(lines) > 1 else ", ".join(labels)
-        yield Note(f"{kind}: {which} at {_numbers(found)}: {reason}", max(found) >= train_length)
+        yield Note(f"{kind}: {which} at {numbers_text(found)}: {reason}", max(found) >= train_length)
 
 
 def _missing_baseline(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
@@ -307,7 +250,7 @@ def _missing_baseline(lines: Sequence[Line], train_length: int) -> Iterator[Note
                 places.setdefault(cell.baseline.missing, {}).setdefault(length, []).append(line.label)
     for reason, found in places.items():
         labels = dict.fromkeys(label for labels in found.values() for label in labels)
-        text = f"no comparison: {', '.join(labels)} at {_numbers(found)}: {reason}"
+        text = f"no comparison: {', '.join(labels)} at {numbers_text(found)}: {reason}"
         yield Note(text, max(found) >= train_length)
 
 
@@ -380,7 +323,7 @@ def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
         if row.target_hash != cell.target_hash:
             places.setdefault(line.label, set()).add(row.length)
     for label, lengths in places.items():
-        yield f"not shown: {label} at {_numbers(lengths)} on another set of targets; results.csv has it"
+        yield f"not shown: {label} at {numbers_text(lengths)} on another set of targets; results.csv has it"
 
 
 def _line_of(lines: Sequence[Line]) -> dict[tuple[str, str], Line]:
@@ -391,13 +334,4 @@ def _line_of(lines: Sequence[Line]) -> dict[tuple[str, str], Line]:
 def _which(labels: Sequence[str], lines: Sequence[Line]) -> str:
     """Return the labels in brackets, a few of many; nothing where they are all."""
     names = list(dict.fromkeys(labels))
-    return "" if len(names) == len(lines) else f" ({_few(names)})"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES])}{more}"
-
-
-def _numbers(lengths: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(lengths)))
+    return "" if len(names) == len(lines) else f" ({few_names(names)})"
