@@ -90,7 +90,8 @@ def finished(folder: Path) -> list[Path]:
 
 
 def tensors(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    derived = "means.safetensors"  # of the scores, and made anew with them
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors") if path.name != derived}
 
 
 @each_launcher
