@@ -52,10 +52,11 @@ class Composition(PositionalEncoding):
     def layer(self, number: int) -> LayerEncoding:
         return self._layers[number]
 
-    def lr_multiples(self) -> dict[str, float]:
-        """Return for each parameter, by its name, the `lr_multiple` of the class that it belongs to."""
+    def lr_multiples(self, chosen: float | None) -> dict[str, float]:
+        """Return each parameter's rate over the model's, by its name: `chosen`, or its class's own."""
         return {
-            name: next(
+            name: chosen
+            or next(
                 module.lr_multiple
                 for module in reversed(_modules_to(self, name))
                 if isinstance(module, LayerEncoding | PositionalEncoding)

@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -226,6 +226,21 @@ def load_scores(path: Path) -> Scores:
     if not len(scores.nll):
         raise RunError(f"{path} is damaged (it has no target)")
     return scores
+
+
+def has_whole_scores(run: Path, row: Row) -> bool:
+    """Return whether the scores of a row can be read: what is lost or damaged is made again."""
+    try:
+        load_scores(score_file(run, row))
+    except RunError:
+        return False
+    return True
+
+
+def with_level(row: Row, scores: Scores) -> Row:
+    """Return the row with the level that its scores give."""
+    level = LEVEL_OF_PROTOCOL[row.protocol](scores)
+    return replace(row, nll=level.nll, perplexity=level.perplexity, bits_per_byte=level.bits_per_byte)
 
 
 def _checksum(tensors: Mapping[str, np.ndarray]) -> str:

@@ -13,7 +13,7 @@ from pe_bench.errors import RunError
 from pe_bench.runs.anchors import NAMES
 from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import POSITIONS, Row, read_rows, write_rows
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_file
+from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.anchors import Anchors, count_anchors
 from pe_bench.scoring.protocols import Plan, batches, inputs, target_bytes, target_documents, targets
 from pe_bench.system.files import remove_leftovers
@@ -53,7 +53,7 @@ def score_anchors(
         for plan in missing:
             for label, scores in _scores(anchors, data, plan).items():
                 path = paths[label]
-                row = _with_scores(_anchor_row(row_of[_place(plan)], path.name, label), scores)
+                row = with_level(_anchor_row(row_of[_place(plan)], path.name, label), scores)
                 save_scores(score_file(path, row), scores)
                 kept[label][_place(plan)] = row
                 write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
@@ -77,15 +77,7 @@ def _kept_rows(path: Path) -> dict[Place, Row]:
         rows = read_rows(path / "eval.csv")
     except RunError:
         return {}
-    return {_place(row): row for row in rows if _is_scored(path, row)}
-
-
-def _is_scored(path: Path, row: Row) -> bool:
-    try:
-        load_scores(score_file(path, row))
-    except RunError:
-        return False
-    return True
+    return {_place(row): row for row in rows if has_whole_scores(path, row)}
 
 
 def _scores(anchors: Anchors, data: Data, plan: Plan) -> Mapping[str, Scores]:
@@ -119,6 +111,7 @@ def _anchor_row(row: Row, name: str, label: str) -> Row:
         status="ok",
         reason="",
         parameters=0,
+        encoding_lr=1.0,
         tokens_per_second=0.0,
         peak_memory_mb=None,
         device="cpu",
@@ -127,8 +120,3 @@ def _anchor_row(row: Row, name: str, label: str) -> Row:
         threads=1,
         date=today(),
     )
-
-
-def _with_scores(row: Row, scores: Scores) -> Row:
-    level = LEVEL_OF_PROTOCOL[row.protocol](scores)
-    return replace(row, nll=level.nll, perplexity=level.perplexity, bits_per_byte=level.bits_per_byte)

@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 
 from pe_bench.data.packed import Data
-from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import KEY, Row, read_rows, write_rows
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, load_scores, save_scores, score_file
+from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.runs.setup import Setup
 from pe_bench.scoring.controls import remark
 from pe_bench.scoring.extend import known_scores
@@ -103,11 +102,7 @@ def _is_scored(run: Path, row: Row | None) -> bool:
         return False
     if row.status != "ok":
         return True
-    try:
-        load_scores(score_file(run, row))
-    except RunError:
-        return False
-    return True
+    return has_whole_scores(run, row)
 
 
 def _with_scores(trained: TrainedModel, plan: Plan, row: Row, found: Scored | Unscored) -> Row:
@@ -117,21 +112,17 @@ def _with_scores(trained: TrainedModel, plan: Plan, row: Row, found: Scored | Un
     split = trained.data.validation
     scores = Scores(found.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
     save_scores(score_file(trained.setup.run, row), scores)
-    level = LEVEL_OF_PROTOCOL[row.protocol](scores)
     return replace(
-        row,
+        with_level(row, scores),
         reason=remark(plan, trained.setup.config.model.n_layers),
-        nll=level.nll,
-        perplexity=level.perplexity,
-        bits_per_byte=level.bits_per_byte,
         peak_memory_mb=None if found.peak_memory_mb is None else round(found.peak_memory_mb, 1),
     )
 
 
 def _encoding_lr(trained: TrainedModel) -> float:
     """Return the largest multiple of the learning rate among the encoding's parameters; 1 without any."""
-    chosen, multiples = trained.setup.config.train.encoding_lr, trained.model.encoding.lr_multiples()
-    return max([chosen] if chosen and multiples else multiples.values(), default=1.0)
+    multiples = trained.model.encoding.lr_multiples(trained.setup.config.train.encoding_lr)
+    return max(multiples.values(), default=1.0)
 
 
 def _empty_row(trained: TrainedModel, plan: Plan) -> Row:

@@ -69,13 +69,13 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
     """
     matrices: list[Parameter] = []
     others: dict[float, list[Parameter]] = {1.0: []}
-    multiples = model.encoding.lr_multiples() if train.encoding_lr is None else {}
+    multiples = model.encoding.lr_multiples(train.encoding_lr)
     for name, parameter in model.named_parameters():
         part, _, own_name = name.partition(".")
         if parameter.dim() == 2 and part not in ("encoding", "embedding"):
             matrices.append(parameter)
         else:
-            multiple = multiples.get(own_name, train.encoding_lr or 1.0) if part == "encoding" else 1.0
+            multiple = multiples[own_name] if part == "encoding" else 1.0
             others.setdefault(multiple, []).append(parameter)
     groups = [
         {"params": found, "weight_decay": 0.0, MULTIPLE: multiple}

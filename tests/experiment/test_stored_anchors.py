@@ -41,6 +41,12 @@ def test_anchors_are_scored_on_exactly_the_targets_of_the_run(begin: Command, fo
             assert own.nll.shape == anchors.nll.shape
 
 
+def test_the_rate_of_a_runs_encoding_is_none_of_its_anchors(begin: Command, folder: Path) -> None:
+    assert begin("encoding=t5").code == 0
+    assert {row.encoding_lr for row in scored_by(only_run(folder))} == {10.0}
+    assert {row.encoding_lr for path in folders(folder) for row in scored_by(path)} == {1.0}
+
+
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
 def test_other_protocols_have_anchors_too(
     begin: Command, command: Command, folder: Path, protocol: str

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from pe_bench.report.tables.cells import Cell, label_of
 from pe_bench.report.tables.differences import has_number
 from pe_bench.report.tables.lines import Line, on_other_targets
+from pe_bench.report.tables.listing import few_names, list_lengths
 from pe_bench.report.tables.target_sets import lengths_on_other_sets
 from pe_bench.report.tables.training_machine import TrainingMachine
-from pe_bench.report.tables.unclear import agreeing_seeds, few_names, numbers_text, unclear_changes
+from pe_bench.report.tables.unclear import agreeing_seeds, unclear_changes
 from pe_bench.runs.anchors import COPYING
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
@@ -141,7 +142,7 @@ def _fewer_seeds(lines: Sequence[Line], verb: str, count: Callable[[Cell], int |
             places.setdefault((seeds, line.seeds, tuple(lengths)), []).append(line.label)
     for (seeds, of_all, lengths), labels in places.items():
         yield (
-            f"{few_names(labels)} at {numbers_text(lengths)}: {verb} {seeds} of {of_all} seeds only; a "
+            f"{few_names(labels)} at {list_lengths(lengths)}: {verb} {seeds} of {of_all} seeds only; a "
             "difference is always between the same seeds"
         )
 
@@ -178,7 +179,7 @@ def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
             places.setdefault(tuple(labels), []).append(length)
     for labels, lengths in places.items():
         yield (
-            f"{numbers_text(lengths)}: not all rows were scored on the same targets "
+            f"{list_lengths(lengths)}: not all rows were scored on the same targets "
             f"({few_names(labels)} on others), which also affects their levels"
         )
 
@@ -193,7 +194,7 @@ def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
     for lengths, labels in places.items():
         which = "" if len(labels) == len(lines) else f" ({', '.join(labels)})"
         yield (
-            f"{numbers_text(lengths)}{which}: scored on another set of targets than the other lengths, so "
+            f"{list_lengths(lengths)}{which}: scored on another set of targets than the other lengths, so "
             "levels are not comparable along the row; a change is always within one set"
         )
 
@@ -221,7 +222,7 @@ def _statuses(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[Note]:
             missing.setdefault((label, status), {})[row.length] = row.reason
     for (label, status), reasons in missing.items():
         reason = reasons[min(reasons)] or "no reason is given"
-        yield Note(f"{status}: {label} at {numbers_text(reasons)}: {reason}", is_caveat=status != "undefined")
+        yield Note(f"{status}: {label} at {list_lengths(reasons)}: {reason}", is_caveat=status != "undefined")
 
 
 def _failed(row: Row) -> bool:
@@ -239,7 +240,7 @@ def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
     for (kind, reason), found in places.items():
         labels = list(dict.fromkeys(label for labels in found.values() for label in labels))
         which = "all" if len(labels) == len(lines) > 1 else ", ".join(labels)
-        yield Note(f"{kind}: {which} at {numbers_text(found)}: {reason}", max(found) >= train_length)
+        yield Note(f"{kind}: {which} at {list_lengths(found)}: {reason}", max(found) >= train_length)
 
 
 def _missing_baseline(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
@@ -250,7 +251,7 @@ def _missing_baseline(lines: Sequence[Line], train_length: int) -> Iterator[Note
                 places.setdefault(cell.baseline.missing, {}).setdefault(length, []).append(line.label)
     for reason, found in places.items():
         labels = dict.fromkeys(label for labels in found.values() for label in labels)
-        text = f"no comparison: {', '.join(labels)} at {numbers_text(found)}: {reason}"
+        text = f"no comparison: {', '.join(labels)} at {list_lengths(found)}: {reason}"
         yield Note(text, max(found) >= train_length)
 
 
@@ -323,7 +324,7 @@ def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
         if row.target_hash != cell.target_hash:
             places.setdefault(line.label, set()).add(row.length)
     for label, lengths in places.items():
-        yield f"not shown: {label} at {numbers_text(lengths)} on another set of targets; results.csv has it"
+        yield f"not shown: {label} at {list_lengths(lengths)} on another set of targets; results.csv has it"
 
 
 def _line_of(lines: Sequence[Line]) -> dict[tuple[str, str], Line]:

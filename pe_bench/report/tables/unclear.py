@@ -1,15 +1,15 @@
 """Notes on the changes that are unclear: how bad each can be, and what would settle it."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.listing import MAX_NAMES, list_lengths
 from pe_bench.runs.rows import Row
 
 MORE_SEEDS = "Most of this is how seeds differ: train more seeds"
-MAX_NAMES = 4  # of lines in one note
 
 
 def unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
@@ -18,7 +18,7 @@ def unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]
     for line in lines:
         for is_of_seeds, cells in _unclear_cells(line).items():
             bounds = [cell.interval.high for cell in cells if cell.interval is not None]
-            at = numbers_text(cell.length for cell in cells)
+            at = list_lengths(cell.length for cell in cells)
             places.setdefault(is_of_seeds, []).append(f"{line.label} at {at} (at most {max(bounds):+.3f})")
     for is_of_seeds, found in sorted(places.items()):
         way_out = MORE_SEEDS if is_of_seeds else _more_targets(lines, rows)
@@ -58,7 +58,7 @@ def agreeing_seeds(lines: Sequence[Line], train_length: int, margin: float) -> I
             if length >= train_length and cell.verdict == "unclear" and _seeds_agree(cell, margin):
                 places.setdefault(line.label, []).append(length)
     if places:
-        where = "; ".join(f"{label} at {numbers_text(lengths)}" for label, lengths in places.items())
+        where = "; ".join(f"{label} at {list_lengths(lengths)}" for label, lengths in places.items())
         yield f"unclear for lack of seeds, though each seed alone is worse by more than the margin: {where}"
 
 
@@ -67,12 +67,3 @@ def _seeds_agree(cell: Cell, margin: float) -> bool:
     spread = cell.interval.spread if cell.interval is not None else None
     decided_by_seeds = spread is not None and spread.seed_share > 0.5
     return decided_by_seeds and len(cell.changes) > 1 and min(cell.changes) > margin
-
-
-def few_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES])}{more}"
-
-
-def numbers_text(lengths: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(lengths)))
