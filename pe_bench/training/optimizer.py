@@ -1,12 +1,11 @@
 """The optimizer of a run, AdamW or Muon, and the schedule of its learning rate.
 
-Muon (Jordan et al. 2024; PyTorch's own) orthogonalises the momentum of a matrix. It is for the decoder's
-matrices alone: AdamW trains the rest beside it, at the same rate, to which PyTorch adjusts the size of Muon's
-updates (Liu et al. 2025, arXiv:2502.16982, section 2.2).
+Muon is for the matrices of the decoder's blocks alone: AdamW trains the rest beside it, at the same rate.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from torch.nn import Parameter
 
 from pe_bench.config.schema import TrainConfig
 from pe_bench.model.decoder import Decoder
-
-MULTIPLE = "lr_multiple"  # of a group of parameters: its rate over the rate of the step
+from pe_bench.training.muon import Muon
 
 
 class Optimizers:
@@ -32,7 +30,7 @@ class Optimizers:
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next step."""
         for group in self.param_groups:
-            group["lr"] = rate * group[MULTIPLE]
+            group["lr"] = rate * group["lr_multiple"]
 
     def step(self) -> None:
         for part in self.parts:
@@ -48,7 +46,7 @@ class Optimizers:
 
     def state_shapes(self, parameter: Parameter) -> dict[str, torch.Size]:
         """Return the names and shapes of the tensors kept for a parameter after its first step."""
-        if isinstance(self._part_of(parameter), torch.optim.Muon):
+        if isinstance(self._part_of(parameter), Muon):
             return {"momentum_buffer": parameter.shape}
         return {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape, "step": torch.Size()}
 
@@ -67,33 +65,31 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
     Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Those of an encoding
     learn at `encoding_lr` times the rate, by default at the multiple that its class declares.
     """
-    matrices: list[Parameter] = []
-    others: dict[float, list[Parameter]] = {1.0: []}
+    matrices, head = _Group(train.weight_decay), _Group(train.weight_decay)
+    others: dict[float, _Group] = {}
     multiples = model.encoding.lr_multiples(train.encoding_lr)
     for name, parameter in model.named_parameters():
         part, _, own_name = name.partition(".")
         if parameter.dim() == 2 and part not in ("encoding", "embedding"):
-            matrices.append(parameter)
+            group = head if part == "head" else matrices
         else:
             multiple = multiples[own_name] if part == "encoding" else 1.0
-            others.setdefault(multiple, []).append(parameter)
-    groups = [
-        {"params": found, "weight_decay": 0.0, MULTIPLE: multiple}
-        for multiple, found in others.items()
-        if found
-    ]
-    fused = device.type in ("cpu", "cuda")
-    decaying = {"params": matrices, "weight_decay": train.weight_decay, MULTIPLE: 1.0}
+            group = others.setdefault(multiple, _Group(0.0, multiple))
+        group.params.append(parameter)
+    rest = [vars(group) for group in (head, *others.values()) if group.params]
+    adamw = {"lr": train.lr, "betas": train.betas, "fused": device.type in ("cpu", "cuda")}
     if train.optimizer == "adamw":
-        return Optimizers(
-            [torch.optim.AdamW([decaying, *groups], lr=train.lr, betas=train.betas, fused=fused)]
-        )
-    return Optimizers(
-        [
-            torch.optim.Muon([decaying], lr=train.lr, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, fused=fused),
-        ]
-    )
+        return Optimizers([torch.optim.AdamW([vars(matrices), *rest], **adamw)])
+    return Optimizers([Muon([vars(matrices)], lr=train.lr), torch.optim.AdamW(rest, **adamw)])
+
+
+@dataclass
+class _Group:
+    """A group of parameters, as PyTorch's optimizers want it, with its multiple of the learning rate."""
+
+    weight_decay: float
+    lr_multiple: float = 1.0
+    params: list[Parameter] = field(default_factory=list)
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:

@@ -16,6 +16,7 @@ from pe_bench.training.checkpoint import (
     load_weights,
     save_checkpoint,
 )
+from pe_bench.training.muon import Muon
 from pe_bench.training.optimizer import Optimizers
 
 
@@ -69,7 +70,7 @@ def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(
 def with_muon(steps: int) -> tuple[nn.Module, Optimizers]:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
-    parts = [torch.optim.Muon([model.weight]), torch.optim.AdamW([model.bias], fused=True)]
+    parts = [Muon([{"params": [model.weight]}], lr=0.01), torch.optim.AdamW([model.bias], fused=True)]
     optimizer = Optimizers(parts)
     take_steps(model, optimizer, steps)
     return model, optimizer

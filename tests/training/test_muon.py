@@ -1,0 +1,77 @@
+"""Tests of Muon: against PyTorch's, against singular values, and one update by hand."""
+
+import pytest
+import torch
+
+from pe_bench.training.muon import Muon, orthogonalise
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 40), (2, 40, 16), (1, 1, 5)])
+def test_orthogonalised_matrices_keep_their_singular_vectors_with_values_near_one(shape):
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    # As the polynomial moves them one by one, from values that are scaled by the matrix's norm.
+    expected = values / values.norm(dim=-1, keepdim=True)
+    for _ in range(5):
+        expected = 3.4445 * expected - 4.7750 * expected**3 + 2.0315 * expected**5
+    found = orthogonalise(matrices)
+    torch.testing.assert_close(found, left @ torch.diag_embed(expected) @ right, rtol=1e-9, atol=1e-9)
+    assert found.shape == matrices.shape
+    single = orthogonalise(matrices.float())
+    torch.testing.assert_close(single.double(), found, rtol=0, atol=2e-4)
+
+
+def test_large_singular_values_end_between_068_and_114():
+    values = torch.linspace(0.1, 1, 200, dtype=torch.float64) / 10  # after the scaling: from 0.02 on
+    diagonal = torch.diag(values)
+    found = torch.linalg.svdvals(orthogonalise(diagonal[None]))
+    assert float(found.min()) > 0.67 and float(found.max()) < 1.15
+
+
+def test_a_matrix_of_zeros_is_not_moved_and_one_of_rank_one_is_finite():
+    assert torch.equal(orthogonalise(torch.zeros(2, 4, 6)), torch.zeros(2, 4, 6))
+    rank_one = orthogonalise(torch.ones(1, 6, 4) * 1e-20)
+    assert bool(rank_one.isfinite().all()) and float(torch.linalg.svdvals(rank_one)[0, 0]) > 0.67
+
+
+def test_steps_are_those_of_pytorchs_muon_to_bfloat16s_precision():
+    generator = torch.Generator().manual_seed(1)
+    start = {shape: torch.randn(*shape, generator=generator) for shape in [(16, 16), (48, 16), (16, 40)]}
+    ours, theirs = ([torch.nn.Parameter(value.clone()) for value in start.values()] for _ in range(2))
+    muon = Muon([{"params": ours}], lr=0.02, weight_decay=0.1)
+    reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(*a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        muon.step()
+        reference.step()
+    for begun, a, b in zip(start.values(), ours, theirs, strict=True):
+        moved = b.detach() - begun
+        assert float((a.detach() - b.detach()).norm() / moved.norm()) < 0.02
+        torch.testing.assert_close(
+            muon.state[a]["momentum_buffer"], reference.state[b]["momentum_buffer"], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_matrices_of_one_shape_move_as_each_would_alone():
+    generator = torch.Generator().manual_seed(2)
+    values = [torch.randn(8, 12, generator=generator) for _ in range(3)]
+    gradients = [torch.randn(8, 12, generator=generator) for _ in range(3)]
+    together = [torch.nn.Parameter(value.clone()) for value in values]
+    for parameter, gradient in zip(together, gradients, strict=True):
+        parameter.grad = gradient
+    Muon([{"params": together}], lr=0.1).step()
+    for value, gradient, parameter in zip(values, gradients, together, strict=True):
+        alone = torch.nn.Parameter(value.clone())
+        alone.grad = gradient
+        Muon([{"params": [alone]}], lr=0.1).step()
+        torch.testing.assert_close(parameter, alone)
+
+
+def test_a_parameter_without_a_gradient_stays_and_keeps_no_state():
+    parameter = torch.nn.Parameter(torch.ones(4, 4))
+    muon = Muon([{"params": [parameter]}], lr=0.1, weight_decay=0.1)
+    muon.step()
+    assert torch.equal(parameter, torch.ones(4, 4)) and not muon.state[parameter]
