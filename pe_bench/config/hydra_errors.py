@@ -97,15 +97,17 @@ def _explain_several_values(overrides: Sequence[str]) -> str:
         if parsed.is_sweep_override():
             key, value = parse_override(text).key, parse_override(text).value
             runs = f"-m {text} makes a run for each"
-            is_list = f"'{key}=[{value}]' is a list, and " if _takes_list(key) else ""
+            may_be_list = takes_list(key) or key == "modifier" or key.startswith("encoding.")
+            is_list = f"'{key}=[{value}]' is a list, and " if may_be_list else ""
             return f"{text} is several values: {is_list}{runs}"
     return ""
 
 
-def _takes_list(key: str) -> bool:
+def takes_list(key: str) -> bool:
+    """Whether a key of a section takes a list of values."""
     section, _, name = key.partition(".")
     if section not in SECTIONS:
-        return key == "modifier" or (section == "encoding" and name != "")
+        return False
     wanted: Any = typing.get_type_hints(SECTIONS[section]).get(FIELD_OF_KEY.get(key, name))
     return any(typing.get_origin(kind) in (list, tuple) for kind in (wanted, *typing.get_args(wanted)))
 

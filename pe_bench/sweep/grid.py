@@ -10,7 +10,12 @@ from typing import Any
 from pe_bench.config.checks import refuse_unused
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import ONE_OF_EACH, OPTIONS_OF_GROUP, names_in
-from pe_bench.config.hydra_errors import explain_hydra_errors, explain_swept_option, name_job_in_error
+from pe_bench.config.hydra_errors import (
+    explain_hydra_errors,
+    explain_swept_option,
+    name_job_in_error,
+    takes_list,
+)
 from pe_bench.config.hydra_main import HydraCommand, JobFunction
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config
@@ -47,6 +52,7 @@ def check_sweep(command: HydraCommand, check: JobFunction) -> Swept:
         require_one_start({each.key_or_group.removeprefix(LAUNCHER_KEYS): each.value() for each in launcher})
         swept = [override for override in parsed if override.is_sweep_override()]
         discrete = [override for override in swept if override.is_discrete_sweep()]
+        _refuse_parts_of_lists([override.input_line or "" for override in discrete])
         values = [_values(override, search) for override in discrete]
     plain = [text for text, override in zip(overrides, parsed, strict=True) if override not in swept]
     configs = []
@@ -70,6 +76,19 @@ def check_sweep(command: HydraCommand, check: JobFunction) -> Swept:
     refuse_unused(configs, overrides)
     keys = tuple(override.get_key_element() for override in swept)
     return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
+
+
+def _refuse_parts_of_lists(overrides: Sequence[str]) -> None:
+    """Raise `UserError` for `eval.lengths=64,128`: a sweep would score one run at 64, and one at 128."""
+    for text in overrides:
+        override = parse_override(text)
+        if takes_list(override.key) and not re.search(r"[\[(]", override.value or ""):
+            key, value = override.key, override.value
+            raise UserError(
+                f"{text} with -m makes a run for each value, and {key} takes a list: "
+                f"say '{key}=[{value}]' for one list, '{key}=[...],[...]' for several",
+                key,
+            )
 
 
 def _parse_job(

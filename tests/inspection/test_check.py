@@ -136,7 +136,7 @@ def test_what_is_wrong_far_out_fails_there(name: str) -> None:
     assert check(find_wrong(name), property_of[LONG]).state == "fails"
 
 
-@pytest.mark.parametrize("name", ["Right", "Rotary"])
+@pytest.mark.parametrize("name", ["Right", "Rotary", "LearnedSlopes"])
 def test_what_is_right_far_out_holds_there(name: str) -> None:
     assert check(find_wrong(name), property_of[LONG]).state == "holds"
 

@@ -156,6 +156,17 @@ class SumInSinglePrecision(LayerEncoding):
         return queries.values["sum"].unsqueeze(-1) - keys.values["sum"].unsqueeze(-2)
 
 
+class LearnedSlopes(LayerEncoding):
+    """Right: a slope above zero favours the farthest keys, with logits in the thousands."""
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.slopes = nn.Parameter(torch.zeros(n_heads))
+
+    def distance_bias(self, distance):
+        return self.slopes[:, None] * distance
+
+
 class PowersThatOverflow(LayerEncoding):
     claims = BOTH
 

@@ -336,3 +336,10 @@ def test_a_damaged_file_of_a_job_hides_no_other(tmp_path):
     for number, text in enumerate(["", "{", "[]", '{"number": 3}'], 1):
         (tmp_path / "jobs" / f"000{number}.json").write_text(text)
     assert [state.number for state in folder.states()] == [0]
+
+
+def test_values_of_a_key_that_takes_a_list_are_not_taken_as_lists_of_one(train, folder):
+    result = train("-m", "encoding=nope", "eval.lengths=64,128")
+    assert result.code == 2
+    assert "'eval.lengths=[64,128]' for one list, 'eval.lengths=[...],[...]' for several" in result.err
+    assert not list(folder.rglob("runs"))

@@ -69,17 +69,26 @@ def _at_65536_tokens(case: Case) -> Finding:
         if not ours.isfinite().all():
             return Finding("fails", f"{int((~ours.isfinite()).sum())} outputs are not finite")
         truth = reference_attention(exact, *double, position, rows=range(rows, LONG))
+        off, rounding = _logit_error(exact, double, rounded, single)
         # In an output, a mean over so many values, errors of the logits average out.
-        errors += [worst(ours, truth), _logit_error(exact, double, rounded, single)]
+        errors += [worst(ours, truth) / max(1.0, rounding / LONG_ERROR), off]
     return at_most(largest(errors), LONG_ERROR, "finite; float32 and float64 differ by")
 
 
-def _logit_error(exact: LayerEncoding, double: Inputs, rounded: LayerEncoding, single: Inputs) -> float:
-    """Return the largest error in the last four rows, relative where a logit is larger than 1."""
+def _logit_error(
+    exact: LayerEncoding, double: Inputs, rounded: LayerEncoding, single: Inputs
+) -> tuple[float, float]:
+    """Return the largest error in the last four rows, and what rounding these logits does to an output.
+
+    The error is relative where a logit is larger than 1. A softmax turns an absolute error of the logits that
+    weigh most, the largest of a row, into about twice that in an output.
+    """
     truth, visible = _last_logits(exact, double)
     ours, _ = _last_logits(rounded, single)
     off = (ours.double() - truth).abs() / truth.abs().clamp(min=1)
-    return float(off.masked_fill((ours == truth) | ~visible, 0.0).nan_to_num(torch.inf).max())
+    largest_logit = float(truth.masked_fill(~visible, -torch.inf).amax(-1).abs().max())
+    rounding = 2 * largest_logit * torch.finfo(torch.float32).eps
+    return float(off.masked_fill((ours == truth) | ~visible, 0.0).nan_to_num(torch.inf).max()), rounding
 
 
 def _last_logits(layer: LayerEncoding, inputs: Inputs) -> tuple[Tensor, Tensor]:
