@@ -150,8 +150,8 @@ Controls = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="auto (2 and 16 x training length), all or none (paired).",
-        autocompletion=first_of("auto", "all", "none"),
+        help="auto (2 and 16 x training length), offset (auto, and later positions), all or none (paired).",
+        autocompletion=first_of("auto", "offset", "all", "none"),
     ),
 ]
 

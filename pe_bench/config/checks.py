@@ -245,8 +245,8 @@ def _check_eval(evaluation: EvalConfig, train_length: int) -> None:
         f"length {shortest} is too short for eval.protocol=paired: choose {MIN_PAIRED_LENGTH} tokens or more",
     )
     require(
-        evaluation.controls != "all" or evaluation.protocol == "paired",
-        f"eval.controls=all has no effect with eval.protocol={evaluation.protocol}: "
+        evaluation.controls not in ("all", "offset") or evaluation.protocol == "paired",
+        f"eval.controls={evaluation.controls} has no effect with eval.protocol={evaluation.protocol}: "
         "remove it, or set eval.protocol=paired",
     )
 

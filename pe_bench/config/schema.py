@@ -12,7 +12,7 @@ from typing import Any, Literal
 Precision = Literal["auto", "float32", "bfloat16"]
 ScorePrecision = Literal["float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding"]
-Controls = Literal["auto", "all", "none"]
+Controls = Literal["auto", "all", "none", "offset"]
 OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth

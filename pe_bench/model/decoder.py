@@ -16,6 +16,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.attention import attention
+from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
 
 # So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
@@ -128,6 +129,26 @@ class Decoder(nn.Module):
     def output_weight(self) -> Tensor:
         """Return [V, D]: the unscaled embedding where it is tied."""
         return self.embedding.weight if self.head is None else self.head.weight
+
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each target in nats, float32 [N]."""
+        return token_nll(hidden_ND, self.output_weight, targets_N)
+
+    def control_refusal(self, control: str) -> str:
+        """Return nothing: every control can be scored."""
+        return ""
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.num_embeddings
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
 
     @property
     def parameter_count(self) -> int:

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from pe_bench.errors import UserError
-from pe_bench.model.decoder import Decoder
+from pe_bench.model.language_model import LanguageModel
 from pe_bench.model.user_code import user_code_errors
 
 # Relative to the largest output. Fast paths may round differently in each row; a leak moves outputs by more.
 TOLERANCE = 1e-4
 
 
-def refuse_lookahead(model: Decoder, length: int, name: str, weights: str = "") -> None:
+def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str = "") -> None:
     """Raise `UserError` when outputs of a window follow from tokens after them.
 
     `name` is what `pe-bench check` calls the encoding, and `weights` says with which weights it reads later
@@ -27,14 +27,14 @@ def refuse_lookahead(model: Decoder, length: int, name: str, weights: str = "") 
 
 
 @torch.no_grad()
-def find_lookahead(model: Decoder, length: int, first: int = 0) -> str:
+def find_lookahead(model: LanguageModel, length: int, first: int = 0) -> str:
     """Return how outputs of a window of this length move with tokens after them; empty where none does.
 
     Windows with the same beginning and other tokens after it pass through the model as scoring has it: with
     the ids that scoring gives them, and for the outputs from `first` on. Half of what is scored changes, and
     then its last token alone, which shows what is read in the second half.
     """
-    vocabulary, device = model.embedding.num_embeddings, model.embedding.weight.device
+    vocabulary, device = model.vocab_size, model.device
     tokens_1T = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
     hidden_1TD = _hidden_in_scoring(model, tokens_1T, first)
     for beginning in sorted({first + (length - first) // 2, length - 1} - {first}):
@@ -48,7 +48,7 @@ def find_lookahead(model: Decoder, length: int, first: int = 0) -> str:
     return ""
 
 
-def _hidden_in_scoring(model: Decoder, tokens_1T: Tensor, first: int) -> Tensor:
+def _hidden_in_scoring(model: LanguageModel, tokens_1T: Tensor, first: int) -> Tensor:
     was_training = model.training
     generator = torch.Generator().manual_seed(0)  # the same draw for each window
     try:

@@ -4,6 +4,9 @@
   still travels n (W - 1) + 1 tokens. Is the whole context better than cropping it?
 - `swap`: every token further than the training length before the first target comes from another
   document, under the same length, position ids and mask. Does the model read what is there?
+- `offset`, if it is asked for: windows of the training length, all of whose positions are later, so that they
+  end where those of the longer length do. Does a position mean the same wherever it is? A scaling with a
+  wrong setting, or a table of positions that ends, shows here.
 """
 
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ import torch
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.base import PositionalEncoding, Side
+from pe_bench.model.language_model import LanguageModel
 from pe_bench.scoring.protocols import Plan, paired_plan, parts_before_the_end
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
@@ -26,6 +30,8 @@ def control_plans(
     for length in controlled_lengths(evaluation, lengths, train_length, blocks.target_tokens):
         yield window_control(blocks, length, train_length)
         yield swap_control(blocks, length, train_length)
+        if evaluation.controls == "offset":
+            yield offset_control(blocks, length, train_length)
 
 
 def controlled_lengths(
@@ -67,9 +73,17 @@ def swap_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
     return replace(plan, windows=windows, control="swap")
 
 
-def why_not(plan: Plan, encoding: PositionalEncoding, n_layers: int) -> tuple[str, str] | None:
+def offset_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
+    plan = paired_plan(blocks, train_length)
+    return replace(plan, length=length, control="offset", offset=length - train_length)
+
+
+def why_not(plan: Plan, model: LanguageModel) -> tuple[str, str] | None:
     """Return the status and the reason of a control that would say nothing; None for one to score."""
-    if plan.control == "window" and is_windowed(encoding, n_layers, plan.length):
+    refusal = model.control_refusal(plan.control)
+    if refusal:
+        return "undefined", refusal
+    if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):
         return "undefined", "the encoding is windowed itself"
     if plan.control == "swap" and any(window.donor == window.document for window in plan.windows):
         return "too_few_documents", "all targets are of one document, and there is no other to swap with"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from pe_bench.data.packed import Data
-from pe_bench.model.decoder import Decoder
+from pe_bench.model.language_model import LanguageModel
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import KEY, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
@@ -31,7 +31,7 @@ class TrainedModel:
 
     setup: Setup
     data: Data
-    model: Decoder
+    model: LanguageModel
     scored_with: str  # the label of the encoding in `model`
     tokens_per_second: float  # of the training
     forced: bool = False  # `scored_with` is not compatible with what was trained

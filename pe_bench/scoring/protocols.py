@@ -41,8 +41,9 @@ class Window:
 class Plan:
     """Everything that one length scores.
 
-    limit: every layer's attention is limited to so many tokens, for the control `window`. blocks: the set of
-    the paired protocol.
+    limit: every layer's attention is limited to so many tokens, for the control `window`. offset: how much
+    later than in the text all positions are, for the control `offset`. blocks: the set of the paired
+    protocol.
     """
 
     protocol: str
@@ -53,6 +54,7 @@ class Plan:
     stride_rule: str = ""  # half of each length, or the number that eval.stride gives
     control: str = "none"
     limit: int | None = None
+    offset: int = 0
     blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)  # `target_hash` is theirs
 
     @property

@@ -16,9 +16,8 @@ from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import Split
 from pe_bench.encodings import LengthError
 from pe_bench.errors import RunError, first_line
-from pe_bench.model.decoder import Decoder
+from pe_bench.model.language_model import LanguageModel
 from pe_bench.model.lookahead import find_lookahead
-from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
 from pe_bench.model.user_code import describe_user_code_error, is_users_own
 from pe_bench.runs.rows import POSITIONS
@@ -68,7 +67,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         split: Split,
         device: torch.device,
         evaluation: EvalConfig,
@@ -88,7 +87,7 @@ class Scorer:
             yield place, self._try(self.plans[place])
 
     def _try(self, plan: Plan) -> Scored | Unscored:
-        impossible = why_not(plan, self.model.encoding, len(self.model.blocks))
+        impossible = why_not(plan, self.model)
         if impossible is not None:
             return Unscored(*impossible)
         try:
@@ -182,10 +181,11 @@ class Scorer:
         generator = torch.Generator().manual_seed(derive_seed(self.evaluation.seed, "ids", plan.length))
         # A control changes what is read and not where: the ids are those of the text itself.
         ids = model.encoding.ids(tokens_BT.to(device), train=False, generator=generator)
+        ids = ids + plan.offset if plan.offset else ids
         fed_BT = with_donors(self.split, batch, tokens_BT) if plan.control == "swap" else tokens_BT
         first, count = batch[0].first, batch[0].targets
         skipped = tokens_without_query(batch[0])
         hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit, skipped)
         scored = hidden_BTD[:, first - skipped : first - skipped + count].flatten(0, 1)
-        nll = token_nll(scored, model.output_weight, targets(self.split, batch).flatten().to(device))
+        nll = model.nll(scored, targets(self.split, batch).flatten().to(device))
         return nll.float().cpu().numpy()

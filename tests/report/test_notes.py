@@ -97,3 +97,15 @@ def test_lengths_on_another_set_of_targets_are_named(tmp_path: Path) -> None:
     add_run(tmp_path, "alibi", {128: 3.0, 256: 3.1})
     [note] = [note for note in only(tmp_path).notes if "not comparable along the row" in note]
     assert note.startswith("256 (rope): ")
+
+
+@pytest.mark.parametrize(("moved", "is_caveat"), [(3.5, True), (3.001, False)])
+def test_a_note_says_how_far_the_offset_control_moves_the_level(
+    tmp_path: Path, moved: float, is_caveat: bool
+) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {256: moved}, control="offset")
+    table = only(tmp_path)
+    [note] = [note for note in table.notes if note.startswith("offset control: rope")]
+    assert f"{moved - 3.0:+.3f}" in note
+    assert (note in table.caveats) == is_caveat

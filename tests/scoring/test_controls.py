@@ -11,8 +11,9 @@ from support.scoring import BLOCK, EVAL, SIZE, TRAIN_LENGTH, data_of, scored, tr
 from torch import Tensor
 
 from pe_bench.config.schema import EvalConfig
-from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.learned import Learned
 from pe_bench.encodings.lm_infinite import LMInfinite
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rope import RoPE
@@ -259,3 +260,55 @@ def test_requesting_controls_under_another_protocol_is_refused(tmp_path: Path) -
     )
     with pytest.raises(UserError, match="controls=all .*protocol=sliding"):
         check_config(config)
+
+
+# offset: which positions
+
+OFFSET = replace(EVAL, controls="offset")
+
+
+def level_at_train_length(rows: list[Row]) -> float:
+    return next(row.nll for row in rows if row.length == TRAIN_LENGTH and row.nll is not None)
+
+
+def test_offset_scores_windows_of_the_training_length_at_the_positions_of_the_long_ones(
+    tmp_path: Path,
+) -> None:
+    trained = trained_model(tmp_path / "run")
+    given: list[tuple[int, int, int]] = []
+    hidden = trained.model.hidden
+
+    def watched(tokens: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
+        given.append((tokens.shape[1], int(ids[0]), int(ids[-1])))
+        return hidden(tokens, ids, window, first)
+
+    trained.model.hidden = watched  # type: ignore[method-assign]
+    rows = by_control(scored(trained, OFFSET))
+    assert (TRAIN_LENGTH, LENGTH - TRAIN_LENGTH, LENGTH - 1) in given
+    assert rows["offset"].targets == rows["none"].targets
+    assert rows["offset"].context_mean <= TRAIN_LENGTH
+
+
+def test_offset_changes_nothing_where_scores_depend_on_distances_alone(tmp_path: Path) -> None:
+    rows = scored(trained_model(tmp_path / "run", RoPE(SIZE.d_head)), OFFSET)
+    assert by_control(rows)["offset"].nll == pytest.approx(level_at_train_length(rows), rel=1e-6)
+
+
+def test_offset_shows_an_encoding_that_reads_absolute_positions(tmp_path: Path) -> None:
+    class Drifting(LayerEncoding):
+        claims = frozenset({"prefix_consistent"})
+
+        def logit_scale(self, queries: Side) -> Tensor:
+            return (1 + queries.position.float()).unsqueeze(-1)
+
+    rows = scored(trained_model(tmp_path / "run", Drifting()), OFFSET)
+    assert abs(by_control(rows)["offset"].nll - level_at_train_length(rows)) > 1e-4
+
+
+def test_offset_beyond_a_table_of_positions_is_undefined(tmp_path: Path) -> None:
+    rows = scored(trained_model(tmp_path / "run", Learned(SIZE.d_model, TRAIN_LENGTH)), OFFSET)
+    assert by_control(rows)["offset"].status == "undefined"
+
+
+def test_only_who_asks_for_the_offset_gets_it(tmp_path: Path) -> None:
+    assert "offset" not in by_control(scored(trained_model(tmp_path / "run"), CONTROLLED))

@@ -54,6 +54,7 @@ def make_notes(
         *_missing(lines, train_length),
         *_missing_baseline(lines, train_length),
         *_details(_unjudged(lines), _windows(lines, rows)),
+        *_offsets(lines, rows, margin),
         *_caveats(_knows_length(lines), _forced(lines)),
         *_details(_rates(plain), _speeds(lines, machines), _not_shown(lines, plain)),
     ]
@@ -272,6 +273,32 @@ def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     if any(use.window_gain is not None for use in shown):
         scored = [row for row in rows if row.control == "window" and has_number(row)]
         yield from (f"window control: {row.reason}" for row in scored if row.reason)
+
+
+def _offsets(lines: Sequence[Line], rows: Sequence[Row], margin: float) -> Iterator[Note]:
+    """Yield how the level at the training length moves where all its positions are later."""
+    line_of = _line_of(lines)
+    levels = {
+        (row.run, row.scored_with, row.target_hash): row.bits_per_byte
+        for row in rows
+        if row.control == "none" and row.length == row.train_length
+    }
+    for row in rows:
+        line = line_of.get((row.run, row.scored_with))
+        if row.control != "offset" or line is None:
+            continue
+        level = levels.get((row.run, row.scored_with, row.target_hash))
+        if row.bits_per_byte is None or level is None:
+            yield Note(
+                f"offset control: {line.label} up to position {row.length}: {row.reason}", is_caveat=True
+            )
+            continue
+        change = row.bits_per_byte - level
+        yield Note(
+            f"offset control: {line.label} changes by {change:+.3f} where windows of {row.train_length} "
+            f"tokens end at position {row.length} (seed {row.seed})",
+            is_caveat=abs(change) > margin,
+        )
 
 
 def _knows_length(lines: Sequence[Line]) -> Iterator[str]:

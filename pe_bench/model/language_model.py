@@ -1,0 +1,49 @@
+"""What scoring needs of a model: our decoder has it, and so has a checkpoint of other people's.
+
+Letters: B batch, T tokens, N scored tokens, D model width.
+"""
+
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.compose import Composition
+
+
+class LanguageModel(Protocol):
+    """A causal model under an encoding, whose layers attend through `pe_bench.model.attention`."""
+
+    encoding: Composition
+    training: bool
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def parameter_count(self) -> int: ...
+
+    def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
+        """Return what the last layer makes of the tokens from `first` on, [B, T - first, D].
+
+        `ids` are the encoding's position ids, and `window` limits the attention of every layer from outside.
+        """
+        ...
+
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each target in nats, float32 [N]."""
+        ...
+
+    def control_refusal(self, control: str) -> str:
+        """Return why a control cannot be scored with this model; empty where it can."""
+        ...
+
+    def train(self, mode: bool = True) -> Self: ...
+
+    def eval(self) -> Self: ...
