@@ -3,7 +3,7 @@
 An encoding overrides the hooks that its paper changes and nothing else. The decoder calls
 the hooks in a fixed order (`pe_bench.attention`):
 
-    transform -> scores * scale -> * logit_scale -> + bias -> adjust -> mask -> weights -> mix
+    transform -> scores * scale -> * logit_scale -> + bias -> adjust -> mask -> weights -> null_logit -> mix
 
 Letters of shapes: B batch, H query heads, T tokens, Q queries and N keys of one block of
 scores, K head width, D model width. A *position* is what an encoding reads, an *index* is a
@@ -166,6 +166,13 @@ class LayerEncoding(nn.Module, Declared):
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         """Return attention weights [B, H, Q, N] from logits."""
         return scores.masked_fill(~visible, float("-inf")).softmax(-1)
+
+    def null_logit(self, queries: Side) -> Tensor | None:
+        """Return a logit, broadcastable to [B, H, Q, 1], of one more key in the softmax that has no value.
+
+        Nothing scales it. Fast paths know it by the log-sum-exp of the other logits, and it costs nothing.
+        """
+        return None
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         """Return the output [B, H, Q, K] from weights and the keys' values [B, H, N, K]."""

@@ -35,6 +35,7 @@ class Composition(PositionalEncoding):
             for number in range(n_layers):
                 owns = {name: part.layer(number).overrides(hook) for name, part in parts.items()}
                 _refuse_two_owners(owns, hook)
+            _refuse_null_without_softmax({name: part.layer(number) for name, part in parts.items()})
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
@@ -141,6 +142,10 @@ class Stack(LayerEncoding):
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         return self._owner("weights").weights(scores, visible)
 
+    def null_logit(self, queries: Side) -> Tensor | None:
+        nulls = [null for part in self.parts if (null := part.null_logit(queries)) is not None]
+        return reduce(torch.logaddexp, nulls) if nulls else None
+
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         return self._owner("mix").mix(weights, v, queries, keys)
 
@@ -149,6 +154,15 @@ class Stack(LayerEncoding):
 
     def _owner(self, hook: str) -> LayerEncoding:
         return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
+
+
+def _refuse_null_without_softmax(layers: dict[str, LayerEncoding]) -> None:
+    nulls = [name for name, layer in layers.items() if layer.overrides("null_logit")]
+    others = [name for name, layer in layers.items() if layer.overrides("weights")]
+    if nulls and others:
+        raise UserError(
+            f"{nulls[0]} adds a logit to the softmax, which {others[0]} replaces: leave one of them out"
+        )
 
 
 def _refuse_two_owners(owns: dict[str, bool], hook: str) -> None:

@@ -145,6 +145,12 @@ def test_two_owners_of_one_hook_are_refused_in_a_sentence(base, modifier, hook: 
         EncodingSpec(config).build(n_layers=2)
 
 
+def test_a_sink_beside_what_replaces_the_softmax_is_refused() -> None:
+    sink = {"class": f"{MODULE}sink:Sink", "n_heads": HEADS}
+    with pytest.raises(UserError, match=r"^sink adds a logit to the softmax, which the encoding replaces: "):
+        EncodingSpec({**STICK, "modifiers": {"sink": sink}}).build(n_layers=2)
+
+
 @pytest.mark.parametrize("base", [ROPE, SHAW, LEARNED])
 def test_modifiers_change_no_name_in_the_state(base) -> None:
     plain = EncodingSpec(base).build(n_layers=2)

@@ -26,6 +26,7 @@ from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.sandwich import Sandwich
 from pe_bench.encodings.shared.ranges import first_and_latest
 from pe_bench.encodings.shaw import Shaw
+from pe_bench.encodings.sink import Sink
 from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.stick_breaking import StickBreaking
 from pe_bench.encodings.streaming import Streaming
@@ -112,6 +113,7 @@ BIASED = [
     lambda: FoX(D, H),
     lambda: stack(ALiBi(H), RoPE(K), LogN(5)),
     lambda: stack(FoX(D, H), RoPE(K), LogN(5)),
+    lambda: stack(ALiBi(H), Sink(H, initial=0.7)),
 ]
 MASKED = [
     lambda: SlidingWindow(37),
@@ -156,6 +158,7 @@ def test_every_encoding_that_adds_or_hides_has_the_references_output(name: str) 
         (lambda: T5(D, H), None),
         (lambda: stack(KerpleLog(H), LogN(5)), 20),
         (lambda: stack(FoX(D, H), Sinks()), None),
+        (lambda: stack(RoPE(K), SlidingWindow(37), Sink(H)), None),
         (Strided, None),
     ],
 )

@@ -54,6 +54,18 @@ class RangesTooNarrow(SlidingWindow):
         return latest(self.window - 1, start, stop)
 
 
+class NullOfEachHead(LayerEncoding):
+    def null_logit(self, queries):
+        return torch.zeros(4)
+
+
+class NullOfTheBlock(LayerEncoding):
+    """A null logit that depends on which queries are asked together."""
+
+    def null_logit(self, queries):
+        return queries.raw.amax((-2, -1), keepdim=True)
+
+
 class MaximumOverHiddenKeys(LayerEncoding):
     def adjust(self, scores, visible, queries, keys):
         return scores / (1 + scores.abs().amax(-1, keepdim=True))

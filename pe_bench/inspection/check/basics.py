@@ -12,7 +12,7 @@ from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, hidden, ids_of, t
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.inspection.check.hooks import SHARED, SIZES, Returned, returned
 
-OPTIONAL = ("logit_scale", "distance_bias", "bias")  # may return None
+OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit")  # may return None
 ANY = "*"  # an axis of any length
 AXES = {"H": "head", "T": "token", "n": "distance", "Q": "query", "N": "key"}
 

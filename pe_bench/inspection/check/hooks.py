@@ -31,6 +31,7 @@ HOOKS = (
     "adjust",
     "visible",
     "weights",
+    "null_logit",
     "mix",
 )
 
@@ -114,6 +115,7 @@ def _of_layer(part: LayerEncoding, dtype: torch.dtype) -> Iterator[Returned]:
     yield Returned(part, "adjust", scores, ("BHQN",), hidden=hidden)
     weights = part.weights(scores, ~hidden)
     yield Returned(part, "weights", weights, ("BHQN",))
+    yield Returned(part, "null_logit", part.null_logit(queries), ("BHQ1", "HQ1", "Q1", "1", ""), exact=False)
     yield Returned(part, "mix", part.mix(weights, v, queries, keys), ("BHQK",))
 
 

@@ -15,7 +15,7 @@ from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.shared.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention import logits, project, slice_tokens
+from pe_bench.model.attention import logits, project, slice_tokens, weigh
 
 REACH = 8  # times the training length, for scores
 MASK_REACH = 4
@@ -151,7 +151,7 @@ def _last_row(
     queries, keys = _sides(subject, layer, x, heads, length)
     last = slice_tokens(queries, length - 1, length)
     scores, visible = logits(layer, last, keys, 1 / math.sqrt(heads.shape[-1]))
-    weights = layer.weights(scores, visible)
+    weights = weigh(layer, scores, visible, last)
     spread = (heads.shape[0], heads.shape[1], length)  # scores of one sample or head hold for all
     return scores[..., 0, :].expand(spread).sum(0), weights[..., 0, :].expand(spread).sum(0), visible[0]
 

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.attention.paths import choose, is_kernel_here, training_kernel
-from pe_bench.model.attention.reference import logits, precise, project, reference_attention, slice_tokens
+from pe_bench.model.attention.reference import (
+    logits,
+    precise,
+    project,
+    reference_attention,
+    slice_tokens,
+    weigh,
+)
 
 __all__ = [
     "attention",
@@ -20,6 +27,7 @@ __all__ = [
     "reference_attention",
     "slice_tokens",
     "training_kernel",
+    "weigh",
 ]
 
 

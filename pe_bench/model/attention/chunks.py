@@ -65,9 +65,9 @@ def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, windo
     if window is not None:
         visible = visible & (queries.index.unsqueeze(-1) - keys.index < window)
     factor, scale = encoding.logit_scale(queries), 1 / math.sqrt(queries.raw.shape[-1])
-    bias = encoding.bias(queries, keys)
+    bias, null = encoding.bias(queries, keys), encoding.null_logit(queries)
     if not encoding.overrides("terms"):
-        return fused(times(queries.x, factor), keys.x, v, _mask(visible, bias, v), scale)
+        return fused(times(queries.x, factor), keys.x, v, _mask(visible, bias, v), scale, null)
     terms = [
         (term._replace(q=times(term.q, factor)), seen)
         for term, seen in _terms_in(encoding.terms(queries, keys), visible)
@@ -76,16 +76,20 @@ def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, windo
         _mask(term.mask[..., seen], None if bias is None else bias[..., seen], v) for term, seen in terms
     ]
     if torch.is_grad_enabled() or v.device.type != "cpu":
-        return _attend_once(terms, masks, v, scale)
+        return _attend_once(terms, masks, v, scale, null)
     parts = [
         fused_with_lse(term.q, term.k[..., seen, :], v[..., seen, :], mask, scale)
         for (term, seen), mask in zip(terms, masks, strict=True)
     ]
-    return merge_by_lse(parts).to(v.dtype)
+    return merge_by_lse(parts, null).to(v.dtype)
 
 
 def _attend_once(
-    terms: Sequence[tuple[ScoreTerm, slice]], masks: list[Tensor], v: Tensor, scale: float
+    terms: Sequence[tuple[ScoreTerm, slice]],
+    masks: list[Tensor],
+    v: Tensor,
+    scale: float,
+    null: Tensor | None,
 ) -> Tensor:
     """Attend to all terms as one product, where gradients are wanted: the log-sum-exp has none.
 
@@ -101,7 +105,7 @@ def _attend_once(
     )
     values = torch.cat([v[..., seen, :] for _, seen in terms], -2)
     wide_q = torch.cat([term.q for term, _ in terms], -1)
-    return fused(wide_q, wide_k, values, torch.cat(masks, -1), scale)
+    return fused(wide_q, wide_k, values, torch.cat(masks, -1), scale, null)
 
 
 def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTerm, slice]]:

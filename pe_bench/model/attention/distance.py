@@ -39,6 +39,8 @@ def fused_distance_attention(
     assert table is not None
     queries, keys = project(encoding, x, q, k, position)
     scaled, scale = scale_queries(encoding, queries), 1 / math.sqrt(q.shape[-1])
+    null = encoding.null_logit(queries)
+    null = None if null is None else null.expand(*q.shape[:-1], 1)
     skips = is_worthwhile(table) and not _learns(scaled, keys.x, v)
     negligible = NegligibleKeys(scaled, keys.x, v, table, scale) if skips else None
     # The CPU kernel takes a float32 mask for half precision queries; others want one type.
@@ -50,12 +52,14 @@ def fused_distance_attention(
     for start in range(0, q.shape[-2], size):
         stop = min(start + size, q.shape[-2])
         reversed_q = scaled[:, :, start:stop].flip(-2)
+        reversed_null = None if null is None else null[:, :, start:stop].flip(-2)
         needed = negligible.first_keys(start, stop) if negligible else [0] * q.shape[1]
         outputs = []
         for heads, first in _heads_together(needed):
             mask = _hankel(falling[heads, q.shape[-2] - stop + first :], stop - start, stop - first)
             seen, values = keys.x[:, heads, first:stop], v[:, heads, first:stop]
-            outputs.append(fused(reversed_q[:, heads], seen, values, mask, scale))
+            of_heads = None if reversed_null is None else reversed_null[:, heads]
+            outputs.append(fused(reversed_q[:, heads], seen, values, mask, scale, of_heads))
         chunks.append(torch.cat(outputs, 1).flip(-2))
     return torch.cat(chunks, -2)
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.model.attention.block_masks import block_mask
 from pe_bench.model.attention.distance import can_tabulate, distance_table
 from pe_bench.model.attention.fused import scale_queries
-from pe_bench.model.attention.reference import precise, project
+from pe_bench.model.attention.reference import precise, project, share_of_keys
 
 # Called with a score and the indices of its batch, head, query and key.
 Added = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -52,18 +52,21 @@ def fused_flex_attention(
 ) -> Tensor:
     """Serve encodings that `can_flex`; `window` as in `attention`."""
     queries, keys = project(encoding, x, q, k, position)
-    output = flex(
+    null = encoding.null_logit(queries)
+    output, found = flex(
         _at_least(MIN_WIDTH, scale_queries(encoding, queries)),
         _at_least(MIN_WIDTH, keys.x),
         _at_least(MIN_WIDTH, v),
         score_mod=added_to_scores(encoding, queries, keys),
         block_mask=block_mask(encoding, queries, keys, window),
         scale=1 / math.sqrt(q.shape[-1]),
+        return_aux=AuxRequest(lse=null is not None),
     )
-    return output[..., : v.shape[-1]]
+    output = output[..., : v.shape[-1]]
+    return output if null is None else (output * share_of_keys(found.lse.unsqueeze(-1), null)).to(v.dtype)
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     """Run `flex_attention` compiled by itself, or as a part of what is being compiled around it."""
     if torch.compiler.is_compiling():
         return flex_attention(q, k, v, **options)
@@ -71,7 +74,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 @cache
-def _compiled(device: str) -> Callable[..., Tensor]:
+def _compiled(device: str) -> Callable[..., Any]:
     """Return one function for all lengths: from the second on the length is a variable of the kernel.
 
     `fullgraph` raises an error where code would otherwise run uncompiled. On a CPU, for tests, the

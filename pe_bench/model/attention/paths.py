@@ -41,6 +41,8 @@ NATIVE = AttentionPath("native", native_attention)
 NATIVE_COLUMN = AttentionPath("native column", native_column_attention)
 
 UNFUSED = ("adjust", "weights", "mix")
+# Without these, FlexAttention has nothing to add to PyTorch's own fused attention.
+FOR_FLEX = ("visible", "bias", "distance_bias", "null_logit")
 
 
 def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> AttentionPath:
@@ -48,8 +50,10 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     if q.shape[-2] < position.shape[-1]:
         return REFERENCE
     if q.device.type == "cuda" and can_flex(encoding, q, position):
-        is_plain = window is None and not encoding.overrides("visible", "bias", "distance_bias")
+        is_plain = window is None and not encoding.overrides(*FOR_FLEX)
         return FUSED if is_plain else FLEX
+    if q.device.type != "cpu" and encoding.overrides("null_logit"):
+        return REFERENCE
     if window is None and is_relative(encoding, q, position):
         return RELATIVE
     if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("terms")):

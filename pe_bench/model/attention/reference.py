@@ -68,6 +68,20 @@ def logits(
     return encoding.adjust(scores, visible, queries, keys), visible
 
 
+def weigh(encoding: LayerEncoding, scores: Tensor, visible: Tensor, queries: Side) -> Tensor:
+    """Return the weights [B, H, Q, N] of logits, which sum to less than 1 where there is a null logit."""
+    weights, null = encoding.weights(scores, visible), encoding.null_logit(queries)
+    if null is None:
+        return weights
+    lse = scores.masked_fill(~visible, float("-inf")).logsumexp(-1, keepdim=True)
+    return weights * share_of_keys(lse, null)
+
+
+def share_of_keys(lse: Tensor, null: Tensor) -> Tensor:
+    """Return the weight [B, H, Q, 1] of all keys together, from the log-sum-exp of their logits."""
+    return (lse - null).sigmoid()
+
+
 def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: Tensor) -> tuple[Side, Side]:
     """Return all keys and the given queries, maybe of the last tokens alone, before and after `transform`."""
     position = position if position.dim() == 1 else position.unsqueeze(1)
@@ -96,5 +110,5 @@ def precise(dtype: torch.dtype) -> torch.dtype:
 def _attend(
     encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    weights = encoding.weights(*logits(encoding, queries, keys, scale, window))
+    weights = weigh(encoding, *logits(encoding, queries, keys, scale, window), queries)
     return encoding.mix(weights.to(v.dtype), v, queries, keys)

@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 from pe_bench.model.attention.distance import distance_table
-from pe_bench.model.attention.fused import scale_queries, times
+from pe_bench.model.attention.fused import gradient_of_null, scale_queries, times
 from pe_bench.model.attention.native.build import Kernel, kernel, tiled_kernel
-from pe_bench.model.attention.reference import project
+from pe_bench.model.attention.reference import project, share_of_keys
 
 # How far from float64 a kernel may be when it is first tried, relative to the largest number of an output.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -38,7 +38,8 @@ def native_attention(
     dtype = torch.bfloat16 if tiled else torch.float32
     scaled_q = scale_queries(encoding, queries).to(dtype)
     scale = 1 / math.sqrt(q.shape[-1])
-    return causal_attention(scaled_q, keys.x.to(dtype), v.to(dtype), table, scale).to(v.dtype)
+    null = encoding.null_logit(queries)
+    return causal_attention(scaled_q, keys.x.to(dtype), v.to(dtype), table, scale, null).to(v.dtype)
 
 
 def native_column_attention(
@@ -53,15 +54,17 @@ def native_column_attention(
     # Widened first, so that no scale rounds to half precision.
     scaled = times(queries.x.float(), encoding.logit_scale(queries)) / math.sqrt(q.shape[-1])
     of_query, of_key = encoding.columns(queries, keys)
-    return causal_attention(_widened(of_query, scaled), _widened(of_key, keys.x), v.float(), None, 1.0).to(
-        v.dtype
-    )
+    wide_q, wide_k, null = _widened(of_query, scaled), _widened(of_key, keys.x), encoding.null_logit(queries)
+    return causal_attention(wide_q, wide_k, v.float(), None, 1.0, null).to(v.dtype)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float, null: Tensor | None = None
+) -> Tensor:
     """Return [B, H, T, V] of queries, keys [B, H, T, K], values [B, H, T, V], biases [H, T] by distance.
 
-    On the CPU, all in float32; or in bfloat16, where there is a kernel for it, and the biases in float32.
+    `null` [.., 1] is the null logit. On the CPU, all in float32; or in bfloat16, where there is a kernel for
+    it, and the biases and null logits in float32.
     """
     # Encodings may share keys, or whatever they return, among heads; the kernel reads what the shapes say.
     shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
@@ -72,7 +75,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scal
         f"the kernel takes float32 or bfloat16 on a CPU, not {q.dtype}, {k.dtype}, {v.dtype} on {q.device}",
     )
     table = None if table is None else table.float().expand(q.shape[1], q.shape[2])
-    output = _Attention.apply(q, k, v, table, scale)
+    null = None if null is None else null.float().expand(*q.shape[:-1], 1)
+    output = _Attention.apply(q, k, v, table, null, scale)
     assert isinstance(output, Tensor)
     return output
 
@@ -106,9 +110,19 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        table: Tensor | None,
+        null: Tensor | None,
+        scale: float,
+    ) -> Tensor:
         output, normalizers = _forward(_library(q.dtype), q, k, v, table, scale)
-        ctx.save_for_backward(q, k, v, table, output, normalizers)
+        if null is not None:
+            _add_null(null, output, normalizers)
+        ctx.save_for_backward(q, k, v, table, null, output, normalizers)
         ctx.scale = scale
         return output
 
@@ -119,11 +133,27 @@ class _Attention(torch.autograd.Function):
 
 @once_differentiable
 def _backward_once(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, table, output, normalizers = ctx.saved_tensors
+    q, k, v, table, null, output, normalizers = ctx.saved_tensors
     of_table = ctx.needs_input_grad[3]
     library = _library(q.dtype)
     found = _backward(library, q, k, v, table, output, normalizers, gradient, ctx.scale, of_table)
-    return *found, None
+    of_null = None if null is None else gradient_of_null(null, _lse(normalizers), output, gradient)
+    return *found, of_null, None
+
+
+def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
+    """Change what the kernel returned to what it would be with one more key [B, H, T, 1] without a value.
+
+    The kernel's gradients follow from the two, as if it had known of that key.
+    """
+    share = share_of_keys(_lse(normalizers), null)
+    output.mul_(share)
+    normalizers[1] *= share.squeeze(-1)
+
+
+def _lse(normalizers: Tensor) -> Tensor:
+    """Return the log-sum-exp [B, H, T, 1] of the logits."""
+    return (normalizers[0] - normalizers[1].log()).unsqueeze(-1)
 
 
 class _Shape(ctypes.Structure):

@@ -1,0 +1,37 @@
+"""A sink: w_ij = e^{z_ij} / (e^{s_h} + sum_k e^{z_ik}), as if every query saw one more key without a value.
+
+A head that finds nothing to read can so read nothing, and needs no token to put its weights on. Each head of
+each layer learns its own s_h, which nothing scales. With `learned` false all stay at `initial`; a fixed 0 is
+"softmax plus one".
+
+Past the training length: defined; the sink's logit stays as it is, while the number of keys beside it grows.
+
+OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", arXiv:2508.10925, and transformers' `gpt_oss`. With
+a fixed 0: Miller 2023, "Attention Is Off By One", https://www.evanmiller.org/attention-is-off-by-one.html.
+
+s_h is 0 at first; transformers draws it from N(0, 0.02).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, Side
+
+
+class Sink(LayerEncoding):
+    family = "scale"
+    paper = "arXiv:2508.10925"
+    per_layer = True
+
+    logit: Tensor
+
+    def __init__(self, n_heads: int, initial: float = 0.0, learned: bool = True):
+        super().__init__()
+        logit = torch.full((n_heads,), initial)
+        if learned:
+            self.logit = nn.Parameter(logit)
+        else:
+            self.register_buffer("logit", logit, persistent=False)
+
+    def null_logit(self, queries: Side) -> Tensor:
+        return self.logit.to(torch.promote_types(self.logit.dtype, torch.float32))[:, None, None]
