@@ -35,6 +35,7 @@ class Composition(PositionalEncoding):
             for number in range(n_layers):
                 owns = {name: part.layer(number).overrides(hook) for name, part in parts.items()}
                 _refuse_two_owners(owns, hook)
+        for number in range(n_layers):
             _refuse_null_without_softmax({name: part.layer(number) for name, part in parts.items()})
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]

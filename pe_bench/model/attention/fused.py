@@ -31,8 +31,9 @@ def fused_causal(q: Tensor, k: Tensor, v: Tensor, scale: float, null: Tensor | N
     if torch.is_grad_enabled() or q.shape[-1] <= v.shape[-1]:
         return fused(q, k, v, None, scale, null)
     # Padded values would take as much memory as the widened keys: those of one head at a time do not.
-    heads = zip(q.split(1, 1), k.split(1, 1), v.split(1, 1), _of_each_head(null, q), strict=True)
-    return torch.cat([fused(*head, None, scale, one) for *head, one in heads], 1)
+    nulls = [None] * q.shape[1] if null is None else null.expand(*q.shape[:-1], 1).split(1, 1)
+    heads = zip(q.split(1, 1), k.split(1, 1), v.split(1, 1), nulls, strict=True)
+    return torch.cat([fused(*qkv, mask=None, scale=scale, null=of_head) for *qkv, of_head in heads], 1)
 
 
 def fused(
@@ -103,17 +104,17 @@ class _BesideNull(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, null, mask, output, total = ctx.saved_tensors
-        of_qkv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradients[0].contiguous(),
-            *(q, k, v, output, total.squeeze(-1)),
-            *(0.0, mask is None),
-            attn_mask=mask,
-            scale=ctx.scale,
-        )
-        return *of_qkv, gradient_of_null(null, total, output, gradients[0]), None, None
+        return _backward_once(ctx, *gradients)
+
+
+@once_differentiable
+def _backward_once(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, null, mask, output, total = ctx.saved_tensors
+    of_qkv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient, q, k, v, output, total.squeeze(-1), 0.0, mask is None, attn_mask=mask, scale=ctx.scale
+    )
+    return *of_qkv, gradient_of_null(null, total, output, gradient), None, None
 
 
 def gradient_of_null(null: Tensor, total: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
@@ -135,10 +136,6 @@ def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=precise(q.dtype)).masked_fill_(~mask, float("-inf"))
-
-
-def _of_each_head(null: Tensor | None, q: Tensor) -> Sequence[Tensor | None]:
-    return [None] * q.shape[1] if null is None else null.expand(*q.shape[:-1], 1).split(1, 1)
 
 
 def _as_wide(*tensors: Tensor) -> list[Tensor]:
