@@ -63,8 +63,8 @@ class TrainConfig:
     batch_tokens: int = 1_024
     micro_batches: int = 1
     processes: int = 1
-    optimizer: OptimizerName = "adamw"
-    lr: float = 3e-3
+    optimizer: OptimizerName = "muon"
+    lr: float = 5e-3
     encoding_lr: float | None = None
     final_lr: float = 0.1
     warmup_steps: int = 100

@@ -15,6 +15,7 @@ from pe_bench.runs.yaml_file import InvalidYamlError, parse_mapping
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say
 
+OLD_OPTIMIZER = "adamw"  # of runs whose version had no key for it
 RETIRED_KEYS = ("train.shard",)  # of older versions; a run with any value of them has the same weights
 # The first line shows that there was a last one, so that a file that was cut short is no older one.
 HEAD = "# made by pe-bench; the last line is a checksum\n"
@@ -51,6 +52,8 @@ def read_values(run: Path) -> dict[str, Any]:
         raise InvalidYamlError(str(error)) from error
     values = parse_mapping(text)
     _refuse_changed(text)
+    if isinstance(values.get("train"), dict):
+        values["train"].setdefault("optimizer", OLD_OPTIMIZER)
     return values
 
 

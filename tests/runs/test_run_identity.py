@@ -37,7 +37,7 @@ def name_of(*overrides: str) -> str:
 def test_the_name_of_the_default_run_is_pinned():
     # Another name here means that nobody's finished runs are found again: raise IDENTITY_VERSION
     # where a change of meaning is intended, and see why otherwise.
-    assert name_of("encoding=rope") == "rope-s0-51ac8994"
+    assert name_of("encoding=rope") == "rope-s0-50b30110"
 
 
 def test_the_rate_that_a_class_declares_is_part_of_what_identifies_a_run():
@@ -48,7 +48,7 @@ def test_the_rate_that_a_class_declares_is_part_of_what_identifies_a_run():
 def test_values_that_equal_their_defaults_are_not_in_the_identity():
     found = identity_of(config_of("encoding=rope"))
     assert found == {
-        "version": 2,
+        "version": 3,
         "encoding": [
             {"class": "pe_bench.encodings.rope:RoPE", "code": None, "options": {"d_head": 32}},
         ],
@@ -75,7 +75,7 @@ def test_values_that_equal_their_defaults_are_not_in_the_identity():
         "train.lr=1e-3",
         "train.length=64",
         "train.betas=[0.9,0.99]",
-        "train.optimizer=muon",
+        "train.optimizer=adamw",
         "train.encoding_lr=3",
         "train.from=other",
     ],
@@ -187,6 +187,13 @@ def test_an_obsolete_key_of_an_older_run_is_ignored_with_a_warning_if_it_had_an_
     said = capsys.readouterr().err
     assert ("train.shard=true, a key of older versions" in said) if shard else not said
     assert Repeater().overrides(values, "float32") == Repeater().overrides(to_plain(config), "float32")
+
+
+def test_an_older_run_without_the_key_was_trained_with_adamw(tmp_path):
+    values = to_plain(config_of("encoding=rope", "train.optimizer=adamw"))
+    del values["train"]["optimizer"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    assert read_config(tmp_path).train.optimizer == "adamw"
 
 
 def add_named(results, encoding, label, **result):

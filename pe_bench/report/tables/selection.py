@@ -118,7 +118,7 @@ class RunKeys(RunValues):
 
     def training(self, rows: Sequence[Row], by: Sequence[str]) -> str:
         """Return the optimizer and the rate of encodings that these rows' runs chose, but for these keys."""
-        usual = {"train.optimizer": "adamw", "train.encoding_lr": None}
+        usual = {"train.optimizer": "muon", "train.encoding_lr": None}
         config = self.config_of(rows[0])
         chosen = {key: config.get(key, value) for key, value in usual.items() if key not in by}
         return " ".join(
