@@ -152,7 +152,8 @@ def path(name: str) -> str:
     """Return the path that attention takes in training."""
     config = configuration(name, seed=0)
     model = build_decoder(config, text().vocabulary)
-    return path_of(model, config, config.train.batch, config.train.length, CPU, torch.float32, train=True)
+    train, layers = config.train, config.model.n_layers
+    return path_of(model, config, train.batch, train.length, CPU, torch.float32, train=True, layers=layers)
 
 
 def configuration(name: str, seed: int) -> Config:

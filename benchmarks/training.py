@@ -113,7 +113,7 @@ def our_step(encoding: str, size: Size, bf16: bool) -> Step:
     trainer = Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, dtype)
     numbers = iter(range(NEVER))
     with autocast(bf16):
-        path = path_of(model, config, size.batch, size.length, CPU, dtype, train=True)
+        path = path_of(model, config, size.batch, size.length, CPU, dtype, True, size.layers)
     return Step(lambda: trainer.step(next(numbers), 0.0), model.parameter_count, path)
 
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.attention import attention
+from pe_bench.model.layers import RMSNorm, feedforward_after, gated, is_native, projections
 from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
 
@@ -34,13 +34,23 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(model.n_heads * model.d_head, model.d_model, bias=False)
 
     def forward(
-        self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
+        self,
+        x_BTD: Tensor,
+        norm: RMSNorm,
+        encoding: LayerEncoding,
+        ids: Tensor,
+        window: int | None,
+        first: int = 0,
     ) -> Tensor:
-        """Return what the tokens from `first` on read, [B, T - first, D]."""
-        q_BHTK = self._heads(self.query(x_BTD[:, first:]))
-        k_BHTK, v_BHTK = (self._repeated(self._heads(linear(x_BTD))) for linear in (self.key, self.value))
-        mixed_BHTK = attention(encoding, x_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
-        return self.output(mixed_BHTK.transpose(1, 2).flatten(2))
+        """Return the values that the tokens from `first` on read of the normed input, [B, T - first, H K]."""
+        if first:
+            normed_BTD, keys, values = projections(x_BTD, norm, self.key, self.value)
+            queries = self.query(normed_BTD[:, first:])
+        else:
+            normed_BTD, queries, keys, values = projections(x_BTD, norm, self.query, self.key, self.value)
+        k_BHTK, v_BHTK = (self._repeated(self._heads(x)) for x in (keys, values))
+        mixed_BHTK = attention(encoding, normed_BTD, self._heads(queries), k_BHTK, v_BHTK, ids, window)
+        return mixed_BHTK.transpose(1, 2).flatten(2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
@@ -64,23 +74,31 @@ class SwiGLU(nn.Module):
         return torch.cat([self._of(tokens) for tokens in x_BTD.split(FEEDFORWARD_TOKENS, 1)], 1)
 
     def _of(self, x_BTD: Tensor) -> Tensor:
-        return self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        return self.down(gated(self.gate(x_BTD), self.up(x_BTD)))
 
 
 class Block(nn.Module):
     def __init__(self, model: ModelConfig):
         super().__init__()
-        self.attention_norm = nn.RMSNorm(model.d_model, eps=1e-5)
+        self.attention_norm = RMSNorm(model.d_model)
         self.attention = SelfAttention(model)
-        self.feedforward_norm = nn.RMSNorm(model.d_model, eps=1e-5)
+        self.feedforward_norm = RMSNorm(model.d_model)
         self.feedforward = SwiGLU(model)
 
     def forward(
         self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
     ) -> Tensor:
-        read_BTD = self.attention(self.attention_norm(x_BTD), encoding, ids, window, first)
-        x_BTD = x_BTD[:, first:] + read_BTD
-        return x_BTD + self.feedforward(self.feedforward_norm(x_BTD))
+        read = self.attention(x_BTD, self.attention_norm, encoding, ids, window, first)
+        x_BTD, output, norm, ffn = (
+            x_BTD[:, first:],
+            self.attention.output,
+            self.feedforward_norm,
+            self.feedforward,
+        )
+        if torch.is_grad_enabled() and is_native(x_BTD, read, output.weight, norm.weight, ffn.gate.weight):
+            return feedforward_after(x_BTD, read, output, norm, ffn.gate, ffn.up, ffn.down)
+        x_BTD = x_BTD + output(read)
+        return x_BTD + ffn(norm(x_BTD))
 
 
 class Decoder(nn.Module):
@@ -97,7 +115,7 @@ class Decoder(nn.Module):
         self.encoding = encoding
         self.embedding = nn.Embedding(vocab_size, model.d_model)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.n_layers))
-        self.norm = nn.RMSNorm(model.d_model, eps=1e-5)
+        self.norm = RMSNorm(model.d_model)
         self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=False)
         self._initialise(model, generator)
 

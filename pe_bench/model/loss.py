@@ -5,6 +5,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pe_bench.model.layers import nll_of_logits
+
 # The largest block of logits, in elements; 2^24 float32 are 64 MB.
 LOGIT_ELEMENTS = 2**24
 
@@ -26,7 +28,7 @@ def token_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor
 
 def _chunk_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
     logits_NV = functional.linear(hidden_ND, weight_VD)
-    return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
+    return nll_of_logits(logits_NV, targets_N)
 
 
 def _recomputed(chunk: object) -> Tensor:

@@ -17,7 +17,8 @@ from torch.nn import functional
 from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.t5 import T5
 from pe_bench.model.attention import choose, native, reference_attention
-from pe_bench.model.attention.native import build, causal_attention, native_attention
+from pe_bench.model.attention.native import causal_attention, native_attention
+from pe_bench.native import build
 from pe_bench.system import machine
 
 B, H, K = 2, 3, 20

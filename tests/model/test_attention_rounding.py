@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.attention import attention, choose, reference_attention
-from pe_bench.model.attention.native import build
 from pe_bench.model.attention.paths import CHUNK, NATIVE
+from pe_bench.native import build
 
 torch.set_num_threads(1)
 

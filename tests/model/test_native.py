@@ -23,13 +23,9 @@ from pe_bench.encodings.sandwich import Sandwich
 from pe_bench.encodings.t5 import T5
 from pe_bench.encodings.tupe import TUPE
 from pe_bench.model.attention import choose, native, reference_attention
-from pe_bench.model.attention.native import (
-    build,
-    causal_attention,
-    native_attention,
-    native_column_attention,
-)
+from pe_bench.model.attention.native import causal_attention, native_attention, native_column_attention
 from pe_bench.model.attention.paths import REFERENCE, AttentionPath
+from pe_bench.native import build
 
 D = H * K
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,11 +17,8 @@ from torch.nn import functional
 
 from pe_bench.encodings.nope import NoPE
 from pe_bench.model.attention import choose, native
-from pe_bench.model.attention.native import (
-    build,
-    causal_attention,
-    usable_kernel,
-)
+from pe_bench.model.attention.native import causal_attention, usable_kernel
+from pe_bench.native import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,7 +87,7 @@ def test_a_compiler_may_be_a_command_of_several_words(unbuilt: Path, monkeypatch
 
 @here
 def test_a_damaged_library_is_made_again(unbuilt: Path) -> None:
-    script = "import pe_bench.model.attention.native.build as build; build.kernel()"
+    script = "import pe_bench.native.build as build; build.kernel()"
     environment = {**os.environ, "PE_BENCH_CACHE": str(unbuilt)}
     subprocess.run([sys.executable, "-c", script], env=environment, timeout=120, check=True)
     (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
@@ -155,7 +152,7 @@ def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
 def test_a_process_that_is_killed_while_compiling_leaves_nothing_in_the_way(unbuilt: Path) -> None:
     """A folder half built, as a kill would leave it, and the lock it held."""
     script = (
-        "import os, pe_bench.model.attention.native.build as build\n"
+        "import os, pe_bench.native.build as build\n"
         "compile_library = build.compile_library\n"
         "build.compile_library = lambda *a: (compile_library(*a), os._exit(9))\n"
         "build.kernel()\n"

@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_bench.model.attention.native import (
-    build,
-)
+from pe_bench.native import build
 
 B, H, K = 2, 3, 20
 here = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler is here")

@@ -1,11 +1,11 @@
 // Runs a kernel on many shapes, under the sanitizers it is compiled with; ends with 0 where nothing is amiss.
 #ifdef EMULATED_TILES  // slow, and all of one size
-#include "../../pe_bench/model/attention/native/amx.cpp"
+#include "../../pe_bench/native/amx.cpp"
 #define SOME_TOKENS {1, 31, 32, 33, 161}
 #define SOME_WIDTHS {7, 33}
 #define SOME_VALUE_WIDTHS {1, 40}
 #else
-#include "../../pe_bench/model/attention/native/kernel.cpp"
+#include "../../pe_bench/native/kernel.cpp"
 #define SOME_TOKENS {1, 2, 5, 47, 48, 49, 127, 128, 129, 200, 300}
 #define SOME_WIDTHS {1, 7, 16, 33}
 #define SOME_VALUE_WIDTHS {1, 16, 20}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.native.threads import lend_threads
 from pe_bench.system.cache import cache_root, cached_folder, key_of
 from pe_bench.system.machine import processor_facts
 from pe_bench.system.private import writable_by_others
@@ -24,7 +25,7 @@ from pe_bench.system.terminal import say
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "kernel.cpp"
 TILED_SOURCE = FOLDER / "amx.cpp"
-HEADERS = ("common.h", "entries.h", "tiles.h")
+HEADERS = ("common.h", "entries.h", "layers.h", "tiles.h")
 LIBRARY = "kernel.so"
 COMPILERS = ("c++", "g++", "clang++")
 # No sum is reordered by these, and infinities stay: results are those that the source says.
@@ -118,10 +119,12 @@ def _loaded(find: Callable[[], Path]) -> ctypes.CDLL:
     """Load the library in the folder; build it if missing, rebuild it if damaged. Raises `OSError`."""
     folder = find()
     try:
-        return ctypes.CDLL(str(folder / LIBRARY))
+        library = ctypes.CDLL(str(folder / LIBRARY))
     except OSError:
         shutil.rmtree(folder)
-        return ctypes.CDLL(str(find() / LIBRARY))
+        library = ctypes.CDLL(str(find() / LIBRARY))
+    lend_threads(library)
+    return library
 
 
 @contextmanager

@@ -327,3 +327,4 @@ struct Backward : Head {
 }  // namespace
 
 #include "entries.h"
+#include "layers.h"

@@ -4,6 +4,8 @@
 
 extern "C" {
 
+void pe_bench_use_threads(Parallel parallel) { lent_threads = parallel; }
+
 // `bias` is [heads, tokens] or null; `normalizers` [2, batch, heads, tokens] is written for the
 // backward pass.
 // Returns 0, or 1 where there was no memory.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -128,11 +129,35 @@ struct Buffer {
     std::unique_ptr<Number, Free> data;
 };
 
+// `GOMP_parallel` of the OpenMP that PyTorch has loaded, or null. Its threads are there already, and wait for
+// work so eagerly that others beside them would get no processor.
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+Parallel lent_threads = nullptr;
+
+// Calls `work` in so many threads at the same time, or in fewer where no more are to be had.
+template <class Work>
+void on_threads(int64_t threads, Work& work) {
+    if (threads > 1 && lent_threads != nullptr) {
+        lent_threads([](void* given) { (*static_cast<Work*>(given))(); }, &work, unsigned(threads), 0);
+        return;
+    }
+    std::vector<std::thread> others;
+    for (int64_t n = 1; n < threads; ++n) {
+        try {
+            others.emplace_back(std::ref(work));
+        } catch (...) {
+            break;
+        }
+    }
+    work();
+    for (std::thread& other : others) other.join();
+}
+
 // Every head of every batch, by as many threads as have the memory; false where none had it.
 template <class Pass, class Work>
 bool each_head(const Shape& shape, Work work) {
     std::atomic<int64_t> next{0};
-    const auto take = [&] {
+    auto take = [&] {
         try {
             Pass pass(shape);
             for (int64_t n = next++; n < shape.batch * shape.heads; n = next++)
@@ -141,16 +166,7 @@ bool each_head(const Shape& shape, Work work) {
             // What this thread did not take, the others do.
         }
     };
-    std::vector<std::thread> others;
-    for (int64_t n = 1; n < std::min<int64_t>(shape.threads, shape.batch * shape.heads); ++n) {
-        try {
-            others.emplace_back(take);
-        } catch (...) {
-            break;  // no more threads are to be had: the others do its work
-        }
-    }
-    take();
-    for (std::thread& other : others) other.join();
+    on_threads(std::min<int64_t>(shape.threads, shape.batch * shape.heads), take);
     return next >= shape.batch * shape.heads;
 }
 

@@ -1,0 +1,169 @@
+"""The decoder's layers between attentions, by compiled code where it is here.
+
+They give what PyTorch's operations give, which serve everywhere else: on other devices, in other types, and
+without a compiler.
+
+Letters: B batch, T tokens, D model width, F width of the feedforward layer, V tokens of the vocabulary, N
+tokens of all windows.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from pe_bench.native import layers as native
+
+EPSILON = 1e-5  # of every norm
+
+
+def is_native(x: Tensor, *others: Tensor) -> bool:
+    """Return whether compiled code serves these tensors."""
+    single = all(tensor.dtype == torch.float32 for tensor in (x, *others))
+    on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    return single and on_cpu and x.numel() > 0 and native.usable_layers().library is not None
+
+
+class RMSNorm(nn.RMSNorm):
+    def __init__(self, width: int):
+        super().__init__(width, eps=EPSILON)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not is_native(x, self.weight):
+            return super().forward(x)
+        if not torch.is_grad_enabled():
+            return native.rms_norm(x.contiguous(), self.weight, EPSILON)[0]
+        return _Projections.apply(x, self.weight)[0]  # pyright: ignore[reportOptionalSubscript]
+
+
+def projections(x_BTD: Tensor, norm: RMSNorm, *linear: nn.Linear) -> tuple[Tensor, ...]:
+    """Return the norm of x, and what each layer makes of it."""
+    weights = [layer.weight for layer in linear]
+    if torch.is_grad_enabled() and is_native(x_BTD, norm.weight, *weights):
+        found = _Projections.apply(x_BTD, norm.weight, *weights)
+        assert isinstance(found, tuple)
+        return found
+    normed_BTD = norm(x_BTD)
+    return normed_BTD, *(layer(normed_BTD) for layer in linear)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) up."""
+    if torch.is_grad_enabled() or not is_native(gate, up):
+        return functional.silu(gate) * up
+    return native.swiglu(gate, up)
+
+
+def nll_of_logits(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each target in nats, float32 [N]."""
+    if not is_native(logits_NV):
+        return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
+    if not torch.is_grad_enabled():
+        return native.nll(logits_NV, targets_N)[0]
+    found = _NLL.apply(logits_NV, targets_N)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def feedforward_after(
+    x_BTD: Tensor,
+    read_BTD: Tensor,
+    output: nn.Linear,
+    norm: RMSNorm,
+    gate: nn.Linear,
+    up: nn.Linear,
+    down: nn.Linear,
+) -> Tensor:
+    """Return x plus what attention read plus the feedforward layer of both."""
+    found = _Feedforward.apply(x_BTD, read_BTD, *(layer.weight for layer in (output, norm, gate, up, down)))
+    assert isinstance(found, Tensor)
+    return found
+
+
+class _Projections(torch.autograd.Function):
+    """A norm, and products of it with matrices [*, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
+        x = x.contiguous()
+        normed, factor_N = native.rms_norm(x, weight_D, EPSILON)
+        ctx.save_for_backward(x, weight_D, normed, factor_N, *matrices)
+        ctx.set_materialize_grads(False)
+        return normed, *(functional.linear(normed, matrix) for matrix in matrices)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_normed: Tensor | None, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight_D, normed, factor_N, *matrices = ctx.saved_tensors
+        rows_ND = normed.flatten(0, -2)
+        of_rows_ND = None if of_normed is None else of_normed.reshape(rows_ND.shape)
+        of_matrices = []
+        is_own = False  # a gradient that came from outside may be read by others too
+        for matrix, slope in zip(matrices, slopes, strict=True):
+            if slope is None:
+                of_matrices.append(None)
+                continue
+            slope_N = slope.reshape(-1, slope.shape[-1])
+            of_matrices.append(slope_N.t() @ rows_ND)
+            if of_rows_ND is None:
+                of_rows_ND = slope_N @ matrix
+            elif is_own:
+                of_rows_ND.addmm_(slope_N, matrix)
+            else:
+                of_rows_ND = torch.addmm(of_rows_ND, slope_N, matrix)
+            is_own = True
+        if of_rows_ND is None:
+            return None, None, *of_matrices
+        of_x, of_weight = native.rms_norm_backward(of_rows_ND.contiguous(), x, weight_D, factor_N, None)
+        return of_x, of_weight, *of_matrices
+
+
+class _Feedforward(torch.autograd.Function):
+    """The rest of a block after attention: output matrix, residual, norm, SwiGLU, residual."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, read: Tensor, output: Tensor, weight_D: Tensor, *matrices: Tensor
+    ) -> Tensor:
+        gate_FD, up_FD, down_DF = matrices
+        read_N = read.reshape(-1, read.shape[-1])
+        x_ND = torch.addmm(x.reshape(-1, x.shape[-1]), read_N, output.t())
+        normed_ND, factor_N = native.rms_norm(x_ND, weight_D, EPSILON)
+        gate_NF, up_NF = normed_ND @ gate_FD.t(), normed_ND @ up_FD.t()
+        product_NF = native.swiglu(gate_NF, up_NF)
+        ctx.save_for_backward(
+            read_N, output, x_ND, weight_D, normed_ND, factor_N, gate_NF, up_NF, product_NF, *matrices
+        )
+        return torch.addmm(x_ND, product_NF, down_DF.t()).view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        read_N, output, x_ND, weight_D, normed_ND, factor_N, gate_NF, up_NF, product_NF, *matrices = (
+            ctx.saved_tensors
+        )
+        gate_FD, up_FD, down_DF = matrices
+        slope_ND = slope.reshape(x_ND.shape).contiguous()
+        of_down = slope_ND.t() @ product_NF
+        of_gate_NF, of_up_NF = native.swiglu_backward(slope_ND @ down_DF, gate_NF, up_NF)
+        of_gate, of_up = of_gate_NF.t() @ normed_ND, of_up_NF.t() @ normed_ND
+        of_normed_ND = (of_gate_NF @ gate_FD).addmm_(of_up_NF, up_FD)
+        of_x_ND, of_weight = native.rms_norm_backward(of_normed_ND, x_ND, weight_D, factor_N, slope_ND)
+        of_read = (of_x_ND @ output).view(*slope.shape[:-1], -1)
+        of_output = of_x_ND.t() @ read_N
+        return of_x_ND.view(slope.shape), of_read, of_output, of_weight, of_gate, of_up, of_down
+
+
+class _NLL(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+        nll_N, normalizers = native.nll(logits_NV, targets_N)
+        ctx.save_for_backward(logits_NV, targets_N, normalizers)
+        return nll_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return native.nll_backward(slope_N.contiguous(), *ctx.saved_tensors), None

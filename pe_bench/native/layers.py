@@ -1,0 +1,116 @@
+"""What lies between the products of matrices, by the compiled code (`layers.h`): forward, and the gradients.
+
+All tensors are float32 on the CPU, and contiguous. Letters: N rows, of one token each, D features, V tokens
+of the vocabulary.
+"""
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as stock
+
+from pe_bench.native.build import Kernel, kernel
+
+CHUNK = 32  # rows whose sums are added before those of others; the `CHUNK` of layers.h
+TOLERANCE = 1e-5  # how far from float64 a result may be when the code is first tried, relative to the largest
+
+
+@functools.cache
+def usable_layers() -> Kernel:
+    """Return the compiled code, if it is here and computes what it should on this processor; else why not."""
+    found = kernel()
+    if found.library is None:
+        return found
+    worst = _error()
+    if not worst < TOLERANCE:
+        return Kernel(None, f"the layers that {found.description} made are wrong by {worst:.1e} here")
+    return found
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of x [.., D], and for each row the factor [N] that made it."""
+    out, factor_N = torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1])
+    _call("pe_bench_rms_norm", x, ctypes.c_float(epsilon), x, weight_D, out, factor_N)
+    return out, factor_N
+
+
+def rms_norm_backward(
+    slope: Tensor, x: Tensor, weight_D: Tensor, factor_N: Tensor, also: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x, to which `also` is added, and of the weight, from that of the norm."""
+    of_x, of_weight = torch.empty_like(x), x.new_empty(-(-len(factor_N) // CHUNK), x.shape[-1])
+    _call("pe_bench_rms_norm_backward", x, slope, x, weight_D, factor_N, also, of_x, of_weight)
+    return of_x, of_weight[0]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) up."""
+    out = torch.empty_like(gate)
+    _call("pe_bench_swiglu", gate, gate, up, out)
+    return out
+
+
+def swiglu_backward(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the gate and of what passes through it."""
+    of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
+    _call("pe_bench_swiglu_backward", gate, slope, gate, up, of_gate, of_up)
+    return of_gate, of_up
+
+
+def nll(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the negative log-likelihoods [N] of int64 targets, and the normalizers [N, 2] of the weights."""
+    nll_N, normalizers = logits_NV.new_empty(len(logits_NV)), logits_NV.new_empty(len(logits_NV), 2)
+    _call("pe_bench_nll", logits_NV, logits_NV, targets_N, nll_N, normalizers)
+    return nll_N, normalizers
+
+
+def nll_backward(slope_N: Tensor, logits_NV: Tensor, targets_N: Tensor, normalizers: Tensor) -> Tensor:
+    """Return the gradient of the logits."""
+    of_logits = torch.empty_like(logits_NV)
+    _call("pe_bench_nll_backward", logits_NV, slope_N, logits_NV, targets_N, normalizers, of_logits)
+    return of_logits
+
+
+def _call(name: str, rows: Tensor, *given: Any) -> None:
+    """Call a function for all rows of a tensor."""
+    library = kernel().library
+    assert library is not None
+    width = rows.shape[-1]
+    count = ctypes.c_int64(rows.numel() // width)
+    values = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in given]
+    library[name](count, ctypes.c_int64(width), torch.get_num_threads(), *values)
+
+
+def _error() -> float:
+    """Return the largest error against float64, relative to the largest number, on cases of odd sizes."""
+    generator = torch.Generator().manual_seed(0)
+    rows, width, epsilon = 37, 53, 1e-5
+    x, slope, up = torch.randn(3, rows, width, generator=generator)
+    weight = torch.randn(width, generator=generator)
+    targets = torch.randint(width, (rows,), generator=generator)
+    normed, factor = rms_norm(x, weight, epsilon)
+    nll_N, normalizers = nll(4 * x, targets)
+    found = [normed, *rms_norm_backward(slope, x, weight, factor, up)]
+    found += [swiglu(x, up), *swiglu_backward(slope, x, up)]
+    found += [nll_N, nll_backward(slope[:, 0].contiguous(), 4 * x, targets, normalizers)]
+    exact = _exact(x.double(), weight.double(), slope.double(), up.double(), targets, epsilon)
+    errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(found, exact, strict=True)]
+    return float(torch.stack(errors).detach().max())  # a NaN stays one
+
+
+@torch.enable_grad()
+def _exact(
+    x: Tensor, weight: Tensor, slope: Tensor, up: Tensor, targets: Tensor, epsilon: float
+) -> list[Tensor]:
+    x, weight, other = (leaf.requires_grad_() for leaf in (x, weight, up.clone()))
+    normed = stock.rms_norm(x, weight.shape, weight, epsilon)
+    of_x, of_weight = torch.autograd.grad((normed * slope).sum(), (x, weight))
+    gated = stock.silu(x) * other
+    of_both = torch.autograd.grad((gated * slope).sum(), (x, other))
+    logits = 4 * x
+    nll_N = stock.cross_entropy(logits, targets, reduction="none")
+    (of_logits,) = torch.autograd.grad((nll_N * slope[:, 0]).sum(), logits)
+    return [normed, of_x + up, of_weight, gated, *of_both, nll_N, of_logits]

@@ -1,0 +1,183 @@
+"""The compiled layers between attentions give what PyTorch's operations give, and gradients of float64."""
+
+import pytest
+import torch
+from support.native import here
+from torch import Tensor
+
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.model import layers
+from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.model.loss import token_nll
+from pe_bench.native import layers as native
+from pe_bench.native.build import Kernel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+VOCABULARY = tuple(map(str, range(37)))
+ODD = [
+    "model.d_model=20",
+    "model.n_heads=2",
+    "model.n_kv_heads=1",
+    "model.d_head=12",
+    "model.d_ff=27",
+    "model.n_layers=2",
+]
+
+
+def model_of(*overrides: str) -> Decoder:
+    return build_decoder(parse_config(compose([*ODD, *overrides])), VOCABULARY)
+
+
+def tokens(count: int = 33) -> Tensor:
+    return torch.randint(len(VOCABULARY), (3, count), generator=torch.Generator().manual_seed(0))
+
+
+def results(model: Decoder, first: int = 0) -> dict[str, Tensor]:
+    """The NLL of every target, and the gradients of a weighted sum of them."""
+    tokens_BT = tokens()
+    ids = model.encoding.ids(tokens_BT[:, :-1], train=True, generator=torch.Generator().manual_seed(0))
+    hidden_BTD = model.hidden(tokens_BT[:, :-1], ids, first=first)
+    targets_N = tokens_BT[:, 1 + first :].flatten()
+    nll = torch.nn.functional.cross_entropy(
+        hidden_BTD.flatten(0, 1) @ model.output_weight.mT, targets_N, reduction="none"
+    )
+    if model.norm.weight.dtype == torch.float32:
+        nll = token_nll(hidden_BTD.flatten(0, 1), model.output_weight, targets_N)
+    model.zero_grad()
+    (nll * torch.linspace(-1, 2, len(nll))).sum().backward()
+    gradients = {name: leaf.grad.clone() for name, leaf in model.named_parameters() if leaf.grad is not None}
+    return {"nll": nll.detach(), **gradients}
+
+
+def largest_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    assert found.keys() == exact.keys()
+    return {name: float((found[name] - exact[name]).abs().max() / exact[name].abs().max()) for name in exact}
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As on a machine without a compiler."""
+    monkeypatch.setattr(native, "usable_layers", lambda: Kernel(None, "switched off"))
+    return monkeypatch
+
+
+@here
+@pytest.mark.parametrize("first", [0, 7])
+@pytest.mark.parametrize("encoding", ["rope", "t5", "fox", "dape"])
+def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
+    encoding: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [f"encoding={encoding}", *(["model.tie_embeddings=false"] if first else [])]
+    found = results(model_of(*overrides), first)
+    exact = results(model_of(*overrides).double(), first)
+    monkeypatch.setattr(native, "usable_layers", lambda: Kernel(None, "switched off"))
+    theirs = largest_errors(results(model_of(*overrides), first), exact)
+    for name, error in largest_errors(found, exact).items():
+        assert error <= 4 * theirs[name] + 2e-6, name
+
+
+@here
+def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    call = native._call
+    monkeypatch.setattr(native, "_call", lambda name, *given: (calls.append(name), call(name, *given)))
+    results(model_of("encoding=rope"))
+    assert {name: calls.count(f"pe_bench_{name}") for name in ("rms_norm", "swiglu", "nll")} == {
+        "rms_norm": 5,
+        "swiglu": 2,
+        "nll": 1,
+    }
+    assert calls.count("pe_bench_rms_norm_backward") == 5
+
+
+@here
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    model = model_of("encoding=rope")
+    alone = results(model)
+    torch.set_num_threads(3)
+    together = results(model)
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    x, slope = torch.randn(2, 500, 19, generator=generator)
+    weight = torch.randn(19, generator=generator)
+    assert alone.keys() == together.keys()
+    found = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        normed, factor = native.rms_norm(x, weight, 1e-5)
+        found.append([normed, factor, *native.rms_norm_backward(slope, x, weight, factor, None)])
+    torch.set_num_threads(1)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@here
+def test_scores_without_gradients_are_those_with() -> None:
+    model = model_of("encoding=rope")
+    trained = results(model)["nll"]
+    with torch.no_grad():
+        tokens_BT = tokens()
+        ids = model.encoding.ids(tokens_BT[:, :-1], train=False, generator=None)
+        hidden_BTD = model.hidden(tokens_BT[:, :-1], ids)
+        scored = token_nll(hidden_BTD.flatten(0, 1), model.output_weight, tokens_BT[:, 1:].flatten())
+    assert float((trained - scored).abs().max()) < 2e-6
+
+
+@here
+def test_a_gradient_that_others_read_too_is_not_changed() -> None:
+    norm, linear = layers.RMSNorm(8), torch.nn.Linear(8, 5, bias=False)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    normed, product = layers.projections(x, norm, linear)
+    slope = torch.ones_like(normed)
+    torch.autograd.backward([normed, product], [slope, torch.ones_like(product)])
+    assert torch.equal(slope, torch.ones_like(slope))
+
+
+@here
+@pytest.mark.parametrize("unused", [0, 1])
+def test_what_nothing_reads_has_no_gradient(unused: int) -> None:
+    norm, linear = layers.RMSNorm(8), torch.nn.Linear(8, 5, bias=False)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    layers.projections(x, norm, linear)[1 - unused].sum().backward()
+    ours, of_linear = x.grad, linear.weight.grad
+    x.grad = linear.weight.grad = None
+    normed = torch.nn.functional.rms_norm(x, (8,), norm.weight, 1e-5)
+    (normed if unused else linear(normed)).sum().backward()
+    assert ours is not None and x.grad is not None and torch.allclose(ours, x.grad, atol=1e-6)
+    assert (of_linear is None) == (unused == 1)
+
+
+@here
+def test_logits_of_any_size_have_a_loss_and_what_is_no_number_stays_none() -> None:
+    logits = torch.tensor([[1e30, 0.0, -1e30], [0.0, float("nan"), 0.0], [-90.0, 0.0, 90.0]])
+    nll, normalizers = native.nll(logits, torch.tensor([0, 1, 0]))
+    assert nll[0] == 0 and nll[1].isnan() and nll[2] == 180
+    gradient = native.nll_backward(torch.ones(3), logits, torch.tensor([0, 1, 0]), normalizers)
+    assert torch.equal(gradient[0], torch.zeros(3)) and gradient[1].isnan().all()
+    assert torch.equal(gradient[2], torch.tensor([-1.0, 0.0, 1.0]))
+    huge = native.swiglu(torch.tensor([[1e30, -1e30, -200.0]]), torch.ones(1, 3))
+    assert torch.equal(huge, torch.tensor([[1e30, 0.0, 0.0]]))
+
+
+def test_code_that_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = native.swiglu
+    monkeypatch.setattr(native, "swiglu", lambda gate, up: right(gate, up) * 1.001)
+    native.usable_layers.cache_clear()
+    try:
+        found = native.usable_layers()
+        assert found.library is None
+        assert native.kernel().library is None or "wrong by 1.0e-03" in found.description
+    finally:
+        native.usable_layers.cache_clear()
+
+
+def test_other_types_and_autocast_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_call", lambda *_: pytest.fail("compiled code ran"))
+    results(model_of("encoding=rope").double())
+    with torch.autocast("cpu", torch.bfloat16):
+        model_of("encoding=nope").hidden(tokens(), torch.arange(33))
+
+
+def test_without_a_compiler_the_decoder_is_pytorchs(without: pytest.MonkeyPatch) -> None:
+    without.setattr(native, "_call", lambda *_: pytest.fail("compiled code ran"))
+    assert results(model_of("encoding=rope"))["nll"].isfinite().all()
