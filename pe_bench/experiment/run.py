@@ -85,7 +85,7 @@ def _rows_if_finished(job: Job, bars: Bars) -> list[Row] | None:
     setup = job.setup
     if read_result(setup.run) is None:
         return None
-    rows = kept_rows(setup, job.plans)
+    rows = kept_rows(setup, job.data, job.plans)
     trained = None if rows is not None else final_checkpoint(setup.run, setup.config.train.total_steps)
     if rows is None and trained is None:
         _reopen(job)

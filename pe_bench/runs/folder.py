@@ -2,15 +2,17 @@
 
 import csv
 import io
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.config_file import read_values
-from pe_bench.runs.means import KeptMeans
+from pe_bench.runs.means import KeptMeans, find_means
 from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.slice_rows import rows_of_slice
+from pe_bench.runs.slices import KeptSlices
 from pe_bench.runs.untrusted import read_json, read_regular
 from pe_bench.runs.yaml_file import InvalidYamlError
 
@@ -52,6 +54,15 @@ class RunFolder:
     @cached_property
     def means(self) -> KeptMeans:
         return KeptMeans(self.path)
+
+    @cached_property
+    def slices(self) -> KeptSlices:
+        return KeptSlices(self.path)
+
+    def rows_of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
+        """Return the rows of a slice for rows of this run; none where its slices were not written."""
+        means = partial(find_means, self.path, kept=self.means, slices=self.slices)
+        return list(rows_of_slice(rows, name, self.slices, means))
 
     @cached_property
     def validation_loss(self) -> float | None:

@@ -6,13 +6,15 @@ a lock and never appended to, so that processes that finish together lose nothin
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from filelock import FileLock
 
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row, read_rows, read_text, to_csv
 from pe_bench.runs.untrusted import check_files, read_json, unreadable
 from pe_bench.system.files import TEMPORARY, write_text
@@ -58,8 +60,17 @@ def gather(results_dir: Path) -> Gathered:
         for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # of a killed process
             leftover.unlink()
         found = read_all(results_dir)
-        write_text(target, to_csv(found.rows), mode=READ_ONLY)
+        by_run = groupby(found.rows, key=lambda row: row.run)
+        rows = [row for name, own in by_run for row in _with_slices(runs_folder(results_dir) / name, [*own])]
+        write_text(target, to_csv(rows), mode=READ_ONLY)
     return found
+
+
+def _with_slices(run: Path, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a run, and those of all slices of its targets."""
+    folder = RunFolder(run)
+    of_slices = [row for name in folder.slices.names for row in folder.rows_of_slice(rows, name)]
+    return sorted([*rows, *of_slices], key=lambda row: row.order)
 
 
 def folders_of_runs(results_dir: Path) -> list[Path]:

@@ -7,10 +7,11 @@ depends on the moment at which a process is killed, and a lost file costs time a
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from pe_bench.errors import RunError
-from pe_bench.runs.rows import POSITIONS, Row
+from pe_bench.runs.rows import ALL, POSITIONS, Row
 from pe_bench.runs.scores import (
     LEVEL_OF_PROTOCOL,
     MEANS,
@@ -28,6 +29,7 @@ from pe_bench.runs.scores import (
     score_file,
     write_tensors,
 )
+from pe_bench.runs.slices import KeptSlices
 from pe_bench.runs.untrusted import open_regular
 
 Stamp = tuple[int, int]  # the size of a file and the time of its last change
@@ -38,18 +40,54 @@ class Means:
     """The scores of a row, as far as a verdict needs them.
 
     names: of the clusters, int64 [clusters]. bits: bits per byte of each, float64 [clusters]. level: their
-    row's bits per byte. segments: into how many each document is cut.
+    row's bits per byte. segments: into how many each document is cut. sizes: bytes of each cluster's targets,
+    float64 [clusters], where clusters count by them; None where all count the same. targets: of a slice.
     """
 
     names: np.ndarray
     bits: np.ndarray
     level: float
     segments: int
+    sizes: np.ndarray | None = None
+    targets: int = 0
+
+    @property
+    def documents(self) -> int:
+        return len(np.unique(self.names // self.segments))
 
 
 def means_of(scores: Scores, protocol: str) -> Means:
     names, bits = scores.by_cluster()
     return Means(names, bits, LEVEL_OF_PROTOCOL[protocol](scores).bits_per_byte, scores.clusters.segments)
+
+
+def means_of_slice(scores: Scores, mask: np.ndarray) -> Means:
+    """Return the means over the targets of a slice, bool [targets]; clusters without any are left out.
+
+    A document may have one such target or hundreds, so that clusters count by their bytes: the level is that
+    of all these targets together. Raise `RunError` where the mask is of another set.
+    """
+    if mask.shape != scores.nll.shape:
+        raise RunError(f"a slice is of {len(mask)} targets, and the scores are of {len(scores.nll)}")
+    clusters = scores.clusters
+    place, names = (
+        (clusters.group, clusters.documents) if clusters.segments == 1 else (clusters.cluster, clusters.names)
+    )
+    bits, sizes = (
+        np.bincount(place, np.where(mask, values, 0).astype(np.float64), len(names))
+        for values in (scores.nll / math.log(2), scores.bytes)
+    )
+    some = sizes > 0
+    level = float(bits[some].sum() / sizes.sum()) if some.any() else math.nan
+    return Means(
+        names[some], bits[some] / sizes[some], level, clusters.segments, sizes[some], int(mask.sum())
+    )
+
+
+def compute_means(row: Row, scores: Scores, slices: KeptSlices) -> Means:
+    if row.slice == ALL:
+        return means_of(scores, row.protocol)
+    return means_of_slice(scores, slices.of(row.target_hash)[row.slice])
 
 
 class KeptMeans:
@@ -60,29 +98,42 @@ class KeptMeans:
         with suppress(OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError):
             self._entries = _read(run / MEANS)
 
-    def find(self, scores: Path) -> Means | None:
-        """Return the means of a file of scores that is the one they were computed from."""
-        stamp, means = self._entries.get(scores.stem, (None, None))
+    def find(self, scores: Path, name: str = ALL) -> Means | None:
+        """Return the means of a slice of a file of scores that is the one they were computed from."""
+        stamp, means = self._entries.get(_entry(scores, name), (None, None))
         return means if stamp is not None and stamp == _stamp(scores) else None
+
+
+def find_means(run: Path, row: Row, kept: KeptMeans, slices: KeptSlices) -> Means:
+    """Return the means of a row's slice, from the scores where none are kept. Raise `RunError`."""
+    path = score_file(run, row)
+    found = kept.find(path, row.slice)
+    return found if found is not None else compute_means(row, load_scores(path), slices)
 
 
 def keep_means(run: Path, rows: Iterable[Row]) -> None:
     """Write what is missing of the means of all rows of a run; only the holder of its lock may call this."""
-    kept = KeptMeans(run)
+    kept, slices = KeptMeans(run), KeptSlices(run)
     entries: dict[str, tuple[Stamp, Means]] = {}
     is_changed = False
     for row in rows:
         path = score_file(run, row)
-        if row.status != "ok" or row.protocol == POSITIONS:
+        stamp = _stamp(path)
+        if row.status != "ok" or row.protocol == POSITIONS or stamp is None:
             continue
-        stamp, means = _stamp(path), kept.find(path)
-        if means is None and stamp is not None:
+        names = [ALL, *sorted(slices.of(row.target_hash))]
+        found = {name: kept.find(path, name) for name in names}
+        if not all(found.values()):
             with suppress(RunError):  # a report names damaged scores, and scoring makes them again
-                means, is_changed = means_of(load_scores(path), row.protocol), True
-        if means is not None and stamp is not None:
-            entries[path.stem] = stamp, means
+                scores, is_changed = load_scores(path), True
+                found = {name: compute_means(replace(row, slice=name), scores, slices) for name in names}
+        entries |= {_entry(path, name): (stamp, means) for name, means in found.items() if means is not None}
     if is_changed:
         _write(run / MEANS, entries)
+
+
+def _entry(scores: Path, name: str) -> str:
+    return scores.stem if name == ALL else f"{scores.stem} {name}"
 
 
 def _stamp(path: Path) -> Stamp | None:
@@ -95,12 +146,18 @@ def _stamp(path: Path) -> Stamp | None:
 
 def _write(path: Path, entries: Mapping[str, tuple[Stamp, Means]]) -> None:
     tensors: dict[str, np.ndarray] = {}
-    facts: dict[str, tuple[int, int, str, int, float]] = {}
-    names_of: dict[bytes, str] = {}  # rows of one set of targets share their clusters
+    facts: dict[str, tuple[object, ...]] = {}
+    known: dict[tuple[str, bytes], str] = {}  # rows of one set of targets share their clusters
+
+    def share(tensor: np.ndarray) -> str:
+        name = known.setdefault((tensor.dtype.str, tensor.tobytes()), f"shared {len(known)}")
+        tensors[name] = tensor
+        return name
+
     for stem, (stamp, means) in entries.items():
-        shared = names_of.setdefault(means.names.tobytes(), f"names {len(names_of)}")
-        tensors[shared], tensors[stem] = means.names, means.bits
-        facts[stem] = (*stamp, shared, means.segments, means.level)
+        tensors[stem] = means.bits
+        of_slice = () if means.sizes is None else (share(means.sizes), means.targets)
+        facts[stem] = (*stamp, share(means.names), means.segments, means.level, *of_slice)
     about = json.dumps(facts)
     header = {"entries": about, "sha256": _checksum(about, tensors)}
     write_tensors(path, tensors, header)
@@ -114,11 +171,13 @@ def _read(path: Path) -> dict[str, tuple[Stamp, Means]]:
     if header["sha256"] != _checksum(header["entries"], tensors):
         raise ValueError("its numbers are not those of its checksum")
     entries = {}
-    for stem, (size, time, shared, segments, level) in json.loads(header["entries"]).items():
+    for stem, (size, time, shared, segments, level, *of_slice) in json.loads(header["entries"]).items():
         names, bits = tensors[shared], tensors[stem]
-        if (names.dtype, bits.dtype, names.shape) != (np.int64, np.float64, bits.shape) or bits.ndim != 1:
+        sizes, targets = (tensors[of_slice[0]], int(of_slice[1])) if of_slice else (None, 0)
+        kinds = [(tensor.dtype, tensor.shape) for tensor in (names, bits, bits if sizes is None else sizes)]
+        if kinds != [(np.int64, bits.shape), *[(np.float64, (bits.size,))] * 2]:
             raise ValueError(f"{stem} is no row of means")
-        entries[stem] = (size, time), Means(names, bits, float(level), int(segments))
+        entries[stem] = (size, time), Means(names, bits, float(level), int(segments), sizes, targets)
     return entries
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FORCED = " (forced)"  # ended the name of an encoding that was scored by force
-ADDED = ("stride_rule", "target_tokens", "knows_length", "forced", "encoding_lr")
+ADDED = ("stride_rule", "target_tokens", "knows_length", "forced", "encoding_lr", "slice", "judge")
 _HALF = "half"  # the stride rule: half of each length
 _KNOWS_LENGTH = "the encoding is told the length of the text"  # the end of a remark
 
@@ -21,10 +21,11 @@ def with_added_columns(records: Sequence[Record]) -> list[Record]:
 
     Raises `ValueError` for a number that is none.
     """
-    with_rate: list[Record] = [{"encoding_lr": "1.0", **record} for record in records]
-    if all("stride_rule" in record for record in with_rate):
-        return with_rate
-    return [{**_with_facts(record), "stride_rule": rule} for rule, record in _by_stride_rule(with_rate)]
+    later = {"encoding_lr": "1.0", "slice": "all", "judge": ""}
+    with_later: list[Record] = [{**later, **record} for record in records]
+    if all("stride_rule" in record for record in with_later):
+        return with_later
+    return [{**_with_facts(record), "stride_rule": rule} for rule, record in _by_stride_rule(with_later)]
 
 
 def kernel_in(sentence: str) -> str:

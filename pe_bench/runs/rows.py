@@ -71,6 +71,8 @@ class Row:
     git: str
     date: str
     encoding_lr: float = 1.0  # the rate at which the encoding's parameters learned, over train.lr
+    slice: str = "all"  # the part of the targets that the numbers are of; a run's own file has all targets
+    judge: str = ""  # the run whose scores decided which targets are in the slice
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -78,14 +80,19 @@ class Row:
         return tuple(map(str, _KEY_OF(self)))
 
     @property
-    def order(self) -> tuple[str, str, str, int, str, bool]:
+    def order(self) -> tuple[str, str, str, int, str, bool, str]:
         coarse = self.score_dtype != "float32"
-        return (self.protocol, self.scored_with, self.control, self.length, self.target_hash, coarse)
+        first = (self.protocol, self.scored_with, self.control, self.length, self.target_hash)
+        return (*first, coarse, self.slice)
 
 
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
 HALF = "half"  # a stride rule
-KEY = ("run", "scored_with", "protocol", "control", "stride_rule", "length", "target_hash", "score_dtype")
+ALL = "all"  # the slice of all targets
+KEY = (
+    *("run", "scored_with", "protocol", "control", "stride_rule", "length", "target_hash", "score_dtype"),
+    *("slice", "judge"),
+)
 _KEY_OF = attrgetter(*KEY)
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 _VALUES_OF = attrgetter(*COLUMNS)

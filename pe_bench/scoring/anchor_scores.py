@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pe_bench.runs.rows import POSITIONS, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.anchors import Anchors, count_anchors
 from pe_bench.scoring.protocols import Plan, batches, inputs, target_bytes, target_documents, targets
+from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.files import remove_leftovers
 from pe_bench.system.versions import today
 
@@ -44,19 +46,21 @@ def score_anchors(
         paths = {label: folder / f"{name}-{_suffix(config, data)}" for label, name in NAMES.items()}
         kept = {label: _kept_rows(path) for label, path in paths.items()}
         missing = [plan for plan in wanted if not all(_place(plan) in known for known in kept.values())]
-        if not missing:
+        if not wanted:
             return
         for path in paths.values():
             path.mkdir(exist_ok=True)
             remove_leftovers(path)
-        anchors = count_anchors(data, config.train, config.seed)
-        for plan in missing:
+        counted = [count_anchors(data, config.train, config.seed)] if missing else []
+        for anchors, plan in product(counted, missing):
             for label, scores in _scores(anchors, data, plan).items():
                 path = paths[label]
                 row = with_level(_anchor_row(row_of[_place(plan)], path.name, label), scores)
                 save_scores(score_file(path, row), scores)
                 kept[label][_place(plan)] = row
                 write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
+        for label, path in paths.items():
+            keep_derived(path, data, wanted, kept[label].values(), config.train.length)
 
 
 def _place(scored: Row | Plan) -> Place:

@@ -8,8 +8,7 @@ import torch
 
 from pe_bench.data.packed import Data
 from pe_bench.model.language_model import LanguageModel
-from pe_bench.runs.means import keep_means
-from pe_bench.runs.rows import KEY, Row, read_rows, write_rows
+from pe_bench.runs.rows import ALL, KEY, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.runs.setup import Setup
 from pe_bench.scoring.controls import remark
@@ -20,6 +19,7 @@ from pe_bench.scoring.protocols import (
     target_documents,
 )
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher, Unscored
+from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.versions import device_name, git_commit, package_version, today
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
@@ -67,11 +67,11 @@ def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: ScoreWatcher) 
             found = replace(found, nll=part.joined(found.nll))
         kept[row.key] = _with_scores(trained, plan, row, found)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
-    keep_means(setup.run, kept.values())
+    keep_derived(setup.run, trained.data, plans, kept.values(), setup.config.train.length)
     return [kept[row.key] for row in rows]
 
 
-def kept_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row] | None:
+def kept_rows(setup: Setup, data: Data, plans: Sequence[Plan]) -> list[Row] | None:
     """Return the rows of a run's own encoding where all plans are scored already: they need no weights.
 
     Only the holder of the run's lock may call this.
@@ -79,7 +79,7 @@ def kept_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row] | None:
     rows = scored_rows(setup, plans)
     if len(rows) < len(plans):
         return None
-    keep_means(setup.run, read_rows(setup.run / "eval.csv"))
+    keep_derived(setup.run, data, plans, read_rows(setup.run / "eval.csv"), setup.config.train.length)
     return rows
 
 
@@ -93,6 +93,7 @@ def scored_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row]:
 def _key(setup: Setup, plan: Plan) -> tuple[str, ...]:
     """Return the key of the row of a plan that is scored with the run's own encoding."""
     of_run = {"run": setup.run.name, "scored_with": setup.label, "score_dtype": setup.config.eval.precision}
+    of_run |= {"slice": ALL, "judge": ""}
     return tuple(str(of_run[name] if name in of_run else getattr(plan, name)) for name in KEY)
 
 

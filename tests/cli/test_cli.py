@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.commands import files_in, only_run, tiny_overrides, write_corpus
 
-from pe_bench.runs.rows import read_rows
+from pe_bench.runs.rows import ALL, read_rows
 
 
 def test_training_prints_the_table_and_says_where_things_are(train, folder):
@@ -36,6 +36,7 @@ def test_training_leaves_a_run_with_all_its_files_and_nothing_in_the_current_fol
         "means.safetensors",
         "result.json",
         *sorted(path for path in files_in(only_run(folder)) if path.startswith("scores/")),
+        "slices.safetensors",
         "train.csv",
     ]
     assert len(files_in(only_run(folder) / "scores")) == 2
@@ -75,7 +76,8 @@ def test_a_sweep_makes_every_run_and_prints_each_table(train, folder):
     assert names == ["nope-s0", "nope-s1", "rope-s0", "rope-s1"]
     assert outcome.out.count("works to") == 1, "one table of all"
     assert sorted(re.findall("^(?:rope|nope)(?= )", outcome.out, re.MULTILINE)) == ["nope", "rope"]
-    assert len(read_rows(folder / "results" / "results.csv")) == 8
+    rows = read_rows(folder / "results" / "results.csv")
+    assert sum(row.slice == ALL for row in rows) == 8
     assert outcome.err.startswith("sweep: checking every value before the first job starts\n")
 
 

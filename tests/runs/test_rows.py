@@ -19,7 +19,7 @@ from support.results import ROW, add_run, edit_text
 
 from pe_bench.errors import RunError
 from pe_bench.runs.gather import gather, read_all, read_result, results_file
-from pe_bench.runs.rows import CHECKSUM, COLUMNS, read_rows, to_csv, write_rows
+from pe_bench.runs.rows import ALL, CHECKSUM, COLUMNS, read_rows, to_csv, write_rows
 
 
 def folder_contents(results_dir: Path) -> dict[str, bytes]:
@@ -161,7 +161,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, change: str) -> None:
     ("columns", "named"),
     [
         ((*COLUMNS, "colour"), "an unknown column colour"),
-        (COLUMNS[:-2], "no column date, no column encoding_lr"),
+        (COLUMNS[:-4], "no column date, no column encoding_lr"),
     ],
 )
 def test_the_columns_of_another_version_are_named(
@@ -174,14 +174,18 @@ def test_the_columns_of_another_version_are_named(
         read_rows(path)
 
 
-def test_rows_from_before_the_rate_of_encodings_was_kept_learned_at_that_of_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("added", [("slice", "judge"), ("encoding_lr", "slice", "judge")])
+def test_rows_from_before_later_columns_have_one_rate_and_all_targets(
+    tmp_path: Path, added: tuple[str, ...]
+) -> None:
     path = tmp_path / "eval.csv"
     rows = [replace(ROW, length=length) for length in (128, 256)]
     lines = to_csv(rows).splitlines()
-    assert lines[0].endswith(",encoding_lr")
-    older = [line.rpartition(",")[0] for line in lines]
+    assert lines[0].endswith("," + ",".join(added))
+    older = [line.rsplit(",", len(added))[0] for line in lines]
     path.write_text("\n".join(older) + "\n")
     assert read_rows(path) == rows
+    assert {(row.encoding_lr, row.slice, row.judge) for row in rows} == {(1.0, ALL, "")}
 
 
 def test_the_gathered_file_is_read_only_and_made_anew_whatever_was_there(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Slices: the targets of a set that a text alone sorts out, the same for every encoding, length and seed.
+
+What stands before a target is its run-up: the fewest whole tokens that end there and stand for at least 8
+bytes of the text. Its source is where the run-up stood the last time before, and what followed it there. In
+the window of the set's longest length a target is
+
+- `recall` where the source lies more than the training length back, and what followed it is the target: a
+  model that reads no further than it was trained cannot copy it, and one that does can;
+- `novel` where there is no source at all.
+
+All others belong to neither.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pe_bench.data.packed import Data, Split
+from pe_bench.runs.means import keep_means
+from pe_bench.runs.rows import Row
+from pe_bench.runs.slices import NOVEL, RECALL, TEXT_SLICES, KeptSlices, Masks, keep_slices
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
+
+MIN_BYTES = 8  # of a run-up
+TEXT = set(TEXT_SLICES)
+NONE = -1  # in place of a place
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd: of a polynomial in the ids of a run-up, modulo 2**64
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The last places before where the run-ups of a text's tokens stood.
+
+    place: of the token that followed there, int64 [tokens], `NONE` where there is none; begin: where the
+    run-up before that place begins.
+    """
+
+    place: np.ndarray
+    begin: np.ndarray
+
+
+def keep_derived(
+    run: Path, data: Data, plans: Sequence[Plan], rows: Collection[Row], train_length: int
+) -> None:
+    """Write what follows from the scores of rows and from their text: slices and means.
+
+    Only the holder of the run's lock may call this.
+    """
+    keep_slices(run, _missing(data.validation, plans, rows, train_length, KeptSlices(run)))
+    keep_means(run, rows)
+
+
+def _missing(
+    split: Split, plans: Sequence[Plan], rows: Collection[Row], train_length: int, kept: KeptSlices
+) -> dict[str, Masks]:
+    """Return the slices of the sets of rows that lack them, by their hash.
+
+    They are found without a score, for the sets of the plans and for larger and smaller ones that these
+    are nested in.
+    """
+    largest = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}.values()
+    sizes = {
+        row.target_hash: row.targets // row.target_tokens
+        for row in rows
+        if row.protocol == "paired" and row.target_tokens and not kept.of(row.target_hash).keys() >= TEXT
+    }
+    sets = (blocks.first(size) for blocks in largest for size in set(sizes.values()))
+    return {found.hash: text_slices(split, found, train_length) for found in sets if found.hash in sizes}
+
+
+def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
+    """Return which targets of a set are in each slice, bool [targets] in the order of its blocks."""
+    found: dict[str, list[np.ndarray]] = {RECALL: [], NOVEL: []}
+    for tokens, sources, target, window in _documents(split, blocks):
+        place, begin = sources.place[target], sources.begin[target]
+        has_source = (place != NONE) & (begin >= window)
+        is_far = has_source & (target - place > train_length)
+        found[RECALL].append(is_far & (tokens[place] == tokens[target]))
+        found[NOVEL].append(~has_source)
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> Sources:
+    """Return the sources of all tokens of a text; both arguments are [tokens]."""
+    before = np.concatenate([[0], byte_ends[:-1]]).astype(np.int64)
+    begin = np.searchsorted(before, before - MIN_BYTES, side="right") - 1
+    known = np.flatnonzero(begin != NONE)
+    key = _keys(tokens, known, known - begin[known])
+    order = np.argsort(key, kind="stable")  # equal run-ups become neighbours, in the order of the text
+    is_same = key[order[1:]] == key[order[:-1]]
+    place = np.full(len(tokens), NONE, np.int64)
+    place[known[order[1:]]] = np.where(is_same, known[order[:-1]], NONE)
+    return Sources(place, np.where(place == NONE, NONE, begin[place]))
+
+
+def _keys(tokens: np.ndarray, places: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return a hash of the `sizes` tokens before each place, uint64 [places]."""
+    ids = tokens.astype(np.uint64)
+    key = sizes.astype(np.uint64)
+    for back in range(1, int(sizes.max(initial=0)) + 1):
+        longer = key * MULTIPLIER + ids[places - np.minimum(back, sizes)]
+        key = np.where(back <= sizes, longer, key)
+    return key
+
+
+def _documents(
+    split: Split, blocks: TargetBlocks
+) -> Iterator[tuple[np.ndarray, Sources, np.ndarray, np.ndarray]]:
+    """Yield each document's part that is fed at the longest length, in the order of the blocks.
+
+    That is its tokens, their sources, and for each target its place and that of the first token of its
+    window, int64 [targets].
+    """
+    assert split.byte_ends is not None, "training documents are not scored"
+    size = tokens_in_a_part(blocks.target_tokens, blocks.max_length)
+    place = np.arange(blocks.target_tokens)
+    begins = np.flatnonzero(np.diff(blocks.document, prepend=NONE))
+    for document, ends in zip(blocks.document[begins], np.split(blocks.end, begins[1:]), strict=True):
+        target = (ends[:, None] - blocks.target_tokens + place).ravel()
+        part_end = (ends[:, None] - blocks.target_tokens + (place // size + 1) * size).ravel()
+        window = part_end - blocks.max_length
+        first, last = int(window.min()), int(ends.max())
+        start = int(split.starts[document])
+        tokens, byte_ends = (array[start + first : start + last] for array in (split.tokens, split.byte_ends))
+        base = split.byte_ends[start + first - 1] if first else 0
+        found = find_sources(tokens, byte_ends.astype(np.int64) - int(base))
+        yield tokens, found, target - first, window - first
