@@ -10,6 +10,7 @@ scores, K head width, D model width. A *position* is what an encoding reads, an 
 token's place in the sequence, which masks read; they differ where positions are redefined.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -83,10 +84,12 @@ class LayerEncoding(nn.Module, Declared):
 
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
     per_layer: ClassVar[bool] = False  # True: every layer has its own parameters
+    takes_values = False  # whether `transform` has a parameter for what `prepare` returned
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Drop the inherited shortcut of each hook that the class changes."""
         super().__init_subclass__(**options)
+        cls.takes_values = "values" in inspect.signature(cls.transform).parameters
         for hook, shortcut in SHORTCUTS.items():
             if hook in vars(cls) and shortcut not in vars(cls):
                 setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
@@ -98,7 +101,10 @@ class LayerEncoding(nn.Module, Declared):
     def transform(
         self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Rotate or widen the queries [B, H, Q, K] and *all* the keys [B, H, N, K]."""
+        """Rotate or widen the queries [B, H, Q, K], which are the last, and *all* the keys [B, H, N, K].
+
+        With one more parameter, `values`, it also gets what `prepare` returned of all the tokens.
+        """
         return q, k
 
     def logit_scale(self, queries: Side) -> Tensor | None:
@@ -152,7 +158,7 @@ class LayerEncoding(nn.Module, Declared):
         return scores
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
-        """Return which keys a query may see [Q, N]; read indices, never positions."""
+        """Return which keys a query may see [Q, N], or [H, Q, N]; read indices, never positions."""
         return keys.index <= queries.index.unsqueeze(-1)
 
     def ranges(self, start: int, stop: int) -> list[range]:

@@ -87,6 +87,7 @@ class Stack(LayerEncoding):
     def __init__(self, parts: Sequence[LayerEncoding]):
         super().__init__()
         self.parts = tuple(parts)
+        self.takes_values = any(part.takes_values for part in parts)
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         prepared = [part.prepare(x) for part in self.parts]
@@ -95,10 +96,16 @@ class Stack(LayerEncoding):
         return merged
 
     def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_position: Tensor,
+        k_position: Tensor,
+        values: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         for part in self.parts:
-            q, k = part.transform(q, k, q_position, k_position)
+            wanted = {"values": values} if part.takes_values else {}
+            q, k = part.transform(q, k, q_position, k_position, **wanted)
         return q, k
 
     def logit_scale(self, queries: Side) -> Tensor | None:

@@ -57,6 +57,14 @@ class Sinks(LayerEncoding):
         return first_and_latest(3, 37, start, stop)
 
 
+class StridedByHead(LayerEncoding):
+    """Head h sees every key at a multiple of h + 1."""
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        distance = queries.index.unsqueeze(-1) - keys.index
+        return (distance >= 0) & (distance % torch.arange(1, H + 1)[:, None, None] == 0)
+
+
 class Strided(LayerEncoding):
     """Every third key, and the query's own; nothing is said of ranges."""
 
@@ -120,6 +128,8 @@ MASKED = [
     lambda: Chunks(50),
     Sinks,
     Strided,
+    StridedByHead,
+    lambda: stack(StridedByHead(), SlidingWindow(150)),
     lambda: stack(RoPE(K), SlidingWindow(150), LogN(5)),
     lambda: stack(T5(D, H), Sinks()),
 ]

@@ -27,6 +27,22 @@ class Right(LayerEncoding):
         return -slopes[:, None] * distance
 
 
+class TurnsByValues(LayerEncoding):
+    """Right, too: `transform` reads what `prepare` returned."""
+
+    claims = BOTH
+
+    def __init__(self, d_model: int, n_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_heads, d_model) / d_model**0.5)
+
+    def prepare(self, x):
+        return {"factors": (x @ self.weight.mT.to(x.dtype)).tanh().mT}
+
+    def transform(self, q, k, q_position, k_position, values):
+        return q, k * (1 + 0.5 * values["factors"].unsqueeze(-1)).to(k.dtype)
+
+
 class SeesTheNextToken(LayerEncoding):
     def visible(self, queries, keys):
         return keys.index <= queries.index.unsqueeze(-1) + 1

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.inspection.check.case import MODEL, Case, ids_of, layer_inputs, layers_of, tokens
+from pe_bench.model.attention import project
 
 TOKENS = 9  # no other size of the model is the same
 SIZES = {"B": 2, "H": MODEL.n_heads, "T": TOKENS, "Q": TOKENS, "N": TOKENS, "K": MODEL.d_head}
@@ -95,14 +96,14 @@ def _of_layer(part: LayerEncoding, dtype: torch.dtype) -> Iterator[Returned]:
     values = part.prepare(x)
     for value in values.values():
         yield Returned(part, "prepare", value, ("B...T",))
-    turned = part.transform(q, k, position, position)
+    turned = tuple(side.x for side in project(part, x, q, k, position))
     for value in turned:
         yield Returned(part, "transform", value, ("BHT...",))
     queries, keys = (
         Side(moved, raw, position, position, values) for moved, raw in zip(turned, (q, k), strict=True)
     )
     yield Returned(part, "distance_bias", part.distance_bias(position), ("Hn",), exact=False)
-    yield Returned(part, "visible", part.visible(queries, keys), ("QN",))
+    yield Returned(part, "visible", part.visible(queries, keys), ("QN", "HQN"))
     later = ~torch.ones(TOKENS, TOKENS).tril().bool()
     yield Returned(
         part, "logit_scale", part.logit_scale(queries), ("BHQ1", "HQ1", "Q1", "1", ""), exact=False

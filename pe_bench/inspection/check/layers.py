@@ -91,7 +91,7 @@ def positions_are_read(case: Case) -> Finding:
     It may do so where it reads `prepare`'s values, or hides keys.
     """
     x, q, k = one_token_repeated(TRAIN_LENGTH)
-    same, errors = torch.full((TRAIN_LENGTH,), 7), []
+    same, errors = torch.full((TRAIN_LENGTH,), 7), [0.0]
     if case.claims("prefix_consistent"):
         later, text = 3, tokens(2, len(FIRST_AT_0))
         rows = [case.encoding.embed(x[:, : len(ids)], ids, text[:1]) for ids in (FIRST_AT_0, FIRST_AT_3)]
@@ -101,10 +101,10 @@ def positions_are_read(case: Case) -> Finding:
                 "fails", f"the input at one id differs by {error:.1e} where the first id is another"
             )
     for layer in layers_of(case.encoding):
-        for turned in layer.transform(q, k, same, same):
-            errors.append(worst(turned, turned[..., :1, :]))
+        queries, keys = project(layer, x, q, k, same)
+        if not (layer.overrides("prepare") and layer.takes_values):
+            errors += [worst(turned, turned[..., :1, :]) for turned in (queries.x, keys.x)]
         if not layer.overrides("prepare", "visible"):
-            queries, keys = project(layer, x, q, k, same)
             bias, row = layer.bias(queries, keys), layer.scores(queries, keys, MODEL.d_head**-0.5)
             told = (row if bias is None else row + bias).tril()
             errors.append(worst(told, told[..., :1, :1].expand_as(told).tril()))
@@ -143,7 +143,7 @@ def ranges_hold_what_is_seen(case: Case) -> Finding:
 def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
     """Return the largest number of keys that a chunk of queries sees, and that are in none of its ranges."""
     index, empty, missed = torch.arange(tokens), torch.empty(1, MODEL.n_heads, tokens, 0), []
-    visible = layer.visible(*2 * [Side(empty, empty, index, index, {})])
+    visible = layer.visible(*2 * [Side(empty, empty, index, index, {})]).view(-1, tokens, tokens).any(0)
     for start, stop in itertools.combinations(range(tokens + 1), 2):
         seen = visible[start:stop].any(0) & (index < stop)  # `causal` tells of those that follow
         for one in layer.ranges(start, stop):
@@ -171,11 +171,11 @@ def heads_that_share_a_key_differ(case: Case) -> Finding:
 def norm_preserving(case: Case) -> Finding:
     if not case.claims("norm_preserving"):
         return Finding("not claimed", "")
-    _, q, k, _ = layer_inputs(64)
-    position, errors = torch.arange(64) + 5, []
+    x, q, k, _ = layer_inputs(64)
+    errors = []
     for layer in layers_of(case.encoding):
-        for before, after in zip((q, k), layer.transform(q, k, position, position), strict=True):
-            errors.append(worst(before.norm(dim=-1), after.norm(dim=-1)))
+        for side in project(layer, x, q, k, torch.arange(64) + 5):
+            errors.append(worst(side.raw.norm(dim=-1), side.x.norm(dim=-1)))
     return at_most(largest(errors), EXACT, "a norm changes by")
 
 

@@ -126,8 +126,8 @@ def _logits(encoding: nn.Module, entry: Entry) -> Tensor:
 
 
 def _query(encoding: nn.Module, entry: Entry) -> Tensor:
-    _, q, k, _ = _inputs(entry)
-    return _layer(encoding, entry).transform(q, k, torch.arange(T), torch.arange(T))[0][0, 0, -1]
+    x, q, k, _ = _inputs(entry)
+    return project(_layer(encoding, entry), x, q, k, torch.arange(T))[0].x[0, 0, -1]
 
 
 def _bias(encoding: nn.Module, entry: Entry) -> Tensor:

@@ -122,12 +122,13 @@ def _frequencies(module: nn.Module, length: int) -> Tensor | None:
 
 @torch.no_grad()
 def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor:
-    """Return which keys [.., n] each query [n, ..] sees, of a text of `length` tokens or every n-th of it."""
+    """Return which keys [.., n] each query [n, ..] sees in some head, of `length` or every n-th of these."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     queries, keys = _sides(subject, layer, x[:1], heads[:1], length)
     step = max(1, length // MAX_MASK_ROWS)
-    return layer.visible(_every(queries, step), _every(keys, step))
+    visible = layer.visible(_every(queries, step), _every(keys, step))
+    return visible if visible.dim() == 2 else visible.any(0)
 
 
 def contents(d_model: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
@@ -147,13 +148,17 @@ def contents(d_model: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
 def _last_row(
     subject: ResolvedEncoding, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sums over samples of the last query's scores and weights [H, T], and what it sees [T]."""
+    """Return sums over samples of the last query's scores and weights [H, T], and what it sees, [.., T]."""
     queries, keys = _sides(subject, layer, x, heads, length)
     last = slice_tokens(queries, length - 1, length)
     scores, visible = logits(layer, last, keys, 1 / math.sqrt(heads.shape[-1]))
     weights = weigh(layer, scores, visible, last)
     spread = (heads.shape[0], heads.shape[1], length)  # scores of one sample or head hold for all
-    return scores[..., 0, :].expand(spread).sum(0), weights[..., 0, :].expand(spread).sum(0), visible[0]
+    return (
+        scores[..., 0, :].expand(spread).sum(0),
+        weights[..., 0, :].expand(spread).sum(0),
+        visible[..., 0, :],
+    )
 
 
 def _sides(

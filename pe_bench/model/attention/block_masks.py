@@ -55,28 +55,33 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
     """
     tokens, device = queries.x.shape[-2], queries.x.device
     blocks = _blocks(tokens)
-    somes, wholes = [], []
+    somes, wholes, places = [], [], []
+    # Tile 0 hides everything, tile 1 nothing.
     tiles = [torch.stack([torch.zeros(BLOCK, BLOCK), torch.ones(BLOCK, BLOCK)]).bool().to(device)]
+    count = torch.ones((), dtype=torch.long, device=device)  # of tiles so far, less one
     chunk = BLOCK * max(1, CHUNK_ELEMENTS // (BLOCK * tokens))
     for start in range(0, tokens, chunk):
         rows = _visible_rows(encoding, queries, keys, window, start, min(start + chunk, tokens))
-        tiled = rows.view(-1, BLOCK, blocks, BLOCK).transpose(1, 2)
-        some, whole = tiled.flatten(2).any(-1), tiled.flatten(2).all(-1)
+        tiled = rows.view(rows.shape[0], -1, BLOCK, blocks, BLOCK).transpose(2, 3)
+        some, whole = tiled.flatten(3).any(-1), tiled.flatten(3).all(-1)
+        mixed = some & ~whole
+        numbered = count + mixed.flatten().cumsum(0).view_as(mixed)
+        count = count + mixed.sum()
         somes.append(some)
         wholes.append(whole)
-        tiles.append(tiled[some & ~whole])
-    some, whole, tile = torch.cat(somes), torch.cat(wholes), torch.cat(tiles)
-    mixed = some & ~whole
-    # Tile 0 hides everything, tile 1 nothing.
-    place = torch.where(mixed, 1 + mixed.flatten().cumsum(0).view_as(mixed), whole.long()).int()
-    return _blocked(some, whole, _seen_in(tile, place), tokens)
+        places.append(torch.where(mixed, numbered, whole.long()))
+        tiles.append(tiled[mixed])
+    some, whole, place = (torch.cat(parts, 1) for parts in (somes, wholes, places))
+    return _blocked(some, whole, _seen_in(torch.cat(tiles), place.int()), tokens)
 
 
 def _seen_in(tile: Tensor, place: Tensor) -> Seen:
-    """Return a function that reads tiles [.., BLOCK, BLOCK], one of them for each block [n, n]."""
+    """Return a function that reads tiles [.., BLOCK, BLOCK], one of them for each block [1 or H, n, n]."""
+    is_shared = place.shape[0] == 1
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return tile[place[query // BLOCK, key // BLOCK], query % BLOCK, key % BLOCK]
+        own = place[0 if is_shared else head, query // BLOCK, key // BLOCK]
+        return tile[own, query % BLOCK, key % BLOCK]
 
     return seen
 
@@ -84,22 +89,26 @@ def _seen_in(tile: Tensor, place: Tensor) -> Seen:
 def _visible_rows(
     encoding: LayerEncoding, queries: Side, keys: Side, window: int | None, start: int, stop: int
 ) -> Tensor:
-    """Return which keys these queries see, in whole blocks: what the text does not fill is hidden."""
+    """Return which keys these queries see [1 or H, Q, N], in whole blocks: what no text fills is hidden."""
     tokens = queries.x.shape[-2]
-    shape = BLOCK * _blocks(stop - start), BLOCK * _blocks(tokens)
-    rows = torch.zeros(shape, dtype=torch.bool, device=queries.x.device)
     ranges = encoding.ranges(start, stop)
+    found = []
     for one in ranges if window is None else intersection(ranges, latest(window, start, stop)):
         some_queries, some_keys = slice_tokens(queries, start, stop), slice_tokens(keys, one.start, one.stop)
         visible = encoding.visible(some_queries, some_keys)
         if window is not None:
             visible = visible & (some_queries.index.unsqueeze(-1) - some_keys.index < window)
-        rows[: stop - start, one.start : one.stop] = visible
+        found.append((one, visible if visible.dim() == 3 else visible.unsqueeze(0)))
+    heads = max((visible.shape[0] for _, visible in found), default=1)
+    shape = heads, BLOCK * _blocks(stop - start), BLOCK * _blocks(tokens)
+    rows = torch.zeros(shape, dtype=torch.bool, device=queries.x.device)
+    for one, visible in found:
+        rows[:, : stop - start, one.start : one.stop] = visible
     return rows
 
 
 def _blocked(some: Tensor, whole: Tensor, seen: Seen, tokens: int) -> BlockMask:
-    """Return the mask `seen`: some blocks [n, n] have visible pairs, and some of these no others."""
+    """Return the mask `seen`: some blocks [.., n, n] have visible pairs, and some of these no others."""
     mixed = some & ~whole
     kv_num_blocks, kv_indices = _listed(mixed)
     full_kv_num_blocks, full_kv_indices = _listed(whole)
@@ -121,10 +130,10 @@ def _blocked(some: Tensor, whole: Tensor, seen: Seen, tokens: int) -> BlockMask:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many of each row [n, n] are chosen, [1, 1, n], and which, first in [1, 1, n, n]."""
-    count = chosen.sum(-1).int()
+    """Return how many of each row [.., n, n] are chosen, [1, 1 or H, n], and which, first in [.., n, n]."""
+    chosen = chosen.view(1, -1, *chosen.shape[-2:])
     order = chosen.int().argsort(dim=-1, descending=True, stable=True).int().contiguous()
-    return count[None, None], order[None, None]
+    return chosen.sum(-1).int(), order
 
 
 def _blocks(tokens: int) -> int:

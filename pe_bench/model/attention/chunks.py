@@ -123,7 +123,7 @@ def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTe
 def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
     """Return what is added to the scores, [1 or B, 1 or H, Q, N], or which of them are visible."""
     if bias is None:
-        return visible
+        return visible if visible.dim() != 3 else visible.unsqueeze(0)
     # The CPU kernel takes a float32 mask for half precision queries; others want one type.
     dtype = precise(v.dtype) if v.device.type == "cpu" else v.dtype
     mask = bias.to(dtype).masked_fill(~visible, float("-inf"))

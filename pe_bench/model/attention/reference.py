@@ -54,7 +54,7 @@ def reference_attention(
 def logits(
     encoding: LayerEncoding, queries: Side, keys: Side, scale: float, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits of a block [B, H, Q, N] before the mask, and which keys are visible [Q, N]."""
+    """Return the logits of a block [B, H, Q, N] before the mask, and which keys are visible."""
     scores = encoding.scores(queries, keys, scale)
     # Everything up to the weights is float32 or better, whatever the model runs in.
     scores = scores.to(precise(scores.dtype))
@@ -87,7 +87,8 @@ def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: 
     position = position if position.dim() == 1 else position.unsqueeze(1)
     keys = Side(k, k, position, torch.arange(k.shape[-2], device=k.device), encoding.prepare(x))
     queries = slice_tokens(keys, k.shape[-2] - q.shape[-2], k.shape[-2])
-    turned_q, turned_k = encoding.transform(q, k, queries.position, position)
+    wanted = {"values": keys.values} if encoding.takes_values else {}
+    turned_q, turned_k = encoding.transform(q, k, queries.position, position, **wanted)
     return queries._replace(x=turned_q, raw=q), keys._replace(x=turned_k)
 
 
