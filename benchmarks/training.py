@@ -57,7 +57,7 @@ def main() -> None:
     names = list(dict.fromkeys([REFERENCE, *given.encodings.split(",")]))
     size = Size(**{field.name: getattr(given, field.name) for field in fields(Size)})
     try:
-        steps = {name: our_step(name, size, bf16=given.bf16) for name in names}
+        steps = {name: our_step(name, size, given.bf16, given.optimizer) for name in names}
     except UserError as error:
         sys.exit(str(error))
     steps |= steps_of_others(given, names, size)
@@ -87,6 +87,12 @@ def arguments() -> argparse.Namespace:
         "--bf16", action="store_true", help="multiply matrices in bfloat16, except in stock nanoGPT"
     )
     parser.add_argument(
+        "--optimizer",
+        choices=("adamw", "muon"),
+        default="adamw",
+        help="pe-bench's own (default: adamw, as others)",
+    )
+    parser.add_argument(
         "--kernel", choices=("auto", "off"), default="auto", help="off: without pe-bench's kernel"
     )
     parser.add_argument(
@@ -101,9 +107,9 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def our_step(encoding: str, size: Size, bf16: bool) -> Step:
+def our_step(encoding: str, size: Size, bf16: bool, optimizer: str = "adamw") -> Step:
     """Return a step of `Trainer`. Raises `UserError` for an unknown encoding."""
-    config = parse_config(compose([f"encoding={encoding}", *size.overrides]))
+    config = parse_config(compose([f"encoding={encoding}", f"train.optimizer={optimizer}", *size.overrides]))
     config = replace(config, train=replace(config.train, steps=NEVER, validate_every=NEVER))
     dtype = torch.bfloat16 if bf16 else torch.float32
     vocabulary = tuple(map(str, range(size.vocabulary)))

@@ -79,7 +79,7 @@ ALLOWED = {
     "system": "errors",
     "config": "errors values",
     "native": "errors system",
-    "encodings": "errors values",
+    "encodings": "errors values native",
     "plot": "errors system",
     "data": "errors system config",
     "model": "errors system config native encodings",

@@ -16,7 +16,7 @@ layout of GPT-NeoX and Llama, and the default here).
 """
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
+from pe_bench.native.rotation import is_rotated_natively, rotated
 
 Layout = Literal["half", "interleaved"]
 Form = Literal["pairs", "complex", "dense"]
@@ -99,8 +100,9 @@ def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, for
         first, rest = x.tensor_split([width], -1)
         return torch.cat([rotate(first, position, frequencies, layout, form), rest], -1)
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
-    angle = position.double().unsqueeze(-1) * frequencies.double()
-    cos, sin = angle.cos().to(precise.dtype), angle.sin().to(precise.dtype)
+    cos, sin = _cosines_and_sines(position, frequencies, precise.dtype)
+    if layout == "half" and form == "pairs" and is_rotated_natively(precise, cos):
+        return rotated(precise, cos, sin).to(x.dtype)
     if form == "dense":
         turned = torch.einsum("...nij,...nj->...ni", rotation_matrix(cos, sin, layout), precise)
         return turned.to(x.dtype)
@@ -110,6 +112,35 @@ def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, for
     # Whole rows at a time, which takes half as long as pair by pair.
     cosines, sines = join_pairs(cos, cos, layout), join_pairs(-sin, sin, layout)
     return torch.addcmul(precise * cosines, swapped(precise, layout), sines).to(x.dtype)
+
+
+class _Tables(NamedTuple):
+    """Cosines and sines [.., n, K/2] of all angles, and what they were made from."""
+
+    position: Tensor
+    frequencies: Tensor
+    cosines: Tensor
+    sines: Tensor
+
+    def serves(self, position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> bool:
+        types = (self.position.dtype, self.cosines.dtype) == (position.dtype, dtype)
+        return types and torch.equal(self.position, position) and torch.equal(self.frequencies, frequencies)
+
+
+_made_last: _Tables | None = None  # on the CPU, for the next layer and the next step
+
+
+def _cosines_and_sines(position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    global _made_last
+    on_cpu = position.device.type == frequencies.device.type == "cpu"
+    keeps = on_cpu and not (frequencies.requires_grad or position.requires_grad)
+    if keeps and _made_last is not None and _made_last.serves(position, frequencies, dtype):
+        return _made_last.cosines, _made_last.sines
+    angle = position.double().unsqueeze(-1) * frequencies.double()
+    cosines, sines = angle.cos().to(dtype), angle.sin().to(dtype)
+    if keeps:
+        _made_last = _Tables(position.clone(), frequencies.clone(), cosines, sines)
+    return cosines, sines
 
 
 def rotation_matrix(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:

@@ -134,6 +134,30 @@ void pe_bench_swiglu_backward(int64_t rows, int64_t width, int threads, const fl
     });
 }
 
+// Turns the pairs (c, c + pairs) of x by the angles of a token, each with a cosine and a sine; `sign` -1 turns
+// them back. What is beyond the pairs is copied. `each` is how far apart the tables of two batches lie, in numbers.
+void pe_bench_rotate(const Shape* shape, const Strided<float>* x, const float* cosines, const float* sines,
+                     int64_t each, int64_t pairs, float sign, const Strided<float>* out) {
+    each_chunk(shape->batch * shape->tokens, shape->threads, [&](int64_t, int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            const int64_t b = row / shape->tokens, t = row % shape->tokens;
+            const float* cosine = cosines + b * each + t * pairs;
+            const float* sine = sines + b * each + t * pairs;
+            for (int64_t h = 0; h < shape->heads; ++h) {
+                const float* from = x->data + b * x->batch + h * x->heads + t * x->tokens;
+                float* to = out->data + b * out->batch + h * out->heads + t * out->tokens;
+                each_vector(pairs, [&](int64_t c, int64_t n) {
+                    const floats left = load(from + c, n), right = load(from + pairs + c, n);
+                    const floats of_cosine = load(cosine + c, n), of_sine = sign * load(sine + c, n);
+                    store(to + c, left * of_cosine - right * of_sine, n);
+                    store(to + pairs + c, right * of_cosine + left * of_sine, n);
+                });
+                std::copy(from + 2 * pairs, from + shape->width, to + 2 * pairs);
+            }
+        }
+    });
+}
+
 // nll = log(sum(e^logits)) - logits[target]; `normalizers` [rows, 2] are the largest logit of a row, and one
 // over the sum of what the weights are before they are divided.
 void pe_bench_nll(int64_t rows, int64_t width, int threads, const float* logits, const int64_t* targets,

@@ -7,11 +7,13 @@ from torch import Tensor
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
+from pe_bench.encodings.rope import rotate
 from pe_bench.model import layers
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.model.loss import token_nll
 from pe_bench.native import layers as native
 from pe_bench.native.build import Kernel
+from pe_bench.native.rotation import is_rotated_natively
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = tuple(map(str, range(37)))
@@ -181,3 +183,37 @@ def test_other_types_and_autocast_are_pytorchs(monkeypatch: pytest.MonkeyPatch) 
 def test_without_a_compiler_the_decoder_is_pytorchs(without: pytest.MonkeyPatch) -> None:
     without.setattr(native, "_call", lambda *_: pytest.fail("compiled code ran"))
     assert results(model_of("encoding=rope"))["nll"].isfinite().all()
+
+
+@here
+@pytest.mark.parametrize("pairs", [3, 10, 17])
+@pytest.mark.parametrize("per_window", [True, False])
+def test_rotated_pairs_and_their_gradients_are_those_of_float64(pairs: int, per_window: bool) -> None:
+    generator = torch.Generator().manual_seed(pairs)
+    x, slope = torch.randn(2, 2, 41, 3, 34, generator=generator).transpose(2, 3)
+    position = torch.randint(900, (2, 1, 41) if per_window else (41,), generator=generator)
+    frequencies = torch.rand(pairs, generator=generator)
+
+    def turned(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_()
+        out = rotate(leaf, position, frequencies, "half")
+        return out.detach(), torch.autograd.grad((out * slope).sum(), leaf)[0]
+
+    assert is_rotated_natively(x, frequencies.expand(41, pairs))
+    for found, exact in zip(turned(x, slope), turned(x.double(), slope.double()), strict=True):
+        assert float((found - exact).abs().max()) < 2e-6
+    assert torch.equal(turned(x, slope)[0], rotate(x, position, frequencies, "half"))
+
+
+def test_tables_of_angles_follow_positions_and_frequencies() -> None:
+    x, position = torch.randn(1, 1, 5, 4), torch.arange(5)
+    for change in ((0, 1.0), (3, 1.0), (3, 0.5), (0, 1.0)):
+        at, frequencies = position + change[0], torch.tensor([1.0, 0.1]) * change[1]
+        exact = rotate(x.double(), at, frequencies, "interleaved")
+        assert torch.allclose(rotate(x, at, frequencies, "interleaved").double(), exact, atol=1e-6)
+
+
+def test_learned_frequencies_have_a_gradient() -> None:
+    frequencies = torch.rand(3, requires_grad=True)
+    rotate(torch.randn(1, 2, 5, 6, requires_grad=True), torch.arange(5), frequencies, "half").sum().backward()
+    assert frequencies.grad is not None and frequencies.grad.abs().max() > 0

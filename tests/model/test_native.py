@@ -26,6 +26,7 @@ from pe_bench.model.attention import choose, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_attention, native_column_attention
 from pe_bench.model.attention.paths import REFERENCE, AttentionPath
 from pe_bench.native import build
+from pe_bench.native.arguments import Shape, Strided
 
 D = H * K
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -289,8 +290,8 @@ def test_the_kernel_is_for_training_in_single_precision_on_a_processor() -> None
 def test_a_head_without_memory_is_an_error_and_no_crash() -> None:
     library = build.kernel().library
     assert library is not None
-    shape = native._Shape(1, 1, 2**50, 64, 64, 1.0, 2)
-    nowhere = ctypes.byref(native._Strided(0, 0, 0, 0))
+    shape = Shape(1, 1, 2**50, 64, 64, 1.0, 2)
+    nowhere = ctypes.byref(Strided(0, 0, 0, 0))
     assert library.pe_bench_forward(ctypes.byref(shape), *[nowhere] * 3, None, nowhere, None) == 1
 
 

@@ -21,6 +21,7 @@ from pe_bench.errors import require
 from pe_bench.model.attention.distance import distance_table
 from pe_bench.model.attention.fused import gradient_of_null, scale_queries, times
 from pe_bench.model.attention.reference import project, share_of_keys
+from pe_bench.native.arguments import data_of, like_rows_of_tokens, shape_of, strided, with_whole_rows
 from pe_bench.native.build import Kernel, kernel, tiled_kernel
 
 # How far from float64 a kernel may be when it is first tried, relative to the largest number of an output.
@@ -156,22 +157,6 @@ def _lse(normalizers: Tensor) -> Tensor:
     return (normalizers[0] - normalizers[1].log()).unsqueeze(-1)
 
 
-class _Shape(ctypes.Structure):
-    """The `Shape` of common.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "value_width")),
-        ("scale", ctypes.c_float),
-        ("threads", ctypes.c_int32),
-    ]
-
-
-class _Strided(ctypes.Structure):
-    """The `Strided` of common.h."""
-
-    _fields_ = [("data", ctypes.c_void_p), *((n, ctypes.c_int64) for n in ("batch", "heads", "tokens"))]
-
-
 def _forward(
     library: ctypes.CDLL, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -179,16 +164,16 @@ def _forward(
 
     They are each query's largest logit, and one over the sum of what the weights are before they are divided.
     """
-    q, k, v = (_with_whole_rows(one) for one in (q, k, v))
-    output, normalizers = _like_rows_of_tokens(v), q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
+    q, k, v = (with_whole_rows(one) for one in (q, k, v))
+    output, normalizers = like_rows_of_tokens(v), q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
     table = table.contiguous() if table is not None else None
     _call(
         library.pe_bench_forward,
-        _shape(q, v, scale),
-        *map(_strided, (q, k, v)),
-        _data(table),
-        _strided(output),
-        _data(normalizers),
+        shape_of(q, v, scale),
+        *map(strided, (q, k, v)),
+        data_of(table),
+        strided(output),
+        data_of(normalizers),
     )
     return output, normalizers
 
@@ -206,21 +191,21 @@ def _backward(
     of_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of q, k and v, and of the table [H, T] where it is wanted."""
-    q, k, v, gradient = (_with_whole_rows(one) for one in (q, k, v, gradient))
+    q, k, v, gradient = (with_whole_rows(one) for one in (q, k, v, gradient))
     table = table.contiguous() if table is not None else None
-    of_q, of_k, of_v = map(_like_rows_of_tokens, (q, k, v))
+    of_q, of_k, of_v = map(like_rows_of_tokens, (q, k, v))
     of_tables = torch.empty_like(normalizers[0]) if of_table else None
     summed = normalizers.new_empty(normalizers.shape[2:]) if of_table else None
     _call(
         library.pe_bench_backward,
-        _shape(q, v, scale),
-        *map(_strided, (q, k, v)),
-        _data(table),
-        _strided(output),
-        _data(normalizers),
-        *map(_strided, (gradient, of_q, of_k, of_v)),
-        _data(of_tables),
-        _data(summed),
+        shape_of(q, v, scale),
+        *map(strided, (q, k, v)),
+        data_of(table),
+        strided(output),
+        data_of(normalizers),
+        *map(strided, (gradient, of_q, of_k, of_v)),
+        data_of(of_tables),
+        data_of(summed),
     )
     return of_q, of_k, of_v, summed
 
@@ -228,29 +213,6 @@ def _backward(
 def _call(function: Any, *arguments: Any) -> None:
     if function(*arguments) != 0:
         raise MemoryError("no memory for the attention of one head")
-
-
-def _shape(q: Tensor, v: Tensor, scale: float) -> Any:
-    return ctypes.byref(_Shape(*q.shape, v.shape[-1], scale, torch.get_num_threads()))
-
-
-def _strided(x: Tensor) -> Any:
-    return ctypes.byref(_Strided(x.data_ptr(), *x.stride()[:-1]))
-
-
-def _data(x: Tensor | None) -> ctypes.c_void_p | None:
-    return None if x is None else ctypes.c_void_p(x.data_ptr())
-
-
-def _with_whole_rows(x: Tensor) -> Tensor:
-    """Return a tensor with whole rows: the kernel takes any strides but the last dimension's."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _like_rows_of_tokens(x: Tensor) -> Tensor:
-    """Return an empty [B, H, T, V], in memory [B, T, H, V] as the decoder wants it next."""
-    batch, heads, tokens, width = x.shape
-    return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
 def _widened(columns: Tensor, x: Tensor) -> Tensor:
