@@ -89,9 +89,10 @@ ALLOWED = {
     "report": "errors values system config plot runs",
     "inspection": "errors values system config encodings plot data model training scoring",
     "experiment": "errors system config encodings data model runs training scoring",
+    "interface": "errors values system config runs scoring report experiment",
     "sweep": "errors system config runs experiment",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
-    "experiment sweep",
+    "experiment interface sweep",
     "__main__": "cli",
 }
 MAX_FLOORS = 10

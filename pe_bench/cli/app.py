@@ -220,7 +220,8 @@ def report(
 ) -> None:
     """Compare runs in a table, and write it to files or draw it."""
     from pe_bench.cli.outputs import Outputs
-    from pe_bench.cli.report import print_report, read_selection, read_view
+    from pe_bench.cli.report import print_report, read_view
+    from pe_bench.interface.results import read_selection
 
     selection = read_selection(where or [], by, sort, baseline, margin, best)
     outputs = Outputs(csv, markdown, latex, html, plot, read_view(plot_of, plot or html))

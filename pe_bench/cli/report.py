@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_bench.cli.outputs import Outputs, check_outputs, text_of
-from pe_bench.config.checks import check_margin
-from pe_bench.config.schema import Protocol
 from pe_bench.errors import require
+from pe_bench.interface.results import read_report, say_problems
 from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.tables.build import build_report, build_tables, run_tables
-from pe_bench.report.tables.ranking import check_sort
-from pe_bench.report.tables.selection import Selection, parse_by
-from pe_bench.report.tables.swept import check_best
+from pe_bench.report.tables.build import build_tables, run_tables
+from pe_bench.report.tables.selection import Selection
 from pe_bench.report.tables.table import Report, Table
 from pe_bench.report.text import show
-from pe_bench.runs.conditions import Condition, named_runs, parse_condition
-from pe_bench.runs.gather import require_results_folder, results_file, runs_folder
+from pe_bench.runs.conditions import Condition
+from pe_bench.runs.gather import results_file, runs_folder
 from pe_bench.runs.rows import Row
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say, write_out
@@ -84,31 +81,6 @@ def _tables_of(wanted: "SweepTable", results_dir: Path) -> list[Table]:
     return [replace(table, why="; ".join(filter(None, (apart, table.why)))) for table in tables]
 
 
-def read_selection(
-    where: Sequence[str],
-    by: str | None,
-    sort: str | None,
-    baseline: str | None,
-    margin: float | None,
-    best: str | None = None,
-) -> Selection:
-    """Return the options as a selection. Raises `UserError` for values that are not possible."""
-    if sort is not None:
-        check_sort(sort)
-    if margin is not None:
-        check_margin(margin, "--margin")
-    if best is not None:
-        check_best(best, parse_by(by) if by is not None else ())
-    return Selection(
-        where=tuple(parse_condition(word) for word in where),
-        by=parse_by(by) if by is not None else (),
-        best=best,
-        sort=sort,
-        baseline=baseline,
-        margin=margin,
-    )
-
-
 def read_view(view: str | None, picture: Path | None) -> PlotValues:
     """Return what pictures draw. Raises `UserError` for an unknown view, and where there is no picture."""
     if view is None:
@@ -131,17 +103,12 @@ def print_report(
 
     Raises `UserError` when there is none, before anything is printed.
     """
-    if protocol is not None:
-        protocol = check_type(protocol, Protocol, "--protocol")
-    require_results_folder(results_dir)
     check_outputs(outputs)
-    runs = [run.name for run in named_runs(names, results_dir)] or None
-    newest_only = not (everything or runs or selection.where)
-    report = build_report(results_dir, runs, protocol, selection, newest_only=newest_only)
+    report = read_report(results_dir, names, protocol, selection, everything=everything)
     if outputs.printed:
         write_out(text_of(outputs.printed[0], report.tables, details))
-        for problem in report.problems if "--csv" in outputs.printed else ():
-            say(f"warning: {problem}")  # the other forms have it in a note
+        if "--csv" in outputs.printed:
+            say_problems(report)
     else:
         hints = [DETAILS_HINT, *([] if outputs.plot else [PICTURE_HINT])]
         show(report.tables, hint="    ".join(hints), details=details)

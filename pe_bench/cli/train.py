@@ -1,10 +1,9 @@
 """The `train` command: one run, or a sweep of many."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from pe_bench.config.checks import check_folder, refuse_unused
+from pe_bench.config.checks import check_folder
 from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, require
@@ -44,21 +43,21 @@ def run_train(command: HydraCommand) -> None:
     command = complete_command(command)
     if command.is_sweep:
         _train_many(command)
+    elif command.printing:
+        run_job(command, lambda config: None)  # Hydra prints, and calls no job
     else:
-        run_job(command, partial(_train_one, command.overrides))
+        _train_one(command)
 
 
-def _train_one(overrides: Sequence[str], config: Config) -> None:
+def _train_one(command: HydraCommand) -> None:
+    from pe_bench.interface.train import train_command
+
+    run = train_command(command)
     from pe_bench.cli.report import print_run
-    from pe_bench.experiment.run import run_experiment
-    from pe_bench.experiment.score import describe_failures
 
-    refuse_unused([config], overrides)
-    check_folder(config.results_dir, "results_dir", is_written=True)
-    run, rows = run_experiment(config)
-    print_run(rows, run, config.report.margin)
-    if failure := describe_failures(rows):
-        raise RunError(failure)
+    print_run(run.scored, run.path, run.margin)
+    if run.failure:
+        raise RunError(run.failure)
 
 
 def _train_many(command: HydraCommand) -> None:

@@ -100,6 +100,7 @@ _TYPES = typing.get_type_hints(Row)
 _MAY_BE_EMPTY = {name for name, kind in _TYPES.items() if type(None) in typing.get_args(kind)}
 _TRUTHS = {"True": True, "False": False}
 _WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
+MAYBE_WHOLE = _WHOLE & _MAY_BE_EMPTY  # whole numbers that may be missing
 _FILE_NAME = re.compile(r"[\w.+-]*")
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
 MAX_KNOWN = 4096  # cells of a column that are remembered

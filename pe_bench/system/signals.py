@@ -73,6 +73,22 @@ def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C in a Python program end what is inside as it ends a command, with a `KeyboardInterrupt`.
+
+    A command, or a program with a handler of its own, has chosen already and keeps its choice.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    try:
+        with stop_on_signal((signal.SIGINT,)):
+            yield
+    except Stopped as stopped:
+        raise KeyboardInterrupt(str(stopped)) from stopped
+
+
+@contextmanager
 def restore_stopped() -> Iterator[None]:
     """Raise `Stopped` again where another error, which would tell a user nothing, has replaced it.
 

@@ -1,0 +1,153 @@
+"""`pe_bench.evaluate`: a run at other lengths or under other encodings, as `pe-bench eval` scores it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pe_bench.config.checks import READ_WITH, unused_keys
+from pe_bench.config.override import parse_override
+from pe_bench.config.parse import parse_config, to_plain, without_none
+from pe_bench.config.schema import Config
+from pe_bench.errors import UserError, require
+from pe_bench.experiment.prepare import trusted
+from pe_bench.experiment.score import score_run
+from pe_bench.interface.run import Run
+from pe_bench.runs.conditions import named_runs
+from pe_bench.runs.config_file import read_config
+from pe_bench.runs.find import require_finished
+from pe_bench.scoring.other_encodings import OtherEncoding, WithOption, find_others, read_with
+from pe_bench.system.signals import interruptible
+
+
+@dataclass(frozen=True)
+class Request:
+    """The changes of a run's configuration for a scoring; None leaves the run's own.
+
+    evaluation: keys of `eval`. machine: device, threads and cache_dir. code: trusted files of custom
+    encodings. data_path: where the data is now. others: encodings to score the weights under too.
+    """
+
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    code: Sequence[Path] = ()
+    data_path: Path | None = None
+    others: WithOption = field(default_factory=WithOption)
+
+    def check_code(self) -> None:
+        """Raise `UserError` for a file of code that is none."""
+        for path in self.code:
+            require(path.is_file(), f"--code {path} is not a file")
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A run that can be scored: every mistake in the request has been found."""
+
+    run: Path
+    config: Config
+    others: Sequence[OtherEncoding]
+    asked: Sequence[int]  # lengths that the request names
+
+    def score(self, results_dir: Path) -> Run:
+        """Score the run, and gather all rows of `results_dir` where it lies there. Raises `RunError`."""
+        rows = score_run(self.run, self.config, results_dir, self.others)
+        return Run(self.run, rows, self.config.report.margin, self.asked)
+
+
+def evaluate(
+    run: Run | str | Path,
+    lengths: int | Sequence[int] | None = None,
+    with_: str | Sequence[str] = (),
+    *,
+    protocol: str | None = None,
+    max_length: int | None = None,
+    targets: int | None = None,
+    stride: int | None = None,
+    controls: str | None = None,
+    per_position: bool | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    force: bool = False,
+    config_dir: str | Path | Sequence[str | Path] = (),
+    code: str | Path | Sequence[str | Path] = (),
+    data_path: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    results_dir: str | Path = "results",
+) -> Run:
+    """Score a finished run at other lengths, or its weights under other encodings, and return both scores.
+
+        pe_bench.evaluate(run, lengths=[512, 2048], with_=["yarn", "rope_ntk factor=4"])
+
+    run: what `train` returned, or a path, a name, its beginning or an encoding that only one run of
+    `results_dir` has. lengths: context lengths in tokens. with_: names of encodings, each with its options.
+    The others are the options of `pe-bench eval`; None leaves the run's own. What was scored already is
+    reused, and progress is written on standard error.
+
+    Raises `UserError` (a `ValueError`) before anything is scored where there is no such run or an option
+    cannot work, `RunError` where scoring fails.
+    """
+    changes = {"lengths": [lengths] if isinstance(lengths, int) else lengths and [*lengths]}
+    changes |= {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
+    changes |= {"controls": controls, "per_position": per_position, "precision": precision}
+    machine = {
+        "device": device,
+        "threads": threads,
+        "cache_dir": None if cache_dir is None else str(cache_dir),
+    }
+    files = [*map(Path, _listed(code))]
+    others = read_with(_listed(with_), [*map(Path, _listed(config_dir))], force, has_code=bool(files))
+    data = None if data_path is None else Path(data_path)
+    path = run.path if isinstance(run, Run) else _find(str(run), Path(results_dir))
+    request = Request(changes, machine, files, data, others)
+    request.check_code()
+    scoring = prepare_scoring(path, request)
+    with interruptible():
+        return scoring.score(path.parent.parent if path.parent.name == "runs" else Path(results_dir))
+
+
+def prepare_scoring(run: Path, request: Request) -> Scoring:
+    """Return how a run is scored. Raises `UserError` for a damaged run and for options that cannot work."""
+    asked = _changed(read_config(run), request)
+    config = trusted(asked, request.code, may_differ=request.others.force)
+    others = find_others(request.others, run.name, config)
+    return Scoring(run, config, others, request.evaluation.get("lengths") or ())
+
+
+def _find(name: str, results_dir: Path) -> Path:
+    found = [require_finished(run) for run in named_runs([name], results_dir, anywhere=True)]
+    names = ", ".join(run.name for run in found)
+    require(len(found) == 1, f"'{name}' is the name of several runs: give one in full: {names}", name)
+    return found[0]
+
+
+def _listed(values: str | Path | Sequence[Any]) -> list[Any]:
+    return [values] if isinstance(values, str | Path) else [*values]
+
+
+def _changed(trained: Config, request: Request) -> Config:
+    """Return the run's configuration with the changes of the request, checked like any other."""
+    changes = request.evaluation
+    # A run may come from a stranger: where tokens are cached is for its reader to say.
+    values = {**to_plain(trained), "cache_dir": None, **without_none(dict(request.machine))}
+    if changes.get("protocol") not in (None, "paired"):
+        values["eval"]["controls"] = "auto"  # the run's own are of another protocol
+    values["eval"].update(without_none(dict(changes)))
+    if request.data_path is not None:
+        values["data"]["path"] = str(request.data_path)
+    config = parse_config(values)
+    _refuse_unused(config, changes)
+    return config
+
+
+def _refuse_unused(config: Config, changes: Mapping[str, Any]) -> None:
+    """Raise `UserError` for an option without effect; the run's own keys may be of another protocol."""
+    for key in unused_keys(config.data, config.eval):
+        name = key.removeprefix("eval.")
+        if changes.get(name) is not None:
+            protocol = parse_override(READ_WITH[key][0]).value
+            raise UserError(
+                f"--{name} has no effect with --protocol {config.eval.protocol}: remove it, or say "
+                f"--protocol {protocol}"
+            )

@@ -1,0 +1,108 @@
+"""`pe_bench.results`: all runs compared, with the numbers that `pe-bench report` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pe_bench.config.checks import check_margin
+from pe_bench.config.schema import Protocol
+from pe_bench.report.export import to_frame
+from pe_bench.report.tables.build import build_report
+from pe_bench.report.tables.ranking import check_sort
+from pe_bench.report.tables.selection import Selection, parse_by
+from pe_bench.report.tables.swept import check_best
+from pe_bench.report.tables.table import Report
+from pe_bench.runs.conditions import named_runs, parse_condition
+from pe_bench.runs.gather import require_results_folder
+from pe_bench.system.terminal import say
+from pe_bench.values import check_type
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def results(
+    results_dir: str | Path = "results",
+    runs: str | Sequence[str] = (),
+    *,
+    where: str | Sequence[str] = (),
+    by: str | None = None,
+    best: str | None = None,
+    baseline: str | None = None,
+    margin: float | None = None,
+    protocol: str | None = None,
+) -> pandas.DataFrame:
+    """Return the results of all runs as a data frame: a row for each line of the report and each length.
+
+        pe_bench.results(where=["seed<3", "length=128,512"], baseline="rope")
+
+    The columns are those of `pe-bench report --csv`: bits_per_byte is the level, and change, change_low,
+    change_high and verdict compare it with that at the training length on the same text. Seeds are averaged.
+    Lines of models that cost no training have anchor set.
+
+    runs: encodings, names or their beginnings, if not all. where: conditions that all hold. by: a key whose
+    values have lines of their own. best: a key of which each encoding keeps its best value. baseline: an
+    encoding to compare the others with. margin: bits per byte by which a level that holds may change.
+
+    Raises `UserError` (a `ValueError`) where nothing was scored or a value cannot work, and `RunError` where
+    all results are damaged.
+    """
+    conditions = [where] if isinstance(where, str) else where
+    names = [runs] if isinstance(runs, str) else runs
+    selection = read_selection(conditions, by, None, baseline, margin, best)
+    report = read_report(Path(results_dir), names, protocol, selection, everything=True)
+    say_problems(report)
+    return to_frame(report.tables)
+
+
+def read_selection(
+    where: Sequence[str],
+    by: str | None,
+    sort: str | None,
+    baseline: str | None,
+    margin: float | None,
+    best: str | None = None,
+) -> Selection:
+    """Return the options as a selection. Raises `UserError` for values that are not possible."""
+    if sort is not None:
+        check_sort(sort)
+    if margin is not None:
+        check_margin(margin, "--margin")
+    if best is not None:
+        check_best(best, parse_by(by) if by is not None else ())
+    return Selection(
+        where=tuple(parse_condition(word) for word in where),
+        by=parse_by(by) if by is not None else (),
+        best=best,
+        sort=sort,
+        baseline=baseline,
+        margin=margin,
+    )
+
+
+def read_report(
+    results_dir: Path,
+    names: Sequence[str],
+    protocol: str | None,
+    selection: Selection,
+    *,
+    everything: bool,
+) -> Report:
+    """Return the tables of the named runs, of a selection or of everything, or those with the newest run.
+
+    Raises `UserError` where there is none.
+    """
+    if protocol is not None:
+        protocol = check_type(protocol, Protocol, "--protocol")
+    require_results_folder(results_dir)
+    runs = [run.name for run in named_runs(names, results_dir)] or None
+    newest_only = not (everything or runs or selection.where)
+    return build_report(results_dir, runs, protocol, selection, newest_only=newest_only)
+
+
+def say_problems(report: Report) -> None:
+    """Print what tables have in a note, and a frame has no place for."""
+    for problem in report.problems:
+        say(f"warning: {problem}")

@@ -1,0 +1,252 @@
+"""`pe_bench.train`, `evaluate` and `results` do what the commands do, and raise what those print."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+from support.commands import Command, tiny_overrides
+
+import pe_bench
+from pe_bench import RunError, UserError
+from pe_bench.config import hydra_main
+from pe_bench.interface.train import _overrides
+from pe_bench.runs.rows import COLUMNS
+from pe_bench.training import trainer
+
+# A table that ends at the training length.
+OWN = """import torch
+from pe_bench.encodings import LayerEncoding
+
+
+class Short(LayerEncoding):
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(n_heads, 16))
+
+    def distance_bias(self, distance):
+        return self.table[:, distance.long()]
+"""
+
+
+@pytest.fixture
+def made(folder: Path) -> Any:
+    return pe_bench.train(*tiny_overrides(folder), encoding="rope")
+
+
+def test_training_is_the_commands_and_prints_no_table(
+    train: Command, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = pe_bench.train(*tiny_overrides(folder), encoding="rope", seed=1)
+    printed = capsys.readouterr()
+    assert printed.out == "" and "step" in printed.err, "progress is written on standard error"
+    outcome = train("encoding=rope", "seed=1")
+    assert outcome.code == 0 and "is already trained" in outcome.err
+    assert [path.name for path in (folder / "results" / "runs").iterdir()] == [run.name]
+    table = str(run)
+    assert "rope" in table and table.splitlines()[:3] == outcome.out.splitlines()[:3]
+
+
+def test_a_run_knows_its_folder_its_configuration_and_its_scores(made: Any, folder: Path) -> None:
+    assert made.path.parent == folder / "results" / "runs" and made.name.startswith("rope-s0-")
+    assert made.config["train"]["length"] == 16
+    assert made.validation_loss > 0 and made.failure == ""
+    assert repr(made) == f"Run({str(made.path)!r})"
+    scores = made.scores
+    assert list(scores.columns) == list(COLUMNS) and list(scores["length"]) == [16, 32]
+    assert (scores["bits_per_byte"] > 0).all() and scores["stride"].isna().all()
+    written = pandas.read_csv(folder / "results" / "results.csv")
+    everything = written[written["slice"] == "all"]
+    assert sorted(everything["bits_per_byte"]) == sorted(scores["bits_per_byte"])
+
+
+def test_keys_may_be_named_and_grouped(folder: Path) -> None:
+    run = pe_bench.train(
+        *tiny_overrides(folder),
+        encoding="t5",
+        modifier=["logn"],
+        train={"lr": np.float64(0.002), "betas": (0.8, 0.9)},
+        eval={"lengths": [16, np.int64(24)]},
+        seed=np.int64(3),
+        **{"encoding.buckets": 8},
+    )
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    assert config["seed"] == 3 and config["train"]["lr"] == 0.002 and config["train"]["betas"] == [0.8, 0.9]
+    assert config["encoding"]["buckets"] == 8 and "logn" in config["encoding"]["modifiers"]
+    assert config["eval"]["lengths"] == [16, 24]
+
+
+@pytest.mark.parametrize(
+    ("value", "override"),
+    [
+        ("a, b", 'key="a, b"'),
+        ("null", 'key="null"'),
+        (None, "key=null"),
+        (True, "key=true"),
+        (Path("a b"), 'key="a b"'),
+        ([1, "x"], "key=[1,x]"),
+        (1e-3, "key=0.001"),
+    ],
+)
+def test_a_value_is_what_it_is_whatever_hydra_reads_in_it(value: Any, override: str) -> None:
+    assert list(_overrides("key", value)) == [override]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys", "message"),
+    [
+        ([], {"encoding": "rop"}, "did you mean 'rope'?"),
+        ([], {"sede": 3}, "did you mean 'seed'"),
+        (["rope"], {}, "cannot be read: say encoding=rope"),
+        ([], {"encoding": ["rope", "alibi"]}, "a run has one encoding"),
+        ([], {"encoding": "rope", "seed": object()}, "is no value of a key"),
+        ([], {"encoding": "rope", "config_dir": "nowhere"}, "config_dir=nowhere is not a folder"),
+        (["hydra.mode=MULTIRUN"], {"encoding": "rope"}, "call train once for each"),
+        ([], {"encoding": "rope", "eval": {"stride": 3}}, "has no effect"),
+    ],
+)
+def test_a_mistake_is_a_user_error_before_anything_is_written(
+    folder: Path, overrides: list[str], keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message.replace("?", r"\?")) as raised:
+        pe_bench.train(*tiny_overrides(folder), *overrides, **keys)
+    assert isinstance(raised.value, ValueError)
+    assert not (folder / "results").exists()
+
+
+def test_scores_at_which_a_custom_encoding_fails_are_named(folder: Path) -> None:
+    own = folder / "own" / "encoding"
+    own.mkdir(parents=True)
+    (own / "short.py").write_text(OWN)
+    (own / "short.yaml").write_text("name: short\nclass: short.py:Short\nn_heads: ${model.n_heads}\n")
+    run = pe_bench.train(*tiny_overrides(folder), encoding="short", config_dir=folder / "own")
+    assert list(run.scores["status"]) == ["ok", "failed"]
+    assert "could not be scored at 32" in run.failure and "failure=" in repr(run)
+
+
+def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, folder: Path) -> None:
+    scored = pe_bench.evaluate(made, lengths=[16, 48], with_=["yarn factor=2", "rope_pi"])
+    assert scored.path == made.path
+    assert set(scored.scores["scored_with"]) >= {"rope", "yarn factor=2.0"}
+    assert set(scored.scores["length"]) == {16, 48}
+    assert "48" in str(scored)
+    gathered = pandas.read_csv(folder / "results" / "results.csv")
+    assert 48 in set(gathered["length"]), "the results of the run's own folder"
+
+
+@pytest.mark.parametrize("way", ["name", "beginning", "encoding", "path", "text"])
+def test_a_run_to_score_is_named_in_any_of_the_commands_ways(made: Any, folder: Path, way: str) -> None:
+    named = {
+        "name": made.name,
+        "beginning": made.name[:7],
+        "encoding": "rope",
+        "path": made.path,
+        "text": str(made.path),
+    }
+    scored = pe_bench.evaluate(named[way], 24, results_dir=folder / "results")
+    assert scored.path.resolve() == made.path.resolve() and set(scored.scores["length"]) == {16, 24}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"run": "alibi"}, "no finished run 'alibi'"),
+        ({"run": "rope"}, "'rope' is the name of several runs"),
+        ({"lengths": [0]}, "must be positive"),
+        ({"with_": "alibi"}, "alibi"),
+        ({"stride": 3}, "has no effect"),
+        ({"protocol": "slidin"}, "sliding"),
+        ({"code": "nowhere.py"}, "nowhere.py is not a file"),
+    ],
+)
+def test_what_cannot_be_scored_is_a_user_error(
+    made: Any, folder: Path, options: dict[str, Any], message: str
+) -> None:
+    pe_bench.train(*tiny_overrides(folder), encoding="rope", seed=1)
+    with pytest.raises(UserError, match=message):
+        pe_bench.evaluate(**{"run": made, "results_dir": folder / "results", **options})
+
+
+def test_lost_weights_are_an_error_too(made: Any) -> None:
+    for path in made.path.glob("checkpoints/*/weights.safetensors"):
+        path.unlink()
+    with pytest.raises((UserError, RunError), match="no whole checkpoint"):
+        pe_bench.evaluate(made, lengths=48)
+
+
+def test_results_are_the_numbers_of_the_report(made: Any, command: Command, folder: Path) -> None:
+    pe_bench.train(*tiny_overrides(folder), encoding="alibi")
+    frame = pe_bench.results(folder / "results", baseline="rope")
+    outcome = command(
+        "report", "--all", "--baseline", "rope", "--csv", "-", "--results-dir", str(folder / "results")
+    )
+    assert frame.to_csv(index=False, lineterminator="\n") == outcome.out
+    assert {"rope", "alibi"} <= set(frame["encoding"])
+    only = pe_bench.results(folder / "results", "alibi", where="length=32")
+    assert set(only[~only["anchor"]]["encoding"]) == {"alibi"} and set(only["length"]) == {32}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"results_dir": "nowhere"}, "no scored run"),
+        ({"where": "seed<<3"}, "needs a number"),
+        ({"margin": 3}, "must be above 0"),
+        ({"by": "length"}, "--by length"),
+        ({"protocol": "slidin"}, "sliding"),
+    ],
+)
+def test_a_question_without_an_answer_is_a_user_error(
+    made: Any, folder: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        pe_bench.results(**{"results_dir": folder / "results", **options})
+
+
+def test_an_interrupt_saves_the_step_and_the_same_call_continues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    take_step = trainer.Trainer.step
+    steps = 0
+
+    def interrupted(self: Any, *given: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return take_step(self, *given, **named)
+
+    monkeypatch.setattr(trainer.Trainer, "step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 3 of 8, which is saved"):
+        pe_bench.train(*tiny_overrides(folder), encoding="nope")
+    assert signal.getsignal(signal.SIGINT) is before
+    run = pe_bench.train(*tiny_overrides(folder), encoding="nope")
+    assert steps == 8 and "continues from step 3" in capsys.readouterr().err
+    assert list(run.scores["status"]) == ["ok", "ok"]
+
+
+def test_the_arguments_of_the_program_stay_its_own(made: Any) -> None:
+    assert sys.argv[0] != "pe-bench train"
+    assert hydra_main.OVERRIDES_VARIABLE not in os.environ
+
+
+def test_the_package_is_imported_in_no_time_and_offers_the_three_calls() -> None:
+    code = (
+        "import sys, pe_bench; print({'torch', 'pandas', 'hydra', 'typer'} & set(sys.modules), dir(pe_bench))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("set() ")
+    assert all(name in done.stdout for name in pe_bench.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = pe_bench.trian  # type: ignore[attr-defined]
