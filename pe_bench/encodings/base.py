@@ -11,13 +11,13 @@ token's place in the sequence, which masks read; they differ where positions are
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-PastTraining = Literal["defined", "clamps", "undefined"]
+PastTraining = Literal["undefined", "clamps", "defined"]  # the most adverse to longer texts first
 Claim = Literal[
     "shift_invariant",  # scores do not change when every position moves by the same amount
     "prefix_consistent",  # outputs for a prefix do not depend on what follows or on the length
@@ -187,6 +187,12 @@ class LayerEncoding(nn.Module, Declared):
     def overrides(self, *hooks: str) -> bool:
         """Return whether this encoding changes any of the named hooks, which decides on fast paths."""
         return any(getattr(type(self), hook) is not getattr(LayerEncoding, hook) for hook in hooks)
+
+
+def most_adverse(said: Iterable[PastTraining]) -> PastTraining:
+    """Return of several parts' `past_training` the one that is most adverse to longer texts."""
+    found = set(said)
+    return next(word for word in get_args(PastTraining) if word in found)
 
 
 class PositionalEncoding(nn.Module, Declared):

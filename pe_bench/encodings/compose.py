@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side, most_adverse
 from pe_bench.encodings.shared.ranges import intersection
 from pe_bench.errors import UserError
 
@@ -40,9 +40,7 @@ class Composition(PositionalEncoding):
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
-        # Of several parts, the claim most adverse to longer texts decides.
-        said = {part.past_training for part in self._parts}
-        self.past_training = next(word for word in ("undefined", "clamps", "defined") if word in said)
+        self.past_training = most_adverse(part.past_training for part in self._parts)
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         owner = next((part for part in self._parts if part.overrides("ids")), self.base)
@@ -75,7 +73,8 @@ def _modules_to(module: nn.Module, name: str) -> list[nn.Module]:
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
     """Return one encoding that acts as all the parts that do something."""
-    acting = [part for part in parts if type(part) is not LayerEncoding]
+    leaves = [leaf for part in parts for leaf in (part.parts if isinstance(part, Stack) else (part,))]
+    acting = [leaf for leaf in leaves if type(leaf) is not LayerEncoding]
     if len(acting) > 1:
         return Stack(acting)
     return acting[0] if acting else LayerEncoding()

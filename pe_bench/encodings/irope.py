@@ -10,17 +10,19 @@ global ones rises in steps.
 Meta 2025, "The Llama 4 herd", https://ai.meta.com/blog/llama-4-multimodal-intelligence/; every 4th layer,
 chunks of 8,192, temperature 0.1 in steps of 8,192 as in transformers' `llama4`.
 
-Llama 4 norms queries and keys in its rotary layers, has a base of 500,000 and the interleaved layout. Ours is
-the decoder of every other encoding. Chunks of half the training length are ours too, so that training sees
-their edges; steps are of the training length, so that training sees no temperature but at its last token.
+Llama 4 norms queries and keys in its rotary layers, has a base of 500,000 and the interleaved layout;
+`llama4` here has these two. Ours is the decoder of every other encoding. Chunks of half the training length
+are ours too, so that training sees their edges; steps are of the training length, so that training sees no
+temperature but at its last token.
 """
 
-import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
+from pe_bench.encodings.log_steps import LogSteps
 from pe_bench.encodings.rope import Layout, RoPE
+from pe_bench.encodings.shared.schedule import Schedule, are_global
 from pe_bench.errors import require
 
 
@@ -42,25 +44,7 @@ class Chunks(LayerEncoding):
         return [range(start // self.chunk * self.chunk, stop)]
 
 
-class StepwiseTemperature(LayerEncoding):
-    """A scale of the logits that grows with the logarithm of the number of steps before a position."""
-
-    def __init__(self, temperature: float, step: int):
-        super().__init__()
-        require(temperature >= 0, f"encoding.temperature must not be negative, as {temperature} is")
-        require(step > 0, f"encoding.temperature_step must be at least 1 token, not {step}")
-        self.temperature = temperature
-        self.step = step
-
-    def logit_scale(self, queries: Side) -> Tensor:
-        # Shifted positions may lie before 0.
-        steps = ((queries.position.double() + 1) / self.step).floor().clamp(min=0)
-        factor = 1 + self.temperature * steps.log1p()
-        return factor.to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)
-
-
-class IRoPE(PositionalEncoding):
-    family = "schedule"
+class IRoPE(Schedule):
     paper = "https://ai.meta.com/blog/llama-4-multimodal-intelligence/"
 
     def __init__(
@@ -74,12 +58,26 @@ class IRoPE(PositionalEncoding):
         base: float = 10_000.0,
         layout: Layout = "half",
     ):
-        super().__init__()
-        require(every > 0, f"encoding.every must be at least 1 layer, not {every}")
-        self.every = min(every, n_layers)
-        self.rope = RoPE(d_head=d_head, base=base, layout=layout)
-        self.chunks = Chunks(chunk)
-        self.temperature = StepwiseTemperature(temperature, temperature_step)
+        super().__init__(
+            irope_layers(d_head, n_layers, chunk, temperature_step, every, temperature, base, layout)
+        )
 
-    def layer(self, number: int) -> LayerEncoding:
-        return stack([self.rope, self.chunks]) if (number + 1) % self.every else self.temperature
+
+def irope_layers(
+    d_head: int,
+    n_layers: int,
+    chunk: int,
+    temperature_step: int,
+    every: int,
+    temperature: float,
+    base: float,
+    layout: Layout,
+) -> list[LayerEncoding]:
+    """Return what acts in each layer."""
+    require(temperature >= 0, f"encoding.temperature must not be negative, as {temperature} is")
+    require(
+        temperature_step > 0, f"encoding.temperature_step must be at least 1 token, not {temperature_step}"
+    )
+    local = stack([RoPE(d_head=d_head, base=base, layout=layout), Chunks(chunk)])
+    sharpened = LogSteps(temperature_step, temperature, counts_itself=True)
+    return [sharpened if is_global else local for is_global in are_global(n_layers, every)]

@@ -22,16 +22,19 @@ import math
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
 from pe_bench.encodings.logn import LogN
 from pe_bench.encodings.rope import Layout, RoPE
+from pe_bench.encodings.shared.schedule import Schedule
 from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.errors import require
 
 
 class FittedLog(LayerEncoding):
     """The logits of a query at position p are multiplied by log_a(a + p)."""
+
+    claims = frozenset({"prefix_consistent"})
 
     def __init__(self, scale_base: float):
         super().__init__()
@@ -44,8 +47,7 @@ class FittedLog(LayerEncoding):
         return factor.to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)
 
 
-class SWAN(PositionalEncoding):
-    family = "schedule"
+class SWAN(Schedule):
     paper = "arXiv:2504.08719"
 
     def __init__(
@@ -58,12 +60,7 @@ class SWAN(PositionalEncoding):
         base: float = 10_000.0,
         layout: Layout = "half",
     ):
-        super().__init__()
         require(every > 0, f"encoding.every must be at least 1 layer, not {every}")
-        self.every = every
-        self.rope = RoPE(d_head=d_head, base=base, layout=layout)
-        self.window = SlidingWindow(window)
-        self.scaling = LogN(train_length) if scale_base is None else FittedLog(scale_base)
-
-    def layer(self, number: int) -> LayerEncoding:
-        return stack([self.rope, self.window]) if number % self.every else self.scaling
+        local = stack([RoPE(d_head=d_head, base=base, layout=layout), SlidingWindow(window)])
+        scaling = LogN(train_length) if scale_base is None else FittedLog(scale_base)
+        super().__init__([scaling, *[local] * (every - 1)])

@@ -10,8 +10,9 @@ Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Mo
 section 3.3.
 
 The ramp is linear in the index of the pair, as in the authors' code, https://github.com/jquesnelle/yarn;
-`ramp: turns` is the paper's. Without a given factor it is what the authors call dynamic YaRN. A given
-`attention_factor` replaces a at every length; other rules for it, as in later models, are not offered.
+`ramp: turns` is the paper's, and `ramp: exact` that of GPT-OSS, whose ends are no whole indices. Without a
+given factor it is what the authors call dynamic YaRN. A given `attention_factor` replaces a at every length;
+other rules for it, as in later models, are not offered.
 """
 
 import math

@@ -8,7 +8,8 @@ from support.reference_inputs import K, near
 
 from pe_bench.encodings.base import PositionalEncoding
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.irope import Chunks, IRoPE, StepwiseTemperature
+from pe_bench.encodings.irope import Chunks, IRoPE
+from pe_bench.encodings.log_steps import LogSteps
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.sliding_window import SlidingWindow
@@ -51,7 +52,9 @@ def test_irope_in_chunks_is_rope_on_each_chunk() -> None:
 
 def test_irope_has_the_temperatures_of_llama_4() -> None:
     position = torch.tensor([-20_000, 0, 8190, 8191, 16383])
-    assert near(factors(StepwiseTemperature(0.1, 8192), position).flatten(), [1, 1, 1, 1.069315, 1.109861])
+    assert near(
+        factors(LogSteps(8192, 0.1, counts_itself=True), position).flatten(), [1, 1, 1, 1.069315, 1.109861]
+    )
 
 
 def test_swan_sees_its_window_in_rotary_layers_and_all_in_others() -> None:

@@ -20,27 +20,28 @@ LENGTHENED = frozenset(
     {
         *("rope_pi", "rope_ntk", "rope_dynamic_ntk", "rope_ntk_by_parts", "yarn", "llama3", "longrope"),
         *("rerope", "leaky_rerope", "self_extend", "lm_infinite", "streaming", "sliding_window"),
-        *("logn", "temperature", "nope"),
+        *("logn", "log_steps", "temperature", "nope"),
     }
 )
 ITSELF = ("alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "shaw")
 WHITELIST = {
     **dict.fromkeys(("rope", "partial_rope", "p_rope"), LENGTHENED),
-    "sinusoidal": {"sliding_window", "logn"},
+    "sinusoidal": {"sliding_window", "logn", "log_steps"},
     "learned": {"sliding_window"},
-    "nope": {"temperature", "logn", "sliding_window"},
+    "nope": {"temperature", "logn", "log_steps", "sliding_window"},
     **dict.fromkeys((*ITSELF, "transformer_xl", "deberta"), frozenset({"sliding_window", "temperature"})),
 }
-# With other options: ids / s, clamp and interpolate, slope_scale, random and even and arange.
+# With other options: ids / s, clamp and interpolate, slope_scale, random and even and arange, YaRN's factor.
 CHANGES = {
     "sinusoidal": {"factor=4.0"},
     "learned": {"overflow=clamp", "overflow=interpolate"},
     "alibi": {"slope_scale=0.5"},
     "randomized": {"scored_with=arange", "scored_with=even"},
+    "olmo3": {"factor=8.0"},
 }
 # Modifiers of a trained model that leave the meaning of its weights as it is; the others have made them learn
 # other positions (randomized, pose, shape, cape, bipe) or have parameters of their own (ssmax).
-NEUTRAL = {"logn", "sliding_window", "temperature"}
+NEUTRAL = {"logn", "log_steps", "sliding_window", "temperature"}
 
 
 @cache

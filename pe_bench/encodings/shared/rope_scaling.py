@@ -35,7 +35,7 @@ from pe_bench.encodings.rope import (
 from pe_bench.encodings.shared.families import ROTARY
 from pe_bench.errors import require
 
-Ramp = Literal["index", "turns"]
+Ramp = Literal["index", "exact", "turns"]
 
 
 class Scaled(NamedTuple):
@@ -128,20 +128,26 @@ def by_parts_frequencies(
         turns = train_length * frequencies / (2 * math.pi)
         kept = (turns - beta_slow) / (beta_fast - beta_slow)
     else:
-        first, last = ramp_ends(width, base, train_length, beta_fast, beta_slow)
+        first, last = ramp_ends(width, base, train_length, beta_fast, beta_slow, is_exact=ramp == "exact")
         kept = 1 - (torch.arange(width // 2, dtype=torch.float64) - first) / max(last - first, 0.001)
     return torch.lerp(frequencies / factor, frequencies, kept.clamp(0, 1))
 
 
 def ramp_ends(
-    width: int, base: float, train_length: int, beta_fast: float, beta_slow: float
-) -> tuple[int, int]:
-    """Return the indices of the last pair that is kept whole and of the first that is interpolated whole."""
+    width: int, base: float, train_length: int, beta_fast: float, beta_slow: float, is_exact: bool = False
+) -> tuple[float, float]:
+    """Return the indices of the last pair that is kept whole and of the first that is interpolated whole.
+
+    They are whole numbers, unless it is to be exact.
+    """
 
     def index_of(turns: float) -> float:
         return width * math.log(train_length / (2 * math.pi * turns)) / (2 * math.log(base))
 
-    return max(math.floor(index_of(beta_fast)), 0), min(math.ceil(index_of(beta_slow)), width - 1)
+    first, last = index_of(beta_fast), index_of(beta_slow)
+    if not is_exact:
+        first, last = math.floor(first), math.ceil(last)
+    return max(first, 0), min(last, width - 1)
 
 
 def require_ramp(beta_fast: float, beta_slow: float) -> None:
