@@ -69,9 +69,10 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     scaled = matrices / norms
     square = scaled @ scaled.mT
     identity = torch.eye(square.size(-1), dtype=square.dtype, device=square.device)
-    total = identity.expand_as(square)
-    for _ in range(ITERATIONS):
+    total = identity
+    for iteration in range(ITERATIONS):
         factor = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic) + linear * identity
-        total = factor @ total
-        square = factor @ square @ factor
+        total = factor if iteration == 0 else factor @ total
+        if iteration < ITERATIONS - 1:
+            square = factor @ square @ factor
     return total @ scaled
