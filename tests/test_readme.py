@@ -37,6 +37,18 @@ def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch,
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("name", ["quick-start", "choose-an-encoding"])
+def test_a_tutorial_runs_as_it_stands(name, tmp_path, monkeypatch, capsys):
+    write_corpus(tmp_path / "texts", documents=12, words=600)
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert "bits per byte" in run_all(page, tmp_path, monkeypatch, capsys)
+    assert (tmp_path / "report.html").stat().st_size > 5_000
+    for code in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(code, {})
+        assert "yarn" in capsys.readouterr().out
+
+
+@pytest.mark.full
 def test_the_page_on_performance_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert "x nope" in run_all(page, tmp_path, monkeypatch, capsys)

@@ -20,7 +20,8 @@ def first_of(*names: str) -> Callable[[str], list[str]]:
 class Command(TyperCommand):
     """A command whose help shows no types of Python, and ends in its examples: the lines of `epilog`."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def records(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Return arguments and options, each by what is typed and what it means."""
         arguments, options = [], []
         parameters: list[Any] = list(self.get_params(ctx))
         for param in parameters:
@@ -31,7 +32,10 @@ class Command(TyperCommand):
                 param.metavar = "FILE" if "path" in param.display_type(ctx).lower() else "VALUE"
             if record := param.get_help_record(ctx):
                 options.append(record)
-        for title, rows in (("Arguments", arguments), ("Options", options)):
+        return {"Arguments": arguments, "Options": options}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, rows in self.records(ctx).items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=LONGEST_NAME)

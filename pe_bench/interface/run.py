@@ -56,5 +56,6 @@ class Run(RunFolder):
         from pe_bench.report.text import show
 
         text = io.StringIO()
-        show(run_tables(self.scored, self.path, self.margin, self.asked), Console(file=text))
+        plain = Console(file=text, color_system=None, force_terminal=False, force_jupyter=False)
+        show(run_tables(self.scored, self.path, self.margin, self.asked), plain)
         return text.getvalue()

@@ -225,10 +225,15 @@ def test_an_interrupt_saves_the_step_and_the_same_call_continues(
         return take_step(self, *given, **named)
 
     monkeypatch.setattr(trainer.Trainer, "step", interrupted)
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match="stopped at step 3 of 8, which is saved"):
-        pe_bench.train(*tiny_overrides(folder), encoding="nope")
-    assert signal.getsignal(signal.SIGINT) is before
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell may ignore it in the background
+    try:
+        with pytest.raises(KeyboardInterrupt, match="stopped at step 3 of 8, which is saved"):
+            pe_bench.train(*tiny_overrides(folder), encoding="nope")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     run = pe_bench.train(*tiny_overrides(folder), encoding="nope")
     assert steps == 8 and "continues from step 3" in capsys.readouterr().err
     assert list(run.scores["status"]) == ["ok", "ok"]

@@ -1,0 +1,155 @@
+"""Hooks of MkDocs: the pages of the repository where they lie, and the reference, which comes from the code.
+
+A page keeps its place, so that its links work on the site as they do in a checkout. What a page links to is
+part of the site too: it can be read without a network.
+"""
+
+import html
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import pe_bench
+from pe_bench.cli.app import app
+from pe_bench.cli.catalogue import catalogue
+from pe_bench.config.keys import keys
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+FIRST = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")
+PAGE = ".md"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Give the files of docs/ their paths in the repository, and add all files that they link to."""
+    from_theme = [file for file in files if Path(str(file.src_dir or ROOT)) != Path(config.docs_dir)]
+    of_docs = [f"docs/{file.src_uri}" for file in files if file not in from_theme]
+    found = [File(path, str(ROOT), config.site_dir, use_directory_urls=False) for path in _reached(of_docs)]
+    reference = {"commands": _commands(), "keys": _keys(), "encodings": _encodings(), "python": _python()}
+    made = [
+        File.generated(config, f"docs/reference/{name}{PAGE}", content=text)
+        for name, text in reference.items()
+    ]
+    return Files([*from_theme, *found, *made])
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show links to folders as plain text: a site has no page for them."""
+    here = (ROOT / page.file.src_uri).parent
+    return LINK.sub(lambda link: link[1] if (here / link[2]).is_dir() else link[0], markdown)
+
+
+def _reached(of_docs: Sequence[str]) -> list[str]:
+    """Return the first pages, those of docs/, and all files that they lead to."""
+    waiting = [*FIRST, *of_docs]
+    found: dict[str, None] = {}
+    while waiting:
+        path = waiting.pop()
+        if path in found or not (ROOT / path).is_file():  # MkDocs names a link that leads nowhere
+            continue
+        found[path] = None
+        if path.endswith(PAGE):
+            links = LINK.finditer((ROOT / path).read_text(encoding="utf-8"))
+            targets = [((ROOT / path).parent / link[2]).resolve() for link in links]
+            waiting += [str(each.relative_to(ROOT)) for each in targets if each.is_relative_to(ROOT)]
+    return sorted(found)
+
+
+def _commands() -> str:
+    program: Any = typer.main.get_command(app)
+    parts = ["# Commands", "`pe-bench COMMAND --help` prints the same."]
+    for name, command in program.commands.items():
+        context = typer.Context(command, info_name=name)
+        parts += [f"## {name}", inspect.cleandoc(command.help or "")]
+        for title, rows in command.records(context).items():
+            parts += (
+                [_table((title[:-1], "meaning"), [(_code(typed), said) for typed, said in rows])]
+                if rows
+                else []
+            )
+        parts += ["```sh\n" + command.epilog + "\n```"]
+    return _page(parts)
+
+
+def _keys() -> str:
+    parts = [
+        "# Keys of a run",
+        "`pe-bench train KEY=VALUE` changes one, and so does `pe_bench.train`. `pe-bench train --cfg job` "
+        "prints all of a run, and `pe-bench show NAME` an encoding's options (`encoding.OPTION=VALUE`).",
+        _table(
+            ("key", "default", "meaning"),
+            [(_code(key.name), _code(key.default), key.meaning) for key in keys()],
+        ),
+    ]
+    return _page(parts)
+
+
+def _encodings() -> str:
+    parts = ["# Encodings", "`pe-bench show NAME` has equation, options and claims, and draws the encoding."]
+    rows = [(_code(row[0]), *row[1:2], *row[3:]) for row in catalogue()]
+    titles = ("encoding", "family", "what it is", "past the training length", "paper", "note")
+    return _page([*parts, _table(titles, rows)])
+
+
+def _python() -> str:
+    parts = [
+        "# Python",
+        "Three calls do what the commands do. [A notebook](../quick-start.ipynb) shows them.",
+    ]
+    for name in ("train", "evaluate", "results"):
+        call = getattr(pe_bench, name)
+        parts += [
+            f"## {name}",
+            f"```python\npe_bench.{name}{_signature(call)}\n```",
+            inspect.getdoc(call) or "",
+        ]
+    from pe_bench.interface.run import Run
+
+    parts += ["## Run", inspect.getdoc(Run) or ""]
+    described = [
+        (name, inspect.getdoc(value)) for name, value in vars(Run).items() if isinstance(value, property)
+    ]
+    parts += [
+        _table(
+            ("attribute", "meaning"),
+            [(_code(name), said or "") for name, said in described],
+        )
+    ]
+    return _page(parts)
+
+
+def _signature(call: Any) -> str:
+    """Return the parameters of a call, one a line."""
+    parts: list[str] = []
+    for parameter in inspect.signature(call).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        annotated = re.sub(r": '([^']*)'", r": \1", str(parameter))  # it may be text: it is evaluated late
+        parts.append(re.sub(r"(\w+\.)+(?=\w)", "", annotated))
+    return "(\n" + textwrap.indent(",\n".join(parts), "    ") + "\n)"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _code(value: Any) -> str:
+    """Return a text as code for a cell, in which a bar must not end the cell."""
+    return f"<code>{html.escape(str(value)).replace('|', '&#124;')}</code>"
+
+
+def _cell(value: Any) -> str:
+    return re.sub(r"\s+", " ", str(value)).replace("|", "\\|").strip()
+
+
+def _page(parts: Iterable[str]) -> str:
+    return "\n\n".join(parts) + "\n"
