@@ -13,7 +13,7 @@ import pe_bench
 from pe_bench.config.groups import config_dir
 
 PACKAGE = Path(pe_bench.__file__).parent
-HEAVY = ("torch", "datasets", "pandas", "matplotlib", "scipy", "hydra")
+HEAVY = ("torch", "datasets", "pandas", "matplotlib", "scipy", "hydra", "transformers")
 
 
 def module_of(path: Path) -> str:
@@ -83,12 +83,13 @@ ALLOWED = {
     "plot": "errors system",
     "data": "errors system config",
     "model": "errors system config native encodings",
+    "checkpoints": "errors system config encodings data model",
     "runs": "errors values system config",
     "training": "errors values system config encodings data model runs",
     "scoring": "errors values system config encodings data model runs",
     "report": "errors values system config plot runs",
     "inspection": "errors values system config encodings plot data model training scoring",
-    "experiment": "errors system config encodings data model runs training scoring",
+    "experiment": "errors system config encodings data model checkpoints runs training scoring",
     "interface": "errors values system config runs scoring report experiment",
     "sweep": "errors system config runs experiment",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "

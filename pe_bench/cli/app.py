@@ -22,6 +22,7 @@ from pe_bench.cli.options import (
     Lengths,
     MaxLength,
     PerPosition,
+    Plain,
     Precision,
     Protocol,
     ResultsDir,
@@ -107,7 +108,8 @@ def train(
 pe-bench eval --lengths 512,2048
 pe-bench eval rope-s0-1a2b3c4d --protocol sliding
 pe-bench eval rope alibi --where 'seed<3' --lengths 4096
-pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'""",
+pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'
+pe-bench eval hf:FOLDER data=files data.path=texts --lengths 4096 --with yarn""",
 )
 def eval(  # noqa: A001  (the command's name)
     runs: Runs = None,
@@ -127,24 +129,34 @@ def eval(  # noqa: A001  (the command's name)
     threads: Threads = None,
     with_: With = None,
     force: Force = False,
+    plain: Plain = False,
     config_dir: ConfigDir = None,
     code: Code = None,
     data_path: DataPath = None,
     cache_dir: CacheDir = None,
     results_dir: ResultsDir = Path("results"),
 ) -> None:
-    """Score trained runs at other lengths, or under other encodings.
+    """Score runs or checkpoints at other lengths or encodings.
 
     Without RUN, --where and --all, that is the run that finished last. Whatever no
-    option changes stays as in the run's configuration.
+    option changes stays as in the run's configuration. hf:FOLDER and hf:OWNER/NAME
+    are checkpoints of Hugging Face, with data and lengths as KEY=VALUE.
     """
+    from pe_bench.cli.checkpoint import is_checkpoint, score_named_checkpoint
     from pe_bench.cli.eval import score_runs
+    from pe_bench.errors import require
     from pe_bench.scoring.other_encodings import read_with
 
     changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
     changes |= {"controls": controls, "per_position": per_position or None, "precision": precision}
     machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
     request = read_with(with_ or [], config_dir or [], force, has_code=bool(code))
+    if is_checkpoint(runs or []):
+        score_named_checkpoint(
+            runs or [], lengths, changes, machine, results_dir, data_path, request, plain=plain
+        )
+        return
+    require(not plain, "--plain is for a checkpoint: say pe-bench eval hf:FOLDER --plain")
     score_runs(
         runs or [],
         lengths,

@@ -190,6 +190,11 @@ Force = Annotated[
     typer.Option("--force", help="Score under incompatible encodings, or changed code, and label the rows."),
 ]
 
+Plain = Annotated[
+    bool,
+    typer.Option("--plain", help="Score a checkpoint with its own attention, without --with."),
+]
+
 ConfigDir = Annotated[
     list[Path] | None,
     typer.Option(parser=config_folder, metavar="DIR", help="A folder with your encoding/NAME.yaml."),

@@ -44,7 +44,8 @@ def check_config(config: Config) -> None:
     _check_model(config.model)
     _check_data(config.data)
     _check_tokenizer(config.tokenizer)
-    _check_train(config.train)
+    if config.checkpoint is None:
+        _check_train(config.train)
     _check_eval(config.eval, config.train.length)
     check_margin(config.report.margin, "report.margin")
     _check_run(config)
@@ -168,10 +169,14 @@ def _check_data(data: DataConfig) -> None:
 
 
 def _check_tokenizer(tokenizer: TokenizerConfig) -> None:
-    hub = tokenizer.kind == "hub"
+    hub, file = tokenizer.kind == "hub", tokenizer.kind == "file"
     require(not hub or tokenizer.name is not None, "tokenizer=hub needs a name: say tokenizer.name=gpt2")
+    require(
+        not file or tokenizer.name is not None,
+        "tokenizer=file needs a file: say tokenizer.name=FOLDER/tokenizer.json",
+    )
     used = {
-        "name": (hub, "tokenizer=hub"),
+        "name": (hub or file, "tokenizer=hub or tokenizer=file"),
         "revision": (hub, "tokenizer=hub"),
         "vocab_size": (tokenizer.kind == "bpe", "tokenizer=bpe"),
     }

@@ -13,6 +13,7 @@ from pe_bench.config.schema import (
     KEY_OF_FIELD,
     KEYS,
     SECTIONS,
+    CheckpointConfig,
     Config,
     Precision,
     ScorePrecision,
@@ -36,6 +37,8 @@ def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
     for key, value in values.items():
         if key in SECTIONS:
             parsed[key] = _parse_section(SECTIONS[key], value, key)
+        elif key == "checkpoint":
+            parsed[key] = _parse_section(CheckpointConfig, value, key)
         elif key in KEYS:
             parsed[key] = _parse_value(value, hints[key], key)
         else:
@@ -51,6 +54,8 @@ def to_plain(config: Config) -> dict[str, Any]:
     """Turn a configuration back into plain values under the keys that people type."""
     values = dataclasses.asdict(config)
     del values["search"]
+    if config.checkpoint is None:
+        del values["checkpoint"]
     for key, field_name in FIELD_OF_KEY.items():
         section, name = key.split(".")
         values[section][name] = values[section].pop(field_name)
@@ -60,7 +65,7 @@ def to_plain(config: Config) -> dict[str, Any]:
 
 def _parse_section(section: type[T], values: Any, name: str) -> T:
     if not isinstance(values, dict):
-        first = next(iter(to_plain(Config(encoding={}))[name]))
+        first = next(iter(typing.get_type_hints(section)))
         raise UserError(f"{name} is a group of keys and cannot be {shown(values)}: say {name}.{first}=VALUE")
     hints = typing.get_type_hints(section)
     known = {KEY_OF_FIELD.get(field_name, f"{name}.{field_name}") for field_name in hints}

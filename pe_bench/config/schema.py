@@ -49,7 +49,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    kind: Literal["bytes", "bpe", "hub"] = "bytes"
+    kind: Literal["bytes", "bpe", "hub", "file"] = "bytes"
     name: str | None = None
     revision: str | None = None
     vocab_size: int | None = None
@@ -127,6 +127,24 @@ class ReportConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """The checkpoint that a run scores in place of training a model.
+
+    identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
+    begin: the token that stands first in each window. layers: how many have the run's encoding; others keep
+    theirs. plain: it attends as transformers has it.
+    """
+
+    source: str
+    identity: str
+    train_length_from: str
+    revision: str | None = None
+    begin: int | None = None
+    layers: int | None = None
+    plain: bool = False
+
+
+@dataclass(frozen=True)
 class Config:
     """One run, resolved: no interpolation is left and every value has its type."""
 
@@ -144,10 +162,11 @@ class Config:
     results_dir: str = "results"
     cache_dir: str | None = None
     tracker: Tracker | None = None
+    checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a checkpoint
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, in which an encoding's file may lie
 
 
-KEYS = tuple(field.name for field in fields(Config) if field.name != "search")
+KEYS = tuple(field.name for field in fields(Config) if field.name not in ("search", "checkpoint"))
 SECTIONS = {
     "model": ModelConfig,
     "data": DataConfig,

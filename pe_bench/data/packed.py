@@ -75,8 +75,17 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
     def build(folder: Path) -> dict[str, Any]:
         return _pack(folder, *split_corpus(*read(), data.validation_fraction), tokenizer)
 
-    key = key_of((FORMAT, LAYOUT), identity, asdict(tokenizer))
+    key = key_of((FORMAT, LAYOUT), identity, _tokenizer_identity(tokenizer))
     return _open(cached_folder(cache_root(cache_dir), key, build), data)
+
+
+def _tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
+    """Return what tells tokenizers apart: of a file its content, wherever it lies."""
+    if config.kind != "file":
+        return asdict(config)
+    path = tokenizers.tokenizer_file(config)
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {**asdict(config), "name": content, "label": path.resolve().parent.name}
 
 
 def _read(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[list[Document], list[Document] | None]:
@@ -107,6 +116,8 @@ def _pack(
 def _make_tokenizer(config: TokenizerConfig, train: list[Document], folder: Path) -> Tokenizer:
     if config.kind == "bytes":
         return tokenizers.ByteTokenizer()
+    if config.kind == "file":
+        return tokenizers.load_file(config)
     if config.kind == "hub":
         return tokenizers.load_hub(config)
     return tokenizers.train_bpe((document.text for document in train), config, folder / "tokenizer.json")

@@ -11,7 +11,8 @@ import numpy as np
 
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, first_line
+from pe_bench.system.outside_text import printable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -138,6 +139,27 @@ def vocabulary_size(config: TokenizerConfig) -> int:
             "(256 bytes and end-of-text)"
         )
     return size
+
+
+def tokenizer_file(config: TokenizerConfig) -> Path:
+    """Return the file that `tokenizer.name` means. Raises `UserError` where there is none."""
+    named = Path(str(config.name)).expanduser()
+    path = named / "tokenizer.json" if named.is_dir() else named
+    if not path.is_file():
+        raise UserError(f"tokenizer.name={config.name}: there is no file {path}")
+    return path
+
+
+def load_file(config: TokenizerConfig) -> SubwordTokenizer:
+    """Return the tokenizer in a file of the `tokenizers` library."""
+    import tokenizers
+
+    path = tokenizer_file(config)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library's own kind
+        raise UserError(f"{path} is no tokenizer of the tokenizers library: {first_line(error)}") from error
+    return SubwordTokenizer(tokenizer, printable(path.resolve().parent.name) or "file")
 
 
 def load_hub(config: TokenizerConfig) -> SubwordTokenizer:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, load_data
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 from pe_bench.experiment.trackers import check_tracker
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.model.dry_run import dry_run_training
@@ -45,6 +45,7 @@ class Job:
 @explain_out_of_memory()
 def prepare_job(config: Config) -> Job:
     """Return a job that is ready to run, and write nothing. Raise `UserError` for all that can be wrong."""
+    require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
     source = config.train.from_run
     job = build_job(_name_source(config))
     check_processes(job.setup.config, job.setup.device)

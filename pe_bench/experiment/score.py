@@ -10,6 +10,7 @@ import torch
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.experiment.checkpoint import reopen_checkpoint, score_checkpoint
 from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, build_job
 from pe_bench.experiment.progress import ScoringProgress
@@ -48,6 +49,8 @@ def score_run(
 
     The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
     """
+    if config.checkpoint is not None:
+        return score_checkpoint(reopen_checkpoint(run, config), others)
     result = read_result(run) or {}
     job = build_job(config)
     setup = replace(job.setup, run=run)

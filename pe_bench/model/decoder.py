@@ -152,7 +152,7 @@ class Decoder(nn.Module):
         """Return the negative log-likelihood of each target in nats, float32 [N]."""
         return token_nll(hidden_ND, self.output_weight, targets_N)
 
-    def control_refusal(self, control: str) -> str:
+    def control_refusal(self, control: str, length: int) -> str:
         """Return nothing: every control can be scored."""
         return ""
 

@@ -40,7 +40,7 @@ class LanguageModel(Protocol):
         """Return the negative log-likelihood of each target in nats, float32 [N]."""
         ...
 
-    def control_refusal(self, control: str) -> str:
+    def control_refusal(self, control: str, length: int) -> str:
         """Return why a control cannot be scored with this model; empty where it can."""
         ...
 

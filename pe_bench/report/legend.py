@@ -84,5 +84,6 @@ def _of_memory(table: Table) -> Iterator[str]:
 
 
 def _of_anchors(table: Table) -> Iterator[str]:
-    if table.lines and not table.anchors:
+    # A checkpoint was trained elsewhere, in no steps of ours.
+    if table.lines and not table.anchors and table.key.steps:
         yield "no trigram of the same training tokens to compare with: pe-bench eval RUN... adds it"

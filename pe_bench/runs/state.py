@@ -62,7 +62,7 @@ def _state(run: Path, name: str) -> RunState:
         steps, loss = _of_newest_checkpoint(run)
     else:
         state = "finished" if rows else "no scores"
-        steps, loss = result["steps"], f"{result['loss']:.3f}"
+        steps, loss = result["steps"], f"{result['loss']:.3f}" if "checkpoint" not in result else ""
     way_out = f"it has no eval.csv: make its scores with `pe-bench eval {name}`"
     label = rows[0].encoding if rows else encoding_in(name)
     problem = way_out if state == "no scores" else ""

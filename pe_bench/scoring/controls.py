@@ -80,7 +80,7 @@ def offset_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan
 
 def why_not(plan: Plan, model: LanguageModel) -> tuple[str, str] | None:
     """Return the status and the reason of a control that would say nothing; None for one to score."""
-    refusal = model.control_refusal(plan.control)
+    refusal = model.control_refusal(plan.control, plan.length)
     if refusal:
         return "undefined", refusal
     if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):

@@ -52,7 +52,7 @@ def completed(shell: str, **environment: str) -> list[str]:
         (["encoding", "=", "no"], ["nope"]),
         (["-m", "encoding", "=", "rope,al"], ["rope,alibi"]),
         (["seed", "=", "3", "modifier", "=", "[lo"], ["[logn"]),
-        (["tokenizer", "="], ["bpe", "bytes", "hub"]),
+        (["tokenizer", "="], ["bpe", "bytes", "file", "hub"]),
         (["encoding=no"], ["encoding=nope"]),  # where COMP_WORDBREAKS has no `=`
     ],
 )

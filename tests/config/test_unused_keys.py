@@ -25,7 +25,7 @@ from pe_bench.scoring.plans import make_plans
         (["data.validation_path=x", "data=pg19"], "data=files"),
         (["tokenizer.vocab_size=300"], "tokenizer=bpe"),
         (["tokenizer.vocab_size=300", "tokenizer=hub", "tokenizer.name=y"], "tokenizer=bpe"),
-        (["tokenizer.name=x"], "tokenizer=hub"),
+        (["tokenizer.name=x"], "tokenizer=hub or tokenizer=file"),
         (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer=hub"),
     ],
 )
@@ -43,6 +43,7 @@ def test_a_key_that_nothing_would_use_is_refused_with_what_uses_it(overrides, us
         ["data=pg19", "data.revision=v1", "data.subset=x"],
         ["tokenizer=bpe", "tokenizer.vocab_size=300"],
         ["tokenizer=hub", "tokenizer.name=gpt2", "tokenizer.revision=v1"],
+        ["tokenizer=file", "tokenizer.name=folder"],
     ],
 )
 def test_a_key_is_taken_where_it_is_used(overrides):

@@ -1,6 +1,7 @@
 """Tokenizers give ids back to the text, and count its bytes exactly."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from tokenizers import models, pre_tokenizers, processors
 
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
-from pe_bench.data.tokenizer import ByteTokenizer, SubwordTokenizer, byte_ends, load_hub, train_bpe
+from pe_bench.data.byte_tokenizer_file import write_byte_tokenizer
+from pe_bench.data.tokenizer import ByteTokenizer, SubwordTokenizer, byte_ends, load_file, load_hub, train_bpe
 from pe_bench.errors import UserError
 
 TEXTS = [
@@ -127,3 +129,23 @@ def test_a_hub_tokenizer_is_asked_for_by_name_and_revision(monkeypatch):
     assert load_hub(TokenizerConfig(kind="hub", name="gpt2", revision="v1")).label == "hub-gpt2"
     load_hub(TokenizerConfig(kind="hub", name="gpt2"))
     assert asked == [("gpt2", "v1"), ("gpt2", "main")]
+
+
+def test_a_tokenizer_file_has_the_ids_of_its_library_and_is_known_by_its_content(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+    config = TokenizerConfig(kind="file", name=str(tmp_path))
+    tokenizer = load_file(config)
+    text = "naïve\n  text\t<|endoftext|>".encode()
+    [encoded] = tokenizer.encode_documents([text])
+    assert encoded.ids.tolist() == list(text)
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (257, 256)
+    assert tokenizer.label == tmp_path.name
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_what_is_no_tokenizer_file_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match="there is no file|is no tokenizer of the tokenizers library"):
+        load_file(TokenizerConfig(kind="file", name=str(path)))

@@ -235,7 +235,9 @@ def _table(
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
     shown = [row for row in rows if row.length in lengths]
-    notes = make_notes([*order.lines, *anchors], shown, order.note, margin, keys.machines(rows))
+    notes = make_notes(
+        [*order.lines, *anchors], shown, order.note, margin, keys.machines(rows), keys.checkpoints(rows)
+    )
     return Table(
         key=key,
         lengths=lengths,

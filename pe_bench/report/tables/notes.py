@@ -7,6 +7,7 @@ from pe_bench.report.tables.cells import Cell, label_of
 from pe_bench.report.tables.differences import has_number
 from pe_bench.report.tables.lines import Line, on_other_targets
 from pe_bench.report.tables.listing import few_names, list_lengths
+from pe_bench.report.tables.scored_checkpoint import ScoredCheckpoint, notes_on_checkpoints
 from pe_bench.report.tables.target_sets import lengths_on_other_sets
 from pe_bench.report.tables.training_machine import TrainingMachine
 from pe_bench.report.tables.unclear import agreeing_seeds, unclear_changes
@@ -28,11 +29,12 @@ def make_notes(
     order_note: Note,
     margin: float,
     machines: Mapping[str, TrainingMachine],
+    checkpoints: Sequence[ScoredCheckpoint] = (),
 ) -> list[Note]:
     """Return the notes, each once, the most important first.
 
     rows: all that the table shows, and their controls. order_note: the note on how the lines are ordered.
-    machines: on which each run was trained.
+    machines: on which each run was trained. checkpoints: the runs among them that were trained elsewhere.
     """
     anchors = [line for line in lines if line.is_anchor]
     lines = [line for line in lines if not line.is_anchor]
@@ -43,6 +45,7 @@ def make_notes(
     unequal_lengths = [*_unequal_targets(lines), *_other_sets(lines, train_length)]
     notes = [
         *([order_note] if len(lines) > 1 else []),
+        *_caveats(notes_on_checkpoints(checkpoints)),
         *_caveats(_unlearned(lines, rows[0]), _anchors(anchors)),
         *_caveats(
             _protocol_caveats(rows[0].protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pe_bench.errors import UserError
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.model_sizes import changed_sizes
+from pe_bench.report.tables.scored_checkpoint import ScoredCheckpoint
 from pe_bench.report.tables.training_machine import TrainingMachine, machine_of
 from pe_bench.runs.conditions import Condition, RunValues, check_key, is_number, one_a_run
 from pe_bench.runs.identity import NOT_IDENTITY
@@ -101,6 +102,21 @@ class RunKeys(RunValues):
     def machines(self, rows: Sequence[Row]) -> dict[str, TrainingMachine]:
         """Return the machine on which each run was trained."""
         return {row.run: machine_of(self.folder_of(row.run).environment) for row in one_a_run(rows)}
+
+    def checkpoints(self, rows: Sequence[Row]) -> list[ScoredCheckpoint]:
+        """Return what is known of the checkpoints among the runs, which pe-bench did not train."""
+        return [
+            ScoredCheckpoint(
+                row.model,
+                row.train_length,
+                str(config.get("checkpoint.train_length_from")),
+                config.get("checkpoint.layers") or config["model.n_layers"],
+                config["model.n_layers"],
+                config.get("checkpoint.begin"),
+            )
+            for row in one_a_run(rows)
+            if "checkpoint.source" in (config := self.config_of(row))
+        ]
 
     def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
         """Return the sizes that the name of these rows' model does not imply, but for these keys."""

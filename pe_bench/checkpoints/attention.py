@@ -1,0 +1,189 @@
+"""Our attention in the place of transformers' own, for every architecture that lets it be replaced.
+
+transformers calls one function for the attention of each layer, and one for the mask of a pass. Ours read
+what they need from an object that lies on each module of the model, and never from a global. What a layer
+hands over that we do not know is refused by its name.
+
+Letters: B batch, H query heads, G key heads, T tokens, Q queries and N keys of one chunk, K head width.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.compose import stack
+from pe_bench.errors import UserError
+from pe_bench.model.attention import attention
+
+NAME = "pe_bench"
+# Arguments that say nothing that a layer's output depends on, or that we have by other ways.
+WITHOUT_EFFECT = frozenset(
+    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
+    | {"output_router_logits", "return_dict", "is_causal", "dropout", "sliding_window"}
+)
+
+# Indices of batch, head, query and key to whether the key is seen.
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class PassMask:
+    """The mask of one forward pass: transformers' function of indices, of which no tensor is made."""
+
+    def __init__(self, function: MaskFunction, is_causal: bool, device: torch.device) -> None:
+        self.function = function
+        self.is_causal = is_causal
+        self.device = device
+        self._first: dict[tuple[int, int], int] = {}
+
+    def visible(self, query_Q: Tensor, key_N: Tensor) -> Tensor:
+        """Return which keys the queries see [Q, N], from their indices."""
+        zero = query_Q.new_zeros(())
+        seen = self.function(zero, zero, query_Q.unsqueeze(-1), key_N.unsqueeze(-2))
+        return seen.expand(len(query_Q), len(key_N))
+
+    def first_key(self, start: int, stop: int) -> int:
+        """Return the first key that one of the queries `start` to `stop` - 1 sees, which is found once."""
+        if (start, stop) not in self._first:
+            index = torch.arange(stop, device=self.device)
+            self._first[start, stop] = int(self.visible(index[start:], index).any(0).long().argmax())
+        return self._first[start, stop]
+
+    def count(self, length: int) -> int:
+        """Return how many keys the last of so many tokens sees."""
+        index = torch.arange(length, device=self.device)
+        return int(self.visible(index[-1:], index).sum())
+
+
+class Masked(LayerEncoding):
+    """A layer that sees what the mask of the pass shows."""
+
+    def __init__(self, mask: PassMask) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        return self.mask.visible(queries.index, keys.index)
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return [range(self.mask.first_key(start, stop), stop)]
+
+
+class SoftCap(LayerEncoding):
+    """Logits c tanh(z / c)."""
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.cap = cap
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        return self.cap * (scores / self.cap).tanh()
+
+
+class Sinks(LayerEncoding):
+    """A logit of each head [H] that joins the softmax, and has no value."""
+
+    def __init__(self, logits_H: Tensor) -> None:
+        super().__init__()
+        self.logits_H = logits_H
+
+    def null_logit(self, queries: Side) -> Tensor:
+        return self.logits_H.to(torch.promote_types(self.logits_H.dtype, torch.float32))[:, None, None]
+
+
+@dataclass
+class PassState:
+    """What the layers of one forward pass read: set before it, on each module of the model.
+
+    layers: the encoding of each layer. caught: where it is there, layers keep their queries and masks in it
+    by their number, and hand on the values as they are.
+    """
+
+    layers: Sequence[LayerEncoding] = ()
+    ids: Tensor = field(default_factory=lambda: torch.empty(0))
+    window: int | None = None
+    is_neutral: bool = False  # the model's own rotation is undone
+    caught: dict[int, tuple[Tensor, PassMask | None]] | None = None
+
+    def begin(
+        self, layers: Sequence[LayerEncoding], ids: Tensor, window: int | None, *, is_neutral: bool
+    ) -> None:
+        self.layers, self.ids, self.window, self.is_neutral = layers, ids, window, is_neutral
+
+    def end(self) -> None:
+        self.layers, self.window, self.is_neutral = (), None, False
+
+
+def put_state(model: nn.Module, state: PassState) -> None:
+    for module in model.modules():
+        object.__setattr__(module, "_pe_bench", state)
+
+
+def register() -> None:
+    """Make our functions known to transformers, under one name."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, make_mask)
+
+
+def make_mask(
+    *_: Any, device: torch.device, mask_function: MaskFunction | None = None, **others: Any
+) -> PassMask:
+    from transformers.masking_utils import causal_mask_function
+
+    if mask_function is None:
+        raise UserError("the model makes a mask in a way that pe-bench does not know")
+    return PassMask(mask_function, mask_function is causal_mask_function, torch.device(device))
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return [B, T, H, K] of a layer's queries [B, H, T, K], and of keys and values [B, G, T, K]."""
+    state: PassState = module._pe_bench  # pyright: ignore[reportAssignmentType]
+    _refuse_unknown(module, attention_mask, others)
+    number: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
+    group = query.shape[1] // key.shape[1]
+    key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
+    if state.caught is not None:
+        state.caught[number] = query, attention_mask
+        return value.transpose(1, 2).contiguous(), None
+    parts = [state.layers[number]]
+    if attention_mask is not None and not attention_mask.is_causal:
+        parts.append(Masked(attention_mask))
+    parts += [SoftCap(softcap)] if softcap is not None else []
+    parts += [Sinks(s_aux)] if s_aux is not None else []
+    factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
+    query = query if math.isclose(factor, 1, rel_tol=1e-12) else query * factor
+    x = query.new_empty(*query.shape[:1], query.shape[2], 0)  # of the encodings here none reads it
+    mixed = attention(stack(parts), x, query, key, value, state.ids, state.window)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _refuse_unknown(module: nn.Module, mask: Any, others: dict[str, Any]) -> None:
+    """Raise `UserError` for what could change a layer's output and is not known here."""
+    kind = type(module).__name__
+    given = [name for name, value in others.items() if value is not None and value is not False]
+    unknown = sorted(set(given) - WITHOUT_EFFECT)
+    if unknown:
+        raise UserError(f"{kind} hands {', '.join(unknown)} to its attention, which pe-bench does not know")
+    if not isinstance(getattr(module, "layer_idx", None), int):
+        raise UserError(f"{kind} has no layer_idx, so that its layer is not known")
+    if mask is None and not getattr(module, "is_causal", False):
+        raise UserError(f"{kind} attends without a mask, and does not say that it is causal")
+    if not isinstance(mask, PassMask | None):
+        raise UserError(f"{kind} has a mask of its own ({type(mask).__name__})")

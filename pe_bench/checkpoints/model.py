@@ -1,0 +1,173 @@
+"""A checkpoint with what scoring needs of a model.
+
+Letters: B batch, T tokens, N scored tokens, D model width, V vocabulary.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.checkpoints.attention import PassMask, PassState
+from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.encodings.compose import Composition
+from pe_bench.model.loss import LOGIT_ELEMENTS
+
+FEEDFORWARD_TOKENS = 4_096
+FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
+
+
+class CheckpointModel(nn.Module):
+    """A model of transformers whose layers attend through our attention, or as they are.
+
+    state: what its attention reads; None for a model that attends as it is. fixed: the encodings of layers
+    that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. begin: the
+    token that stands first in each window. max_positions: the size of a table of positions, if it has one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        trunk: Any,
+        encoding: Composition,
+        n_layers: int,
+        state: PassState | None,
+        fixed: dict[int, LayerEncoding] | None = None,
+        masks: Sequence[PassMask | None] = (),
+        begin: int | None = None,
+        is_neutral: bool = True,
+        max_positions: int | None = None,
+        takes_positions: bool = True,
+    ) -> None:
+        super().__init__()
+        self.causal = model
+        self._trunk = [trunk]  # it is a part of the model, and registered there
+        self.encoding = encoding
+        self.n_layers = n_layers
+        self.state, self.is_neutral = state, is_neutral
+        self.fixed, self.masks = fixed or {}, tuple(masks)
+        self.begin = begin
+        self.max_positions = max_positions
+        self.takes_positions = takes_positions
+
+    def with_encoding(self, encoding: Composition) -> "CheckpointModel":
+        """Return the same weights under another encoding; neither model is changed."""
+        other = copy.copy(self)
+        other._modules = {**self._modules, "encoding": encoding}
+        return other
+
+    def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
+        """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
+
+        The token that the checkpoint's texts begin with stands in the place of each window's first one.
+        """
+        if self.begin is not None:
+            tokens_BT = torch.cat([torch.full_like(tokens_BT[:, :1], self.begin), tokens_BT[:, 1:]], 1)
+        if self.max_positions is not None and int(ids.max()) >= self.max_positions:
+            raise LengthError(
+                f"position {int(ids.max())} is past the model's table of {self.max_positions} positions"
+            )
+        given: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
+        if self.takes_positions:
+            given["position_ids"] = (ids if ids.dim() == 2 else ids.unsqueeze(0)).expand(len(tokens_BT), -1)
+        if self.state is not None:
+            layers = [self.fixed.get(n) or self.encoding.layer(n) for n in range(self.n_layers)]
+            self.state.begin(layers, ids, window, is_neutral=self.is_neutral)
+        try:
+            return self.trunk(**given)[0][:, first:]
+        except IndexError as error:  # of a table that ends
+            raise LengthError(f"the model has nothing for position {int(ids.max())}: {error}") from error
+        finally:
+            if self.state is not None:
+                self.state.end()
+
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each target in nats, float32 [N]."""
+        rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
+        pairs = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
+        return torch.cat(
+            [functional.cross_entropy(self.logits(h[None])[0].float(), t, reduction="none") for h, t in pairs]
+        )
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Return [B, T, V], by all that the model does to the output of its last layer."""
+        trunk = self.trunk
+        trunk.forward = lambda *_, **__: _Hidden(hidden_BTD)
+        try:
+            tokens = torch.zeros(hidden_BTD.shape[:2], dtype=torch.long, device=hidden_BTD.device)
+            return self.causal(input_ids=tokens, use_cache=False).logits
+        finally:
+            del trunk.forward
+
+    def control_refusal(self, control: str, length: int) -> str:
+        """Return why a control cannot be scored with this model; empty where it can."""
+        if control == "window" and self.state is None:
+            return "the model attends as it is, and cannot be given a window"
+        if control == "window" and self.masks and not any(sees_all(mask, length) for mask in self.masks):
+            return "the model is windowed itself"
+        if control == "offset" and not self.takes_positions:
+            return "the model takes no position ids"
+        return ""
+
+    @property
+    def trunk(self) -> Any:
+        """Return the part of the model that makes the hidden states."""
+        return self._trunk[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.causal.get_input_embeddings().weight.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.causal.device
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.causal.parameters())
+
+    def train(self, mode: bool = True) -> Self:
+        """Keep the checkpoint as it is: it is never trained here, and has no dropout."""
+        return self
+
+
+def sees_all(mask: PassMask | None, length: int) -> bool:
+    return mask is None or mask.is_causal or mask.count(length) == length
+
+
+class _Hidden:
+    """The output of a model's last layer in the place of all that the layers return."""
+
+    def __init__(self, hidden_BTD: Tensor) -> None:
+        self.last_hidden_state = hidden_BTD
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.last_hidden_state if place == 0 else ()
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def split_feedforward(model: nn.Module, tokens: int = FEEDFORWARD_TOKENS) -> None:
+    """Let feedforward layers take so many tokens at a time: each token has its own output."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in FEEDFORWARD_NAMES and _is_dense(module):
+            module.forward = _in_parts(module.forward, tokens)
+
+
+def _is_dense(module: nn.Module) -> bool:
+    """Return whether a layer has matrices and functions alone, and none that chooses among others."""
+    children = list(module.children())
+    return bool(children) and not any(list(child.children()) for child in children)
+
+
+def _in_parts(forward: Callable[..., Any], tokens: int) -> Callable[..., Any]:
+    def in_parts(x_BTD: Tensor, *others: Any, **named: Any) -> Any:
+        if others or named or x_BTD.dim() != 3 or x_BTD.shape[1] <= tokens:
+            return forward(x_BTD, *others, **named)
+        return torch.cat([forward(part) for part in x_BTD.split(tokens, 1)], 1)
+
+    return in_parts

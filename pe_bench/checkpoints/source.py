@@ -1,0 +1,167 @@
+"""Where a checkpoint is, that its files are plain ones, and what identifies it.
+
+Its folder may be a stranger's: only JSON, the tokenizer and safetensors are read, and all of them lie in it.
+"""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pe_bench.errors import UserError, require
+from pe_bench.system.outside_text import one_line
+
+PREFIX = "hf:"
+CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, "generation_config.json", INDEX, "model*.safetensors"]
+REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
+MAX_JSON_BYTES = 2**27  # a tokenizer's merges are the largest; configurations have a few thousand
+WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLDER"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The folder of a checkpoint, as the user named it; `revision` is a Hub's."""
+
+    text: str  # without the prefix and the revision
+    folder: Path
+    revision: str | None = None
+    is_local: bool = True
+
+    @property
+    def name(self) -> str:
+        """Return the name in tables: the last part of the repository's or the folder's."""
+        last = self.folder.name if self.is_local else self.text.rpartition("/")[2]
+        return NOT_IN_A_NAME.sub("-", last).strip("-.") or "checkpoint"
+
+    @property
+    def address(self) -> str:
+        """Return how to name it from any folder, without the revision."""
+        return f"{PREFIX}{self.folder if self.is_local else self.text}"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.folder / CONFIG)
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / TOKENIZER
+
+    @cached_property
+    def identity(self) -> str:
+        """Return a hash of the configuration, the tokenizer, and the headers and sizes of the weights."""
+        found = hashlib.sha256()
+        for path in (self.folder / CONFIG, self.tokenizer):
+            found.update(hashlib.sha256(path.read_bytes()).digest() if path.exists() else b"none")
+        for path in self.weights:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                header = int.from_bytes(file.read(8), "little")
+                require(header < size, f"{path} is damaged: its header is longer than the file")
+                found.update(path.name.encode() + size.to_bytes(8, "little") + file.read(header))
+        return found.hexdigest()[:16]
+
+    @cached_property
+    def weights(self) -> list[Path]:
+        """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
+        index = self.folder / INDEX
+        if not index.exists():
+            found = [self.folder / WEIGHTS]
+        else:
+            names = set(map(str, read_json(index).get("weight_map", {}).values()))
+            for name in names:
+                is_plain = name == Path(name).name and name.endswith(".safetensors")
+                require(is_plain, f"{index} names {one_line(name)!r}, which is no file of its folder")
+            found = [self.folder / name for name in sorted(names)]
+        missing = [path.name for path in found if not path.is_file()]
+        if missing:
+            pickled = sorted(path.name for path in self.folder.glob("*.bin"))
+            also = f"; {', '.join(pickled)} would run code when read" if pickled else ""
+            raise UserError(
+                f"{self.folder} has no {missing[0]}{also}: pe-bench reads weights as safetensors alone"
+            )
+        return found
+
+
+def read_source(text: str) -> Source:
+    """Return the checkpoint that `hf:REPO_OR_FOLDER[@revision]` names; a repository is downloaded."""
+    named = text.removeprefix(PREFIX)
+    require(named != "", f"{text} names no checkpoint: say hf:FOLDER or hf:OWNER/NAME")
+    if Path(named).expanduser().is_dir():
+        return checked(Source(named, Path(named).expanduser().resolve()))
+    repository, _, revision = named.partition("@")
+    require(
+        REPOSITORY.fullmatch(repository) is not None and repository.count("/") == 1,
+        f"{text} is neither a folder nor the name of a repository: say hf:FOLDER or hf:OWNER/NAME[@REVISION]",
+    )
+    folder = download(repository, revision or None)
+    return checked(Source(repository, folder, revision or None, is_local=False))
+
+
+def download(repository: str, revision: str | None) -> Path:
+    """Return the folder of a repository of the Hub, from its cache where it is there."""
+    from huggingface_hub import snapshot_download
+
+    from pe_bench.data import hub
+
+    with hub.connection() as online:
+        try:
+            found = snapshot_download(repository, revision=revision, allow_patterns=FETCHED)
+        except Exception as error:  # huggingface_hub and httpx each raise their own kinds
+            raise UserError(hub.explain(error, online, f"hf:{repository}", WITHOUT)) from error
+    return Path(found)
+
+
+def checked(source: Source) -> Source:
+    """Return the source. Raise `UserError` for a folder that is not a whole checkpoint of plain files."""
+    folder = source.folder
+    for path in folder.iterdir():
+        _refuse_outside(path, folder)
+    require((folder / CONFIG).is_file(), f"{folder} has no {CONFIG}: it is no checkpoint of transformers")
+    require(
+        not (folder / "adapter_config.json").exists(),
+        f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder",
+    )
+    require(source.tokenizer.is_file(), f"{folder} has no {TOKENIZER}: save it with a fast tokenizer")
+    quantised = source.config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
+        raise UserError(
+            f"{source.name} is quantised ({one_line(str(method))}), and its rounding would be scored with "
+            "it: give the checkpoint in float32 or bfloat16"
+        )
+    _ = source.weights
+    return source
+
+
+def _refuse_outside(path: Path, folder: Path) -> None:
+    """Refuse links that leave the folder; the Hub's cache links to its blobs, beside the snapshots."""
+    if not path.is_symlink():
+        require(path.is_file() or path.is_dir(), f"{path} is not a regular file: delete it")
+        return
+    target, allowed = path.resolve(), [folder, folder.parent.parent / "blobs"]
+    is_inside = any(target.is_relative_to(place) for place in allowed)
+    require(is_inside, f"{path} is a symbolic link out of its folder: replace it by the file itself")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of JSON. Raise `UserError` for anything else."""
+    try:
+        size = os.stat(path).st_size
+        require(
+            size <= MAX_JSON_BYTES,
+            f"{path} has {size:,} bytes, and such a file has at most {MAX_JSON_BYTES:,}",
+        )
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
+    require(isinstance(found, dict), f"{path} is no JSON object")
+    return found

@@ -1,0 +1,261 @@
+"""Score a Hugging Face checkpoint: a run without training, in a folder like that of any other run."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe_bench.checkpoints.load import load_config
+from pe_bench.checkpoints.model import CheckpointModel
+from pe_bench.checkpoints.opened import begin_of_text, open_checkpoint, train_length_of
+from pe_bench.checkpoints.source import Source, read_source
+from pe_bench.config.compose import compose
+from pe_bench.config.override import parse_override
+from pe_bench.config.parse import parse_config, without_none
+from pe_bench.config.schema import CheckpointConfig, Config
+from pe_bench.data.packed import Data, load_data, summary
+from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import UserError, require
+from pe_bench.experiment.progress import ScoringProgress
+from pe_bench.runs.commands import record_command
+from pe_bench.runs.config_file import with_absolute_paths, write_config
+from pe_bench.runs.gather import gather_and_warn, runs_folder
+from pe_bench.runs.lock import locked, record_error
+from pe_bench.runs.rows import Row
+from pe_bench.runs.setup import Setup
+from pe_bench.scoring.evaluate import TrainedModel, evaluate
+from pe_bench.scoring.other_encodings import OtherEncoding
+from pe_bench.scoring.plans import count_parts, make_plans, shortages
+from pe_bench.scoring.protocols import Plan
+from pe_bench.system.files import remove_leftovers, write_text
+from pe_bench.system.machine import resolve_device, set_threads
+from pe_bench.system.memory import explain_out_of_memory
+from pe_bench.system.progress import Bars, progress_bar
+from pe_bench.system.terminal import say
+from pe_bench.system.versions import environment, today
+
+# Keys that say what to score, on which text and where; all others describe a training.
+SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir", "results_dir")
+TRAIN_LENGTH = "train.length"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NOT_AFTER_TRAINING = ("ids", "embed")  # hooks of a model, which a checkpoint does not call
+
+
+@dataclass(frozen=True)
+class CheckpointJob:
+    """A checkpoint that is ready to be scored."""
+
+    setup: Setup
+    data: Data
+    model: CheckpointModel
+    plans: list[Plan]
+
+
+@explain_out_of_memory()
+def prepare_checkpoint(
+    text: str,
+    overrides: Sequence[str],
+    changes: dict[str, Any],
+    machine: dict[str, Any],
+    results_dir: Path,
+    *,
+    plain: bool = False,
+) -> CheckpointJob:
+    """Return the job of `eval hf:...`, and write nothing. Raise `UserError` for all that can be wrong."""
+    _check_overrides(overrides)
+    source = read_source(text)
+    loaded = load_config(source)
+    length, length_from = _train_length(source, loaded, overrides)
+    values = compose(
+        [*overrides, "encoding=nope", *([] if _names_length(overrides) else [f"train.length={length}"])]
+    )
+    values["eval"].update(without_none(changes))
+    values |= {**without_none(machine), "results_dir": str(results_dir)}
+    values["train"] |= {"length": length, "steps": 0, "batch_tokens": length}
+    values["tokenizer"] = {"kind": "file", "name": str(source.tokenizer)}
+    values["checkpoint"] = {
+        "source": source.address,
+        "identity": source.identity,
+        "train_length_from": length_from,
+        "revision": source.revision,
+        "begin": begin_of_text(source),
+        "plain": plain,
+    }
+    return _prepare(parse_config(values), source, loaded)
+
+
+@explain_out_of_memory()
+def reopen_checkpoint(run: Path, config: Config) -> CheckpointJob:
+    """Return the job of a run that scored a checkpoint before. Raise `UserError` where it is another now."""
+    about = config.checkpoint
+    assert about is not None
+    revision = f"@{about.revision}" if about.revision else ""
+    source = read_source(f"{about.source}{revision}")
+    require(
+        source.identity == about.identity,
+        f"{about.source} is not what {run.name} scored (hash {source.identity} now, {about.identity} then): "
+        f"score it as it is now with `pe-bench eval {about.source}`",
+    )
+    job = _prepare(config, source, load_config(source))
+    return replace(job, setup=replace(job.setup, run=run))
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        key = parse_override(text).key.lstrip("+~")
+        is_known = key.split(".")[0] in SCORING_KEYS or key == TRAIN_LENGTH
+        require(
+            is_known,
+            f"{text} has no effect on a checkpoint, which brings its own model, encoding and tokenizer: "
+            f"change {', '.join(SCORING_KEYS[:3])} or {TRAIN_LENGTH}",
+        )
+
+
+def _names_length(overrides: Sequence[str]) -> bool:
+    return any(parse_override(text).key == TRAIN_LENGTH for text in overrides)
+
+
+def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tuple[int, str]:
+    """Return the length that the checkpoint was trained at, and who says so."""
+    for text in overrides:
+        override = parse_override(text)
+        if override.key == TRAIN_LENGTH:
+            require((override.value or "").isdecimal(), f"{text} is no whole number")
+            return int(override.value or 0), "the command"
+    found = train_length_of(config)
+    if found is None:
+        raise UserError(
+            f"the configuration of {source.name} does not say at what length it was trained: say "
+            f"{TRAIN_LENGTH}=N, in tokens"
+        )
+    return found
+
+
+def _prepare(config: Config, source: Source, loaded: Any) -> CheckpointJob:
+    about = config.checkpoint
+    assert about is not None
+    device, threads = resolve_device(config.device), set_threads(config.threads)
+    data = load_data(config.data, config.tokenizer, config.cache_dir)
+    plans = make_plans(config, config.eval, data)
+    dtype = DTYPES[config.eval.precision]
+    opened = open_checkpoint(source, loaded, config.train.length, about.begin, dtype, plain=about.plain)
+    require(
+        data.vocab_size <= opened.model.vocab_size,
+        f"the tokenizer of {source.name} has {data.vocab_size} tokens and its model "
+        f"{opened.model.vocab_size}: they are not of one checkpoint",
+    )
+    layers = opened.size.n_layers - len(opened.model.fixed)
+    config = replace(
+        config, encoding=opened.encoding, model=opened.size, checkpoint=replace(about, layers=layers)
+    )
+    parts = {
+        "checkpoint": about.identity,
+        "length": config.train.length,
+        "data": data.hash,
+        "plain": about.plain,
+    }
+    setting = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+    _say_what_was_found(config, about, opened.difference)
+    return CheckpointJob(
+        Setup(
+            config=config,
+            run=runs_folder(Path(config.results_dir)) / f"hf-{source.name}-{setting}",
+            setting=setting,
+            label=EncodingSpec(config.encoding).label,
+            device=device,
+            dtype=dtype,
+            threads=threads,
+        ),
+        data,
+        opened.model,
+        plans,
+    )
+
+
+def _say_what_was_found(config: Config, about: CheckpointConfig, difference: float | None) -> None:
+    label, length = EncodingSpec(config.encoding).label, config.train.length
+    say(f"{config.model.name}: {label}, trained at {length:,} tokens ({about.train_length_from})")
+    if difference is None:
+        say(f"{config.model.name}: attends as transformers has it, so without the window control and --with")
+    else:
+        say(f"{config.model.name}: logits as transformers' own, to {difference:.1g} of the largest")
+
+
+def score_checkpoint(
+    job: CheckpointJob, others: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
+) -> list[Row]:
+    """Score a checkpoint, then its weights under the others, and gather; return the rows."""
+    setup = job.setup
+    require(
+        not others or (job.model.state is not None and job.model.is_neutral),
+        f"{setup.config.model.name} turns its queries and keys itself, so that --with has nothing to "
+        "replace: leave it out",
+    )
+    # All are built before any is scored, so that an error in the last comes first.
+    models = [_with_encoding(other, job) for other in others]
+    setup.run.mkdir(parents=True, exist_ok=True)
+    with locked(setup.run), record_error(setup.run), explain_out_of_memory():
+        remove_leftovers(setup.run)
+        record_command(setup.run)
+        write_config(setup.run, replace(setup.config, data=with_absolute_paths(setup.config.data)))
+        _write_json(setup.run / "environment.json", environment(setup.device, setup.threads))
+        evaluation = setup.config.eval
+        say(summary(job.data, evaluation.resolved_max_length(setup.config.train.length)))
+        for line in shortages(evaluation, job.plans):
+            say(line)
+        model = job.model.to(setup.device)
+        trained = TrainedModel(setup, job.data, model, setup.label, tokens_per_second=0.0)
+        rows = _rows(trained, job.plans, bars)
+        for other, changed in zip(others, models, strict=True):
+            changed.encoding.to(setup.device)
+            under = replace(trained, model=changed, scored_with=other.label, forced=other.forced)
+            rows += _rows(under, job.plans, bars)
+        _write_result(job)
+    if setup.run.parent.name == "runs":
+        gather_and_warn(setup.run.parent.parent)
+    return rows
+
+
+def _rows(trained: TrainedModel, plans: Sequence[Plan], bars: Bars) -> list[Row]:
+    with bars(trained.scored_with, count_parts(plans)) as bar:
+        return evaluate(trained, plans, ScoringProgress(bar))
+
+
+def _with_encoding(other: OtherEncoding, job: CheckpointJob) -> CheckpointModel:
+    """Return the checkpoint under another encoding. Raise `UserError` if it is not in attention alone."""
+    encoding = other.encoding.build(job.model.n_layers, job.data.vocabulary)
+    needed = [hook for hook in NOT_AFTER_TRAINING if any(part.overrides(hook) for part in _parts(encoding))]
+    if any(encoding.layer(n).overrides("prepare") for n in range(job.model.n_layers)):
+        needed.append("prepare")
+    require(not needed, f"{other.label} changes {', '.join(needed)}, which checkpoints do not have")
+    return job.model.with_encoding(encoding)
+
+
+def _parts(encoding: Composition) -> list[PositionalEncoding]:
+    return [encoding.base, *encoding.modifiers.values()]  # pyright: ignore[reportReturnType]
+
+
+def _write_result(job: CheckpointJob) -> None:
+    setup = job.setup
+    result = {
+        "format": 1,
+        "encoding": setup.label,
+        "checkpoint": setup.config.checkpoint.source if setup.config.checkpoint else "",
+        "seed": setup.config.seed,
+        "steps": 0,
+        "parameters": job.model.parameter_count,
+        "data_hash": job.data.hash,
+        "setting": setup.setting,
+        "finished": today(),
+    }
+    _write_json(setup.run / "result.json", result)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    write_text(path, json.dumps(values, indent=1) + "\n")

@@ -1,0 +1,286 @@
+"""Our attention gives the logits of transformers' own, for every architecture that lets it be replaced."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
+from torch import Tensor
+
+from pe_bench.checkpoints.attention import NAME
+from pe_bench.checkpoints.opened import Opened
+from pe_bench.encodings.base import LengthError
+from pe_bench.errors import UserError
+
+ENCODINGS = {
+    "llama": "rope",
+    "mistral": "rope",
+    "qwen2": "rope",
+    "qwen3": "rope",
+    "smollm3": "rope",
+    "gemma2": "rope",
+    "gemma3_text": "rope",
+    "gpt_neox": "partial_rope",
+    "olmo2": "rope",
+    "phi": "partial_rope",
+    "gpt_oss": "yarn",
+    "gpt2": "learned",
+    "opt": "learned",
+    "cohere2": "nope",
+}
+LENGTH = 60  # several windows, and further than in training
+
+
+def tokens(length: int = LENGTH) -> Tensor:
+    return torch.randint(256, (1, length), generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def ours(found: Opened, read: Tensor, later: int = 0, window: int | None = None) -> Tensor:
+    ids = torch.arange(read.shape[1]) + later
+    return found.model.logits(found.model.hidden(read, ids, window))
+
+
+@torch.no_grad()
+def theirs(found: Opened, read: Tensor) -> Tensor:
+    found.model.causal.set_attn_implementation("eager")
+    try:
+        return found.model.causal(input_ids=read, use_cache=False).logits
+    finally:
+        found.model.causal.set_attn_implementation(NAME)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Opened]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: opened(write_checkpoint(folder / name, name)) for name in ENCODINGS}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_logits_are_those_of_transformers(checkpoints: dict[str, Opened], name: str) -> None:
+    found, read = checkpoints[name], tokens()
+    assert found.difference is not None
+    assert found.difference < 1e-5
+    assert distance(ours(found, read), theirs(found, read)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_the_encoding_is_found_by_asking_the_layers(checkpoints: dict[str, Opened], name: str) -> None:
+    assert checkpoints[name].encoding["name"] == ENCODINGS[name]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, found in ENCODINGS.items() if found not in ("learned", "nope")]
+)
+def test_a_dropped_rotation_would_show(checkpoints: dict[str, Opened], name: str) -> None:
+    found, read = checkpoints[name], tokens()
+    whole = ours(found, read)
+    kept, found.model.fixed = found.model.fixed, {n: _Nothing() for n in range(found.model.n_layers)}
+    try:
+        assert distance(ours(found, read), whole) > 1e-2
+    finally:
+        found.model.fixed = kept
+
+
+def _Nothing() -> Any:  # noqa: N802
+    from pe_bench.encodings.base import LayerEncoding
+
+    return LayerEncoding()
+
+
+def test_layers_that_differ_keep_what_they_do(checkpoints: dict[str, Opened]) -> None:
+    assert sorted(checkpoints["smollm3"].model.fixed) == [3]  # without positions
+    assert sorted(checkpoints["gemma3_text"].model.fixed) == [0, 1, 2, 3, 4]  # windowed, with another base
+    assert checkpoints["gemma3_text"].encoding["base"] == 1_000_000
+    assert sorted(checkpoints["cohere2"].model.fixed) == [0, 1, 2]  # rotary, below one that has no positions
+
+
+def test_a_window_from_outside_limits_every_layer(checkpoints: dict[str, Opened]) -> None:
+    found = checkpoints["llama"]
+    read, width = tokens(), 8
+    reach = found.model.n_layers * (width - 1) + 1
+    changed = read.clone()
+    changed[:, : LENGTH - reach] = (read[:, : LENGTH - reach] + 1) % 256
+    before, after = (ours(found, one, window=width)[:, -1] for one in (read, changed))
+    assert distance(after, before) < 1e-5
+    assert distance(ours(found, changed)[:, -1], ours(found, read)[:, -1]) > 1e-4
+
+
+def test_only_a_model_that_is_windowed_in_every_layer_has_no_window_control(
+    checkpoints: dict[str, Opened],
+) -> None:
+    assert "windowed itself" in checkpoints["mistral"].model.control_refusal("window", 2 * WINDOW)
+    assert checkpoints["mistral"].model.control_refusal("window", WINDOW) == ""
+    assert checkpoints["gemma2"].model.control_refusal("window", 4 * WINDOW) == ""
+    assert checkpoints["llama"].model.control_refusal("window", 4 * WINDOW) == ""
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt_oss"])
+def test_scores_depend_on_distances_alone_where_the_model_is_rotary(
+    checkpoints: dict[str, Opened], name: str
+) -> None:
+    found, read = checkpoints[name], tokens()
+    assert distance(ours(found, read, later=1_000), ours(found, read)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_a_position_past_the_table_is_undefined(checkpoints: dict[str, Opened], name: str) -> None:
+    with pytest.raises(LengthError, match="position"):
+        ours(checkpoints[name], tokens(70), later=0 if name == "gpt2" else 5)
+
+
+def test_positions_of_a_table_count_where_they_are(checkpoints: dict[str, Opened]) -> None:
+    read = tokens(20)
+    assert distance(ours(checkpoints["gpt2"], read, later=9), ours(checkpoints["gpt2"], read)) > 1e-3
+
+
+def test_the_token_that_texts_begin_with_stands_first(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "llama", "llama")
+    plain, begun = opened(folder), opened(folder, begin=200)
+    read = tokens()
+    with_begin = read.clone()
+    with_begin[:, 0] = 200
+    assert torch.equal(ours(begun, read), ours(plain, with_begin))
+
+
+def test_nll_is_that_of_the_logits_in_parts(
+    checkpoints: dict[str, Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, read = checkpoints["gemma2"], tokens()  # its head caps the logits
+    monkeypatch.setattr("pe_bench.checkpoints.model.LOGIT_ELEMENTS", 257 * 7)
+    with torch.no_grad():
+        hidden = found.model.hidden(read, torch.arange(LENGTH))[0, :-1]
+        nll = found.model.nll(hidden, read[0, 1:])
+    wanted = torch.nn.functional.cross_entropy(theirs(found, read)[0, :-1], read[0, 1:], reduction="none")
+    assert torch.allclose(nll, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
+def test_feedforward_layers_take_a_part_of_the_tokens_at_a_time(tmp_path: Path, name: str) -> None:
+    from pe_bench.checkpoints.model import split_feedforward
+
+    found, read = opened(write_checkpoint(tmp_path / name, name)), tokens()
+    whole = ours(found, read)
+    split_feedforward(found.model.causal, tokens=16)
+    sizes: list[int] = []
+    linear = next(
+        module
+        for part, module in found.model.causal.named_modules()
+        if ".mlp." in part and type(module).__name__ in ("Linear", "Conv1D")
+    )
+    linear.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[1]))
+    assert distance(ours(found, read), whole) < 1e-5
+    assert max(sizes) == 16
+
+
+SCALINGS = {
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAIN_LENGTH},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": TRAIN_LENGTH,
+    },
+    "rope_pi": {"rope_type": "linear", "factor": 2.0},
+    "rope_dynamic_ntk": {"rope_type": "dynamic", "factor": 2.0},
+    "p_rope": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_a_scaling_of_the_configuration_is_ours(tmp_path: Path, name: str) -> None:
+    parameters = {"rope_theta": 10_000.0, **SCALINGS[name]}
+    length = 64 if name == "rope_dynamic_ntk" else TRAIN_LENGTH  # it is plain up to there
+    folder = write_checkpoint(
+        tmp_path / "llama", "llama", rope_parameters=parameters, max_position_embeddings=length
+    )
+    found = opened(folder)
+    assert found.encoding["name"] == name
+    assert found.model.is_neutral
+    read = tokens(100)
+    assert distance(ours(found, read), theirs(found, read)) < 1e-4
+
+
+def test_a_tampered_layer_is_refused_with_both_numbers_and_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pe_bench.checkpoints import opened as opening
+
+    load = opening.load_model
+
+    def tampered(*arguments: Any) -> Any:
+        model = load(*arguments)
+        layer = model.model.layers[2].self_attn
+        forward = layer.forward
+
+        def changed(*given: Any, **named: Any) -> Any:
+            output, weights = forward(*given, **named)
+            return output * (1.01 if layer.config._attn_implementation == NAME else 1.0), weights
+
+        layer.forward = changed
+        return model
+
+    monkeypatch.setattr(opening, "load_model", tampered)
+    with pytest.raises(UserError, match=r"differ .* by [\d.e-]+ of [\d.]+ .*layer 2 is the first.*--plain"):
+        opened(write_checkpoint(tmp_path / "llama", "llama"))
+
+
+def test_an_argument_that_is_not_known_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    forward = modeling_llama.LlamaAttention.forward
+
+    def with_bias(self: Any, *given: Any, **named: Any) -> Any:
+        return forward(self, *given, **named, position_bias=torch.zeros(1))
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", with_bias)
+    with pytest.raises(UserError, match="LlamaAttention hands position_bias to its attention"):
+        opened(write_checkpoint(tmp_path / "llama", "llama"))
+
+
+def test_a_mask_of_another_kind_is_refused_and_scored_as_it_is(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "doge", "doge")
+    with pytest.raises(UserError, match="doge does not run with our attention .*--plain scores it as it is"):
+        opened(folder)
+    assert opened(folder, plain=True).model.state is None
+
+
+@pytest.mark.parametrize("name", ["bloom", "mamba"])
+def test_a_model_without_the_interface_is_scored_as_it_is(tmp_path: Path, name: str) -> None:
+    found = opened(write_checkpoint(tmp_path / name, name))
+    assert found.difference is None
+    assert found.encoding["name"] == "as_is"
+    assert "as it is" in found.model.control_refusal("window", 64)
+    assert found.model.control_refusal("swap", 64) == ""
+    read = tokens()
+    with torch.no_grad():
+        wanted = found.model.causal(input_ids=read, use_cache=False).logits
+    assert distance(ours(found, read), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_model_that_reads_later_tokens_is_refused(tmp_path: Path, plain: bool) -> None:
+    folder = write_checkpoint(tmp_path / "bert", "bert")
+    with pytest.raises(UserError, match="reads later tokens" if plain else "differ from transformers' own"):
+        opened(folder, plain=plain)
+
+
+def test_an_encoding_takes_the_place_of_the_checkpoint_s_own(tmp_path: Path) -> None:
+    from pe_bench.encodings.spec import EncodingSpec
+
+    found, read = opened(write_checkpoint(tmp_path / "llama", "llama")), tokens()
+    before = ours(found, read)
+    values = {"name": "nope", "class": "pe_bench.encodings.nope:NoPE"}
+    other = found.model.with_encoding(EncodingSpec(values).build(4))
+    with torch.no_grad():
+        changed = other.logits(other.hidden(read, torch.arange(LENGTH)))
+    assert distance(changed, before) > 1e-2
+    assert torch.equal(ours(found, read), before)

@@ -1,0 +1,186 @@
+"""`eval hf:...`: rows of a checkpoint are like those of any other run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
+from support.commands import Command, Outcome, write_corpus
+
+from pe_bench.runs.config_file import read_config
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.scores import load_scores, score_file
+
+
+@pytest.fixture
+def score(tmp_path: Path, command: Command) -> Command:
+    """Return a function that scores the checkpoint `tmp_path/NAME` on a tiny corpus."""
+    if not (tmp_path / "corpus").exists():
+        write_corpus(tmp_path / "corpus")
+
+    def run(name: str, *arguments: str) -> Outcome:
+        return command(
+            *("eval", f"hf:{tmp_path / name}", "data=files", f"data.path={tmp_path / 'corpus'}"),
+            *(f"cache_dir={tmp_path / 'cache'}", "threads=1", "eval.targets=6", "eval.max_length=64"),
+            *("--results-dir", str(tmp_path / "results"), *arguments),
+        )
+
+    return run
+
+
+def run_in(folder: Path) -> Path:
+    [run] = (folder / "results" / "runs").iterdir()
+    return run
+
+
+def rows_in(folder: Path) -> list[Row]:
+    return read_rows(run_in(folder) / "eval.csv")
+
+
+def test_a_checkpoint_is_scored_like_a_run(tmp_path: Path, score: Command, command: Command) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    done = score("llama", "--lengths", "16,64", "--with", "yarn,self_extend group_size=8")
+    assert done.code == 2  # options are for one encoding
+    done = score("llama", "--lengths", "16,64", "--with", "yarn", "--with", "self_extend group_size=8")
+    assert done.code == 0, done.err
+    rows = rows_in(tmp_path)
+    assert {row.length for row in rows} == {16, TRAIN_LENGTH, 64}
+    labels = {"rope", "yarn factor=auto", "yarn factor=2.0", "self_extend group_size=8"}
+    assert {row.scored_with for row in rows} == labels
+    assert {(row.model, row.encoding, row.steps, row.status) for row in rows} == {
+        ("hf:llama", "rope", 0, "ok")
+    }
+    assert {row.control for row in rows} == {"none", "window", "swap"}
+    assert "trained at 32 tokens according to max_position_embeddings" in " ".join(done.out.split())
+    report = command("report", "--results-dir", str(tmp_path / "results"), "--details")
+    assert report.code == 0
+    assert "rope -> yarn factor=2.0" in report.out
+    assert "trigram" not in report.out
+
+
+def test_what_is_scored_is_kept_and_a_run_can_be_scored_again_by_its_name(
+    tmp_path: Path, score: Command, command: Command
+) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    assert score("llama", "--lengths", "64").code == 0
+    [before] = [row for row in rows_in(tmp_path) if row.length == 64 and row.control == "none"]
+    written = score_file(run_in(tmp_path), before).stat().st_mtime_ns
+    done = command(
+        "eval", run_in(tmp_path).name, "--lengths", "48,64", "--results-dir", str(tmp_path / "results")
+    )
+    assert done.code == 0, done.err
+    assert score_file(run_in(tmp_path), before).stat().st_mtime_ns == written
+    assert {row.length for row in rows_in(tmp_path)} == {TRAIN_LENGTH, 48, 64}
+    assert "hf-llama" in command("list", "runs", "--results-dir", str(tmp_path / "results")).out
+
+
+def test_another_checkpoint_in_the_same_folder_is_not_mixed_with_the_first(
+    tmp_path: Path, score: Command, command: Command
+) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    assert score("llama", "--lengths", "64").code == 0
+    run = run_in(tmp_path)
+    edit_json(tmp_path / "llama" / "config.json", rms_norm_eps=1e-3)
+    done = command("eval", run.name, "--lengths", "48", "--results-dir", str(tmp_path / "results"))
+    assert done.code == 2
+    assert "is not what" in done.line
+    assert score("llama", "--lengths", "64").code == 0
+    assert len(list(run.parent.iterdir())) == 2
+
+
+def test_a_run_says_how_it_was_made(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "gemma", "gemma3_text")
+    assert score("gemma", "train.length=16", "--lengths", "32").code == 0
+    config = read_config(run_in(tmp_path))
+    assert config.checkpoint is not None
+    assert config.checkpoint.source == f"hf:{tmp_path / 'gemma'}"
+    assert config.checkpoint.train_length_from == "the command"
+    assert (config.checkpoint.layers, config.model.n_layers) == (1, 6)
+    assert (config.train.length, config.encoding["base"]) == (16, 1_000_000)
+    assert json.loads((run_in(tmp_path) / "result.json").read_text())["encoding"].startswith("rope")
+
+
+def test_the_window_control_equals_a_sliding_window(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    done = score("llama", "--lengths", "64", "--with", "sliding_window window=32")
+    assert done.code == 0, done.err
+    rows = {(row.scored_with, row.control): row for row in rows_in(tmp_path) if row.length == 64}
+    window = rows["rope", "window"]
+    [inside] = [row for key, row in rows.items() if "sliding_window" in key[0] and key[1] == "none"]
+    one, other = (load_scores(score_file(run_in(tmp_path), row)).nll for row in (window, inside))
+    assert np.allclose(one, other, atol=1e-4)
+    assert not np.allclose(
+        one, load_scores(score_file(run_in(tmp_path), rows["rope", "none"])).nll, atol=1e-4
+    )
+
+
+def test_the_offset_control_ends_with_a_table_of_positions(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "gpt2", "gpt2")
+    assert score("gpt2", "train.length=32", "--lengths", "48,96", "--controls", "offset").code == 0
+    offsets = {row.length: row.status for row in rows_in(tmp_path) if row.control == "offset"}
+    levels = {row.length: row.status for row in rows_in(tmp_path) if row.control == "none"}
+    assert levels == {32: "ok", 48: "ok", 96: "undefined"}
+    assert offsets == {96: "undefined"} or set(offsets.values()) <= {"ok", "undefined"}
+
+
+def test_a_model_without_the_interface_has_no_window_and_no_other_encoding(
+    tmp_path: Path, score: Command
+) -> None:
+    write_checkpoint(tmp_path / "bloom", "bloom")
+    done = score("bloom", "train.length=32", "--lengths", "64")
+    assert done.code == 0, done.err
+    status = {row.control: row.status for row in rows_in(tmp_path) if row.length == 64}
+    assert status == {"none": "ok", "swap": "ok", "window": "undefined"}
+    refused = score("bloom", "train.length=32", "--lengths", "64", "--with", "logn")
+    assert refused.code == 2
+    assert "turns its queries and keys itself" in refused.line
+
+
+def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    for protocol in ("sliding", "nonoverlapping"):
+        assert score("llama", "--lengths", "16,64", "--protocol", protocol, "eval.tokens=300").code == 0
+    assert {row.protocol for row in rows_in(tmp_path)} == {"sliding", "nonoverlapping"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["encoding=alibi"], "encoding=alibi has no effect on a checkpoint"),
+        (["train.lr=1"], "train.lr=1 has no effect on a checkpoint"),
+        (["rope"], "rope is no KEY=VALUE"),
+        (["--with", "alibi"], "alibi works on no other encoding's weights"),
+        (["--with", "alibi", "--force"], None),
+        (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
+        (["--with", "randomized", "--force"], "changes ids"),
+        (["train.length=x"], "train.length=x is no whole number"),
+    ],
+)
+def test_what_a_checkpoint_cannot_take_is_refused(
+    tmp_path: Path, score: Command, arguments: list[str], told: str | None
+) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    done = score("llama", "--lengths", "64", *arguments)
+    assert done.code == (0 if told is None else 2), done.err
+    assert told is None or told in done.line
+    assert told is None or not (tmp_path / "results" / "runs").exists()
+
+
+def test_a_checkpoint_without_a_training_length_asks_for_it(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "bloom", "bloom")
+    done = score("bloom", "--lengths", "64")
+    assert done.code == 2
+    assert "does not say at what length it was trained: say train.length=N" in done.line
+
+
+def test_plain_is_for_checkpoints(tmp_path: Path, command: Command, score: Command) -> None:
+    assert "--plain is for a checkpoint" in command("eval", "--plain").line
+    write_checkpoint(tmp_path / "llama", "llama")
+    assert score("llama", "--lengths", "64", "--plain").code == 0
+    assert {row.encoding for row in rows_in(tmp_path)} == {"as_is"}
+
+
+def test_a_checkpoint_s_configuration_cannot_be_trained(tmp_path: Path, command: Command) -> None:
+    done = command("train", "encoding=rope", "+checkpoint={source: x, identity: y, train_length_from: z}")
+    assert done.code == 2

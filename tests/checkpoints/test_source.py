@@ -1,0 +1,203 @@
+"""A checkpoint's folder is a stranger's: no code of it runs, and nothing outside it is read."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.checkpoints import edit_json, opened, write_checkpoint
+
+from pe_bench.checkpoints.opened import begin_of_text, rotations_of, train_length_of
+from pe_bench.checkpoints.source import Source, read_source
+from pe_bench.data import hub
+from pe_bench.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "llama", "llama")
+
+
+def test_a_whole_folder_is_taken(folder: Path) -> None:
+    source = read_source(f"hf:{folder}")
+    assert (source.name, source.address) == ("llama", f"hf:{folder}")
+    assert [path.name for path in source.weights] == ["model.safetensors"]
+
+
+def test_code_of_a_checkpoint_is_refused_and_not_run(folder: Path) -> None:
+    (folder / "modeling_mine.py").write_text("raise SystemExit('this was run')\n")
+    edit_json(
+        folder / "config.json",
+        model_type="mine",
+        auto_map={"AutoConfig": "modeling_mine.C", "AutoModelForCausalLM": "modeling_mine.M"},
+    )
+    with pytest.raises(UserError, match="model_type 'mine'.* brings code of its own, and pe-bench runs none"):
+        opened(folder)
+    assert not any("modeling_mine" in name for name in sys.modules)
+
+
+def test_a_known_architecture_ignores_the_code_beside_it(folder: Path) -> None:
+    (folder / "modeling_llama.py").write_text("raise SystemExit('this was run')\n")
+    edit_json(folder / "config.json", auto_map={"AutoModelForCausalLM": "modeling_llama.M"})
+    assert opened(folder).encoding["name"] == "rope"
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"no model.safetensors; pytorch_model.bin would run code when read"):
+        read_source(f"hf:{folder}")
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/model.safetensors", "model.bin"])
+def test_an_index_names_files_of_its_folder_alone(folder: Path, name: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(UserError, match="which is no file of its folder"):
+        read_source(f"hf:{folder}")
+
+
+def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    (folder / "tokenizer.json").rename(secret)
+    (folder / "tokenizer.json").symlink_to(secret)
+    with pytest.raises(UserError, match="tokenizer.json is a symbolic link out of its folder"):
+        read_source(f"hf:{folder}")
+
+
+def test_links_to_the_blobs_of_the_hub_s_cache_are_followed(folder: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "1"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for path in folder.iterdir():
+        path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(blobs / path.name)
+    assert read_source(f"hf:{snapshot}").weights
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised .gptq."),
+        ({"model_type": "t5"}, "no causal language model"),
+        ({"model_type": "unheard-of"}, "cannot read its configuration"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_its_name(
+    folder: Path, change: dict[str, object], told: str
+) -> None:
+    edit_json(folder / "config.json", **change)
+    with pytest.raises(UserError, match=told):
+        opened(folder, is_checked=True)
+
+
+def test_an_adapter_is_refused_because_its_weights_are_elsewhere(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/etc"}')
+    with pytest.raises(UserError, match="adapter of another checkpoint"):
+        read_source(f"hf:{folder}")
+
+
+def test_missing_weights_are_never_random(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks weights \(model.layers.1.mlp.up_proj.weight\)"):
+        opened(folder)
+
+
+def test_damaged_json_is_one_line(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="config.json cannot be read") as caught:
+        read_source(f"hf:{folder}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_repository_without_a_network_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "reachable", lambda endpoint: False)
+    with pytest.raises(
+        UserError, match=r"hf:owner/name is not in the local cache .*give its folder"
+    ) as caught:
+        read_source("hf:owner/name@v1")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["hf:", "hf:/no/such/folder", "hf:one", "hf:../up/and/away"])
+def test_what_names_no_checkpoint_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="names no checkpoint|neither a folder nor"):
+        read_source(text)
+
+
+def test_the_identity_follows_from_configuration_tokenizer_and_weights(folder: Path, tmp_path: Path) -> None:
+    first = read_source(f"hf:{folder}").identity
+    assert read_source(f"hf:{folder}").identity == first
+    (folder / "README.md").write_text("other words")
+    assert read_source(f"hf:{folder}").identity == first
+    edit_json(folder / "config.json", max_position_embeddings=64)
+    assert read_source(f"hf:{folder}").identity != first
+
+
+# What is read of the configuration and of the tokenizer
+
+
+class Text:
+    """A configuration with some values."""
+
+    def __init__(self, **values: object) -> None:
+        vars(self).update(values)
+
+    def get_text_config(self, decoder: bool) -> "Text":
+        return self
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"max_position_embeddings": 4_096}, (4_096, "max_position_embeddings")),
+        (
+            {
+                "max_position_embeddings": 131_072,
+                "rope_parameters": {"rope_theta": 1.0, "original_max_position_embeddings": 8_192},
+            },
+            (8_192, "original_max_position_embeddings"),
+        ),
+        (
+            {
+                "max_position_embeddings": 131_072,
+                "rope_parameters": {"full_attention": {"original_max_position_embeddings": 8_192}},
+            },
+            (8_192, "original_max_position_embeddings"),
+        ),
+        ({}, None),
+    ],
+)
+def test_the_training_length_is_that_before_any_scaling(values: dict[str, object], wanted: object) -> None:
+    assert train_length_of(Text(**values)) == wanted
+    assert rotations_of(Text(**values))
+
+
+def source_of(folder: Path) -> Source:
+    return Source(str(folder), folder)
+
+
+def test_a_tokenizer_without_a_first_token_begins_with_the_text(folder: Path) -> None:
+    assert begin_of_text(source_of(folder)) is None
+
+
+def test_the_first_token_is_the_one_that_the_tokenizer_puts_there(folder: Path) -> None:
+    from tokenizers import Tokenizer, processors
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert begin_of_text(source_of(folder)) == 256
+
+
+def test_a_tokenizer_s_configuration_may_ask_for_the_first_token(folder: Path) -> None:
+    edit_json(folder / "tokenizer_config.json", add_bos_token=True, bos_token="<|endoftext|>")
+    assert begin_of_text(source_of(folder)) == 256
+    edit_json(folder / "tokenizer_config.json", add_bos_token=False)
+    assert begin_of_text(source_of(folder)) is None

@@ -1,0 +1,82 @@
+"""Tiny random checkpoints of other people's architectures, in a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe_bench.checkpoints.load import load_config, quiet
+from pe_bench.checkpoints.opened import Opened, open_checkpoint, train_length_of
+from pe_bench.checkpoints.source import Source, read_source
+from pe_bench.data.byte_tokenizer_file import write_byte_tokenizer
+
+VOCABULARY, TRAIN_LENGTH, WINDOW = 257, 32, 16
+# At transformers' own initialisation a rotation that is dropped hardly moves the logits.
+SHARPENED = ("q_proj", "k_proj", "query_key_value", "c_attn")
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": TRAIN_LENGTH,
+}
+WINDOWED = SIZES | {"sliding_window": WINDOW}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": SIZES,
+    "mistral": WINDOWED,
+    "qwen2": SIZES,
+    "qwen3": SIZES,
+    "smollm3": SIZES,
+    "gemma2": WINDOWED,
+    "gemma3_text": WINDOWED | {"num_hidden_layers": 6},
+    "gpt_neox": SIZES,
+    "olmo2": SIZES,
+    "phi": SIZES,
+    "gpt_oss": WINDOWED
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN | {"truncate": False}},
+    "gpt2": GPT2,
+    "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "mamba": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "doge": SIZES,
+    "opt": SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    "cohere2": WINDOWED,
+    "bert": SIZES | {"max_position_embeddings": 512},
+}
+
+
+def write_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: Any) -> Path:
+    """Write a random model with a byte tokenizer, and return its folder."""
+    with quiet() as transformers:
+        config = transformers.AutoConfig.for_model(architecture, **ARCHITECTURES[architecture] | changes)
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            setattr(config, name, None)
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if any(part in name for part in SHARPENED) and parameter.dim() == 2:
+                    parameter.mul_(8)
+        model.save_pretrained(folder)
+    write_byte_tokenizer(folder)
+    return folder
+
+
+def opened(
+    folder: Path, *, plain: bool = False, begin: int | None = None, is_checked: bool = False
+) -> Opened:
+    source = read_source(f"hf:{folder}") if is_checked else Source(str(folder), folder)
+    config = load_config(source)
+    found = train_length_of(config)
+    length = found[0] if found else TRAIN_LENGTH
+    return open_checkpoint(source, config, length, begin, torch.float32, plain=plain)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | changes))
