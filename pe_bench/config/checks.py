@@ -109,14 +109,21 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
 
 
 def _check_encoding(encoding: dict[str, Any]) -> None:
-    _check_part(encoding, "encoding")
+    _check_parts(encoding, "encoding")
+    _check_name(encoding.get("name"), "encoding.name")
+
+
+def _check_parts(encoding: dict[str, Any], place: str) -> None:
+    _check_part(encoding, place)
     modifiers = encoding.get("modifiers") or {}
-    require(isinstance(modifiers, dict), f"encoding.modifiers must name modifiers, not {shown(modifiers)}")
+    require(isinstance(modifiers, dict), f"{place}.modifiers must name modifiers, not {shown(modifiers)}")
     for name, part in modifiers.items():
         _check_name(name, "a modifier's name")
-        require(isinstance(part, dict), f"encoding.modifiers.{name} must hold a class, not {shown(part)}")
-        _check_part(part, f"encoding.modifiers.{name}")
-    _check_name(encoding.get("name"), "encoding.name")
+        require(isinstance(part, dict), f"{place}.modifiers.{name} must hold a class, not {shown(part)}")
+        _check_part(part, f"{place}.modifiers.{name}")
+    for option, value in encoding.items():
+        if option != "modifiers" and isinstance(value, dict) and "class" in value:
+            _check_parts(value, f"{place}.{option}")
 
 
 def _check_part(part: dict[str, Any], key: str) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.compose import parse_composed, register_resolvers
-from pe_bench.config.groups import config_dir, with_file_names
+from pe_bench.config.groups import config_dir
 from pe_bench.config.hydra_errors import explain_hydra_errors
+from pe_bench.config.nested import for_hydra
 from pe_bench.config.override import parse_override
 from pe_bench.config.overrides import check_overrides
 from pe_bench.config.schema import Config
@@ -59,7 +60,7 @@ def complete_command(command: HydraCommand) -> HydraCommand:
     """Put the environment's overrides before the command's, and check all. Raises `UserError`."""
     overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *command.overrides]
     check_overrides(overrides, command.search)
-    return replace(command, overrides=tuple(with_file_names(overrides, command.search)))
+    return replace(command, overrides=tuple(for_hydra(overrides, command.search)))
 
 
 def run_job(command: HydraCommand, job: JobFunction) -> None:

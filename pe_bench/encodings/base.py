@@ -11,7 +11,7 @@ token's place in the sequence, which masks read; they differ where positions are
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -224,6 +224,10 @@ class PositionalEncoding(nn.Module, Declared):
 
     def overrides(self, hook: str) -> bool:
         return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)
+
+
+# The type of an option that holds another encoding: called with a number of layers, it builds it for these.
+NestedEncoding = Callable[[int], PositionalEncoding]
 
 
 class Layers(PositionalEncoding):

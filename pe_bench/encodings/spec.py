@@ -1,17 +1,18 @@
 """The encoding that a configuration specifies: its label, its identity, its options, and how it is built."""
 
 import inspect
+import keyword
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import Code, EncodingClass, digest, find_code, is_built_in
 from pe_bench.errors import UserError
-from pe_bench.values import check_type, unknown
+from pe_bench.values import check_type, shown, unknown
 
 # `derived` names the options that followed from the rest of the configuration.
 NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "modifiers")
@@ -63,8 +64,25 @@ class PartSpec:
             )
         hints = get_type_hints(self.encoding_class.__init__) if parameters else {}
         return {
-            name: check_type(value, hints.get(name, Any), f"{self.key}.{name}")
+            name: self._checked(name, value, hints.get(argument_of(name), Any))
             for name, value in options.items()
+        }
+
+    def _checked(self, option: str, value: Any, wanted: Any) -> Any:
+        key = f"{self.key}.{option}"
+        if wanted != NestedEncoding:
+            return check_type(value, wanted, key)
+        if not is_part(value):
+            raise UserError(f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
+        return value
+
+    @property
+    def nested(self) -> "dict[str, EncodingSpec]":
+        """Return the encodings that options hold."""
+        return {
+            option: EncodingSpec(dict(value), self.search, f"{self.key}.{option}")
+            for option, value in self.values.items()
+            if is_part(value)
         }
 
     def changed_options(self) -> dict[str, Any]:
@@ -82,7 +100,9 @@ class PartSpec:
         return self.encoding_class.example(self.values)
 
     def build(self, n_layers: int) -> PositionalEncoding:
-        encoding, options = self.encoding_class, self.options
+        encoding = self.encoding_class
+        values = {**self.options, **{option: spec.build for option, spec in self.nested.items()}}
+        options = {argument_of(option): value for option, value in values.items()}
         if issubclass(encoding, PositionalEncoding):
             return encoding(**options)
         return Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
@@ -94,7 +114,10 @@ class PartSpec:
             # The place of a file does not matter: its hash identifies its content.
             "class": specification if self.is_built_in else specification.rpartition(":")[2],
             "code": self.values.get("code_sha256"),
-            "options": self.changed_options(),
+            "options": {
+                **self.changed_options(),
+                **{option: spec.identity() for option, spec in self.nested.items()},
+            },
             **({"lr_multiple": multiple} if multiple != 1 else {}),
         }
 
@@ -108,21 +131,24 @@ class EncodingSpec:
 
     values: dict[str, Any]
     search: tuple[Path, ...] = ()
+    key: str = "encoding"  # where the configuration has it
 
     @cached_property
     def base(self) -> PartSpec:
-        return PartSpec(self.values, self.search)
+        return PartSpec(self.values, self.search, self.key)
 
     @cached_property
     def modifiers(self) -> dict[str, PartSpec]:
         return {
-            name: PartSpec(part, self.search, f"encoding.modifiers.{name}")
+            name: PartSpec(part, self.search, f"{self.key}.modifiers.{name}")
             for name, part in (self.values.get("modifiers") or {}).items()
         }
 
     @property
     def parts(self) -> list[PartSpec]:
-        return [self.base, *self.modifiers.values()]
+        """Return the encoding, those that its options hold, and its modifiers, which come last."""
+        nested = [part for spec in self.base.nested.values() for part in spec.parts]
+        return [self.base, *nested, *self.modifiers.values()]
 
     def build(self, n_layers: int, vocabulary: Sequence[str] = ()) -> Composition:
         """Build the encoding of a model; parameters draw from torch's global generator.
@@ -139,14 +165,22 @@ class EncodingSpec:
     def label(self) -> str:
         """Return the name in tables: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
         names = [(str(self.values["name"]), self.base), *self.modifiers.items()]
-        options = [f"{option}={value}" for option, value in self.base.chosen_options().items()]
+        nested = {option: spec.short_label for option, spec in self.base.nested.items()}
+        chosen = {**self.base.chosen_options(), **nested}
+        options = [f"{option}={value}" for option, value in chosen.items()]
         for name, part in self.modifiers.items():
             options += [f"{name}.{option}={value}" for option, value in part.chosen_options().items()]
         return " ".join(["+".join(_with_version(*pair) for pair in names), *options])
 
+    @property
+    def short_label(self) -> str:
+        """Return the label as the value of an option: `p_rope(fraction=0.25)`."""
+        name, _, options = self.label.partition(" ")
+        return f"{name}({options})" if options else name
+
     def identity(self) -> list[dict[str, Any]]:
         """Return the identity of each part, for the hash in a run's name."""
-        return [part.identity() for part in self.parts]
+        return [part.identity() for part in (self.base, *self.modifiers.values())]
 
     def with_examples(self) -> "EncodingSpec":
         """Return the same with a value for each option that its class refuses to do without."""
@@ -197,8 +231,12 @@ class EncodingSpec:
         return self._changed(trusted)
 
     def _changed(self, change: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
+        values = change(self.base)
+        values |= {option: spec._changed(change).values for option, spec in self.base.nested.items()}
         modifiers = {name: change(part) for name, part in self.modifiers.items()}
-        return EncodingSpec({**change(self.base), "modifiers": modifiers}, self.search)
+        if modifiers or self.key == "encoding":
+            values["modifiers"] = modifiers
+        return EncodingSpec(values, self.search, self.key)
 
 
 def _with_version(name: str, part: PartSpec) -> str:
@@ -211,4 +249,18 @@ def _parameters(encoding: EncodingClass) -> dict[str, inspect.Parameter]:
     if encoding.__init__ is LayerEncoding.__init__ or encoding.__init__ is PositionalEncoding.__init__:
         return {}
     parameters = dict(inspect.signature(encoding.__init__).parameters)
-    return {name: parameter for name, parameter in parameters.items() if name != "self"}
+    return {_option_of(name): parameter for name, parameter in parameters.items() if name != "self"}
+
+
+def is_part(value: Any) -> bool:
+    """Return whether a value of the configuration is an encoding."""
+    return isinstance(value, Mapping) and "class" in value
+
+
+def argument_of(option: str) -> str:
+    """Return the constructor's name of an option: one that is a word of Python's has an underscore."""
+    return f"{option}_" if keyword.iskeyword(option) else option
+
+
+def _option_of(argument: str) -> str:
+    return argument[:-1] if keyword.iskeyword(argument.removesuffix("_")) else argument

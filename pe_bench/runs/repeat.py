@@ -64,8 +64,23 @@ class Repeater:
         parts = {"encoding": (f"encoding/{name}", encoding)}
         parts |= {f"encoding.modifiers.{key}": (f"modifier/{key}", part) for key, part in modifiers.items()}
         for key, (file, part) in parts.items():
-            overrides += _option_overrides(key, part, self._file(file))
+            default = self._file(file)
+            for prefix, name, value in _differing(part, default):
+                overrides.append(f"{prefix}{key}.{name}={quote(value)}")
+            for name, value in _nested_in(part).items():
+                overrides.append(f"{key}.{name}={quote(self._nested(value))}")
         return overrides
+
+    def _nested(self, encoding: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the shortest mapping that stands for an encoding that an option of another holds."""
+        default = self._file(f"encoding/{encoding['name']}")
+        values = {name: value for _, name, value in _differing(encoding, default)}
+        values |= {name: self._nested(value) for name, value in _nested_in(encoding).items()}
+        modifiers = {
+            name: {option: value for _, option, value in _differing(part, self._file(f"modifier/{name}"))}
+            for name, part in (encoding.get("modifiers") or {}).items()
+        }
+        return {"name": encoding["name"], **values, **({"modifiers": modifiers} if modifiers else {})}
 
     def _section_overrides(self, config: Mapping[str, Any]) -> list[str]:
         """Group by group: their files, options that the files give, and then what follows from neither."""
@@ -105,19 +120,28 @@ def with_scored_lengths(config: Mapping[str, Any], rows: Iterable[Row]) -> Mappi
     return {**config, "eval": {**evaluation, "lengths": sorted(asked | scored)}}
 
 
-def _option_overrides(key: str, part: Mapping[str, Any], default: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the options that differ from the shipped file; without one, all that nothing else decides."""
+def _differing(part: Mapping[str, Any], default: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Any]]:
+    """Yield options that differ from the shipped file, with a prefix; without a file, all not derived."""
     derived = part.get("derived") or []
     for name, value in part.items():
-        if name in NOT_OPTIONS:
+        if name in (*NOT_OPTIONS, *_nested_in(part)):
             continue
         if default is None:
             if name not in ("name", "class", *derived):
-                yield f"{key}.{name}={quote(value)}"
+                yield "", name, value
         elif name not in default:
-            yield f"+{key}.{name}={quote(value)}"
+            yield "+", name, value
         elif not (name in derived if _is_derived(default[name]) else default[name] == value):
-            yield f"{key}.{name}={quote(value)}"
+            yield "", name, value
+
+
+def _nested_in(part: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the encodings that options of a part hold."""
+    return {
+        name: value
+        for name, value in part.items()
+        if name != "modifiers" and isinstance(value, Mapping) and "class" in value
+    }
 
 
 def _differences(section: str, values: Mapping[str, Any], default: Mapping[str, Any]) -> Iterator[str]:

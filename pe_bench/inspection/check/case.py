@@ -129,7 +129,7 @@ def where(error: Exception) -> str:
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:
     """Return one layer of each kind: they differ only where a schedule says so."""
-    kinds: dict[tuple[type, ...], LayerEncoding] = {}
+    kinds: dict[tuple[Any, ...], LayerEncoding] = {}
     for number in range(MODEL.n_layers):
         layer = encoding.layer(number)
         kinds.setdefault(_kind(layer), layer)
@@ -141,8 +141,15 @@ def both_precisions(case: Case) -> list[tuple[LayerEncoding, LayerEncoding]]:
     return list(zip(layers_of(case.encoding), layers_of(case.with_random_parameters()), strict=True))
 
 
-def _kind(layer: LayerEncoding) -> tuple[type, ...]:
-    return tuple(type(part) for part in layer.parts) if isinstance(layer, Stack) else (type(layer),)
+def _kind(layer: LayerEncoding) -> tuple[Any, ...]:
+    """Return the classes that act in a layer, and what tells two of a class apart: options and tables."""
+    parts = layer.parts if isinstance(layer, Stack) else (layer,)
+    options = [
+        sorted((name, value) for name, value in vars(part).items() if isinstance(value, int | float | str))
+        for part in parts
+    ]
+    tables = [[float(table.double().sum()) for table in part.buffers()] for part in parts]
+    return tuple((type(part), str(found)) for part, *found in zip(parts, options, tables, strict=True))
 
 
 def tokens(batch: int, length: int) -> Tensor:

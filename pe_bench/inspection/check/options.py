@@ -5,6 +5,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
+from pe_bench.encodings.spec import argument_of
 from pe_bench.inspection.check.case import Case
 from pe_bench.inspection.check.finding import Finding
 
@@ -15,7 +16,7 @@ def options_are_read(case: Case) -> Finding:
     for part in case.spec.parts:
         for option in part.options:
             count += 1
-            if not _is_read(part.encoding_class, option):
+            if not _is_read(part.encoding_class, argument_of(option)):
                 return Finding(
                     "fails", f"{part.key}.{option} is taken by the constructor, and nothing reads it"
                 )

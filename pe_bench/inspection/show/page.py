@@ -115,10 +115,10 @@ def _file(path: Path) -> str:
 
 def _options(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, ...]]:
     """Yield each option's key, its value, where that is from, and what it means."""
-    key, text = part.key, _yaml(subject, part.key)
+    key, text = part.key, _yaml(subject, part)
     default, comments = yaml.safe_load(text) or {}, dict(COMMENT.findall(text))
     for option, value in part.values.items():
-        if option in NOT_OPTIONS:
+        if option in NOT_OPTIONS or option in part.nested:
             continue
         if f"{key}.{option}" in subject.given:
             origin = "given"
@@ -129,14 +129,10 @@ def _options(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, .
         yield f"{key}.{option}", _shown(value), origin, comments.get(option, "").strip()
 
 
-def _yaml(subject: ResolvedEncoding, key: str) -> str:
+def _yaml(subject: ResolvedEncoding, part: PartSpec) -> str:
     """Read the file that lists a part's options; empty for a class that has none."""
-    group, _, name = key.removeprefix("encoding.").partition(".")
-    inner = (
-        f"modifier/{name}.yaml"
-        if group == "modifiers"
-        else f"encoding/{subject.config.encoding['name']}.yaml"
-    )
+    *_, group, name = ("", *part.key.split("."))
+    inner = f"modifier/{name}.yaml" if group == "modifiers" else f"encoding/{part.values['name']}.yaml"
     paths = [folder / inner for folder in (*subject.config.search, config_dir())]
     return next((path.read_text(encoding="utf-8") for path in paths if path.is_file()), "")
 
