@@ -105,7 +105,7 @@ def watch_parts(clock: Clock) -> None:
         (TrainingWindows, "batch", "training: windows"),
         (Trainer, "_nll", "training: forward"),
         (torch.Tensor, "backward", "training: backward"),
-        (torch.nn.utils, "clip_grad_norm_", "training: clipping"),
+        (Trainer, "_clip", "training: clipping"),
         (Optimizers, "step", "training: optimizer"),
         (Trainer, "step", "training: rest of a step"),
         (Trainer, "validation_loss", "training: validation, but for its forward passes"),

@@ -74,7 +74,7 @@ class SwiGLU(nn.Module):
         return torch.cat([self._of(tokens) for tokens in x_BTD.split(FEEDFORWARD_TOKENS, 1)], 1)
 
     def _of(self, x_BTD: Tensor) -> Tensor:
-        return self.down(gated(self.gate(x_BTD), self.up(x_BTD)))
+        return self.down(gated(x_BTD, self.gate, self.up))
 
 
 class Block(nn.Module):

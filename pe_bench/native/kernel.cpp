@@ -271,14 +271,13 @@ struct Backward : Head {
         std::memset(key_gradient.at(0), 0, size_t(tokens * row) * 4);
         std::memset(value_gradient.at(0), 0, size_t(tokens * value_row) * 4);
         std::memset(falling_gradient.at(0), 0, size_t(tokens + KEYS) * 4);
-        for (int64_t t = 0; t < tokens; ++t) {  // sum_j w_ij dw_ij = out_i . dout_i
-            const float* output = out.data + b * out.batch + h * out.heads + t * out.tokens;
-            float product = 0;
-            for (int64_t c = 0; c < value_width; ++c)
-                product = multiplied_and_added(output[c], *slope.at(t * value_row + c), product);
-            *own.at(t) = product;
-        }
+        // sum_j w_ij dw_ij = out_i . dout_i, of several tokens at once: each sum waits for itself.
+        const float* output = out.data + b * out.batch + h * out.heads;
+        int64_t t = 0;
+        for (; t + 8 <= tokens; t += 8) products<8>(output + t * out.tokens, out.tokens, t, value_width);
+        for (; t < tokens; ++t) products<1>(output + t * out.tokens, out.tokens, t, value_width);
         const Normalizers of_head(shape, normalizers, b, h);
+        of_bias = bias_gradient != nullptr;
         for (int64_t first = 0; first < tokens; first += QUERIES)
             each_block_of(first, [&](const Block& block) { add(block, of_head, int(value_width)); });
         unpack(query_gradient.at(0), row, tokens, width, shape.scale, dq, b, h);
@@ -291,6 +290,16 @@ struct Backward : Head {
     }
 
    private:
+    template <int COUNT>
+    void products(const float* output, int64_t row, int64_t t, int64_t value_width) {
+        float product[COUNT] = {};
+        const float* gradient = slope.at(t * value_row);
+        for (int64_t c = 0; c < value_width; ++c)
+            for (int n = 0; n < COUNT; ++n)
+                product[n] = multiplied_and_added(output[n * row + c], gradient[n * value_row + c], product[n]);
+        std::copy_n(product, COUNT, own.at(t));
+    }
+
     void add(const Block& block, const Normalizers<const float>& normalizers, int value_width) {
         logits(block);
         score(block, value_width, slope.at(block.query * value_row), value_row,
@@ -308,7 +317,7 @@ struct Backward : Head {
                 const floats change = weight * (load(gradient + j) - mean);
                 store(line + j, weight);
                 store(gradient + j, change);
-                store(falling + j, load(falling + j) + change);
+                if (of_bias) store(falling + j, load(falling + j) + change);
             }
             // The products below go to the end of a strip of queries.
             for (int64_t j = padded(seen); j < block.row_end(i); ++j) line[j] = gradient[j] = 0;
@@ -322,6 +331,7 @@ struct Backward : Head {
 
     Floats key, value, value_transposed, slope, query_gradient, key_gradient, value_gradient,
         falling_gradient, score_gradient, own;
+    bool of_bias = false;
 };
 
 }  // namespace

@@ -111,26 +111,31 @@ void pe_bench_rms_norm_backward(int64_t rows, int64_t width, int threads, const 
         });
 }
 
-// out = gate / (1 + e^-gate) up
-void pe_bench_swiglu(int64_t rows, int64_t width, int threads, const float* gate, const float* up, float* out) {
+// out [rows, width] = gate / (1 + e^-gate) up; a row of `both` [rows, 2 width] has the gate and what passes it.
+void pe_bench_swiglu(int64_t rows, int64_t width, int threads, const float* both, float* out) {
     each_chunk(rows, threads, [&](int64_t, int64_t first, int64_t last) {
-        each_vector((last - first) * width, [&](int64_t c, int64_t n) {
-            c += first * width;
-            const floats x = load(gate + c, n);
-            store(out + c, x * sigmoid(x) * load(up + c, n), n);
-        });
+        for (int64_t row = first; row < last; ++row) {
+            const float *gate = both + row * 2 * width, *up = gate + width;
+            each_vector(width, [&](int64_t c, int64_t n) {
+                const floats x = load(gate + c, n);
+                store(out + row * width + c, x * sigmoid(x) * load(up + c, n), n);
+            });
+        }
     });
 }
 
-void pe_bench_swiglu_backward(int64_t rows, int64_t width, int threads, const float* slope, const float* gate,
-                              const float* up, float* of_gate, float* of_up) {
+void pe_bench_swiglu_backward(int64_t rows, int64_t width, int threads, const float* slope, const float* both,
+                              float* of_both) {
     each_chunk(rows, threads, [&](int64_t, int64_t first, int64_t last) {
-        each_vector((last - first) * width, [&](int64_t c, int64_t n) {
-            c += first * width;
-            const floats x = load(gate + c, n), gradient = load(slope + c, n), share = sigmoid(x);
-            store(of_up + c, gradient * x * share, n);
-            store(of_gate + c, gradient * load(up + c, n) * share * (1.0f + x * (1.0f - share)), n);
-        });
+        for (int64_t row = first; row < last; ++row) {
+            const float *gate = both + row * 2 * width, *up = gate + width, *from = slope + row * width;
+            float *of_gate = of_both + row * 2 * width, *of_up = of_gate + width;
+            each_vector(width, [&](int64_t c, int64_t n) {
+                const floats x = load(gate + c, n), gradient = load(from + c, n), share = sigmoid(x);
+                store(of_up + c, gradient * x * share, n);
+                store(of_gate + c, gradient * load(up + c, n) * share * (1.0f + x * (1.0f - share)), n);
+            });
+        }
     });
 }
 

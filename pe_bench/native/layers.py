@@ -1,7 +1,7 @@
 """What lies between the products of matrices, by the compiled code (`layers.h`): forward, and the gradients.
 
-All tensors are float32 on the CPU, and contiguous. Letters: N rows, of one token each, D features, V tokens
-of the vocabulary.
+All tensors are float32 on the CPU, and contiguous. Letters: N rows, of one token each, D features, F width
+of the feedforward layer, V tokens of the vocabulary.
 """
 
 import ctypes
@@ -46,18 +46,18 @@ def rms_norm_backward(
     return of_x, of_weight[0]
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) up."""
-    out = torch.empty_like(gate)
-    _call("pe_bench_swiglu", gate, gate, up, out)
+def swiglu(both: Tensor) -> Tensor:
+    """Return silu(gate) up [.., F] from both [.., 2 F], the gate first."""
+    out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
+    _call("pe_bench_swiglu", out, both, out)
     return out
 
 
-def swiglu_backward(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the gate and of what passes through it."""
-    of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
-    _call("pe_bench_swiglu_backward", gate, slope, gate, up, of_gate, of_up)
-    return of_gate, of_up
+def swiglu_backward(slope: Tensor, both: Tensor) -> Tensor:
+    """Return the gradient of both."""
+    of_both = torch.empty_like(both)
+    _call("pe_bench_swiglu_backward", slope, slope, both, of_both)
+    return of_both
 
 
 def nll(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,8 @@ def _error() -> float:
     normed, factor = rms_norm(x, weight, epsilon)
     nll_N, normalizers = nll(4 * x, targets)
     found = [normed, *rms_norm_backward(slope, x, weight, factor, up)]
-    found += [swiglu(x, up), *swiglu_backward(slope, x, up)]
+    both = torch.cat([x, up], -1)
+    found += [swiglu(both), swiglu_backward(slope, both)]
     found += [nll_N, nll_backward(slope[:, 0].contiguous(), 4 * x, targets, normalizers)]
     exact = _exact(x.double(), weight.double(), slope.double(), up.double(), targets, epsilon)
     errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(found, exact, strict=True)]
@@ -109,8 +110,8 @@ def _exact(
     normed = stock.rms_norm(x, weight.shape, weight, epsilon)
     of_x, of_weight = torch.autograd.grad((normed * slope).sum(), (x, weight))
     gated = stock.silu(x) * other
-    of_both = torch.autograd.grad((gated * slope).sum(), (x, other))
+    of_both = torch.cat(torch.autograd.grad((gated * slope).sum(), (x, other)), -1)
     logits = 4 * x
     nll_N = stock.cross_entropy(logits, targets, reduction="none")
     (of_logits,) = torch.autograd.grad((nll_N * slope[:, 0]).sum(), logits)
-    return [normed, of_x + up, of_weight, gated, *of_both, nll_N, of_logits]
+    return [normed, of_x + up, of_weight, gated, of_both, nll_N, of_logits]
