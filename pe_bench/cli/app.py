@@ -10,6 +10,7 @@ from pe_bench.cli.options import (
     FAMILIES,
     LISTS,
     PROTOCOLS,
+    SLICES,
     SORTS,
     CacheDir,
     Code,
@@ -211,6 +212,14 @@ def report(
         float | None,
         typer.Option(help="A change of up to this many bits per byte holds.", parser=number, metavar="VALUE"),
     ] = None,
+    slice_: Annotated[
+        str | None,
+        typer.Option(
+            "--slice",
+            help=f"Only some of the targets: {', '.join(SLICES[1:])} (docs/measuring.md).",
+            autocompletion=first_of(*SLICES),
+        ),
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the numbers to a file; - prints them.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown; - prints it.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write it as LaTeX with booktabs; - prints it.")] = None,
@@ -235,7 +244,7 @@ def report(
     from pe_bench.cli.report import print_report, read_view
     from pe_bench.interface.results import read_selection
 
-    selection = read_selection(where or [], by, sort, baseline, margin, best)
+    selection = read_selection(where or [], by, sort, baseline, margin, best, slice_)
     outputs = Outputs(csv, markdown, latex, html, plot, read_view(plot_of, plot or html))
     print_report(
         results_dir, runs or [], protocol, selection, outputs, details=details, everything=everything

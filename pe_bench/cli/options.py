@@ -27,6 +27,7 @@ FAMILIES = (
     *("content", "distance", "mask", "scale", "schedule"),
 )
 PROTOCOLS = ("paired", "nonoverlapping", "sliding")
+SLICES = ("all", "recall", "novel", "key")
 SORTS = ("name", "parameters", "tokens_per_second", "peak_memory_mb")
 Count = {"parser": _whole_number, "metavar": "NUMBER"}
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 Precision = Literal["auto", "float32", "bfloat16"]
 ScorePrecision = Literal["float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding"]
+Slice = Literal["all", "recall", "novel", "key"]  # of the targets
 Controls = Literal["auto", "all", "none", "offset"]
 OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]

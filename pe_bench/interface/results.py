@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_bench.config.checks import check_margin
-from pe_bench.config.schema import Protocol
+from pe_bench.config.schema import Protocol, Slice
 from pe_bench.report.export import to_frame
 from pe_bench.report.tables.build import build_report
 from pe_bench.report.tables.ranking import check_sort
@@ -16,6 +16,7 @@ from pe_bench.report.tables.swept import check_best
 from pe_bench.report.tables.table import Report
 from pe_bench.runs.conditions import named_runs, parse_condition
 from pe_bench.runs.gather import require_results_folder
+from pe_bench.runs.rows import ALL
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
 
@@ -33,6 +34,7 @@ def results(
     baseline: str | None = None,
     margin: float | None = None,
     protocol: str | None = None,
+    slice: str | None = None,  # noqa: A002  (the option's name)
 ) -> pandas.DataFrame:
     """Return the results of all runs as a data frame: a row for each line of the report and each length.
 
@@ -44,14 +46,15 @@ def results(
 
     runs: encodings, names or their beginnings, if not all. where: conditions that all hold. by: a key whose
     values have lines of their own. best: a key of which each encoding keeps its best value. baseline: an
-    encoding to compare the others with. margin: bits per byte by which a level that holds may change.
+    encoding to compare the others with. margin: bits per byte by which a level that holds may change. slice: recall, novel or
+    key, the targets that all numbers are of (docs/measuring.md).
 
     Raises `UserError` (a `ValueError`) where nothing was scored or a value cannot work, and `RunError` where
     all results are damaged.
     """
     conditions = [where] if isinstance(where, str) else where
     names = [runs] if isinstance(runs, str) else runs
-    selection = read_selection(conditions, by, None, baseline, margin, best)
+    selection = read_selection(conditions, by, None, baseline, margin, best, slice)
     report = read_report(Path(results_dir), names, protocol, selection, everything=True)
     say_problems(report)
     return to_frame(report.tables)
@@ -64,6 +67,7 @@ def read_selection(
     baseline: str | None,
     margin: float | None,
     best: str | None = None,
+    slice_: str | None = None,
 ) -> Selection:
     """Return the options as a selection. Raises `UserError` for values that are not possible."""
     if sort is not None:
@@ -79,6 +83,7 @@ def read_selection(
         sort=sort,
         baseline=baseline,
         margin=margin,
+        slice=ALL if slice_ is None else check_type(slice_, Slice, "--slice"),
     )
 
 

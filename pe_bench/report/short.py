@@ -10,8 +10,9 @@ from math import inf, isfinite
 from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.context_use import quarter_of
 from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table
-from pe_bench.runs.rows import HALF
+from pe_bench.report.tables.table import Table, slice_name
+from pe_bench.runs.rows import ALL, HALF
+from pe_bench.runs.slices import KEY, NOVEL, RECALL
 
 UNLEARNED = "not learned"
 # After a number; whatever holds, or is the same as the baseline, has none.
@@ -68,6 +69,7 @@ def short_title(table: Table) -> list[str]:
         "1 seed" if seeds == [1] else seeds_text,
         *([protocol] if key.protocol != "paired" else []),
         *([f"scores in {key.score_dtype}"] if key.score_dtype != "float32" else []),
+        *([f"targets: {slice_name(table)}"] if key.slice != ALL else []),
         "bits per byte (lower is better)",
     ]
 
@@ -246,8 +248,29 @@ def _own(table: Table) -> str:
 def short_legend(table: Table, dropped: Sequence[int]) -> list[str]:
     """Return what numbers and marks mean, and the lengths that are dropped for want of room."""
     legend = ": ".join(filter(None, (numbers_text(table), _marks_text(table))))
-    notes = [works_to_text(table), context_text(table), below_text(table), dropped_text(dropped)]
+    notes = [slice_text(table), works_to_text(table), context_text(table)]
+    notes += [below_text(table), dropped_text(dropped)]
     return [line for line in (legend, *notes) if line]
+
+
+def slice_text(table: Table) -> str:
+    """Return which targets the numbers are of; empty where they are of all."""
+    train_length, judge = table.key.train_length, table.key.judge
+    meanings = {
+        RECALL: f"the 8 bytes before the target stood earlier in its window, the last time more than "
+        f"{train_length} tokens back, and the target followed them there",
+        NOVEL: "the 8 bytes before the target stand nowhere earlier in its window",
+        KEY: f"{judge} predicts them well, and much better with far context than without (LongPPL's rule)",
+    }
+    meaning = meanings.get(table.key.slice)
+    return f"{table.key.slice}: {meaning}" if meaning else ""
+
+
+def recall_lengths(table: Table) -> list[int]:
+    """Return the lengths of the small table of recall: the longest, and where use of context is judged."""
+    judged = {length for line in table.lines for length, cell in line.cells.items() if cell.use}
+    lengths = short_lengths(table)
+    return [length for length in lengths if length in judged or length == lengths[-1]]
 
 
 def works_to_text(table: Table) -> str:

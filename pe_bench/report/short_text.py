@@ -11,19 +11,22 @@ from pe_bench.report.short import (
     MARKS,
     MISSING,
     Value,
+    broken_name,
     context_answer,
     fitted,
     has_controls,
     has_trained_level,
     level_at_training,
+    recall_lengths,
     short_legend,
     short_lengths,
     short_title,
+    slice_text,
     value_at,
     works_to,
 )
 from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table
+from pe_bench.report.tables.table import Table, slice_name
 from pe_bench.report.verdict_styles import STYLES
 from pe_bench.system.terminal import wrap
 
@@ -47,8 +50,23 @@ def render_short(table: Table, width: int, hint: str) -> list[Text]:
     title = [Text(line, style="bold") for line in _joined(short_title(table), width)]
     why = _wrapped(table.why, width, "italic")
     below = [line for text in notes for line in _wrapped(text, width, "dim")]
-    below += [Text(hint, style="dim")] if hint else []
-    return [*title, *why, Text(), grid[0], rule, *grid[1:], Text(), *below]
+    recall = [Text(), *_recall(table.recall, width)] if table.recall is not None else []
+    last = [Text(hint, style="dim")] if hint else []
+    return [*title, *why, Text(), grid[0], rule, *grid[1:], Text(), *below, *recall, *last]
+
+
+def _recall(table: Table, width: int) -> list[Text]:
+    """Return the small table of a slice below that of all targets, with the lengths that tell most."""
+    lengths = recall_lengths(table)
+    columns = _columns(table, lengths, is_small=True)
+    room = width - sum(map(_width, columns)) - len(GAP) * len(columns)
+    names = [broken_name(line.label, room, cell_len) for line in table.all_lines]
+    grid = _aligned([["encoding"], *names], columns, len(table.anchors))
+    rule = Text("-" * max(row.cell_len for row in grid))
+    title = Text(f"targets: {slice_name(table)}", style="bold")
+    notes = [f"{slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
+    below = [line for text in notes if text for line in _wrapped(text, width, "dim")]
+    return [title, Text(), grid[0], rule, *grid[1:], Text(), *below]
 
 
 def _fitted(table: Table, width: int) -> tuple[list[Text], list[int]]:
@@ -63,8 +81,8 @@ def _fitted(table: Table, width: int) -> tuple[list[Text], list[int]]:
     return _aligned([["encoding"], *names], _columns(table, shown), len(table.anchors)), dropped
 
 
-def _columns(table: Table, lengths: Sequence[int]) -> list[Cells]:
-    """Return the columns beside the names, each with its heading."""
+def _columns(table: Table, lengths: Sequence[int], *, is_small: bool = False) -> list[Cells]:
+    """Return the columns beside the names, each with its heading; a small table has no break points."""
     lines = table.all_lines
     columns = []
     if has_trained_level(table):
@@ -72,7 +90,8 @@ def _columns(table: Table, lengths: Sequence[int]) -> list[Cells]:
         columns.append([Text(f"at {table.key.train_length}"), *map(_value_text, levels)])
     for length in lengths:
         columns.append([Text(str(length)), *(_value_text(value_at(line, length, table)) for line in lines)])
-    columns.append([Text("works to"), *(_works_text(works_to(line, table)) for line in lines)])
+    if not is_small:
+        columns.append([Text("works to"), *(_works_text(works_to(line, table)) for line in lines)])
     if has_controls(table):
         columns.append([Text("uses context"), *map(_answer, lines)])
     return columns

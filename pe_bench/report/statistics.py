@@ -62,6 +62,16 @@ the same interval without the second measure. `python tests/report/test_simulati
 Without it lognormal documents give 84 % (1 x 10), 86 % (5 x 10) and 91 % (5 x 30). One seed over ten
 lognormal documents stays a little short of 93 %: most such samples do not show their tail.
 
+A slice may have one target of a document and two hundred of another, so its mean is over all its targets, and
+documents count by their sizes. The spread of such a mean is the jackknife's: how it changes without each
+document. Simulated were sizes that are lognormal with a deviation of 1 (1.04 is that of the slice `recall` on
+`stdlib`, 70 documents); the percentage of 4,000 intervals that held the true mean:
+
+                         1 x 30  1 x 70  3 x 30  3 x 70  5 x 30  5 x 70
+    normal                 94.5    94.6    97.7    97.9    96.3    96.5
+    exponential            93.2    94.4    97.2    97.5    94.8    96.1
+    lognormal              91.5    92.6    97.0    97.9    94.7    96.2
+
 Wrong claims, in percent: of 400 lines of 8 lengths with a wrong "holds up to" or "breaks at", and of 2,000
 single verdicts, where documents are independent and every true change lies a hair beyond a boundary, so that
 it is the likeliest to be judged wrongly (mirrored: lognormal, the long tail on the other side):
@@ -142,8 +152,10 @@ class Interval:
         return _bounds(self.mean, self.spread, self.seeds, self.documents, confidence)
 
 
-def paired_interval(differences: np.ndarray) -> Interval:
+def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) -> Interval:
     """Return the interval of the mean of `differences`, float64 [seeds, documents].
+
+    sizes: by which documents count, above 0, float64 [documents]; without them all count the same.
 
     One seed (or one document) leaves the spread over the other alone. One of each leaves no spread
     to judge by, and the interval is infinite. A difference of +inf or NaN is a score that broke
@@ -157,6 +169,8 @@ def paired_interval(differences: np.ndarray) -> Interval:
         return Interval(math.inf, math.inf, math.inf, seeds, documents)
     if np.any(differences == -math.inf):
         return Interval(-math.inf, -math.inf, math.inf, seeds, documents)
+    if sizes is not None and documents > 1:
+        differences = _with_sizes(differences, sizes)
     mean = float(differences.mean())
     if differences.size == 1:
         return Interval(mean, -math.inf, math.inf, seeds, documents)
@@ -288,6 +302,17 @@ def _spread(differences: np.ndarray) -> Spread:
     variance = max(by_seed + by_document - rest, by_seed, by_document)
     seed_share = by_seed / (by_seed + by_document) if variance > 0 else 0.0
     return Spread(variance, seed_share, skewness)
+
+
+def _with_sizes(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return values whose plain mean, and its spread, are those of the mean by sizes; both [documents] last.
+
+    A document's value is its seed's mean and, by the jackknife, what that mean would change without it.
+    """
+    share = sizes / sizes.sum()
+    means = differences @ share
+    deviations = (differences - means[:, None]) * share * len(sizes) / (1 - share)
+    return means[:, None] + deviations - deviations.mean(axis=1, keepdims=True)
 
 
 def _bounds(mean: float, spread: Spread, seeds: int, documents: int, confidence: float) -> Bounds:

@@ -14,12 +14,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from pe_bench.runs.rows import read_text
+from pe_bench.runs.rows import ALL, read_text
 from pe_bench.runs.scores import MEANS, metadata_in, write_tensors
 from pe_bench.runs.untrusted import open_regular
 
-RECALL, NOVEL = "recall", "novel"
+RECALL, NOVEL, KEY = "recall", "novel", "key"
 TEXT_SLICES = (RECALL, NOVEL)  # that the text alone decides
+NAMES = (ALL, *TEXT_SLICES, KEY)
 FILE = "slices.safetensors"
 VERSION = 1  # of the definitions: raise it when other targets belong to a slice
 

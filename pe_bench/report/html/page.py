@@ -101,6 +101,7 @@ def describe_result(table: Table) -> str:
 
 
 def _sections(tables: Sequence[Table]) -> list[Section]:
+    tables = [part for table in tables for part in table.with_recall]
     styles = line_styles(line.label for table in tables for line in table.lines)
     charts = zip(charts_of(tables), charts_of(tables, "change"), strict=True)
     return [

@@ -17,12 +17,16 @@ def anchor_lines(
     ranks: Mapping[str, Rank],
     margin: float,
     files: ScoreFiles,
+    name: str,
 ) -> tuple[list[Line], list[Member]]:
-    """Return a line, and its rows, for each anchor that belongs to a table's rows, without verdicts."""
-    found = [*stored.of(TRIGRAM, rows), *stored.of(COPYING, rows)]
+    """Return a line, and its rows, for each anchor that belongs to a table's rows, without verdicts.
+
+    name: of the slice that the rows are of.
+    """
+    found = files.of_slice([*stored.of(TRIGRAM, rows), *stored.of(COPYING, rows)], name)
     differ_in_steps = len({row.steps for row in found}) > 1
     members = members_of(found, [], [], lambda row: f"of {row.steps} steps" if differ_in_steps else "")
-    lines = [make_line(member, member.rows, ranks, margin, files) for member in members]
+    lines = [make_line(member, member.rows, member.rows, ranks, margin, files) for member in members]
     return [replace(line, is_anchor=True) for line in lines], members
 
 

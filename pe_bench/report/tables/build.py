@@ -18,9 +18,10 @@ from pe_bench.report.tables.grouping import (
     without_protocol,
 )
 from pe_bench.report.tables.lines import Line, make_line, members_of
-from pe_bench.report.tables.notes import make_notes
+from pe_bench.report.tables.notes import Note, make_notes
 from pe_bench.report.tables.ranking import ordered
 from pe_bench.report.tables.selection import EVERYTHING, RunKeys, Selection
+from pe_bench.report.tables.slices import Group, groups_of_slice, require_slice, with_recall
 from pe_bench.report.tables.swept import differing_keys, keep_best
 from pe_bench.report.tables.table import Report, Table, TableKey
 from pe_bench.report.tables.target_sets import rank_sets
@@ -29,7 +30,8 @@ from pe_bench.runs.anchors import StoredAnchors, anchors_folder, read_anchors
 from pe_bench.runs.conditions import Condition
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
-from pe_bench.runs.rows import POSITIONS, Row, read_rows
+from pe_bench.runs.rows import ALL, POSITIONS, Row, read_rows
+from pe_bench.runs.slices import RECALL
 from pe_bench.system.outside_text import in_one_line
 from pe_bench.values import unknown
 
@@ -83,7 +85,8 @@ def build_report(
         problems.append(note)
     groups = group_rows(rows, keys, selection.varying)
     shown = groups_of_newest(groups, results_dir) if newest_only else groups
-    tables = _tables(shown, rows, anchors, ScoreFiles(anchors.with_folders(folder_of)), keys, selection)
+    files = ScoreFiles(anchors.with_folders(folder_of))
+    tables = _tables(shown, rows, anchors, files, keys, selection)
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
     last = tables[-1]
@@ -186,13 +189,23 @@ def _tables(
     Whatever its text says stands on one line, because a run may be a stranger's.
     """
     positions = group_positions(rows, keys, selection.varying)
-    tables = [
-        _table(group, found, positions.get(without_protocol(group), []), anchors, files, keys, selection)
-        for group, found in groups.items()
-    ]
-    shown = list(groups)
+
+    def table_of(key: TableKey, group: Group, slice_: str) -> Table:
+        of_positions = positions.get(without_protocol(key), []) if slice_ == ALL else []
+        return _table(key, group, of_positions, anchors, files, keys, replace(selection, slice=slice_))
+
+    found = groups_of_slice(groups, selection.slice, files)
+    require_slice(found, selection.slice)
+    tables = [table_of(key, group, selection.slice) for key, group in found.items()]
+    if selection.slice == ALL:
+        recalls = {
+            replace(key, slice=ALL): table_of(key, group, RECALL)
+            for key, group in groups_of_slice(groups, RECALL, files).items()
+        }
+        tables = [with_recall(table, recalls.get(table.key)) for table in tables]
+    shown = list(found)
     swept = differing_keys(groups.values(), keys) if len(groups) > 1 else []
-    settings = [describe_swept(found, swept, keys) for found in groups.values()]
+    settings = [describe_swept(group.whole, swept, keys) for group in found.values()]
     tables = [
         replace(table, why=explain_separation(place, shown, settings[place], swept))
         for place, table in enumerate(tables)
@@ -202,7 +215,7 @@ def _tables(
 
 def _table(
     key: TableKey,
-    rows: Sequence[Row],
+    group: Group,
     positions: Sequence[Row],
     stored: StoredAnchors,
     files: ScoreFiles,
@@ -210,21 +223,20 @@ def _table(
     selection: Selection,
 ) -> Table:
     """Return the table of a group of rows; `why` is empty, because it depends on the other tables."""
-    margin = selection.resolved_margin
+    margin, rows = selection.resolved_margin, group.rows
     plain = [row for row in rows if row.control == "none"]
     controls = [row for row in rows if row.control != "none"]
-    own_rows: dict[str, list[Row]] = {}
-    for row in plain:
-        if row.scored_with == row.encoding:
-            own_rows.setdefault(row.run, []).append(row)
+    own_rows, whole_rows = _own_rows(rows), _own_rows(group.whole)
     members = members_of(plain, controls, positions, lambda row: keys.label(row, selection.by))
     ranks = rank_sets(plain)
     lines = []
     for member in members:
-        of_member = [row for run in member.runs for row in own_rows.get(run, [])]
-        line = make_line(member, of_member, ranks, margin, files)
-        lines.append(replace(line, unlearned=unlearned(of_member, stored, files)))
-    anchors, members_of_anchors = anchor_lines(plain, stored, ranks, margin, files)
+        own, whole = (
+            [row for run in member.runs for row in rows_of.get(run, [])] for rows_of in (own_rows, whole_rows)
+        )
+        line = make_line(member, own, whole, ranks, margin, files)
+        lines.append(replace(line, unlearned=unlearned(whole, stored, files)))
+    anchors, members_of_anchors = anchor_lines(plain, stored, ranks, margin, files, selection.slice)
     lines += anchors
     baseline = _baseline_in(lines, selection.baseline)
     if baseline:
@@ -234,10 +246,11 @@ def _table(
     lines = [line for line in shown_lines if not line.is_anchor and selection.takes(line.scored_with)]
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
-    shown = [row for row in rows if row.length in lengths]
+    shown = [row for row in group.whole if row.length in lengths]
     notes = make_notes(
         [*order.lines, *anchors], shown, order.note, margin, keys.machines(rows), keys.checkpoints(rows)
     )
+    notes += [Note(group.lacking, is_caveat=True)] if group.lacking else []
     return Table(
         key=key,
         lengths=lengths,
@@ -250,7 +263,18 @@ def _table(
         asked=tuple(length for length in lengths if selection.asks_for(length)),
         margin=margin,
         anchors=tuple(anchors),
+        share=group.share,
+        lacking=group.lacking,
     )
+
+
+def _own_rows(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return, by run, the rows without a control that are scored with the encoding that was trained."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.control == "none" and row.scored_with == row.encoding:
+            found.setdefault(row.run, []).append(row)
+    return found
 
 
 def _shown(line: Line, selection: Selection) -> Line:

@@ -1,7 +1,7 @@
 """Paired differences between rows that scored the same targets, from the files of their scores."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +9,8 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.report.statistics import Interval, paired_interval
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.means import Means, means_of
-from pe_bench.runs.rows import Row
+from pe_bench.runs.means import Means, compute_means
+from pe_bench.runs.rows import ALL, Row
 from pe_bench.runs.scores import Clusters, load_scores, score_file
 
 
@@ -48,6 +48,19 @@ class ScoreFiles:
         """Return into how many segments each document of a row is cut. Raises `RunError`."""
         return self._means(row).segments
 
+    def sizes(self, row: Row) -> np.ndarray | None:
+        """Return by what the clusters of a row count; None where all count the same. Raises `RunError`."""
+        return self._means(row).sizes
+
+    def of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
+        """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""
+        if name == ALL:
+            return list(rows)
+        by_run: dict[str, list[Row]] = {}
+        for row in rows:
+            by_run.setdefault(row.run, []).append(row)
+        return [row for run, own in by_run.items() for row in self._folder_of(run).rows_of_slice(own, name)]
+
     def _means(self, row: Row) -> Means:
         found = self._known.get(row)
         if found is None:
@@ -58,11 +71,11 @@ class ScoreFiles:
         """Return the means that the run keeps, or those of the scores themselves."""
         folder = self._folder_of(row.run)
         path = score_file(folder.path, row)
-        found = folder.means.find(path)
+        found = folder.means.find(path, row.slice)
         if found is None:
             scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
             self._clusters[row.target_hash] = scores.clusters
-            found = means_of(scores, row.protocol)
+            found = compute_means(row, scores, folder.slices)
         if not _agree(found.level, level_of(row)):
             raise RunError(
                 f"{path} does not give its row's {level_of(row):.6f} bits per byte, but {found.level:.6f}"
@@ -74,11 +87,12 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     """Return the first of each pair minus the second; a pair for each seed, all on one set of targets."""
     try:
         differences = np.stack([_difference(*pair, files) for pair in pairs])
-        interval = paired_interval(differences)
+        sizes = files.sizes(pairs[0][0])
+        interval = paired_interval(differences, sizes)
     except RunError as error:
         means = [level_of(row) - level_of(other) for row, other in pairs]
         return Paired(float(np.mean(means)), None, str(error))
-    of_models = paired_interval(differences.mean(axis=0, keepdims=True)) if len(pairs) > 1 else None
+    of_models = paired_interval(differences.mean(axis=0, keepdims=True), sizes) if len(pairs) > 1 else None
     return Paired(interval.mean, interval, "", files.segments(pairs[0][0]), of_models)
 
 
@@ -104,7 +118,8 @@ def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
     """Return the difference of each cluster in bits per byte, float64 [U]."""
     clusters, bits = files.by_cluster(row)
     same_clusters, other_bits = files.by_cluster(other)
-    if not np.array_equal(clusters, same_clusters):
+    sizes = [files.sizes(either) for either in (row, other)]
+    if not np.array_equal(clusters, same_clusters) or not _are_same(*sizes):
         raise RunError(
             f"{row.run} at {row.length} and {other.run} at {other.length} have scores of other documents"
         )
@@ -112,6 +127,10 @@ def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
         raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
     with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
         return bits - other_bits
+
+
+def _are_same(sizes: np.ndarray | None, others: np.ndarray | None) -> bool:
+    return np.array_equal(sizes, others) if sizes is not None and others is not None else sizes is others
 
 
 def level_of(row: Row) -> float:

@@ -119,11 +119,17 @@ def members_of(
 
 
 def make_line(
-    member: Member, own_rows: Sequence[Row], ranks: Mapping[str, Rank], margin: float, files: ScoreFiles
+    member: Member,
+    own_rows: Sequence[Row],
+    whole_rows: Sequence[Row],
+    ranks: Mapping[str, Rank],
+    margin: float,
+    files: ScoreFiles,
 ) -> Line:
     """Return the line without verdicts, which depend on the whole table.
 
-    own_rows: of these runs, scored with the encoding that they were trained with.
+    own_rows: of these runs, scored with the encoding that they were trained with. whole_rows: the same on all
+    targets, where the others are of a slice.
     """
     rows = member.rows
     own_at_train_length = [row for row in own_rows if row.length == row.train_length]
@@ -132,7 +138,7 @@ def make_line(
         length: make_cell([row for row in rows if row.length == length], own_at_train_length, ranks, files)
         for length in lengths
     }
-    sensitive = sensitivity(own_rows, files)
+    sensitive = sensitivity(whole_rows, files)
     speed_of = {row.run: row.tokens_per_second for row in rows}
     return Line(
         encoding=rows[0].encoding,

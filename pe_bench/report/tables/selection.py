@@ -12,7 +12,7 @@ from pe_bench.report.tables.scored_checkpoint import ScoredCheckpoint
 from pe_bench.report.tables.training_machine import TrainingMachine, machine_of
 from pe_bench.runs.conditions import Condition, RunValues, check_key, is_number, one_a_run
 from pe_bench.runs.identity import NOT_IDENTITY
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import ALL, Row
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Selection:
 
     where: conditions that all hold. by: keys whose values set lines apart. best: a key of
     which each encoding keeps its best value. sort: a length or a key of
-    `order`. baseline: an encoding. margin: bits per byte.
+    `order`. baseline: an encoding. margin: bits per byte. slice: the part of the targets that numbers are of.
     """
 
     where: tuple[Condition, ...] = ()
@@ -30,6 +30,7 @@ class Selection:
     sort: str | None = None
     baseline: str | None = None
     margin: float | None = None  # None: that of the runs
+    slice: str = ALL
 
     @property
     def resolved_margin(self) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.lines import Line
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.rows import HALF
+from pe_bench.runs.rows import ALL, HALF
 
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
 
@@ -27,6 +27,8 @@ class TableKey:
     score_dtype: str
     model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
     training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
+    slice: str = ALL  # the part of the targets that all numbers are of
+    judge: str = ""  # the run that chose them, where one did
 
     @property
     def sort_key(self) -> tuple[object, ...]:
@@ -61,10 +63,19 @@ class Table:
     ] = ()  # lengths that the user named, and that the short form shows before all others
     margin: float = MARGIN  # bits per byte, of the verdicts
     anchors: tuple[Line, ...] = ()  # models that cost no training, which are neither ranked nor judged
+    share: float = 1.0  # of the targets that are in the slice
+    lacking: str = ""  # which runs do not know the slice; a caveat too
+    recall: "Table | None" = (
+        None  # the same lines on that slice; none where this is a slice, or none was kept
+    )
 
     @property
     def all_lines(self) -> tuple[Line, ...]:
         return (*self.lines, *self.anchors)
+
+    @property
+    def with_recall(self) -> "tuple[Table, ...]":
+        return (self,) if self.recall is None else (self, self.recall)
 
     @property
     def title(self) -> str:
@@ -80,10 +91,19 @@ class Table:
         coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
         sizes = f" with {key.model_sizes}" if key.model_sizes else ""
         training = f" with {key.training}" if key.training else ""
+        part = "" if key.slice == ALL else f", targets: {slice_name(self)}"
         return (
             f"{key.model} model{sizes}, data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}",
-            f"trained at length {key.train_length}{steps}{training}, {key.protocol} protocol{stride}{coarse}",
+            f"trained at length {key.train_length}{steps}{training}, "
+            f"{key.protocol} protocol{stride}{coarse}{part}",
         )
+
+
+def slice_name(table: Table) -> str:
+    """Return which targets a table of a slice is of, and how many: `recall (21 % of all)`."""
+    key = table.key
+    name = f"{key.slice} of {key.judge}" if key.judge else key.slice
+    return f"{name} ({100 * table.share:.2g} % of all)"
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
     blocks = rows[0].target_tokens
     if rows[0].protocol != "paired" or not blocks:
         return "More text would narrow these: raise eval.tokens"
-    targets = max(cell.targets for line in lines for cell in line.cells.values())
+    targets = max(row.targets for row in rows)
     encodings = sorted({shlex.quote(line.encoding) for line in lines})
     runs = " ".join(encodings) if len(encodings) <= MAX_NAMES else "--all"
     return (

@@ -1,0 +1,74 @@
+"""The groups of rows of a slice: one for each group of rows of all targets, and for each judge."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pe_bench.errors import UserError
+from pe_bench.report.tables.differences import ScoreFiles, has_number
+from pe_bench.report.tables.listing import few_names
+from pe_bench.report.tables.table import Table, TableKey
+from pe_bench.runs.rows import ALL, Row
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one table, which may be of a slice.
+
+    whole: of the same runs, those of all targets, by which it is known what a model has learned at all.
+    """
+
+    rows: Sequence[Row]
+    whole: Sequence[Row]
+
+    @property
+    def share(self) -> float:
+        """Return the share of the targets that are in the slice, by the largest set of them."""
+        sizes = {row.target_hash: row.targets for row in self.whole}
+        counted = {row.target_hash: row.targets for row in self.rows}
+        largest = max(counted, key=lambda target_hash: sizes[target_hash], default=None)
+        return counted[largest] / sizes[largest] if largest is not None else 1.0
+
+    @property
+    def lacking(self) -> str:
+        """Return which runs lack the slice, and so are not in the table; empty where none does."""
+        runs = {row.run for row in self.rows}
+        lacking = {row.run: row.encoding for row in self.whole if has_number(row) and row.run not in runs}
+        if not lacking or not self.rows:
+            return ""
+        names = few_names(list(dict.fromkeys(lacking.values())))
+        what = f"{len(lacking)} {'run' if len(lacking) == 1 else 'runs'} of {names}"
+        way_out = "pe-bench eval RUN... adds it, without scoring again"
+        return f"without the slice {self.rows[0].slice}, and so not in this table: {what}; {way_out}"
+
+
+def groups_of_slice(
+    groups: Mapping[TableKey, Sequence[Row]], name: str, files: ScoreFiles
+) -> dict[TableKey, Group]:
+    """Return the groups of a slice; none for runs without it. Different judges chose different targets."""
+    if name == ALL:
+        return {key: Group(rows, rows) for key, rows in groups.items()}
+    found: dict[TableKey, Group] = {}
+    for key, whole in groups.items():
+        rows = files.of_slice(whole, name)
+        for judge in sorted({row.judge for row in rows}):
+            own = [row for row in rows if row.judge == judge]
+            found[replace(key, slice=name, judge=judge)] = Group(own, whole)
+    return found
+
+
+def require_slice(groups: Mapping[TableKey, Group], name: str) -> None:
+    """Raise `UserError` where no run has the slice."""
+    if not groups and name != ALL:
+        raise UserError(
+            f"--slice {name}: no run here has that slice of its targets under the protocol paired; "
+            "pe-bench eval RUN... adds recall and novel, without scoring again what is scored"
+        )
+
+
+def with_recall(table: Table, recall: Table | None) -> Table:
+    """Return the table with that of the slice `recall`, whose lines are in its own order."""
+    if recall is None or not recall.lines:
+        return table
+    place = {line.label: number for number, line in enumerate(table.lines)}
+    lines = sorted(recall.lines, key=lambda line: place.get(line.label, len(place)))
+    return replace(table, recall=replace(recall, lines=tuple(lines), asked=table.asked, ranked_at=None))

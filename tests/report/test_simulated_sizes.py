@@ -1,0 +1,82 @@
+"""Intervals of means that count documents by size, as slices do, on differences whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+from test_simulations import DOCUMENTS, SMALL, Generator, slack
+
+from pe_bench.report import statistics
+from pe_bench.report.statistics import Interval, paired_interval
+
+SHARED = 0.3  # of a target's variance that is its document's
+SPREAD = 1.0  # of the logarithm of sizes: the recall slice of `stdlib` at the default lengths has 1.04
+
+
+def draw(generator: Generator, seeds: int, documents: int, shape: str, of_size: float = 0.0) -> Interval:
+    """Return the interval of a true mean of 0: documents have 1 to hundreds of targets.
+
+    of_size: how much a document's difference rises with the logarithm of its size.
+    """
+    sizes = np.ceil(generator.lognormal(2.5, SPREAD, documents))
+    by_document = math.sqrt(SHARED) * DOCUMENTS[shape](generator, documents)
+    by_document += np.sqrt((1 - SHARED) / sizes) * DOCUMENTS[shape](generator, documents)
+    by_document += of_size * (np.log(sizes) - MEAN_LOG_SIZE)
+    by_seed = (SMALL if seeds > 1 else 0.0) * generator.normal(size=(seeds, 1))
+    rest = SMALL * generator.normal(size=(seeds, documents))
+    return paired_interval(by_seed + by_document + rest, sizes)
+
+
+def _mean_log_size() -> float:
+    """Return the mean logarithm of a size over targets, which are more where sizes are large."""
+    sizes = np.ceil(np.random.default_rng(7).lognormal(2.5, SPREAD, 1_000_000))
+    return float(np.average(np.log(sizes), weights=sizes))
+
+
+MEAN_LOG_SIZE = _mean_log_size()
+
+
+def coverage(count: int, *numbers: object, **more: float) -> float:
+    generator = np.random.default_rng(0)
+    found = [draw(generator, *numbers, **more) for _ in range(count)]  # type: ignore[arg-type]
+    return float(np.mean([interval.low <= 0 <= interval.high for interval in found]))
+
+
+@pytest.mark.parametrize("of_size", [0.0, 0.3])
+@pytest.mark.parametrize("shape", ["normal", "exponential"])
+@pytest.mark.parametrize(("seeds", "documents"), [(1, 70), (3, 30), (5, 70)])
+def test_an_interval_by_sizes_covers_between_93_and_99(
+    seeds: int, documents: int, shape: str, of_size: float
+) -> None:
+    held = coverage(400, seeds, documents, shape, of_size=of_size)
+    assert 0.93 - slack(0.93, 400) <= held < 1
+
+
+def test_the_simulation_notices_intervals_of_other_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_with_sizes", lambda differences, sizes: differences)
+    assert coverage(400, 1, 70, "normal", of_size=0.3) < 0.8
+
+
+def test_equal_sizes_change_nothing() -> None:
+    differences = np.random.default_rng(1).normal(size=(3, 40))
+    plain, by_size = paired_interval(differences), paired_interval(differences, np.full(40, 7.0))
+    assert by_size.mean == pytest.approx(plain.mean)
+    assert by_size.high - by_size.low == pytest.approx(plain.high - plain.low, rel=0.03)
+
+
+def test_the_mean_is_that_of_all_targets_together() -> None:
+    differences, sizes = np.array([[1.0, 2.0, 6.0]]), np.array([1.0, 3.0, 4.0])
+    assert paired_interval(differences, sizes).mean == pytest.approx((1 + 6 + 24) / 8)
+    assert paired_interval(differences[:, :1], sizes[:1]).mean == 1.0
+
+
+def test_a_score_that_broke_down_is_not_weighed_away() -> None:
+    differences, sizes = np.array([[1.0, np.inf, 6.0]]), np.array([1.0, 0.001, 4.0])
+    assert paired_interval(differences, sizes).mean == math.inf
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", ["normal", "exponential", "lognormal"])
+@pytest.mark.parametrize(("seeds", "documents"), [(1, 70), (3, 30), (3, 70), (5, 30), (5, 70)])
+def test_coverage_in_four_thousand_simulations(seeds: int, documents: int, shape: str) -> None:
+    assert 0.92 <= coverage(4000, seeds, documents, shape) <= 0.99

@@ -1,0 +1,185 @@
+"""Tables of slices: the same rules on the targets of a slice, and what all targets say of a model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from support.results import ROW, add_run
+from support.tables import line_of, only
+from test_anchor_lines import add_anchors
+from test_short import cells_of, printed
+
+from pe_bench.errors import UserError
+from pe_bench.report.charts.figure import draw
+from pe_bench.report.export import to_frame
+from pe_bench.report.html.page import to_html
+from pe_bench.report.tables.build import build_report, build_tables
+from pe_bench.report.tables.selection import Selection
+from pe_bench.runs.means import keep_means
+from pe_bench.runs.rows import read_rows, write_rows
+from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, with_level
+from pe_bench.runs.slices import NOVEL, RECALL, keep_slices
+
+LENGTHS = (32, 128, 256, 512)
+DOCUMENTS = 24
+SIZES = 1 + np.arange(DOCUMENTS) % 3  # recall targets of each document, of 4
+TARGET = np.tile(np.arange(4), DOCUMENTS)
+IS_RECALL = np.repeat(SIZES, 4) > TARGET
+# Bits of the recall targets and of the others at each length, of one that reads far and one that does not.
+READER = {32: (3.2, 3.2), 128: (3.0, 3.0), 256: (2.6, 3.0), 512: (2.0, 3.0)}
+FLAT = {32: (3.2, 3.2), 128: (3.0, 3.0), 256: (3.0, 3.0), 512: (3.0, 3.0)}
+
+
+def add_sliced(
+    results: Path,
+    encoding: str,
+    bits: dict[int, tuple[float, float]],
+    *,
+    masks: bool = True,
+    noise: float = 0.01,
+    **changes: object,
+) -> Path:
+    """Write a run whose recall targets have other bits than its others, with its swap control at 512."""
+    run = add_run(results, encoding, dict.fromkeys(bits, 3.0), **changes)
+    rows = read_rows(run / "eval.csv")
+    swapped = [replace(row, control="swap") for row in rows if row.length == 512]
+    found = []
+    for row in [*rows, *swapped]:
+        length = row.length if row.control == "none" else row.train_length
+        of_recall, of_others = bits[length]
+        own = np.random.default_rng([row.length, row.seed]).normal(size=4 * DOCUMENTS) * noise
+        nll = (np.where(IS_RECALL, of_recall, of_others) + own) * np.log(2)
+        documents = np.repeat(np.arange(DOCUMENTS), 4)
+        scores = Scores(nll.astype(np.float32), documents, np.ones(4 * DOCUMENTS, np.int64))
+        save_scores(score_file(run, row), scores)
+        found.append(with_level(row, scores))
+    write_rows(run / "eval.csv", found)
+    if masks:
+        keep_slices(run, {ROW.target_hash: {RECALL: IS_RECALL, NOVEL: ~IS_RECALL}})
+    return run
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for seed in range(3):
+        add_sliced(tmp_path, "alibi", READER, seed=seed)
+        add_sliced(tmp_path, "rope", FLAT, seed=seed)
+    return tmp_path
+
+
+def frame_of_recall(results: Path) -> pandas.DataFrame:
+    return to_frame(build_tables(results, selection=Selection(slice=RECALL)))
+
+
+def test_a_slice_has_levels_changes_and_intervals_of_its_targets_alone(results: Path) -> None:
+    table = only(results, slice=RECALL)
+    cell = line_of(table, "alibi").cells[512]
+    wanted = [
+        load_scores(score_file(results / "runs" / run, row)).nll[IS_RECALL].mean(dtype=float) / np.log(2)
+        for run in line_of(table, "alibi").runs
+        for row in read_rows(results / "runs" / run / "eval.csv")
+        if (row.length, row.control) == (512, "none")
+    ]
+    assert cell.levels == pytest.approx(wanted)
+    assert (cell.targets, cell.documents) == (SIZES.sum(), DOCUMENTS)
+    assert cell.change == pytest.approx(-1.0, abs=0.01) and cell.verdict == "improves"
+    assert cell.interval is not None and cell.interval.low < -1.0 < cell.interval.high
+    assert line_of(only(results, slice=NOVEL), "alibi").cells[512].change == pytest.approx(0, abs=0.01)
+
+
+def test_use_of_context_is_far_larger_on_the_slice_that_needs_it(results: Path) -> None:
+    gains = {}
+    for name in ("all", RECALL, NOVEL):
+        use = line_of(only(results, slice=name), "alibi").cells[512].use
+        assert use is not None and use.swap_gain is not None
+        gains[name] = use.swap_gain.mean
+        assert use.uses_context == ("no" if name == NOVEL else "yes")
+    assert gains[RECALL] == pytest.approx(1.0, abs=0.01)
+    assert gains["all"] == pytest.approx(IS_RECALL.mean(), abs=0.02)
+
+
+def test_kept_means_change_no_number_of_a_slice(results: Path) -> None:
+    before = frame_of_recall(results)
+    for run in (results / "runs").iterdir():
+        keep_means(run, read_rows(run / "eval.csv"))
+    assert before.equals(frame_of_recall(results))
+
+
+def test_the_short_form_has_a_small_table_of_recall_below(results: Path) -> None:
+    text = printed(build_tables(results), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    whole, recall = text.split("targets: recall (50 % of all)")
+    assert "works to" in whole and "works to" not in recall
+    headings = ["encoding", "at", "128", "512", "uses", "context"]
+    assert next(line for line in recall.splitlines() if line).split() == headings
+    assert cells_of(recall, "alibi") == ["3.000", "-1.001v", "yes"]
+    assert cells_of(recall, "rope")[-1] == "no"
+    assert "the last time more than 128 tokens back" in " ".join(recall.split())
+
+
+def test_without_slices_a_table_is_as_it_was_and_a_slice_that_is_asked_for_is_refused(tmp_path: Path) -> None:
+    add_sliced(tmp_path, "rope", FLAT, masks=False)
+    [table] = build_tables(tmp_path)
+    assert table.recall is None
+    with pytest.raises(UserError, match=r"--slice recall: no run here has that slice .*pe-bench eval RUN"):
+        build_tables(tmp_path, selection=Selection(slice=RECALL))
+
+
+def test_a_run_without_the_slice_is_named(results: Path) -> None:
+    add_sliced(results, "nope", FLAT, masks=False)
+    [table] = build_tables(results)
+    assert table.recall is not None
+    wanted = "without the slice recall, and so not in this table: 1 run of nope; pe-bench eval RUN..."
+    assert table.recall.lacking.startswith(wanted) and wanted in " ".join(printed([table]).split())
+    assert {line.label for line in table.recall.lines} == {"alibi", "rope"}
+
+
+def test_slices_that_different_judges_chose_are_different_tables(results: Path) -> None:
+    for run in (results / "runs").iterdir():
+        judge = f"{run.name.split('-')[0]}-judge"
+        keep_slices(run, {ROW.target_hash: {"key": IS_RECALL}}, judge=judge)
+    tables = build_tables(results, selection=Selection(slice="key"))
+    assert [[line.label for line in table.lines] for table in tables] == [["alibi"], ["rope"]]
+    assert [table.key.judge for table in tables] == ["alibi-judge", "rope-judge"]
+    assert "they differ in judge" in tables[0].why and "key of alibi-judge (50 % of all)" in tables[0].title
+
+
+def test_what_has_not_learned_is_known_from_all_targets(tmp_path: Path) -> None:
+    add_sliced(tmp_path, "slow", dict.fromkeys(LENGTHS, (2.0, 4.0)))
+    folders = add_anchors(tmp_path)
+    for folder in folders:
+        keep_slices(folder, {ROW.target_hash: {RECALL: IS_RECALL}})
+    table = only(tmp_path, slice=RECALL)
+    [line] = table.lines
+    assert line.cells[128].bits_per_byte == pytest.approx(2.0, abs=0.01)
+    assert line.unlearned == "trigram"
+    assert [anchor.label for anchor in table.anchors] == ["(trigram)", "(trigram+copy)"]
+    assert {anchor.cells[512].targets for anchor in table.anchors} == {SIZES.sum()}
+
+
+def test_four_times_the_targets_are_four_times_those_of_the_set_and_not_of_the_slice(tmp_path: Path) -> None:
+    add_sliced(tmp_path, "shaky", FLAT, noise=0.3)
+    [wanted] = {note[-12:] for note in only(tmp_path, slice=RECALL).notes if "4 times the targets" in note}
+    assert wanted == "--targets 24", "a set of 96 targets has 6 blocks of 16"
+
+
+def test_a_frame_has_the_slice_that_is_asked_for_alone(results: Path) -> None:
+    for name, targets in (("all", 4 * DOCUMENTS), (RECALL, SIZES.sum())):
+        frame = to_frame(build_tables(results, selection=Selection(slice=name)))
+        assert set(frame["slice"]) == {name} and set(frame["targets"]) == {targets}
+
+
+@pytest.mark.parametrize("values", ["levels", "change"])
+def test_the_picture_has_a_panel_of_recall(results: Path, values: str) -> None:
+    figure = draw(build_tables(results), values)  # pyright: ignore[reportArgumentType]
+    titles = [text.get_text() for text in figure.texts if "targets: recall (50 % of all)" in text.get_text()]
+    assert len(figure.axes) == 2 and len(titles) == 1
+
+
+def test_the_page_has_a_section_of_recall(results: Path) -> None:
+    report = build_report(results)
+    page = to_html(report.tables, [])
+    assert page.count("<section id=") == 2
+    assert "targets: recall (50 % of all)" in page and "1 table" in page
