@@ -10,7 +10,6 @@ from pe_bench.cli.options import (
     FAMILIES,
     LISTS,
     PROTOCOLS,
-    SLICES,
     SORTS,
     CacheDir,
     Code,
@@ -20,7 +19,9 @@ from pe_bench.cli.options import (
     DataPath,
     Device,
     Force,
+    KeyTokensOf,
     Lengths,
+    Margin,
     MaxLength,
     PerPosition,
     Plain,
@@ -28,6 +29,7 @@ from pe_bench.cli.options import (
     Protocol,
     ResultsDir,
     Runs,
+    Slice,
     Stride,
     Targets,
     Threads,
@@ -39,7 +41,6 @@ from pe_bench.cli.options import (
     complete_encodings,
     complete_speed,
     config_folder,
-    number,
 )
 
 app = typer.Typer(
@@ -131,6 +132,7 @@ def eval(  # noqa: A001  (the command's name)
     with_: With = None,
     force: Force = False,
     plain: Plain = False,
+    key_tokens_of: KeyTokensOf = None,
     config_dir: ConfigDir = None,
     code: Code = None,
     data_path: DataPath = None,
@@ -168,6 +170,7 @@ def eval(  # noqa: A001  (the command's name)
         data_path,
         request,
         where or [],
+        key_tokens_of,
         everything=everything,
     )
 
@@ -208,18 +211,8 @@ def report(
         str | None,
         typer.Option(help="The encoding to compare the others with.", autocompletion=complete_baseline),
     ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(help="A change of up to this many bits per byte holds.", parser=number, metavar="VALUE"),
-    ] = None,
-    slice_: Annotated[
-        str | None,
-        typer.Option(
-            "--slice",
-            help=f"Only some of the targets: {', '.join(SLICES[1:])} (docs/measuring.md).",
-            autocompletion=first_of(*SLICES),
-        ),
-    ] = None,
+    margin: Margin = None,
+    slice_: Slice = None,
     csv: Annotated[Path | None, typer.Option(help="Write the numbers to a file; - prints them.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown; - prints it.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write it as LaTeX with booktabs; - prints it.")] = None,

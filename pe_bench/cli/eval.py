@@ -14,6 +14,7 @@ from pe_bench.interface.evaluate import Request, Scoring, prepare_scoring
 from pe_bench.interface.run import Run
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.conditions import parse_condition, runs_to_score
+from pe_bench.runs.find import find_run
 from pe_bench.runs.identity import encoding_in
 from pe_bench.scoring.other_encodings import WithOption
 from pe_bench.sweep.summary import SweepTable
@@ -31,19 +32,22 @@ def score_runs(
     data_path: Path | None = None,
     request: WithOption | None = None,
     where: Sequence[str] = (),
+    judge: str | None = None,
     *,
     everything: bool = False,
 ) -> None:
     """Score the runs that are named, that meet the conditions `where`, or all; else the one finished last.
 
     `None` in a dict leaves the run's own. `data_path` is where a run's data is now, `request` names other
-    encodings to score the runs under. Raises `UserError` for a run that is missing or damaged and for options
-    that cannot work, before scoring; and `RunError` at the end for runs that could not be scored.
+    encodings to score the runs under, and `judge` a run whose scores decide which targets are key. Raises
+    `UserError` for a run that is missing or damaged and for options that cannot work, before scoring; and
+    `RunError` at the end for runs that could not be scored.
     """
     if changes.get("protocol") is not None:
         check_type(changes["protocol"], Protocol, "--protocol")
     changes = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
-    wanted = Request(changes, machine, code, data_path, request or WithOption())
+    judging = find_run(judge, results_dir) if judge is not None else None
+    wanted = Request(changes, machine, code, data_path, request or WithOption(), judging)
     wanted.check_code()
     runs = runs_to_score(names, [*map(parse_condition, where)], results_dir, everything=everything)
     if not (names or where or everything):

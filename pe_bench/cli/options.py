@@ -129,6 +129,30 @@ Protocol = Annotated[
     ),
 ]
 
+Margin = Annotated[
+    float | None,
+    typer.Option(help="A change of up to this many bits per byte holds.", parser=number, metavar="VALUE"),
+]
+
+Slice = Annotated[
+    str | None,
+    typer.Option(
+        "--slice",
+        help=f"Only some of the targets: {', '.join(SLICES[1:])} (docs/measuring.md).",
+        autocompletion=first_of(*SLICES),
+    ),
+]
+
+KeyTokensOf = Annotated[
+    str | None,
+    typer.Option(
+        "--key-tokens-of",
+        metavar="RUN",
+        help="Choose key targets by another run's scores (report --slice key).",
+        autocompletion=complete_runs,
+    ),
+]
+
 MaxLength = Annotated[
     int | None,
     typer.Option(

@@ -9,7 +9,7 @@ import torch
 
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.experiment.checkpoint import reopen_checkpoint, score_checkpoint
 from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, build_job
@@ -21,9 +21,12 @@ from pe_bench.runs.anchors import anchors_folder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.lock import locked
-from pe_bench.runs.rows import Row
+from pe_bench.runs.means import keep_means
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.slices import keep_slices
 from pe_bench.scoring.anchor_scores import score_anchors
 from pe_bench.scoring.evaluate import TrainedModel, evaluate, scored_rows
+from pe_bench.scoring.key_tokens import OPTION, key_slices
 from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import count_parts, shortages
 from pe_bench.scoring.protocols import Plan
@@ -44,12 +47,16 @@ def score_run(
     config: Config,
     results_dir: Path,
     others: Sequence[OtherEncoding] = (),
+    judge: Path | None = None,
 ) -> list[Row]:
     """Score a finished run at the lengths of its `config`, then its weights under `others`.
 
     The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
+    judge: a run whose scores decide which targets are key.
     """
     if config.checkpoint is not None:
+        message = f"{OPTION} chooses targets of runs, and {run.name} is a checkpoint: leave the option out"
+        require(judge is None, message)
         return score_checkpoint(reopen_checkpoint(run, config), others)
     result = read_result(run) or {}
     job = build_job(config)
@@ -64,6 +71,7 @@ def score_run(
             f"{run / 'checkpoints'} has no whole checkpoint of step {config.train.total_steps}: "
             "repeat the command that trained the run"
         )
+    judged = {} if judge is None else key_slices(judge, job.plans, config.train.length, job.data)
     _warn_of_other_data(job, result)
     scored_with = setup.label
     if EncodingSpec(config.encoding).identity() != EncodingSpec(setup.config.encoding).identity():
@@ -72,6 +80,9 @@ def score_run(
     with locked(run), say_what_is_kept(run, config.train.total_steps):
         remove_leftovers(run)
         rows = score_encodings(job, trained, others, scored_with=scored_with)
+        if judge is not None:
+            keep_slices(run, judged, judge.name)
+            keep_means(run, read_rows(run / "eval.csv"))
         if result.get("data_hash") == job.data.hash:
             score_missing_anchors(job, rows)
     if run.resolve().parent == runs_folder(results_dir).resolve():

@@ -15,7 +15,7 @@ from pe_bench.experiment.score import score_run
 from pe_bench.interface.run import Run
 from pe_bench.runs.conditions import named_runs
 from pe_bench.runs.config_file import read_config
-from pe_bench.runs.find import require_finished
+from pe_bench.runs.find import find_run, require_finished
 from pe_bench.scoring.other_encodings import OtherEncoding, WithOption, find_others, read_with
 from pe_bench.system.signals import interruptible
 
@@ -25,7 +25,8 @@ class Request:
     """The changes of a run's configuration for a scoring; None leaves the run's own.
 
     evaluation: keys of `eval`. machine: device, threads and cache_dir. code: trusted files of custom
-    encodings. data_path: where the data is now. others: encodings to score the weights under too.
+    encodings. data_path: where the data is now. others: encodings to score the weights under too. judge: a run
+    whose scores decide which targets are key.
     """
 
     evaluation: Mapping[str, Any] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Request:
     code: Sequence[Path] = ()
     data_path: Path | None = None
     others: WithOption = field(default_factory=WithOption)
+    judge: Path | None = None
 
     def check_code(self) -> None:
         """Raise `UserError` for a file of code that is none."""
@@ -48,10 +50,11 @@ class Scoring:
     config: Config
     others: Sequence[OtherEncoding]
     asked: Sequence[int]  # lengths that the request names
+    judge: Path | None = None
 
     def score(self, results_dir: Path) -> Run:
         """Score the run, and gather all rows of `results_dir` where it lies there. Raises `RunError`."""
-        rows = score_run(self.run, self.config, results_dir, self.others)
+        rows = score_run(self.run, self.config, results_dir, self.others, self.judge)
         return Run(self.run, rows, self.config.report.margin, self.asked)
 
 
@@ -70,6 +73,7 @@ def evaluate(
     device: str | None = None,
     threads: int | None = None,
     force: bool = False,
+    key_tokens_of: str | None = None,
     config_dir: str | Path | Sequence[str | Path] = (),
     code: str | Path | Sequence[str | Path] = (),
     data_path: str | Path | None = None,
@@ -100,7 +104,8 @@ def evaluate(
     others = read_with(_listed(with_), [*map(Path, _listed(config_dir))], force, has_code=bool(files))
     data = None if data_path is None else Path(data_path)
     path = run.path if isinstance(run, Run) else _find(str(run), Path(results_dir))
-    request = Request(changes, machine, files, data, others)
+    judge = None if key_tokens_of is None else find_run(key_tokens_of, Path(results_dir))
+    request = Request(changes, machine, files, data, others, judge)
     request.check_code()
     scoring = prepare_scoring(path, request)
     with interruptible():
@@ -112,7 +117,7 @@ def prepare_scoring(run: Path, request: Request) -> Scoring:
     asked = _changed(read_config(run), request)
     config = trusted(asked, request.code, may_differ=request.others.force)
     others = find_others(request.others, run.name, config)
-    return Scoring(run, config, others, request.evaluation.get("lengths") or ())
+    return Scoring(run, config, others, request.evaluation.get("lengths") or (), request.judge)
 
 
 def _find(name: str, results_dir: Path) -> Path:

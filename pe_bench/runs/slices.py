@@ -58,25 +58,26 @@ def keep_slices(run: Path, found: Mapping[str, Masks], judge: str = "") -> None:
 
     judge: the run whose scores decided. Means over a slice that is replaced are deleted.
     """
-    if not found:
-        return
     kept = KeptSlices(run)
-    masks = {
-        target_hash: {**kept.of(target_hash), **found.get(target_hash, {})}
-        for target_hash in [*kept.sets, *found]
-    }
-    tensors = {
-        f"{target_hash} {name}": mask for target_hash, own in masks.items() for name, mask in own.items()
-    }
-    new = {f"{target_hash} {name}" for target_hash, own in found.items() for name in own}
-    judges = {words: judge if words in new else kept.judge(*words.split()) for words in tensors}
-    if any(name in kept.of(target_hash) for target_hash, own in found.items() for name in own):
+    known, new = _flat({target_hash: kept.of(target_hash) for target_hash in kept.sets}), _flat(found)
+    judges = {words: kept.judge(*words.split()) for words in known}
+    replaced = known.keys() & new.keys()
+    if replaced == new.keys() and all(
+        np.array_equal(known[words], new[words]) and judges[words] == judge for words in replaced
+    ):
+        return
+    if replaced:
         (run / MEANS).unlink(missing_ok=True)
-    tensors = dict(sorted(tensors.items()))
-    named = {words: name for words, name in sorted(judges.items()) if name}
+    tensors = dict(sorted((known | new).items()))
+    named = {words: name for words, name in sorted({**judges, **dict.fromkeys(new, judge)}.items()) if name}
     about = {"version": VERSION, "judges": named, "sha256": _checksum(tensors, named)}
     # One text, because the order of several in a header is left to chance.
     write_tensors(run / FILE, tensors, {"about": json.dumps(about)})
+
+
+def _flat(masks: Mapping[str, Masks]) -> dict[str, np.ndarray]:
+    """Return the masks by the names that they have in a file."""
+    return {f"{target_hash} {name}": mask for target_hash, own in masks.items() for name, mask in own.items()}
 
 
 def _read(path: Path) -> tuple[dict[str, Masks], dict[tuple[str, str], str]]:

@@ -1,0 +1,89 @@
+"""Key targets follow LongPPL's rule, and a judge that cannot judge is refused with both values."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.scoring import DATA, EVAL, data_of, scored, trained_model
+
+from pe_bench.errors import UserError
+from pe_bench.runs.rows import Row, read_rows, write_rows
+from pe_bench.runs.scores import load_scores, save_scores, score_file
+from pe_bench.runs.slices import KEY
+from pe_bench.scoring.key_tokens import key_slices
+from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.protocols import Plan
+
+
+def plans_of(evaluation=EVAL, data=DATA) -> list[Plan]:
+    config = replace(trained_model(Path("unused-run")).setup.config, eval=evaluation)
+    return make_plans(config, evaluation, data)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Path:
+    scored(trained_model(tmp_path / "judge"))
+    rows = read_rows(tmp_path / "judge" / "eval.csv")
+    write_rows(tmp_path / "judge" / "eval.csv", rows)
+    return tmp_path / "judge"
+
+
+def with_nll(judge: Path, nll_at: dict[int, list[float]]) -> Row:
+    """Give the first targets of the judge these losses."""
+    rows = {row.length: row for row in read_rows(judge / "eval.csv")}
+    for length, values in nll_at.items():
+        path = score_file(judge, rows[length])
+        scores = load_scores(path)
+        nll = np.full_like(scores.nll, 3.0)
+        nll[: len(values)] = values
+        save_scores(path, replace(scores, nll=nll))
+    return rows[8]
+
+
+def test_key_targets_gain_more_than_2_nats_from_far_context_and_cost_less_than_2_with_it(judge):
+    row = with_nll(judge, {8: [4.1, 3.9, 4.1, 6.0, 1.0], 24: [1.9, 1.95, 2.1, 3.0, 0.1], 12: [0.0] * 5})
+    found = key_slices(judge, plans_of(), 8, DATA)
+    assert np.flatnonzero(found[row.target_hash][KEY]).tolist() == [0]
+
+
+def test_a_judge_to_which_nothing_is_key_is_refused(judge):
+    with_nll(judge, {8: [3.0], 24: [3.0]})
+    with pytest.raises(UserError, match=r"judge: no target is key to it: .* 2 nats .*uses far context"):
+        key_slices(judge, plans_of(), 8, DATA)
+
+
+def test_a_judge_of_other_data_is_refused_with_both_hashes(judge):
+    other = replace(data_of(60, 60), hash="07e4da7a99")
+    with pytest.raises(UserError, match=r"with odd \(da7a0123\), and here is files with odd \(07e4da7a\)"):
+        key_slices(judge, plans_of(data=other), 8, other)
+
+
+def test_a_judge_without_scores_of_these_targets_is_told_how_to_make_them(judge):
+    longer = replace(EVAL, lengths=[8, 16], max_length=16)
+    command = r"`pe-bench eval judge --lengths 8,16 --max-length 16 --targets 7`"
+    with pytest.raises(UserError, match=rf"it needs scores at 8 and 16 .* and has no length: {command}"):
+        key_slices(judge, plans_of(longer), 8, DATA)
+
+
+def test_a_judge_that_lacks_the_longest_length_is_told_so(judge):
+    rows = [row for row in read_rows(judge / "eval.csv") if row.length != 24]
+    write_rows(judge / "eval.csv", rows)
+    with pytest.raises(UserError, match=r"it needs scores at 8 and 24 .* and has 8, 12: "):
+        key_slices(judge, plans_of(), 8, DATA)
+
+
+@pytest.mark.parametrize("protocol", ["sliding", "nonoverlapping"])
+def test_other_protocols_have_no_key_targets(judge, protocol):
+    with pytest.raises(UserError, match="--protocol paired alone"):
+        key_slices(judge, plans_of(replace(EVAL, protocol=protocol)), 8, DATA)
+
+
+def test_only_lengths_beyond_training_can_be_judged(judge):
+    with pytest.raises(UserError, match="needs a length beyond the training length 8: add it with --lengths"):
+        key_slices(judge, plans_of(replace(EVAL, lengths=[8])), 8, DATA)
