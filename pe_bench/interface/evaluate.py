@@ -25,8 +25,8 @@ class Request:
     """The changes of a run's configuration for a scoring; None leaves the run's own.
 
     evaluation: keys of `eval`. machine: device, threads and cache_dir. code: trusted files of custom
-    encodings. data_path: where the data is now. others: encodings to score the weights under too. judge: a run
-    whose scores decide which targets are key.
+    encodings. data_path: where the data is now. others: encodings to score the weights under too.
+    judge: a run whose scores decide which targets are key.
     """
 
     evaluation: Mapping[str, Any] = field(default_factory=dict)

@@ -46,8 +46,8 @@ def results(
 
     runs: encodings, names or their beginnings, if not all. where: conditions that all hold. by: a key whose
     values have lines of their own. best: a key of which each encoding keeps its best value. baseline: an
-    encoding to compare the others with. margin: bits per byte by which a level that holds may change. slice: recall, novel or
-    key, the targets that all numbers are of (docs/measuring.md).
+    encoding to compare the others with. margin: bits per byte by which a level that holds may change.
+    slice: recall, novel or key, the targets that all numbers are of (docs/measuring.md).
 
     Raises `UserError` (a `ValueError`) where nothing was scored or a value cannot work, and `RunError` where
     all results are damaged.

@@ -9,7 +9,7 @@ from support.scoring import DATA, EVAL, data_of, scored, trained_model
 
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row, read_rows, write_rows
-from pe_bench.runs.scores import load_scores, save_scores, score_file
+from pe_bench.runs.scores import load_scores, save_scores, score_file, with_level
 from pe_bench.runs.slices import KEY
 from pe_bench.scoring.key_tokens import key_slices
 from pe_bench.scoring.plans import make_plans
@@ -87,3 +87,28 @@ def test_other_protocols_have_no_key_targets(judge, protocol):
 def test_only_lengths_beyond_training_can_be_judged(judge):
     with pytest.raises(UserError, match="needs a length beyond the training length 8: add it with --lengths"):
         key_slices(judge, plans_of(replace(EVAL, lengths=[8])), 8, DATA)
+
+
+def test_the_command_keeps_key_targets_that_a_report_shows_with_their_judge(
+    begin, train, evaluate, command, folder
+):
+    assert begin("encoding=rope").code == 0 and train("encoding=nope").code == 0
+    [judge] = (folder / "results" / "runs").glob("nope-*")
+    assert evaluate("rope", "--key-tokens-of", judge.name[:6]).code == 2, "nothing is key to it"
+    before = read_rows(judge / "eval.csv")
+    for row in before:
+        path = score_file(judge, row)
+        scores = load_scores(path)
+        nll = np.where(np.arange(len(scores.nll)) < 9, {16: 5.0, 32: 1.0}[row.length], scores.nll)
+        scores = replace(scores, nll=nll.astype(np.float32))
+        save_scores(path, scores)
+        write_rows(judge / "eval.csv", [with_level(row, scores), *read_rows(judge / "eval.csv")])
+    outcome = evaluate("rope", "--key-tokens-of", judge.name[:6])
+    assert outcome.code == 0, outcome.err
+    results = ("--results-dir", str(folder / "results"))
+    shown = command("report", "--all", "--slice", "key", *results)
+    assert f"key of {judge.name}" in shown.out and "rope" in shown.out, shown.err
+    rows = read_rows(folder / "results" / "results.csv")
+    assert {(row.encoding, row.judge, row.targets) for row in rows if row.slice == KEY} == {
+        ("rope", judge.name, 9)
+    }
