@@ -11,7 +11,8 @@ Past the training length: defined; attention over more keys is as sharp as it wa
 Nakanishi 2025, "Scalable-Softmax Is Superior for Attention", arXiv:2501.19399.
 
 s is 0.168 at first, one over the mean of ln n up to 1,024 keys; that the paper starts there is unverified.
-The bias that the paper tries as well, s_h ln n + b_h, is left out.
+With `bias` the factor is s_h ln n + b_h, as the paper tries as well and Mistral Large 4 has it in
+transformers; b is 0 at first, and there 1 with s at 0.
 """
 
 import torch
@@ -28,14 +29,16 @@ class SSMax(LayerEncoding):
     paper = "arXiv:2501.19399"
     per_layer = True
 
-    def __init__(self, n_heads: int, window: int | None = None):
+    def __init__(self, n_heads: int, window: int | None = None, bias: bool = False):
         super().__init__()
         require(window is None or window > 0, f"window must hold at least 1 key, not {window}")
         self.window = window
         self.strength = nn.Parameter(torch.full((n_heads,), INITIAL))
+        self.offset = nn.Parameter(torch.zeros(n_heads)) if bias else None
 
     def logit_scale(self, queries: Side) -> Tensor:
         keys = queries.index + 1
         keys = keys if self.window is None else keys.clamp(max=self.window)
         precise = torch.promote_types(self.strength.dtype, torch.float32)
-        return self.strength.to(precise)[:, None, None] * keys.double().log().to(precise).unsqueeze(-1)
+        factor = self.strength.to(precise)[:, None, None] * keys.double().log().to(precise).unsqueeze(-1)
+        return factor if self.offset is None else factor + self.offset.to(precise)[:, None, None]

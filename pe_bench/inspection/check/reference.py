@@ -135,7 +135,7 @@ def _bias(encoding: nn.Module, entry: Entry) -> Tensor:
     layer = _layer(encoding, entry)
     bias = layer.bias(*project(layer, x, q, k, torch.arange(q.shape[-2])))
     assert bias is not None
-    return bias[entry.get("head", 0), -1]
+    return bias.reshape(-1, *bias.shape[-2:])[entry.get("head", 0), -1]
 
 
 def _bias_of_heads(encoding: nn.Module, entry: Entry) -> Tensor:
