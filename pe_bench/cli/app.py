@@ -382,6 +382,32 @@ def speed(
     time_encodings(arguments or [], lengths, train, repeats, output, config_dir or [])
 
 
+@app.command(
+    cls=Command,
+    epilog="""\
+pe-bench export rope --hf FOLDER
+pe-bench export results/runs/rope-s0-1a2b3c4d --hf FOLDER
+pe-bench eval hf:FOLDER data=stdlib""",
+)
+def export(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run by encoding, name, the beginning of a name, or path.")
+    ],
+    hf: Annotated[
+        Path, typer.Option("--hf", metavar="FOLDER", help="A new folder, which transformers then loads.")
+    ],
+    results_dir: ResultsDir = Path("results"),
+) -> None:
+    """Write a trained run as a checkpoint of Hugging Face.
+
+    Of encodings those go that transformers has: rope and its scalings, p_rope, nope and
+    sliding_window.
+    """
+    from pe_bench.experiment.export import export_run
+
+    export_run(run, hf, results_dir)
+
+
 def _version(value: bool) -> None:
     if value:
         from importlib.metadata import version

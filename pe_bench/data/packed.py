@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pe_bench.config.schema import DataConfig, TokenizerConfig
+from pe_bench.config.schema import Config, DataConfig, TokenizerConfig
 from pe_bench.data import tokenizer as tokenizers
 from pe_bench.data.corpus import read_corpus
 from pe_bench.data.documents import Document
@@ -18,6 +18,7 @@ from pe_bench.system.cache import cache_root, cached_folder, key_of, read_meta
 
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
 LAYOUT = 2  # of the files in the cache
+TOKENIZER_FILE = "tokenizer.json"
 BYTES_PER_TOKEN = 4  # of a subword tokenizer, for `data.max_tokens`; text is read before it is tokenised
 
 
@@ -66,6 +67,15 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
 
     Raises `UserError` for a source, tokenizer or cache folder that is of no use, `RunError` for a full disk.
     """
+    return _open(_packed_folder(data, tokenizer, cache_dir), data)
+
+
+def cached_tokenizer(config: Config) -> Path:
+    """Return the file of the tokenizer that was trained on a run's data; there is none for other kinds."""
+    return _packed_folder(config.data, config.tokenizer, config.cache_dir) / TOKENIZER_FILE
+
+
+def _packed_folder(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | None) -> Path:
     if data.source == "hub":  # known by its name, so that nothing is fetched again
         identity, read = asdict(data) | {"name": None}, lambda: _read(data, tokenizer)
     else:
@@ -76,7 +86,7 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
         return _pack(folder, *split_corpus(*read(), data.validation_fraction), tokenizer)
 
     key = key_of((FORMAT, LAYOUT), identity, _tokenizer_identity(tokenizer))
-    return _open(cached_folder(cache_root(cache_dir), key, build), data)
+    return cached_folder(cache_root(cache_dir), key, build)
 
 
 def _tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
@@ -120,7 +130,7 @@ def _make_tokenizer(config: TokenizerConfig, train: list[Document], folder: Path
         return tokenizers.load_file(config)
     if config.kind == "hub":
         return tokenizers.load_hub(config)
-    return tokenizers.train_bpe((document.text for document in train), config, folder / "tokenizer.json")
+    return tokenizers.train_bpe((document.text for document in train), config, folder / TOKENIZER_FILE)
 
 
 def _data_hash(train: Iterable[Document], validation: Iterable[Document], tokenizer: Tokenizer) -> str:

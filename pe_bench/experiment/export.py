@@ -1,0 +1,67 @@
+"""`export`: a finished run as a folder that transformers loads."""
+
+import shutil
+from pathlib import Path
+
+from pe_bench.checkpoints.export import exported_form, write_model
+from pe_bench.config.schema import TokenizerConfig
+from pe_bench.data.byte_tokenizer_file import write_byte_tokenizer, write_tokenizer_config
+from pe_bench.data.packed import cached_tokenizer
+from pe_bench.data.tokenizer import load_hub, tokenizer_file
+from pe_bench.errors import UserError, require
+from pe_bench.experiment.prepare import build_job, trusted
+from pe_bench.runs.config_file import read_config
+from pe_bench.runs.find import matching_runs
+from pe_bench.system.files import TEMPORARY, name_write_errors
+from pe_bench.system.terminal import say
+from pe_bench.training.checkpoint import final_checkpoint, load_weights
+
+
+def export_run(name: str, folder: Path, results_dir: Path) -> None:
+    """Write a run's final weights, encoding and tokenizer to a new folder. Raise `UserError`, `RunError`."""
+    require(
+        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        f"--hf {folder} exists and is not empty: name a new folder",
+    )
+    runs = matching_runs(name, results_dir, anywhere=True)
+    require(
+        len(runs) == 1,
+        f"'{name}' selects {len(runs)} runs; give one in full: {', '.join(run.name for run in runs[:5])}",
+    )
+    [run] = runs
+    config = read_config(run)
+    require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
+    job = build_job(trusted(config, ()))
+    form = exported_form(config, job.model)
+    trained = final_checkpoint(run, config.train.total_steps)
+    if trained is None:
+        raise UserError(f"{run / 'checkpoints'} has no whole checkpoint of step {config.train.total_steps}")
+    load_weights(trained, job.model)
+    temporary = folder.with_name(f"{TEMPORARY}{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with name_write_errors(folder):
+        temporary.mkdir(parents=True)
+        try:
+            difference = write_model(temporary, config, job.model.eval(), form, job.data.end_of_text)
+            _write_tokenizer(temporary, config.tokenizer, cached_tokenizer(config))
+            if folder.exists():
+                folder.rmdir()
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    say(f"{run.name} as {folder}: logits equal to {difference:.1g} of the largest")
+    say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+def _write_tokenizer(folder: Path, config: TokenizerConfig, cached: Path) -> None:
+    """Write tokenizer.json; of bytes one that transformers reads."""
+    if config.kind == "bytes":
+        write_byte_tokenizer(folder)
+        return
+    if config.kind == "hub":
+        load_hub(config).tokenizer.save(str(folder / "tokenizer.json"))
+    else:
+        shutil.copyfile(
+            tokenizer_file(config) if config.kind == "file" else cached, folder / "tokenizer.json"
+        )
+    write_tokenizer_config(folder)
