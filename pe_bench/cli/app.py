@@ -387,7 +387,7 @@ def speed(
     epilog="""\
 pe-bench export rope --hf FOLDER
 pe-bench export results/runs/rope-s0-1a2b3c4d --hf FOLDER
-pe-bench eval hf:FOLDER data=stdlib""",
+pe-bench export nope --hf FOLDER --results-dir results""",
 )
 def export(
     run: Annotated[
