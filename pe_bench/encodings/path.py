@@ -61,8 +61,9 @@ class Path(LayerEncoding):
         """Take the keys in chunks, the last first, and turn the queries by each chunk's product.
 
         With u^T the query after all later tokens, H_t takes c_t = beta_t w_t . (u - sum_{s > t} c_s w_s) from
-        it along w_t, which is a triangular system. Then z_j = u . k_j - sum_{s > j} c_s w_s . k_j, and u - sum_s
-        c_s w_s goes on to the earlier chunk. H_t of a token after the query is the identity: c_t = 0.
+        it along w_t, which is a triangular system. Then z_j = u . k_j - sum_{s > j} c_s w_s . k_j, and the
+        query u - sum_s c_s w_s goes on to the earlier chunk. H_t of a token after the query is the identity:
+        c_t = 0.
         """
         directions = keys.values[DIRECTION].mT  # [B, H, N, K]
         dtype = torch.promote_types(queries.x.dtype, directions.dtype)
