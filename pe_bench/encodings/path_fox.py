@@ -1,4 +1,4 @@
-"""PaTH with a forget gate: the scores of `path`, plus the c_i - c_j of `fox`.
+"""PaTH with a forget gate: the scores of `path_attention`, plus the c_i - c_j of `fox`.
 
 Past the training length: defined, as for both; what is far away was forgotten by then, or was never to be.
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import Side
 from pe_bench.encodings.fox import FoX
-from pe_bench.encodings.path import Path
+from pe_bench.encodings.path_attention import Path
 
 
 class PathFoX(Path):
