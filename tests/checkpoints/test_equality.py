@@ -8,7 +8,7 @@ import torch
 from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
 from torch import Tensor
 
-from pe_bench.checkpoints.attention import NAME
+from pe_bench.checkpoints.attention import NAME, PassMask
 from pe_bench.checkpoints.opened import Opened
 from pe_bench.encodings.base import LengthError
 from pe_bench.errors import UserError
@@ -284,3 +284,20 @@ def test_an_encoding_takes_the_place_of_the_checkpoint_s_own(tmp_path: Path) -> 
         changed = other.logits(other.hidden(read, torch.arange(LENGTH)))
     assert distance(changed, before) > 1e-2
     assert torch.equal(ours(found, read), before)
+
+
+def test_no_mask_of_length_by_length_is_made(tmp_path: Path) -> None:
+    found = opened(write_checkpoint(tmp_path / "mistral", "mistral", num_hidden_layers=1))
+    length = 16_384
+    asked: list[int] = []
+    visible = PassMask.visible
+
+    def counted(self: PassMask, query_Q: Tensor, key_N: Tensor) -> Tensor:
+        seen = visible(self, query_Q, key_N)
+        asked.append(seen.numel())
+        return seen
+
+    with pytest.MonkeyPatch.context() as patched, torch.no_grad():
+        patched.setattr(PassMask, "visible", counted)
+        found.model.hidden(tokens(length), torch.arange(length))
+    assert max(asked) <= 256 * length  # a chunk of queries
