@@ -51,7 +51,7 @@ def completed(shell: str, **environment: str) -> list[str]:
         (["enc"], ["encoding="]),
         (["encoding", "=", "no"], ["nope"]),
         (["-m", "encoding", "=", "rope,al"], ["rope,alibi"]),
-        (["seed", "=", "3", "modifier", "=", "[lo"], ["[logn"]),
+        (["seed", "=", "3", "modifier", "=", "[logn"], ["[logn"]),
         (["tokenizer", "="], ["bpe", "bytes", "file", "hub"]),
         (["encoding=no"], ["encoding=nope"]),  # where COMP_WORDBREAKS has no `=`
     ],
