@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints: find and load them, ask what they do, attend for them, write our own as one."""
+"""Hugging Face checkpoints: load them, learn what their layers do, replace their attention, export runs."""

@@ -1,9 +1,9 @@
-"""What the layers of a checkpoint do, as one of our encodings.
+"""The encoding of a checkpoint's layers, as one of ours.
 
 A run has one encoding, which other encodings can take the place of. In a checkpoint whose layers differ, it
 is that of the layers which read the whole text: rotary ones before those without positions, and the most
 common ones before others. The rest keep theirs. A rotation is named when the frequencies and the factor of
-one of our encodings are the layer's own; otherwise the model turns its queries and keys itself.
+one of our encodings are the layer's own; otherwise the model rotates its queries and keys itself.
 """
 
 from collections import Counter

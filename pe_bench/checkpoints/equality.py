@@ -1,4 +1,4 @@
-"""The check that stands before every score: our attention gives the logits that transformers' own gives.
+"""The check before every score that our attention gives the same logits as that of transformers.
 
 Random tokens pass through the model both ways. The logits may differ by a small share of the largest one,
 and by a small share of what leaving out the rotation would change, so that a part which is silently dropped

@@ -93,7 +93,7 @@ def _whole(model: Decoder) -> list[Any]:
 def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
     options = {"train_length": train_length, "factor": 1.0, **spec.base.options}
     if options.get("fraction", 1.0) != 1 and not isinstance(part, PRoPE):
-        raise UserError(f"{spec.label} turns a part of each head, which no exported model has")
+        raise UserError(f"{spec.label} rotates a part of each head, and no exported model can")
     if options["factor"] is None:
         raise UserError(
             f"{spec.label} has another factor in each window, and a checkpoint has one: train with "

@@ -45,7 +45,7 @@ def load_config(source: Source) -> Any:
         except Exception as error:  # it raises kinds of its own, and those of json
             if source.config.get("auto_map"):
                 raise UserError(
-                    f"{source.name} (model_type {known!r:.60}) brings code of its own, and pe-bench runs "
+                    f"{source.name} (model_type {known!r:.60}) comes with its own code, and pe-bench runs "
                     "none: only architectures that transformers has can be scored"
                 ) from error
             raise UserError(
@@ -54,7 +54,7 @@ def load_config(source: Source) -> Any:
             ) from error
         if type(found) not in transformers.AutoModelForCausalLM._model_mapping:
             raise UserError(
-                f"{source.name} (model_type {known!r:.60}) is no causal language model of transformers"
+                f"{source.name} (model_type {known!r:.60}) is not a causal language model of transformers"
             )
         if getattr(found, "is_encoder_decoder", False):
             raise UserError(f"{source.name} has an encoder: only models that read one text can be scored")

@@ -79,7 +79,7 @@ class CheckpointModel(nn.Module):
         try:
             return self.trunk(**given)[0][:, first:]
         except IndexError as error:  # of a table that ends
-            raise LengthError(f"the model has nothing for position {int(ids.max())}: {error}") from error
+            raise LengthError(f"the model cannot compute position {int(ids.max())}: {error}") from error
         finally:
             if self.state is not None:
                 self.state.end()
@@ -105,7 +105,7 @@ class CheckpointModel(nn.Module):
     def control_refusal(self, control: str, length: int) -> str:
         """Return why a control cannot be scored with this model; empty where it can."""
         if control == "window" and self.state is None:
-            return "the model attends as it is, and cannot be given a window"
+            return "the model keeps its own attention, which cannot be limited to a window"
         if control == "window" and self.masks and not any(sees_all(mask, length) for mask in self.masks):
             return "the model is windowed itself"
         if control == "offset" and not self.takes_positions:

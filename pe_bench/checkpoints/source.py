@@ -77,7 +77,7 @@ class Source:
             names = set(map(str, read_json(index).get("weight_map", {}).values()))
             for name in names:
                 is_plain = name == Path(name).name and name.endswith(".safetensors")
-                require(is_plain, f"{index} names {one_line(name)!r}, which is no file of its folder")
+                require(is_plain, f"{index} names {one_line(name)!r}, which is not a file in its folder")
             found = [self.folder / name for name in sorted(names)]
         missing = [path.name for path in found if not path.is_file()]
         if missing:
@@ -123,7 +123,7 @@ def checked(source: Source) -> Source:
     folder = source.folder
     for path in folder.iterdir():
         _refuse_outside(path, folder)
-    require((folder / CONFIG).is_file(), f"{folder} has no {CONFIG}: it is no checkpoint of transformers")
+    require((folder / CONFIG).is_file(), f"{folder} has no {CONFIG}: it is not a transformers checkpoint")
     require(
         not (folder / "adapter_config.json").exists(),
         f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder",
@@ -163,5 +163,5 @@ def read_json(path: Path) -> dict[str, Any]:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
-    require(isinstance(found, dict), f"{path} is no JSON object")
+    require(isinstance(found, dict), f"{path} is not a JSON object")
     return found

@@ -400,8 +400,8 @@ def export(
 ) -> None:
     """Write a trained run as a checkpoint of Hugging Face.
 
-    Of encodings those go that transformers has: rope and its scalings, p_rope, nope and
-    sliding_window.
+    It works for encodings that transformers has: rope and its scalings, p_rope, nope
+    and sliding_window.
     """
     from pe_bench.experiment.export import export_run
 

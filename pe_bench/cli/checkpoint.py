@@ -32,11 +32,9 @@ def score_named_checkpoint(
     """Score the checkpoint among the names; the others are KEY=VALUE. Raises `UserError`, `RunError`."""
     checkpoints = [name for name in names if name.startswith(PREFIX)]
     overrides = [name for name in names if not name.startswith(PREFIX)]
-    require(
-        len(checkpoints) == 1, f"one checkpoint at a time can be scored: {', '.join(checkpoints)} are more"
-    )
+    require(len(checkpoints) == 1, f"give one checkpoint at a time, not {', '.join(checkpoints)}")
     for override in overrides:
-        require("=" in override, f"{override} is no KEY=VALUE, and runs are scored apart from a checkpoint")
+        require("=" in override, f"{override} is not KEY=VALUE; score runs in a command without checkpoints")
     check_folder(results_dir, "--results-dir", is_written=True)
     if data_path is not None:
         overrides.append(f"data.path={data_path}")

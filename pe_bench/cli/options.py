@@ -175,7 +175,7 @@ Controls = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="auto (2 and 16 x training length), offset (auto, and later positions), all or none (paired).",
+        help="auto (2 and 16 x training length), offset (auto, and moved positions), all or none (paired).",
         autocompletion=first_of("auto", "offset", "all", "none"),
     ),
 ]

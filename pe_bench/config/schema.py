@@ -133,7 +133,7 @@ class CheckpointConfig:
 
     identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
     begin: the token that stands first in each window. layers: how many have the run's encoding; others keep
-    theirs. plain: it attends as transformers has it.
+    theirs. plain: it keeps transformers' own attention.
     """
 
     source: str

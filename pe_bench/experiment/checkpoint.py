@@ -126,7 +126,7 @@ def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tupl
     for text in overrides:
         override = parse_override(text)
         if override.key == TRAIN_LENGTH:
-            require((override.value or "").isdecimal(), f"{text} is no whole number")
+            require((override.value or "").isdecimal(), f"{text} is not a whole number")
             return int(override.value or 0), "the command"
     found = train_length_of(config)
     if found is None:
@@ -148,7 +148,7 @@ def _prepare(config: Config, source: Source, loaded: Any) -> CheckpointJob:
     require(
         data.vocab_size <= opened.model.vocab_size,
         f"the tokenizer of {source.name} has {data.vocab_size} tokens and its model "
-        f"{opened.model.vocab_size}: they are not of one checkpoint",
+        f"{opened.model.vocab_size}: give a folder whose files are of one checkpoint",
     )
     layers = opened.size.n_layers - len(opened.model.fixed)
     config = replace(
@@ -182,9 +182,9 @@ def _say_what_was_found(config: Config, about: CheckpointConfig, difference: flo
     label, length = EncodingSpec(config.encoding).label, config.train.length
     say(f"{config.model.name}: {label}, trained at {length:,} tokens ({about.train_length_from})")
     if difference is None:
-        say(f"{config.model.name}: attends as transformers has it, so without the window control and --with")
+        say(f"{config.model.name}: keeps transformers' attention, without the window control and --with")
     else:
-        say(f"{config.model.name}: logits as transformers' own, to {difference:.1g} of the largest")
+        say(f"{config.model.name}: logits equal transformers' own to {difference:.1g} of the largest")
 
 
 def score_checkpoint(
@@ -194,8 +194,8 @@ def score_checkpoint(
     setup = job.setup
     require(
         not others or (job.model.state is not None and job.model.is_neutral),
-        f"{setup.config.model.name} turns its queries and keys itself, so that --with has nothing to "
-        "replace: leave it out",
+        f"{setup.config.model.name} rotates its queries and keys itself, so --with has nothing to "
+        "replace: leave --with out",
     )
     # All are built before any is scored, so that an error in the last comes first.
     models = [_with_encoding(other, job) for other in others]
@@ -233,7 +233,9 @@ def _with_encoding(other: OtherEncoding, job: CheckpointJob) -> CheckpointModel:
     needed = [hook for hook in NOT_AFTER_TRAINING if any(part.overrides(hook) for part in _parts(encoding))]
     if any(encoding.layer(n).overrides("prepare") for n in range(job.model.n_layers)):
         needed.append("prepare")
-    require(not needed, f"{other.label} changes {', '.join(needed)}, which checkpoints do not have")
+    require(
+        not needed, f"{other.label} needs {', '.join(needed)}, which checkpoints do not use: leave it out"
+    )
     return job.model.with_encoding(encoding)
 
 

@@ -49,12 +49,12 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    say(f"{run.name} as {folder}: logits equal to {difference:.1g} of the largest")
+    say(f"{run.name} is written to {folder}; its logits there are equal to {difference:.1g} of the largest")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 
 def _write_tokenizer(folder: Path, config: TokenizerConfig, cached: Path) -> None:
-    """Write tokenizer.json; of bytes one that transformers reads."""
+    """Write tokenizer.json; for bytes, one that transformers reads."""
     if config.kind == "bytes":
         write_byte_tokenizer(folder)
         return

@@ -1,1 +1,1 @@
-"""The calls of a Python program, which the commands make too: train, evaluate, results."""
+"""The functions train, evaluate and results, which Python programs and the commands call."""

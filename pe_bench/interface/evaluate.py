@@ -37,7 +37,7 @@ class Request:
     judge: Path | None = None
 
     def check_code(self) -> None:
-        """Raise `UserError` for a file of code that is none."""
+        """Raise `UserError` for a path of code that is not a file."""
         for path in self.code:
             require(path.is_file(), f"--code {path} is not a file")
 
@@ -80,13 +80,13 @@ def evaluate(
     cache_dir: str | Path | None = None,
     results_dir: str | Path = "results",
 ) -> Run:
-    """Score a finished run at other lengths, or its weights under other encodings, and return both scores.
+    """Score a finished run at other lengths, or its weights under other encodings, and return the run.
 
         pe_bench.evaluate(run, lengths=[512, 2048], with_=["yarn", "rope_ntk factor=4"])
 
     run: what `train` returned, or a path, a name, its beginning or an encoding that only one run of
     `results_dir` has. lengths: context lengths in tokens. with_: names of encodings, each with its options.
-    The others are the options of `pe-bench eval`; None leaves the run's own. What was scored already is
+    All other arguments are the options of `pe-bench eval`; None keeps the run's value. Finished scores are
     reused, and progress is written on standard error.
 
     Raises `UserError` (a `ValueError`) before anything is scored where there is no such run or an option

@@ -42,7 +42,7 @@ def results(
 
     The columns are those of `pe-bench report --csv`: bits_per_byte is the level, and change, change_low,
     change_high and verdict compare it with that at the training length on the same text. Seeds are averaged.
-    Lines of models that cost no training have anchor set.
+    `anchor` is true in the lines of models that cost no training, such as (trigram).
 
     runs: encodings, names or their beginnings, if not all. where: conditions that all hold. by: a key whose
     values have lines of their own. best: a key of which each encoding keeps its best value. baseline: an
@@ -108,6 +108,6 @@ def read_report(
 
 
 def say_problems(report: Report) -> None:
-    """Print what tables have in a note, and a frame has no place for."""
+    """Print the problems that tables show as notes and a data frame has no place for."""
     for problem in report.problems:
         say(f"warning: {problem}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) -> Run:
-    """Train a model, score it at longer lengths, and return the run. What is done already is reused.
+    """Train a model, score it at longer lengths, and return the run. Finished work is reused.
 
         pe_bench.train(encoding="rope", seed=1, train={"length": 64})
         pe_bench.train("encoding=rope", "seed=1", "train.length=64")

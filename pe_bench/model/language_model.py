@@ -1,4 +1,4 @@
-"""What scoring needs of a model: our decoder has it, and so has a checkpoint of other people's.
+"""The interface that scoring needs of a model, which our decoder and Hugging Face checkpoints have.
 
 Letters: B batch, T tokens, N scored tokens, D model width.
 """
@@ -30,7 +30,7 @@ class LanguageModel(Protocol):
     def parameter_count(self) -> int: ...
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
-        """Return what the last layer makes of the tokens from `first` on, [B, T - first, D].
+        """Return the last layer's output for the tokens from `first` on, [B, T - first, D].
 
         `ids` are the encoding's position ids, and `window` limits the attention of every layer from outside.
         """

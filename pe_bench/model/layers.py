@@ -1,7 +1,7 @@
-"""The decoder's layers between attentions, by compiled code where it is here.
+"""The decoder's layers between attentions, in compiled code where that is possible.
 
-They give what PyTorch's operations give, which serve everywhere else: on other devices, in other types, and
-without a compiler.
+Their results are those of PyTorch's operations, which serve everywhere else: on other devices, in other
+types, and without a compiler.
 
 Letters: B batch, T tokens, D model width, F width of the feedforward layer, E = 2 F, V tokens of the
 vocabulary, N tokens of all windows.
@@ -39,7 +39,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def projections(x_BTD: Tensor, norm: RMSNorm, *linear: nn.Linear) -> tuple[Tensor, ...]:
-    """Return the norm of x, and what each layer makes of it."""
+    """Return the norm of x, and each layer's output for it."""
     weights = [layer.weight for layer in linear]
     if torch.is_grad_enabled() and is_native(x_BTD, norm.weight, *weights):
         found = _Projections.apply(x_BTD, norm.weight, *weights)

@@ -257,9 +257,9 @@ def slice_text(table: Table) -> str:
     """Return which targets the numbers are of; empty where they are of all."""
     train_length, judge = table.key.train_length, table.key.judge
     meanings = {
-        RECALL: f"the 8 bytes before the target stood earlier in its window, the last time more than "
+        RECALL: f"the 8 bytes before the target occur earlier in its window, the last time more than "
         f"{train_length} tokens back, and the target followed them there",
-        NOVEL: "the 8 bytes before the target stand nowhere earlier in its window",
+        NOVEL: "the 8 bytes before the target occur nowhere earlier in its window",
         KEY: f"{judge} predicts them well, and much better with far context than without (LongPPL's rule)",
     }
     meaning = meanings.get(table.key.slice)

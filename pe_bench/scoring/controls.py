@@ -5,8 +5,8 @@
 - `swap`: every token further than the training length before the first target comes from another
   document, under the same length, position ids and mask. Does the model read what is there?
 - `offset`, if it is asked for: windows of the training length, all of whose positions are later, so that they
-  end where those of the longer length do. Does a position mean the same wherever it is? A scaling with a
-  wrong setting, or a table of positions that ends, shows here.
+  end where those of the longer length do. Do later positions alone change the scores? A scaling with a wrong
+  setting, or a table of positions that ends, shows here.
 """
 
 from collections.abc import Iterator

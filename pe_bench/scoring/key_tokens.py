@@ -34,7 +34,7 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data
     rows = [row for row in read_rows(judge / "eval.csv") if row.scored_with == row.encoding]
     sets = {plan.target_hash: plan.blocks for plan in plans if plan.blocks is not None}
     if not sets:
-        raise UserError(f"{OPTION} works with --protocol paired alone, and these plans are of another")
+        raise UserError(f"{OPTION} works with --protocol paired alone: leave one of them out")
     _require_same_data(judge, rows, data)
     found = {}
     for target_hash, blocks in sets.items():

@@ -1,11 +1,11 @@
-"""Slices: the targets of a set that a text alone sorts out, the same for every encoding, length and seed.
+"""Slices: subsets of targets that the text alone defines, the same for every encoding, length and seed.
 
-What stands before a target is its run-up: the fewest whole tokens that end there and stand for at least 8
-bytes of the text. Its source is where the run-up stood the last time before, and what followed it there. In
-the window of the set's longest length a target is
+The n-gram of a target is the fewest whole tokens directly before it that hold at least 8 bytes of the text.
+Its source is the last earlier occurrence of that n-gram, with the token that follows it. In the window of
+the set's longest length a target is
 
-- `recall` where the source lies more than the training length back, and what followed it is the target: a
-  model that reads no further than it was trained cannot copy it, and one that does can;
+- `recall` where the source lies more than the training length back, and the target follows it there: a
+  model that reads no further than its training length cannot copy it, and one that does can;
 - `novel` where there is no source at all.
 
 All others belong to neither.
@@ -24,18 +24,18 @@ from pe_bench.runs.slices import NOVEL, RECALL, TEXT_SLICES, KeptSlices, Masks, 
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
-MIN_BYTES = 8  # of a run-up
+MIN_BYTES = 8  # of an n-gram
 TEXT = set(TEXT_SLICES)
-NONE = -1  # in place of a place
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd: of a polynomial in the ids of a run-up, modulo 2**64
+NONE = -1  # where there is no place
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd: of a polynomial in the ids of an n-gram, modulo 2**64
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The last places before where the run-ups of a text's tokens stood.
+    """The last earlier occurrences of the n-grams of a text's tokens.
 
-    place: of the token that followed there, int64 [tokens], `NONE` where there is none; begin: where the
-    run-up before that place begins.
+    place: of the token that follows the n-gram there, int64 [tokens], `NONE` where there is none; begin:
+    where the n-gram before that place begins.
     """
 
     place: np.ndarray
@@ -45,7 +45,7 @@ class Sources:
 def keep_derived(
     run: Path, data: Data, plans: Sequence[Plan], rows: Collection[Row], train_length: int
 ) -> None:
-    """Write what follows from the scores of rows and from their text: slices and means.
+    """Write the slices of the targets of rows, and the means over them.
 
     Only the holder of the run's lock may call this.
     """
@@ -89,7 +89,7 @@ def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> Sources:
     begin = np.searchsorted(before, before - MIN_BYTES, side="right") - 1
     known = np.flatnonzero(begin != NONE)
     key = _keys(tokens, known, known - begin[known])
-    order = np.argsort(key, kind="stable")  # equal run-ups become neighbours, in the order of the text
+    order = np.argsort(key, kind="stable")  # equal n-grams become neighbours, in the order of the text
     is_same = key[order[1:]] == key[order[:-1]]
     place = np.full(len(tokens), NONE, np.int64)
     place[known[order[1:]]] = np.where(is_same, known[order[:-1]], NONE)

@@ -134,7 +134,7 @@ def test_a_model_without_the_interface_has_no_window_and_no_other_encoding(
     assert status == {"none": "ok", "swap": "ok", "window": "undefined"}
     refused = score("bloom", "train.length=32", "--lengths", "64", "--with", "logn")
     assert refused.code == 2
-    assert "turns its queries and keys itself" in refused.line
+    assert "rotates its queries and keys itself" in refused.line
 
 
 def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> None:
@@ -149,12 +149,12 @@ def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> N
     [
         (["encoding=alibi"], "encoding=alibi has no effect on a checkpoint"),
         (["train.lr=1"], "train.lr=1 has no effect on a checkpoint"),
-        (["rope"], "rope is no KEY=VALUE"),
+        (["rope"], "rope is not KEY=VALUE"),
         (["--with", "alibi"], "alibi works on no other encoding's weights"),
         (["--with", "alibi", "--force"], None),
         (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
         (["--with", "randomized", "--force"], "changes ids"),
-        (["train.length=x"], "train.length=x is no whole number"),
+        (["train.length=x"], "train.length=x is not a whole number"),
     ],
 )
 def test_what_a_checkpoint_cannot_take_is_refused(

@@ -32,7 +32,9 @@ def test_code_of_a_checkpoint_is_refused_and_not_run(folder: Path) -> None:
         model_type="mine",
         auto_map={"AutoConfig": "modeling_mine.C", "AutoModelForCausalLM": "modeling_mine.M"},
     )
-    with pytest.raises(UserError, match="model_type 'mine'.* brings code of its own, and pe-bench runs none"):
+    with pytest.raises(
+        UserError, match="model_type 'mine'.* comes with its own code, and pe-bench runs none"
+    ):
         opened(folder)
     assert not any("modeling_mine" in name for name in sys.modules)
 
@@ -53,7 +55,7 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/model.safetensors", "model.bin"])
 def test_an_index_names_files_of_its_folder_alone(folder: Path, name: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(UserError, match="which is no file of its folder"):
+    with pytest.raises(UserError, match="which is not a file in its folder"):
         read_source(f"hf:{folder}")
 
 
@@ -79,7 +81,7 @@ def test_links_to_the_blobs_of_the_hub_s_cache_are_followed(folder: Path, tmp_pa
     ("change", "told"),
     [
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised .gptq."),
-        ({"model_type": "t5"}, "no causal language model"),
+        ({"model_type": "t5"}, "is not a causal language model"),
         ({"model_type": "unheard-of"}, "cannot read its configuration"),
     ],
 )

@@ -100,7 +100,7 @@ def copied_text(distance: int) -> Split:
 def test_a_copy_is_recall_from_one_token_beyond_the_training_length_on(distance, recalled):
     split = copied_text(distance)
     found = text_slices(split, last_block(split), TRAIN_LENGTH)
-    assert found[RECALL].sum() == recalled, "the first 8 bytes of a run of 12 are its run-up"
+    assert found[RECALL].sum() == recalled, "the first 8 bytes of a run of 12 are its n-gram"
 
 
 def test_a_source_before_the_window_is_none():

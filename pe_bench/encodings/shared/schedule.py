@@ -1,4 +1,4 @@
-"""Encodings that differ from layer to layer: some layers see everything, those between a part of the text."""
+"""Encodings that differ from layer to layer: some layers see everything, the others a part of the text."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from pe_bench.errors import require
 
 
 class Schedule(PositionalEncoding):
-    """What acts in each layer, in turn: after the last of `layers` the first follows again.
+    """The encodings of the layers, in turn: after the last of `layers` the first follows again.
 
     `holders` own the parameters, where these are not the layers' alone.
     """

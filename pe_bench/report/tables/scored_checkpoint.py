@@ -1,11 +1,11 @@
-"""What a table says of a checkpoint that was trained elsewhere."""
+"""Notes of a table on checkpoints that were trained elsewhere."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
 class ScoredCheckpoint(NamedTuple):
-    """A checkpoint of other people's: who says its training length, and which layers have the encoding."""
+    """A checkpoint that others trained: who says its training length, how many layers have the encoding."""
 
     model: str
     train_length: int
@@ -22,7 +22,7 @@ def notes_on_checkpoints(checkpoints: Sequence[ScoredCheckpoint]) -> Iterator[st
         )
         if found.layers < found.n_layers:
             about += (
-                f"; the encoding is that of {found.layers} of {found.n_layers} layers, the others keep theirs"
+                f"; {found.layers} of {found.n_layers} layers have this encoding, the others keep their own"
             )
         if found.begin is not None:
             about += f"; each window begins with token {found.begin}, as its tokenizer has it"

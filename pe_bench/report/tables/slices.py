@@ -61,7 +61,7 @@ def require_slice(groups: Mapping[TableKey, Group], name: str) -> None:
     if not groups and name != ALL:
         raise UserError(
             f"--slice {name}: no run here has that slice of its targets under the protocol paired; "
-            "pe-bench eval RUN... adds recall and novel, without scoring again what is scored"
+            "pe-bench eval RUN... adds recall and novel without scoring again; --key-tokens-of JUDGE adds key"
         )
 
 
