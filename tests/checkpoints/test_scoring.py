@@ -153,7 +153,7 @@ def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> N
         (["--with", "alibi"], "alibi works on no other encoding's weights"),
         (["--with", "alibi", "--force"], None),
         (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
-        (["--with", "randomized", "--force"], "changes ids"),
+        (["--with", "randomized", "--force"], "needs ids"),
         (["train.length=x"], "train.length=x is not a whole number"),
     ],
 )
