@@ -1,7 +1,8 @@
 """The means by document of a run's scores, beside its rows: all that a verdict needs, in one small file.
 
 They follow from the files of scores. An entry counts only while its file of scores has the size and the time
-that it had, and while the whole file has its checksum; else the scores themselves are read. So nothing
+that it had, and while the whole file has its checksum; else the scores themselves are read. An entry of a
+slice is named by the hash of its targets, so that it is never taken for one of other targets. So nothing
 depends on the moment at which a process is killed, and a lost file costs time alone.
 """
 
@@ -41,7 +42,7 @@ class Means:
 
     names: of the clusters, int64 [clusters]. bits: bits per byte of each, float64 [clusters]. level: their
     row's bits per byte. segments: into how many each document is cut. sizes: bytes of each cluster's targets,
-    float64 [clusters], where clusters count by them; None where all count the same. targets: of a slice.
+    float64 [clusters], where clusters count by them; None where all count the same.
     """
 
     names: np.ndarray
@@ -49,7 +50,6 @@ class Means:
     level: float
     segments: int
     sizes: np.ndarray | None = None
-    targets: int = 0
 
     @property
     def documents(self) -> int:
@@ -79,9 +79,7 @@ def means_of_slice(scores: Scores, mask: np.ndarray) -> Means:
     )
     some = sizes > 0
     level = float(bits[some].sum() / sizes.sum()) if some.any() else math.nan
-    return Means(
-        names[some], bits[some] / sizes[some], level, clusters.segments, sizes[some], int(mask.sum())
-    )
+    return Means(names[some], bits[some] / sizes[some], level, clusters.segments, sizes[some])
 
 
 def compute_means(row: Row, scores: Scores, slices: KeptSlices) -> Means:
@@ -91,23 +89,23 @@ def compute_means(row: Row, scores: Scores, slices: KeptSlices) -> Means:
 
 
 class KeptMeans:
-    """The means in a run's file, by the name of their file of scores; none where it is lost or damaged."""
+    """The means in a run's file, by their file of scores and slice; none where it is lost or damaged."""
 
     def __init__(self, run: Path) -> None:
         self._entries: dict[str, tuple[Stamp, Means]] = {}
         with suppress(OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError):
             self._entries = _read(run / MEANS)
 
-    def find(self, scores: Path, name: str = ALL) -> Means | None:
+    def find(self, scores: Path, slice_hash: str = "") -> Means | None:
         """Return the means of a slice of a file of scores that is the one they were computed from."""
-        stamp, means = self._entries.get(_entry(scores, name), (None, None))
+        stamp, means = self._entries.get(_entry(scores, slice_hash), (None, None))
         return means if stamp is not None and stamp == _stamp(scores) else None
 
 
 def find_means(run: Path, row: Row, kept: KeptMeans, slices: KeptSlices) -> Means:
     """Return the means of a row's slice, from the scores where none are kept. Raise `RunError`."""
     path = score_file(run, row)
-    found = kept.find(path, row.slice)
+    found = kept.find(path, slices.hash_of(row.target_hash, row.slice))
     return found if found is not None else compute_means(row, load_scores(path), slices)
 
 
@@ -122,18 +120,21 @@ def keep_means(run: Path, rows: Iterable[Row]) -> None:
         if row.status != "ok" or row.protocol == POSITIONS or stamp is None:
             continue
         names = [ALL, *sorted(slices.of(row.target_hash))]
-        found = {name: kept.find(path, name) for name in names}
+        hash_of = {name: slices.hash_of(row.target_hash, name) for name in names}
+        found = {name: kept.find(path, hash_of[name]) for name in names}
         if not all(found.values()):
             with suppress(RunError):  # a report names damaged scores, and scoring makes them again
                 scores, is_changed = load_scores(path), True
                 found = {name: compute_means(replace(row, slice=name), scores, slices) for name in names}
-        entries |= {_entry(path, name): (stamp, means) for name, means in found.items() if means is not None}
+        entries |= {
+            _entry(path, hash_of[name]): (stamp, means) for name, means in found.items() if means is not None
+        }
     if is_changed:
         _write(run / MEANS, entries)
 
 
-def _entry(scores: Path, name: str) -> str:
-    return scores.stem if name == ALL else f"{scores.stem} {name}"
+def _entry(scores: Path, slice_hash: str) -> str:
+    return f"{scores.stem} {slice_hash}" if slice_hash else scores.stem
 
 
 def _stamp(path: Path) -> Stamp | None:
@@ -156,7 +157,7 @@ def _write(path: Path, entries: Mapping[str, tuple[Stamp, Means]]) -> None:
 
     for stem, (stamp, means) in entries.items():
         tensors[stem] = means.bits
-        of_slice = () if means.sizes is None else (share(means.sizes), means.targets)
+        of_slice = () if means.sizes is None else (share(means.sizes),)
         facts[stem] = (*stamp, share(means.names), means.segments, means.level, *of_slice)
     about = json.dumps(facts)
     header = {"entries": about, "sha256": _checksum(about, tensors)}
@@ -173,11 +174,11 @@ def _read(path: Path) -> dict[str, tuple[Stamp, Means]]:
     entries = {}
     for stem, (size, time, shared, segments, level, *of_slice) in json.loads(header["entries"]).items():
         names, bits = tensors[shared], tensors[stem]
-        sizes, targets = (tensors[of_slice[0]], int(of_slice[1])) if of_slice else (None, 0)
+        sizes = tensors[of_slice[0]] if of_slice else None
         kinds = [(tensor.dtype, tensor.shape) for tensor in (names, bits, bits if sizes is None else sizes)]
         if kinds != [(np.int64, bits.shape), *[(np.float64, (bits.size,))] * 2]:
             raise ValueError(f"{stem} is no row of means")
-        entries[stem] = (size, time), Means(names, bits, float(level), int(segments), sizes, targets)
+        entries[stem] = (size, time), Means(names, bits, float(level), int(segments), sizes)
     return entries
 
 

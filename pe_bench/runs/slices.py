@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from pe_bench.runs.rows import ALL, read_text
-from pe_bench.runs.scores import MEANS, metadata_in, write_tensors
+from pe_bench.runs.scores import metadata_in, write_tensors
 from pe_bench.runs.untrusted import open_regular
 
 RECALL, NOVEL, KEY = "recall", "novel", "key"
@@ -35,6 +35,11 @@ class KeptSlices:
         self._judges: dict[tuple[str, str], str] = {}
         with suppress(OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError):
             self._masks, self._judges = _read(run / FILE)
+        self._hashes = {
+            (target_hash, name): hash_of_mask(mask)
+            for target_hash, masks in self._masks.items()
+            for name, mask in masks.items()
+        }
 
     def of(self, target_hash: str) -> Masks:
         return self._masks.get(target_hash, {})
@@ -42,6 +47,10 @@ class KeptSlices:
     def judge(self, target_hash: str, name: str) -> str:
         """Return the run whose scores decided which targets are in a slice; empty where the text did."""
         return self._judges.get((target_hash, name), "")
+
+    def hash_of(self, target_hash: str, name: str) -> str:
+        """Return a hash of which targets are in a slice that is kept; empty for all targets."""
+        return "" if name == ALL else self._hashes[target_hash, name]
 
     @property
     def sets(self) -> list[str]:
@@ -56,23 +65,25 @@ class KeptSlices:
 def keep_slices(run: Path, found: Mapping[str, Masks], judge: str = "") -> None:
     """Add slices by the hash of their set to a run's file; only the holder of its lock may call this.
 
-    judge: the run whose scores decided. Means over a slice that is replaced are deleted.
+    judge: the run whose scores decided.
     """
     kept = KeptSlices(run)
     known, new = _flat({target_hash: kept.of(target_hash) for target_hash in kept.sets}), _flat(found)
     judges = {words: kept.judge(*words.split()) for words in known}
-    replaced = known.keys() & new.keys()
-    if replaced == new.keys() and all(
-        np.array_equal(known[words], new[words]) and judges[words] == judge for words in replaced
+    if all(
+        words in known and np.array_equal(known[words], mask) and judges[words] == judge
+        for words, mask in new.items()
     ):
         return
-    if replaced:
-        (run / MEANS).unlink(missing_ok=True)
     tensors = dict(sorted((known | new).items()))
     named = {words: name for words, name in sorted({**judges, **dict.fromkeys(new, judge)}.items()) if name}
     about = {"version": VERSION, "judges": named, "sha256": _checksum(tensors, named)}
     # One text, because the order of several in a header is left to chance.
     write_tensors(run / FILE, tensors, {"about": json.dumps(about)})
+
+
+def hash_of_mask(mask: np.ndarray) -> str:
+    return hashlib.sha256(mask.tobytes()).hexdigest()[:16]
 
 
 def _flat(masks: Mapping[str, Masks]) -> dict[str, np.ndarray]:

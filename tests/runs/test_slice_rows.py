@@ -1,20 +1,31 @@
 """Slices of a run's scores are derived from what is stored, and gone where they cannot be trusted."""
 
 import csv
+import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 from support.results import add_run, edit_rows
 
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.gather import gather, results_file
-from pe_bench.runs.means import KeptMeans, keep_means, means_of_slice
+from pe_bench.runs.means import KeptMeans, _checksum, keep_means, means_of_slice
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import MEANS, Scores, load_scores, perplexity_of, score_file
-from pe_bench.runs.slices import FILE, NOVEL, RECALL, KeptSlices, keep_slices
+from pe_bench.runs.scores import (
+    MEANS,
+    Scores,
+    load_scores,
+    metadata_in,
+    perplexity_of,
+    score_file,
+    write_tensors,
+)
+from pe_bench.runs.slices import FILE, KEY, NOVEL, RECALL, KeptSlices, hash_of_mask, keep_slices
 
 SET, TARGETS = "7a56e7", 96  # of `support.results`: 24 documents of 4 targets
 LEVELS = {32: 3.4, 128: 3.0, 256: 3.1, 512: None}
@@ -62,7 +73,7 @@ def test_targets_of_a_slice_count_by_their_bytes_wherever_they_are() -> None:
     )
     means = means_of_slice(scores, np.array([True, False, True, True, False]))
     assert means.names.tolist() == [7, 8] and means.sizes is not None
-    assert means.sizes.tolist() == [2, 4] and means.targets == 3
+    assert means.sizes.tolist() == [2, 4]
     assert means.level == pytest.approx((1 + 3 + 4) / np.log(2) / (2 + 4))
     assert means.bits == pytest.approx(np.array([(1 + 3) / 2, 4 / 4]) / np.log(2))
 
@@ -93,13 +104,13 @@ def test_kept_means_of_a_slice_are_those_of_the_scores_to_the_last_bit(run: Path
     kept = KeptMeans(run)
     rows = [row for row in read_rows(run / "eval.csv") if row.bits_per_byte is not None]
     for row in rows:
-        for name, mask in MASKS.items():
+        for mask in MASKS.values():
             path = score_file(run, row)
-            found, wanted = kept.find(path, name), means_of_slice(load_scores(path), mask)
+            found, wanted = kept.find(path, hash_of_mask(mask)), means_of_slice(load_scores(path), mask)
             assert found is not None and found.sizes is not None and wanted.sizes is not None
             assert found.bits.tobytes() == wanted.bits.tobytes()
             assert found.sizes.tobytes() == wanted.sizes.tobytes()
-            assert (found.level, found.targets) == (wanted.level, wanted.targets)
+            assert found.level == wanted.level
     assert {name: of_slice(run, name) for name in MASKS} == from_scores
 
 
@@ -112,12 +123,52 @@ def test_means_are_kept_beside_a_slice_without_a_target(run: Path) -> None:
     assert of_slice(run, "key") == []
 
 
-def test_a_slice_that_is_replaced_takes_its_means_along(run: Path) -> None:
+def levels_from_scores(run: Path, mask: np.ndarray) -> dict[int, float]:
+    """Return the bits per byte of targets by length, from the files of scores."""
+    rows = [row for row in read_rows(run / "eval.csv") if row.bits_per_byte is not None]
+    return {row.length: means_of_slice(load_scores(score_file(run, row)), mask).level for row in rows}
+
+
+@pytest.mark.parametrize("means_are_kept", [False, True])
+@pytest.mark.parametrize("fate", ["replaced", "lost", "damaged"])
+def test_means_of_a_slice_are_never_those_of_a_slice_that_was_there_before(
+    run: Path, fate: str, means_are_kept: bool
+) -> None:
+    keep_slices(run, {SET: {KEY: mask_of(0, 1)}}, judge="judge-a")
     keep_means(run, read_rows(run / "eval.csv"))
-    keep_slices(run, {SET: {NOVEL: mask_of(5, 6)}})
-    assert not (run / MEANS).exists()
-    assert {row.targets for row in of_slice(run, NOVEL)} == {2}
-    assert {row.targets for row in of_slice(run, RECALL)} == {7}
+    if fate == "lost":
+        (run / FILE).unlink()
+    elif fate == "damaged":
+        os.truncate(run / FILE, 50)
+    if fate != "replaced":
+        keep_means(run, read_rows(run / "eval.csv"))
+    keep_slices(run, {SET: {KEY: mask_of(60, 85)}}, judge="judge-b")
+    if means_are_kept:
+        keep_means(run, read_rows(run / "eval.csv"))
+    found = {row.length: row.bits_per_byte for row in of_slice(run, KEY) if row.bits_per_byte is not None}
+    assert found == levels_from_scores(run, mask_of(60, 85))
+    assert found != levels_from_scores(run, mask_of(0, 1))
+    assert {row.judge for row in of_slice(run, KEY)} == {"judge-b"}
+
+
+def test_means_as_older_versions_named_them_are_read_but_for_slices_and_made_again(run: Path) -> None:
+    rows = read_rows(run / "eval.csv")
+    before = of_slice(run, RECALL)
+    keep_means(run, rows)
+    whole = (run / MEANS).read_bytes()
+    older = {f" {hash_of_mask(mask)}": f" {name}" for name, mask in MASKS.items()}
+    text = re.sub("|".join(older), lambda found: older[found[0]], metadata_in(whole)["entries"])
+    entries = {name: [*facts, 7] if " " in name else facts for name, facts in json.loads(text).items()}
+    tensors = {
+        re.sub(r" \w{16}$", lambda found: older[found[0]], key): value for key, value in load(whole).items()
+    }
+    about = json.dumps(entries)
+    write_tensors(run / MEANS, tensors, {"entries": about, "sha256": _checksum(about, tensors)})
+    assert KeptMeans(run).find(score_file(run, rows[0])) is not None
+    assert of_slice(run, RECALL) == before
+    keep_means(run, rows)
+    wanted = hash_of_mask(MASKS[RECALL])
+    assert KeptMeans(run).find(score_file(run, rows[0]), wanted) is not None
 
 
 def test_a_slice_names_its_judge(run: Path) -> None:

@@ -71,7 +71,7 @@ class ScoreFiles:
         """Return the means that the run keeps, or those of the scores themselves."""
         folder = self._folder_of(row.run)
         path = score_file(folder.path, row)
-        found = folder.means.find(path, row.slice)
+        found = folder.means.find(path, folder.slices.hash_of(row.target_hash, row.slice))
         if found is None:
             scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
             self._clusters[row.target_hash] = scores.clusters
