@@ -95,14 +95,14 @@ def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, for
     Angles are float64, because a float32 one at position 65,536 is wrong by 0.004; the products are float32
     or better whatever the type of `x`.
     """
-    width = 2 * frequencies.shape[-1]
-    if width < x.shape[-1]:
-        first, rest = x.tensor_split([width], -1)
-        return torch.cat([rotate(first, position, frequencies, layout, form), rest], -1)
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
     cos, sin = _cosines_and_sines(position, frequencies, precise.dtype)
     if layout == "half" and form == "pairs" and is_rotated_natively(precise, cos):
         return rotated(precise, cos, sin).to(x.dtype)
+    width = 2 * frequencies.shape[-1]
+    if width < x.shape[-1]:
+        first, rest = x.tensor_split([width], -1)
+        return torch.cat([rotate(first, position, frequencies, layout, form), rest], -1)
     if form == "dense":
         turned = torch.einsum("...nij,...nj->...ni", rotation_matrix(cos, sin, layout), precise)
         return turned.to(x.dtype)
@@ -138,7 +138,7 @@ def _cosines_and_sines(position: Tensor, frequencies: Tensor, dtype: torch.dtype
         return _made_last.cosines, _made_last.sines
     angle = position.double().unsqueeze(-1) * frequencies.double()
     cosines, sines = angle.cos().to(dtype), angle.sin().to(dtype)
-    if keeps:
+    if keeps and not torch.is_inference_mode_enabled():  # whose tensors no training step can save
         _made_last = _Tables(position.clone(), frequencies.clone(), cosines, sines)
     return cosines, sines
 

@@ -58,11 +58,11 @@ def gated(x_BTD: Tensor, gate: nn.Linear, up: nn.Linear) -> Tensor:
 
 def nll_of_logits(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """Return the negative log-likelihood of each target in nats, float32 [N]."""
-    if not is_native(logits_NV):
+    if not is_native(logits_NV) or targets_N.dtype != torch.int64:
         return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
     if not torch.is_grad_enabled():
-        return native.nll(logits_NV, targets_N)[0]
-    found = _NLL.apply(logits_NV, targets_N)
+        return native.nll(logits_NV.contiguous(), targets_N.contiguous())[0]
+    found = _NLL.apply(logits_NV.contiguous(), targets_N.contiguous())
     assert isinstance(found, Tensor)
     return found
 

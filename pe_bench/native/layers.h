@@ -163,8 +163,8 @@ void pe_bench_rotate(const Shape* shape, const Strided<float>* x, const float* c
     });
 }
 
-// nll = log(sum(e^logits)) - logits[target]; `normalizers` [rows, 2] are the largest logit of a row, and one
-// over the sum of what the weights are before they are divided.
+// nll = log(sum(e^logits)) - logits[target], NaN for a target that is no token; `normalizers` [rows, 2] are the
+// largest logit of a row, and one over the sum of what the weights are before they are divided.
 void pe_bench_nll(int64_t rows, int64_t width, int threads, const float* logits, const int64_t* targets,
                   float* nll, float* normalizers) {
     each_chunk(rows, threads, [&](int64_t, int64_t first, int64_t last) {
@@ -185,7 +185,8 @@ void pe_bench_nll(int64_t rows, int64_t width, int threads, const float* logits,
                 added += weight;
             });
             const float sum = sum_of(added);
-            nll[row] = std::log(sum) + (largest - line[targets[row]]);
+            const bool is_token = targets[row] >= 0 && targets[row] < width;
+            nll[row] = is_token ? std::log(sum) + (largest - line[targets[row]]) : NAN;
             normalizers[2 * row] = largest;
             normalizers[2 * row + 1] = 1 / sum;
         }
@@ -203,7 +204,7 @@ void pe_bench_nll_backward(int64_t rows, int64_t width, int threads, const float
                 const floats weight = exp_of_nonpositive(load(line + c, n) - largest);
                 store(of_logits + row * width + c, factor * weight, n);
             });
-            of_logits[row * width + targets[row]] -= slope[row];
+            if (targets[row] >= 0 && targets[row] < width) of_logits[row * width + targets[row]] -= slope[row];
         }
     });
 }

@@ -84,6 +84,7 @@ def _call(name: str, rows: Tensor, *given: Any) -> None:
     library[name](count, ctypes.c_int64(width), torch.get_num_threads(), *values)
 
 
+@torch.inference_mode(False)
 def _error() -> float:
     """Return the largest error against float64, relative to the largest number, on cases of odd sizes."""
     generator = torch.Generator().manual_seed(0)

@@ -161,6 +161,36 @@ def test_logits_of_any_size_have_a_loss_and_what_is_no_number_stays_none() -> No
     assert torch.equal(huge, torch.tensor([[1e30, 0.0, 0.0]]))
 
 
+@here
+def test_a_target_that_is_no_token_has_no_loss_and_writes_nowhere() -> None:
+    logits, targets = torch.randn(3, 5), torch.tensor([4, 5, -1])
+    nll, normalizers = native.nll(logits, targets)
+    assert nll[0].isfinite() and nll[1:].isnan().all()
+    gradient = native.nll_backward(torch.ones(3), logits, targets, normalizers)
+    assert gradient[0].sum().abs() < 1e-6 and (gradient[1:] > 0).all()
+
+
+@here
+def test_targets_may_have_other_types_and_strides() -> None:
+    logits, targets = torch.randn(3, 5), torch.tensor([[4, 0], [1, 0], [2, 0]])
+    wanted = layers.nll_of_logits(logits, targets[:, 0].contiguous())
+    assert torch.equal(layers.nll_of_logits(logits, targets[:, 0]), wanted)
+    assert torch.equal(layers.nll_of_logits(logits.t().contiguous().t(), targets[:, 0]), wanted)
+    with pytest.raises(RuntimeError):
+        layers.nll_of_logits(logits, targets[:, 0].int())
+
+
+def test_a_first_call_in_inference_mode_decides_as_any_other_and_training_goes_on() -> None:
+    native.usable_layers.cache_clear()
+    frequencies, position = torch.rand(3), torch.arange(7) + 1000
+    with torch.inference_mode():
+        native.usable_layers()
+        rotate(torch.randn(1, 2, 7, 6), position, frequencies, "half")
+    x = torch.randn(1, 2, 7, 6, requires_grad=True)
+    rotate(x, position, frequencies, "half").sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
 def test_code_that_computes_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     right = native.swiglu
     monkeypatch.setattr(native, "swiglu", lambda both: right(both) * 1.001)

@@ -12,7 +12,7 @@ from pe_bench.runs.rows import read_rows
 
 def whole_run(results: Path) -> Path:
     run = add_run(results, "rope", {128: 3.0})
-    (run / "config.yaml").write_text("train:\n  lr: 0.001\nseed: 1\n")
+    (run / "config.yaml").write_text("train:\n  lr: 0.001\n  optimizer: muon\nseed: 1\n")
     (run / "environment.json").write_text(json.dumps({"device": "cpu"}))
     return run
 
@@ -24,7 +24,7 @@ def test_each_file_is_read_once_whoever_asks_by_the_runs_name(tmp_path: Path) ->
     for _ in range(2):
         folder = folder_of(run.name)
         assert (folder.rows, folder.environment) == (rows, {"device": "cpu"})
-        assert folder.flat_config == {"train.lr": 0.001, "seed": 1}
+        assert folder.flat_config == {"train.lr": 0.001, "train.optimizer": "muon", "seed": 1}
         for name in ("eval.csv", "config.yaml", "environment.json"):
             (run / name).unlink(missing_ok=True)
 
