@@ -13,6 +13,7 @@ from pe_bench.errors import UserError, require
 from pe_bench.experiment.prepare import trusted
 from pe_bench.experiment.score import score_run
 from pe_bench.interface.run import Run
+from pe_bench.interface.values import plain
 from pe_bench.runs.conditions import named_runs
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, require_finished
@@ -73,7 +74,7 @@ def evaluate(
     device: str | None = None,
     threads: int | None = None,
     force: bool = False,
-    key_tokens_of: str | None = None,
+    key_tokens_of: Run | str | Path | None = None,
     config_dir: str | Path | Sequence[str | Path] = (),
     code: str | Path | Sequence[str | Path] = (),
     data_path: str | Path | None = None,
@@ -92,24 +93,28 @@ def evaluate(
     Raises `UserError` (a `ValueError`) before anything is scored where there is no such run or an option
     cannot work, `RunError` where scoring fails.
     """
-    changes = {"lengths": [lengths] if isinstance(lengths, int) else lengths and [*lengths]}
-    changes |= {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
-    changes |= {"controls": controls, "per_position": per_position, "precision": precision}
+    wanted = plain(lengths)
+    changes: dict[str, Any] = {"lengths": wanted if isinstance(wanted, list | None) else [wanted]}
+    changes |= {"protocol": protocol, "max_length": plain(max_length), "targets": plain(targets)}
+    changes |= {"stride": plain(stride), "controls": controls, "per_position": per_position}
+    changes |= {"precision": precision}
     machine = {
         "device": device,
-        "threads": threads,
+        "threads": plain(threads),
         "cache_dir": None if cache_dir is None else str(cache_dir),
     }
     files = [*map(Path, _listed(code))]
     others = read_with(_listed(with_), [*map(Path, _listed(config_dir))], force, has_code=bool(files))
     data = None if data_path is None else Path(data_path)
     path = run.path if isinstance(run, Run) else _find(str(run), Path(results_dir))
-    judge = None if key_tokens_of is None else find_run(key_tokens_of, Path(results_dir))
+    results = path.parent.parent if path.parent.name == "runs" else Path(results_dir)
+    judge = key_tokens_of.path if isinstance(key_tokens_of, Run) else key_tokens_of
+    judge = None if judge is None else find_run(str(judge), results)
     request = Request(changes, machine, files, data, others, judge)
     request.check_code()
     scoring = prepare_scoring(path, request)
     with interruptible():
-        return scoring.score(path.parent.parent if path.parent.name == "runs" else Path(results_dir))
+        return scoring.score(results)
 
 
 def prepare_scoring(run: Path, request: Request) -> Scoring:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
 from pe_bench.config.override import quote
 from pe_bench.config.schema import Config
 from pe_bench.errors import require
+from pe_bench.interface.values import plain
 from pe_bench.system.signals import interruptible
 
 if TYPE_CHECKING:
@@ -67,18 +67,4 @@ def _overrides(key: str, value: Any) -> Iterator[str]:
         for name, inner in value.items():
             yield from _overrides(f"{key}.{name}", inner)
     else:
-        yield f"{key}={quote(_plain(value))}"
-
-
-def _plain(value: Any) -> Any:
-    """Return the value as YAML has it: paths as text, numbers of NumPy as Python's."""
-    if isinstance(value, str | bool | None):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    require(isinstance(value, Sequence), f"{value!r} is no value of a key: give a text, a number or a list")
-    return [_plain(inner) for inner in value]
+        yield f"{key}={quote(plain(value))}"

@@ -141,6 +141,18 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
     assert 48 in set(gathered["length"]), "the results of the run's own folder"
 
 
+def test_lengths_may_be_numbers_of_numpy_or_a_column_of_scores(made: Any) -> None:
+    for lengths in (np.array([16, 24]), np.int64(24), made.scores["length"].unique(), None):
+        scored = pe_bench.evaluate(made, lengths=lengths, targets=np.int64(6))
+        assert {16} <= set(scored.scores["length"])
+
+
+def test_a_judge_is_sought_beside_the_run(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"no run 'nobody' in {made.path.parent}"):
+        pe_bench.evaluate(made, key_tokens_of="nobody")
+
+
 @pytest.mark.parametrize("way", ["name", "beginning", "encoding", "path", "text"])
 def test_a_run_to_score_is_named_in_any_of_the_commands_ways(made: Any, folder: Path, way: str) -> None:
     named = {
