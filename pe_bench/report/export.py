@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
     *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
-    *("slice", "judge", "status", "reason", "seeds", "documents", "targets", "anchor", "unlearned"),
+    *("slice", "judge", "slice_hash", "status", "reason", "seeds", "documents", "targets", "anchor"),
+    "unlearned",
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict"),
     *("change_of_models_low", "change_of_models_high", "verdict_of_models", "seed_low", "seed_high"),
     *("break_point", "holds_to", "breaks_at"),

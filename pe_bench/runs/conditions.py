@@ -29,7 +29,7 @@ NOT_KEYS = (
     *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
     *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride"),
     *("stride_rule", "target_tokens", "forced", "knows_length"),
-    *("slice", "judge"),
+    *("slice", "judge", "slice_hash"),
 )
 # These choose what is shown; a row that is not may still be a reference.
 SHOWN = ("length", "scored_with")

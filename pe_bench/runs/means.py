@@ -105,7 +105,7 @@ class KeptMeans:
 def find_means(run: Path, row: Row, kept: KeptMeans, slices: KeptSlices) -> Means:
     """Return the means of a row's slice, from the scores where none are kept. Raise `RunError`."""
     path = score_file(run, row)
-    found = kept.find(path, slices.hash_of(row.target_hash, row.slice))
+    found = kept.find(path, row.slice_hash)
     return found if found is not None else compute_means(row, load_scores(path), slices)
 
 

@@ -73,6 +73,7 @@ class Row:
     encoding_lr: float = 1.0  # the rate at which the encoding's parameters learned, over train.lr
     slice: str = "all"  # the part of the targets that the numbers are of; a run's own file has all targets
     judge: str = ""  # the run whose scores decided which targets are in the slice
+    slice_hash: str = ""  # of which targets are in the slice; equal hashes in one set, equal targets
 
     @property
     def key(self) -> tuple[str, ...]:

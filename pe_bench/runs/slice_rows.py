@@ -26,7 +26,11 @@ def rows_of_slice(
         if mask is None or not mask.any():
             continue
         of_slice = replace(
-            row, slice=name, judge=slices.judge(row.target_hash, name), targets=int(mask.sum())
+            row,
+            slice=name,
+            judge=slices.judge(row.target_hash, name),
+            slice_hash=slices.hash_of(row.target_hash, name),
+            targets=int(mask.sum()),
         )
         if row.bits_per_byte is None:
             empty.append(of_slice)

@@ -17,10 +17,11 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
 from pe_bench.report.tables.build import build_report, build_tables
 from pe_bench.report.tables.selection import Selection
+from pe_bench.runs.gather import gather, results_file
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, with_level
-from pe_bench.runs.slices import NOVEL, RECALL, keep_slices
+from pe_bench.runs.slices import KEY, NOVEL, RECALL, hash_of_mask, keep_slices
 
 LENGTHS = (32, 128, 256, 512)
 DOCUMENTS = 24
@@ -144,6 +145,31 @@ def test_slices_that_different_judges_chose_are_different_tables(results: Path) 
     assert [[line.label for line in table.lines] for table in tables] == [["alibi"], ["rope"]]
     assert [table.key.judge for table in tables] == ["alibi-judge", "rope-judge"]
     assert "they differ in judge" in tables[0].why and "key of alibi-judge (50 % of all)" in tables[0].title
+
+
+@pytest.mark.parametrize("first", [1, 0], ids=["equal bytes in each document", "other bytes"])
+def test_runs_with_other_targets_of_one_judge_are_never_ranked_or_compared(results: Path, first: int) -> None:
+    """An interval counts clusters by their bytes, so that equal bytes do not show that targets differ."""
+    for run in (results / "runs").iterdir():
+        mask = TARGET == 0 if run.name.startswith("rope") else (TARGET == 1) | ((TARGET == 2) & (first == 0))
+        keep_slices(run, {ROW.target_hash: {KEY: mask}}, judge="one-judge")
+    tables = build_tables(results, selection=Selection(slice=KEY, baseline="rope"))
+    assert sorted([line.label for line in table.lines] for table in tables) == [["alibi"], ["rope"]]
+    assert all("they differ in slice hash" in table.why for table in tables)
+    assert len({table.title for table in tables}) == 2
+    for table in tables:
+        for cell in (cell for line in table.lines for cell in line.cells.values() if line.label == "alibi"):
+            assert cell.baseline is None or cell.baseline.mean is None
+
+
+def test_the_slice_of_a_row_in_results_csv_says_by_a_hash_which_targets_it_has(results: Path) -> None:
+    gather(results)
+    rows = read_rows(results_file(results))
+    assert {(row.slice, row.slice_hash) for row in rows} == {
+        ("all", ""),
+        (RECALL, hash_of_mask(IS_RECALL)),
+        (NOVEL, hash_of_mask(~IS_RECALL)),
+    }
 
 
 def test_what_has_not_learned_is_known_from_all_targets(tmp_path: Path) -> None:

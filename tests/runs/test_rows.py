@@ -161,7 +161,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, change: str) -> None:
     ("columns", "named"),
     [
         ((*COLUMNS, "colour"), "an unknown column colour"),
-        (COLUMNS[:-4], "no column date, no column encoding_lr"),
+        (COLUMNS[: COLUMNS.index("date")], "no column date, no column encoding_lr"),
     ],
 )
 def test_the_columns_of_another_version_are_named(
@@ -174,7 +174,10 @@ def test_the_columns_of_another_version_are_named(
         read_rows(path)
 
 
-@pytest.mark.parametrize("added", [("slice", "judge"), ("encoding_lr", "slice", "judge")])
+@pytest.mark.parametrize(
+    "added",
+    [("slice_hash",), ("slice", "judge", "slice_hash"), ("encoding_lr", "slice", "judge", "slice_hash")],
+)
 def test_rows_from_before_later_columns_have_one_rate_and_all_targets(
     tmp_path: Path, added: tuple[str, ...]
 ) -> None:
@@ -185,7 +188,7 @@ def test_rows_from_before_later_columns_have_one_rate_and_all_targets(
     older = [line.rsplit(",", len(added))[0] for line in lines]
     path.write_text("\n".join(older) + "\n")
     assert read_rows(path) == rows
-    assert {(row.encoding_lr, row.slice, row.judge) for row in rows} == {(1.0, ALL, "")}
+    assert {(row.encoding_lr, row.slice, row.judge, row.slice_hash) for row in rows} == {(1.0, ALL, "", "")}
 
 
 def test_the_gathered_file_is_read_only_and_made_anew_whatever_was_there(tmp_path: Path) -> None:

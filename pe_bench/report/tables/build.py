@@ -199,8 +199,8 @@ def _tables(
     tables = [table_of(key, group, selection.slice) for key, group in found.items()]
     if selection.slice == ALL:
         recalls = {
-            replace(key, slice=ALL): table_of(key, group, RECALL)
-            for key, group in groups_of_slice(groups, RECALL, files).items()
+            replace(key, slice=ALL, slice_hash=""): table_of(key, group, RECALL)
+            for key, group in reversed(groups_of_slice(groups, RECALL, files).items())
         }
         tables = [with_recall(table, recalls.get(table.key)) for table in tables]
     shown = list(found)

@@ -71,7 +71,7 @@ class ScoreFiles:
         """Return the means that the run keeps, or those of the scores themselves."""
         folder = self._folder_of(row.run)
         path = score_file(folder.path, row)
-        found = folder.means.find(path, folder.slices.hash_of(row.target_hash, row.slice))
+        found = folder.means.find(path, row.slice_hash)
         if found is None:
             scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
             self._clusters[row.target_hash] = scores.clusters
@@ -98,15 +98,20 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
 
 def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Return rows with the other of the same run on the same targets, where there is one."""
-    other_of = {(row.run, row.target_hash): row for row in others if has_number(row)}
-    keyed = [(row, other_of.get((row.run, row.target_hash))) for row in rows if has_number(row)]
-    return [(row, other) for row, other in keyed if other is not None]
+    return _pairs(rows, others, lambda row: row.run)
 
 
 def pairs_by_seed(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Return rows with the other of the same seed: of the same decoder weights and batches."""
-    other_of = {(row.seed, row.target_hash): row for row in others if has_number(row)}
-    keyed = [(row, other_of.get((row.seed, row.target_hash))) for row in rows if has_number(row)]
+    return _pairs(rows, others, lambda row: row.seed)
+
+
+def _pairs(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object]) -> list[tuple[Row, Row]]:
+    """Return rows with the other of the same key on the same targets."""
+    other_of = {(key(row), row.target_hash, row.slice_hash): row for row in others if has_number(row)}
+    keyed = [
+        (row, other_of.get((key(row), row.target_hash, row.slice_hash))) for row in rows if has_number(row)
+    ]
     return [(row, other) for row, other in keyed if other is not None]
 
 

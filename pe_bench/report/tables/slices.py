@@ -1,5 +1,6 @@
-"""The groups of rows of a slice: one for each group of rows of all targets, and for each judge."""
+"""The groups of rows of a slice: one for each group of rows of all targets and each choice of targets."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,16 +45,42 @@ class Group:
 def groups_of_slice(
     groups: Mapping[TableKey, Sequence[Row]], name: str, files: ScoreFiles
 ) -> dict[TableKey, Group]:
-    """Return the groups of a slice; none for runs without it. Different judges chose different targets."""
+    """Return the groups of a slice; none for runs without it.
+
+    Rows are of one group only where one judge, or the text, chose the same targets of each set.
+    """
     if name == ALL:
         return {key: Group(rows, rows) for key, rows in groups.items()}
     found: dict[TableKey, Group] = {}
     for key, whole in groups.items():
         rows = files.of_slice(whole, name)
         for judge in sorted({row.judge for row in rows}):
-            own = [row for row in rows if row.judge == judge]
-            found[replace(key, slice=name, judge=judge)] = Group(own, whole)
+            parts = _of_same_targets([row for row in rows if row.judge == judge])
+            for slice_hash, part in parts.items():
+                names = {"slice": name, "judge": judge, "slice_hash": slice_hash if len(parts) > 1 else ""}
+                found[replace(key, **names)] = Group(part, whole)
     return found
+
+
+def _of_same_targets(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return rows of a slice, a run's together, in parts with the same targets of each set.
+
+    The largest part is first. Its name is a hash of the targets in the slice.
+    """
+    by_run: dict[str, list[Row]] = {}
+    for row in rows:
+        by_run.setdefault(row.run, []).append(row)
+    parts: list[tuple[dict[str, str], list[Row]]] = []
+    for own in by_run.values():
+        hash_of = {row.target_hash: row.slice_hash for row in own}
+        same = [part for part in parts if all(part[0].get(*item) == item[1] for item in hash_of.items())]
+        if not same:
+            parts.append(({}, []))
+            same = parts[-1:]
+        same[0][0].update(hash_of)
+        same[0][1].extend(own)
+    parts.sort(key=lambda part: -len(part[1]))
+    return {hashlib.sha256(repr(sorted(of.items())).encode()).hexdigest()[:8]: own for of, own in parts}
 
 
 def require_slice(groups: Mapping[TableKey, Group], name: str) -> None:

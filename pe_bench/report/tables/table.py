@@ -29,6 +29,7 @@ class TableKey:
     training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
     slice: str = ALL  # the part of the targets that all numbers are of
     judge: str = ""  # the run that chose them, where one did
+    slice_hash: str = ""  # of which targets these are, where other tables have others under this name
 
     @property
     def sort_key(self) -> tuple[object, ...]:
@@ -103,7 +104,8 @@ def slice_name(table: Table) -> str:
     """Return which targets a table of a slice is of, and how many: `recall (21 % of all)`."""
     key = table.key
     name = f"{key.slice} of {key.judge}" if key.judge else key.slice
-    return f"{name} ({100 * table.share:.2g} % of all)"
+    which = f"; hash {key.slice_hash}" if key.slice_hash else ""
+    return f"{name} ({100 * table.share:.2g} % of all{which})"
 
 
 @dataclass(frozen=True)
