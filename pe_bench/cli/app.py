@@ -11,13 +11,15 @@ from pe_bench.cli.options import (
     LISTS,
     PROTOCOLS,
     SORTS,
+    AllEncodingsAndKeys,
     CacheDir,
     Code,
     ConfigDir,
     Controls,
-    Count,
     DataPath,
     Device,
+    Encodings,
+    EncodingsAndKeys,
     Force,
     KeyTokensOf,
     Lengths,
@@ -27,9 +29,11 @@ from pe_bench.cli.options import (
     Plain,
     Precision,
     Protocol,
+    Repeats,
     ResultsDir,
     Runs,
     Slice,
+    SpeedFile,
     Stride,
     Targets,
     Threads,
@@ -38,8 +42,6 @@ from pe_bench.cli.options import (
     complete,
     complete_baseline,
     complete_by,
-    complete_encodings,
-    complete_speed,
     config_folder,
 )
 
@@ -253,14 +255,7 @@ pe-bench check my.py:MyEncoding --verbose
 pe-bench check --all""",
 )
 def check(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME | FILE.py:CLASS | KEY=VALUE",
-            help="Encodings and their options.",
-            autocompletion=complete_encodings,
-        ),
-    ] = None,
+    arguments: Encodings = None,
     everything: Annotated[bool, typer.Option("--all", help="Every encoding.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Every property, with what was measured.")
@@ -322,14 +317,7 @@ pe-bench show rope base=500 train.length=256
 pe-bench show my.py:MyEncoding --plot mine.svg""",
 )
 def show(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME | FILE.py:CLASS | KEY=VALUE",
-            help="Encodings, and keys as in train.",
-            autocompletion=complete_encodings,
-        ),
-    ] = None,
+    arguments: EncodingsAndKeys = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw them to a PNG, SVG or PDF file.")
     ] = None,
@@ -350,27 +338,11 @@ pe-bench speed lm_infinite encoding.window=64 threads=1
 pe-bench speed my.py:MyEncoding""",
 )
 def speed(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME | FILE.py:CLASS | KEY=VALUE",
-            help="Encodings, and keys as in train.  [default: all encodings]",
-            autocompletion=complete_speed,
-        ),
-    ] = None,
+    arguments: AllEncodingsAndKeys = None,
     lengths: Annotated[str, typer.Option(metavar="N,N", help="Window lengths in tokens.")] = "512,2048,8192",
     train: Annotated[bool, typer.Option("--train", help="Time training steps instead of scoring.")] = False,
-    repeats: Annotated[
-        int | None,
-        typer.Option(help="Timed passes per encoding.  [default: 5 to 25, fewer if slow]", **Count),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="CSV file; the plot is saved next to it.  [default: RESULTS_DIR/speed.csv]",
-        ),
-    ] = None,
+    repeats: Repeats = None,
+    output: SpeedFile = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Measure time and memory of encodings, relative to nope.

@@ -233,3 +233,41 @@ Code = Annotated[
 DataPath = Annotated[Path | None, typer.Option(metavar="DIR", help="The data's new location, if it moved.")]
 
 CacheDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where tokenized data is kept.")]
+
+Encodings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME | FILE.py:CLASS | KEY=VALUE",
+        help="Encodings and their options.",
+        autocompletion=complete_encodings,
+    ),
+]
+
+EncodingsAndKeys = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME | FILE.py:CLASS | KEY=VALUE",
+        help="Encodings, and keys as in train.",
+        autocompletion=complete_encodings,
+    ),
+]
+
+AllEncodingsAndKeys = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME | FILE.py:CLASS | KEY=VALUE",
+        help="Encodings, and keys as in train.  [default: all encodings]",
+        autocompletion=complete_speed,
+    ),
+]
+
+Repeats = Annotated[
+    int | None, typer.Option(help="Timed passes per encoding.  [default: 5 to 25, fewer if slow]", **Count)
+]
+
+SpeedFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="CSV file; the plot is saved next to it.  [default: RESULTS_DIR/speed.csv]"
+    ),
+]
