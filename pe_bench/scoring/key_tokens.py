@@ -3,8 +3,8 @@
 The rule is LongPPL's (Fang et al., 2024, "What is Wrong with Perplexity for Long-context Language Modeling?",
 arXiv:2410.23771, with the thresholds of its code): a target is key where the judge's loss falls by more than
 2 nats from the short context to the long one, and is then below 2 nats. Here the short context is the
-training length and the long one the longest that a set of targets is scored at. LongPPL's judge is a large
-model of subword tokens; a small one, or one of bytes, finds fewer.
+training length and the long one the longest context that every target of a set has, whichever lengths are
+scored. LongPPL's judge is a large model of subword tokens; a small one, or one of bytes, finds fewer.
 """
 
 import shlex
@@ -39,7 +39,11 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data
     found = {}
     for target_hash, blocks in sets.items():
         lengths = {plan.length for plan in plans if plan.target_hash == target_hash}
-        found[target_hash] = {KEY: _key_mask(judge, rows, blocks, train_length, max(lengths))}
+        if max(lengths) <= train_length:
+            raise UserError(
+                f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
+            )
+        found[target_hash] = {KEY: _key_mask(judge, rows, blocks, train_length)}
     if not any(masks[KEY].any() for masks in found.values()):
         raise UserError(
             f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than "
@@ -60,19 +64,14 @@ def _require_same_data(judge: Path, rows: Sequence[Row], data: Data) -> None:
     )
 
 
-def _key_mask(
-    judge: Path, rows: Sequence[Row], blocks: TargetBlocks, train_length: int, longest: int
-) -> np.ndarray:
+def _key_mask(judge: Path, rows: Sequence[Row], blocks: TargetBlocks, train_length: int) -> np.ndarray:
     scored = {
         row.length: row
         for row in rows
         if (row.target_hash, row.control, row.protocol) == (blocks.hash, "none", "paired")
         and (row.status, row.score_dtype) == ("ok", "float32")
     }
-    if longest <= train_length:
-        raise UserError(
-            f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
-        )
+    longest = blocks.max_length
     if not {train_length, longest} <= scored.keys():
         there = ", ".join(map(str, sorted(scored))) or "no length"
         raise UserError(

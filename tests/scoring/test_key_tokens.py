@@ -1,5 +1,6 @@
 """Key targets follow LongPPL's rule, and a judge that cannot judge is refused with both values."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,14 @@ def test_key_targets_gain_more_than_2_nats_from_far_context_and_cost_less_than_2
     assert np.flatnonzero(found[row.target_hash][KEY]).tolist() == [0]
 
 
+def test_key_targets_are_the_same_whichever_lengths_are_scored(judge):
+    row = with_nll(judge, {8: [5.0, 5.0], 12: [1.0, 5.0], 24: [5.0, 1.0]})
+    found = [
+        key_slices(judge, plans_of(replace(EVAL, lengths=lengths)), 8, DATA) for lengths in ([8, 12], [8, 24])
+    ]
+    assert [np.flatnonzero(masks[row.target_hash][KEY]).tolist() for masks in found] == [[1], [1]]
+
+
 def test_a_judge_to_which_nothing_is_key_is_refused(judge):
     with_nll(judge, {8: [3.0], 24: [3.0]})
     with pytest.raises(UserError, match=r"judge: no target is key to it: .* 2 nats .*uses far context"):
@@ -94,12 +103,16 @@ def test_the_command_keeps_key_targets_that_a_report_shows_with_their_judge(
 ):
     assert begin("encoding=rope").code == 0 and train("encoding=nope").code == 0
     [judge] = (folder / "results" / "runs").glob("nope-*")
-    assert evaluate("rope", "--key-tokens-of", judge.name[:6]).code == 2, "nothing is key to it"
+    refused = evaluate("rope", "--key-tokens-of", judge.name[:6])
+    assert refused.code == 2
+    [arguments] = re.findall(r"`pe-bench eval (.*)`", refused.err)
+    assert evaluate(*arguments.split()).code == 0, "the way out of the message"
+    assert "no target is key" in evaluate("rope", "--key-tokens-of", judge.name[:6]).err
     before = read_rows(judge / "eval.csv")
     for row in before:
         path = score_file(judge, row)
         scores = load_scores(path)
-        nll = np.where(np.arange(len(scores.nll)) < 9, {16: 5.0, 32: 1.0}[row.length], scores.nll)
+        nll = np.where(np.arange(len(scores.nll)) < 9, {16: 5.0, 64: 1.0}.get(row.length, 3.0), scores.nll)
         scores = replace(scores, nll=nll.astype(np.float32))
         save_scores(path, scores)
         write_rows(judge / "eval.csv", [with_level(row, scores), *read_rows(judge / "eval.csv")])
