@@ -27,8 +27,9 @@ OPTION = "--key-tokens-of"
 
 
 def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data) -> dict[str, Masks]:
-    """Return which targets of each set are key to a judge, by the hash of their set.
+    """Return which targets are key to a judge, by the hash of their set.
 
+    A set that is scored at no length beyond the training length is left out.
     Raise `UserError` for a judge of other data, without scores of these targets, or to which none is key.
     """
     rows = [row for row in read_rows(judge / "eval.csv") if row.scored_with == row.encoding]
@@ -36,14 +37,16 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data
     if not sets:
         raise UserError(f"{OPTION} works with --protocol paired alone: leave one of them out")
     _require_same_data(judge, rows, data)
-    found = {}
-    for target_hash, blocks in sets.items():
-        lengths = {plan.length for plan in plans if plan.target_hash == target_hash}
-        if max(lengths) <= train_length:
-            raise UserError(
-                f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
-            )
-        found[target_hash] = {KEY: _key_mask(judge, rows, blocks, train_length)}
+    beyond = {plan.target_hash for plan in plans if plan.length > train_length} & sets.keys()
+    if not beyond:
+        raise UserError(
+            f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
+        )
+    found: dict[str, Masks] = {
+        target_hash: {KEY: _key_mask(judge, rows, blocks, train_length)}
+        for target_hash, blocks in sets.items()
+        if target_hash in beyond
+    }
     if not any(masks[KEY].any() for masks in found.values()):
         raise UserError(
             f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than "

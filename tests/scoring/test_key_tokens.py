@@ -87,6 +87,21 @@ def test_a_judge_that_lacks_the_longest_length_is_told_so(judge):
         key_slices(judge, plans_of(), 8, DATA)
 
 
+def test_a_set_at_the_training_length_alone_hides_no_key_target_of_another(judge):
+    longer = replace(EVAL, lengths=[8, 36])
+    scored(trained_model(judge), longer)
+    plans = plans_of(longer)
+    [(short, _), (long, blocks)] = {plan.target_hash: plan.blocks for plan in plans}.items()
+    assert blocks is not None and blocks.max_length == 36
+    for row in read_rows(judge / "eval.csv"):
+        if row.target_hash == long:
+            path = score_file(judge, row)
+            scores = load_scores(path)
+            save_scores(path, replace(scores, nll=np.full_like(scores.nll, {8: 5.0, 36: 1.0}[row.length])))
+    found = key_slices(judge, plans, 8, DATA)
+    assert found.keys() == {long} and found[long][KEY].all() and short != long
+
+
 @pytest.mark.parametrize("protocol", ["sliding", "nonoverlapping"])
 def test_other_protocols_have_no_key_targets(judge, protocol):
     with pytest.raises(UserError, match="--protocol paired alone"):
