@@ -137,6 +137,28 @@ def test_a_run_without_the_slice_is_named(results: Path) -> None:
     assert {line.label for line in table.recall.lines} == {"alibi", "rope"}
 
 
+def test_the_way_out_for_runs_without_key_targets_names_the_judge(results: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"--slice key: .*; pe-bench eval RUN\.\.\. .* --key-tokens-of JUDGE adds key"
+    ):
+        build_tables(results, selection=Selection(slice=KEY))
+    for run in (results / "runs").glob("alibi-*"):
+        keep_slices(run, {ROW.target_hash: {KEY: IS_RECALL}}, judge="nope-s0-1234")
+    table = only(results, slice=KEY)
+    assert table.lacking == (
+        "without the slice key of nope-s0-1234, and so not in this table: 3 runs of rope; "
+        "pe-bench eval RUN... --key-tokens-of nope-s0-1234 adds it"
+    )
+
+
+def test_a_judge_is_not_told_to_judge_itself(results: Path) -> None:
+    [judge] = (results / "runs").glob("rope-s0-*")
+    for run in (results / "runs").iterdir():
+        if run != judge:
+            keep_slices(run, {ROW.target_hash: {KEY: IS_RECALL}}, judge=judge.name)
+    assert only(results, slice=KEY).lacking == ""
+
+
 def test_slices_that_different_judges_chose_are_different_tables(results: Path) -> None:
     for run in (results / "runs").iterdir():
         judge = f"{run.name.split('-')[0]}-judge"

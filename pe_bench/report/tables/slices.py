@@ -1,6 +1,7 @@
 """The groups of rows of a slice: one for each group of rows of all targets and each choice of targets."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,13 +34,18 @@ class Group:
     def lacking(self) -> str:
         """Return which runs lack the slice, and so are not in the table; empty where none does."""
         runs = {row.run for row in self.rows}
+        runs |= {row.judge for row in self.rows}  # a judge has no key targets that it chose
         lacking = {row.run: row.encoding for row in self.whole if has_number(row) and row.run not in runs}
         if not lacking or not self.rows:
             return ""
         names = few_names(list(dict.fromkeys(lacking.values())))
         what = f"{len(lacking)} {'run' if len(lacking) == 1 else 'runs'} of {names}"
+        name, judge = self.rows[0].slice, self.rows[0].judge
+        if judge:
+            way_out = f"pe-bench eval RUN... --key-tokens-of {shlex.quote(judge)} adds it"
+            return f"without the slice {name} of {judge}, and so not in this table: {what}; {way_out}"
         way_out = "pe-bench eval RUN... adds it, without scoring again"
-        return f"without the slice {self.rows[0].slice}, and so not in this table: {what}; {way_out}"
+        return f"without the slice {name}, and so not in this table: {what}; {way_out}"
 
 
 def groups_of_slice(
