@@ -52,8 +52,11 @@ def score_run(
     """Score a finished run at the lengths of its `config`, then its weights under `others`.
 
     The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
-    judge: a run whose scores decide which targets are key.
+    judge: a run whose scores decide which targets are key. It gets none itself: they flatter it.
     """
+    if judge is not None and judge.resolve() == run.resolve():
+        say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
+        judge = None
     if config.checkpoint is not None:
         message = f"{OPTION} chooses targets of runs, and {run.name} is a checkpoint: leave the option out"
         require(judge is None, message)

@@ -11,7 +11,7 @@ from support.scoring import DATA, EVAL, data_of, scored, trained_model
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row, read_rows, write_rows
 from pe_bench.runs.scores import load_scores, save_scores, score_file, with_level
-from pe_bench.runs.slices import KEY
+from pe_bench.runs.slices import KEY, KeptSlices
 from pe_bench.scoring.key_tokens import key_slices
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import Plan
@@ -131,8 +131,10 @@ def test_the_command_keeps_key_targets_that_a_report_shows_with_their_judge(
         scores = replace(scores, nll=nll.astype(np.float32))
         save_scores(path, scores)
         write_rows(judge / "eval.csv", [with_level(row, scores), *read_rows(judge / "eval.csv")])
-    outcome = evaluate("rope", "--key-tokens-of", judge.name[:6])
+    outcome = evaluate("--all", "--key-tokens-of", judge.name[:6])
     assert outcome.code == 0, outcome.err
+    assert f"{judge.name} is the judge of --key-tokens-of" in outcome.err
+    assert KEY not in KeptSlices(judge).names
     results = ("--results-dir", str(folder / "results"))
     shown = command("report", "--all", "--slice", "key", *results)
     assert f"key of {judge.name}" in shown.out and "rope" in shown.out, shown.err
