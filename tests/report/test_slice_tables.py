@@ -101,6 +101,22 @@ def test_use_of_context_is_far_larger_on_the_slice_that_needs_it(results: Path) 
     assert gains["all"] == pytest.approx(IS_RECALL.mean(), abs=0.02)
 
 
+def test_the_offset_control_of_a_slice_is_that_of_its_targets(tmp_path: Path) -> None:
+    run = add_sliced(tmp_path, "rope", FLAT, noise=0)
+    rows = read_rows(run / "eval.csv")
+    row = replace(next(row for row in rows if row.length == 256), control="offset")
+    scores = load_scores(score_file(run, rows[0]))
+    nll = (np.where(IS_RECALL, 4.0, 3.0) * np.log(2)).astype(np.float32)
+    scores = replace(scores, nll=nll)
+    save_scores(score_file(run, row), scores)
+    write_rows(run / "eval.csv", [*rows, with_level(row, scores)])
+    for name, change in (("all", "+0.500"), (RECALL, "+1.000"), (NOVEL, "+0.000")):
+        table = only(tmp_path, slice=name)
+        [note] = [note for note in table.notes if note.startswith("offset control")]
+        assert f"changes by {change} " in note
+        assert (note in table.caveats) == (name != NOVEL)
+
+
 def test_kept_means_change_no_number_of_a_slice(results: Path) -> None:
     before = frame_of_recall(results)
     for run in (results / "runs").iterdir():

@@ -246,9 +246,15 @@ def _table(
     lines = [line for line in shown_lines if not line.is_anchor and selection.takes(line.scored_with)]
     order = ordered([line for line in lines if line.cells], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
-    shown = [row for row in group.whole if row.length in lengths]
+    shown, of_slice = ([row for row in found if row.length in lengths] for found in (group.whole, rows))
     notes = make_notes(
-        [*order.lines, *anchors], shown, order.note, margin, keys.machines(rows), keys.checkpoints(rows)
+        [*order.lines, *anchors],
+        shown,
+        of_slice,
+        order.note,
+        margin,
+        keys.machines(rows),
+        keys.checkpoints(rows),
     )
     notes += [Note(group.lacking, is_caveat=True)] if group.lacking else []
     return Table(

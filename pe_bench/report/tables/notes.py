@@ -26,6 +26,7 @@ class Note(NamedTuple):
 def make_notes(
     lines: Sequence[Line],
     rows: Sequence[Row],
+    slice_rows: Sequence[Row],
     order_note: Note,
     margin: float,
     machines: Mapping[str, TrainingMachine],
@@ -33,8 +34,9 @@ def make_notes(
 ) -> list[Note]:
     """Return the notes, each once, the most important first.
 
-    rows: all that the table shows, and their controls. order_note: the note on how the lines are ordered.
-    machines: on which each run was trained. checkpoints: the runs among them that were trained elsewhere.
+    rows: all that the table shows, and their controls, of all targets; slice_rows: those of its slice.
+    order_note: the note on how the lines are ordered. machines: on which each run was trained. checkpoints:
+    the runs among them that were trained elsewhere.
     """
     anchors = [line for line in lines if line.is_anchor]
     lines = [line for line in lines if not line.is_anchor]
@@ -57,7 +59,7 @@ def make_notes(
         *_missing(lines, train_length),
         *_missing_baseline(lines, train_length),
         *_details(_unjudged(lines), _windows(lines, rows)),
-        *_offsets(lines, rows, margin),
+        *_offsets(lines, slice_rows, margin),
         *_caveats(_knows_length(lines), _forced(lines)),
         *_details(_rates(plain), _speeds(lines, machines), _not_shown(lines, plain)),
     ]
