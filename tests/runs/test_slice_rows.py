@@ -78,6 +78,22 @@ def test_targets_of_a_slice_count_by_their_bytes_wherever_they_are() -> None:
     assert means.bits == pytest.approx(np.array([(1 + 3) / 2, 4 / 4]) / np.log(2))
 
 
+def test_few_documents_are_cut_into_segments_that_count_by_the_bytes_of_the_slice_in_them() -> None:
+    nll = np.random.default_rng(0).normal(3, 1, 600).astype(np.float32)
+    scores = Scores(nll, np.repeat([4, 5, 9], 200), np.full(600, 2))
+    mask = np.zeros(600, bool)
+    mask[[0, 1, 70, 400, 599]] = True
+    means = means_of_slice(scores, mask)
+    assert (means.segments, means.documents) == (3, 2), "segments of 64 targets or more"
+    assert means.names.tolist() == [12, 13, 27, 29], "document * 3 + segment; those without a target left out"
+    assert means.sizes is not None and means.sizes.tolist() == [4, 2, 2, 2]
+    parts = [nll[[0, 1]], nll[[70]], nll[[400]], nll[[599]]]
+    wanted = [part.astype(float).mean() / np.log(2) / 2 for part in parts]
+    assert means.bits == pytest.approx(wanted)
+    assert means.level == pytest.approx(nll[mask].astype(float).mean() / np.log(2) / 2)
+    assert means.level == pytest.approx(np.average(means.bits, weights=means.sizes))
+
+
 def test_a_length_without_a_number_has_a_row_of_the_slice_without_one(run: Path) -> None:
     [row] = [row for row in of_slice(run, RECALL) if row.length == 512]
     assert (row.status, row.bits_per_byte, row.targets, row.documents) == ("undefined", None, 7, 4)

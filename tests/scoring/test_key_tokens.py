@@ -30,8 +30,6 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def judge(tmp_path: Path) -> Path:
     scored(trained_model(tmp_path / "judge"))
-    rows = read_rows(tmp_path / "judge" / "eval.csv")
-    write_rows(tmp_path / "judge" / "eval.csv", rows)
     return tmp_path / "judge"
 
 
