@@ -258,7 +258,7 @@ def test_a_model_without_the_interface_is_scored_as_it_is(tmp_path: Path, name: 
     found = opened(write_checkpoint(tmp_path / name, name))
     assert found.difference is None
     assert found.encoding["name"] == "as_is"
-    assert "as it is" in found.model.control_refusal("window", 64)
+    assert "keeps its own attention" in found.model.control_refusal("window", 64)
     assert found.model.control_refusal("swap", 64) == ""
     read = tokens()
     with torch.no_grad():
