@@ -74,6 +74,9 @@ class Row:
     slice: str = "all"  # the part of the targets that the numbers are of; a run's own file has all targets
     judge: str = ""  # the run whose scores decided which targets are in the slice
     slice_hash: str = ""  # of which targets are in the slice; equal hashes in one set, equal targets
+    accuracy: float | None = None  # the share of right answers, where there are answers
+    exact: float | None = None  # the share of a task's examples all of whose answers are right
+    chance: float | None = None  # the accuracy of guessing
 
     @property
     def key(self) -> tuple[str, ...]:

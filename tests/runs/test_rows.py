@@ -174,13 +174,11 @@ def test_the_columns_of_another_version_are_named(
         read_rows(path)
 
 
-@pytest.mark.parametrize(
-    "added",
-    [("slice_hash",), ("slice", "judge", "slice_hash"), ("encoding_lr", "slice", "judge", "slice_hash")],
-)
-def test_rows_from_before_later_columns_have_one_rate_and_all_targets(
-    tmp_path: Path, added: tuple[str, ...]
+@pytest.mark.parametrize("first", ["accuracy", "slice_hash", "slice", "encoding_lr"])
+def test_rows_from_before_later_columns_have_one_rate_all_targets_and_no_answers(
+    tmp_path: Path, first: str
 ) -> None:
+    added = COLUMNS[COLUMNS.index(first) :]
     path = tmp_path / "eval.csv"
     rows = [replace(ROW, length=length) for length in (128, 256)]
     lines = to_csv(rows).splitlines()
@@ -189,6 +187,7 @@ def test_rows_from_before_later_columns_have_one_rate_and_all_targets(
     path.write_text("\n".join(older) + "\n")
     assert read_rows(path) == rows
     assert {(row.encoding_lr, row.slice, row.judge, row.slice_hash) for row in rows} == {(1.0, ALL, "", "")}
+    assert {(row.accuracy, row.exact, row.chance) for row in rows} == {(None, None, None)}
 
 
 def test_the_gathered_file_is_read_only_and_made_anew_whatever_was_there(tmp_path: Path) -> None:
