@@ -24,6 +24,7 @@ from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.fire import FIRE
 from pe_bench.encodings.kerple_log import KerpleLog
+from pe_bench.encodings.shared.precision import full_precision
 from pe_bench.errors import require
 
 Inner = Literal["alibi", "kerple_log", "fire"]
@@ -65,7 +66,7 @@ class DAPE(LayerEncoding):
         bias = self.inner.bias(queries, keys)
         assert bias is not None
         # Biases of thousands do not fit half precision, not even where a model is autocast.
-        with torch.autocast(scores.device.type, enabled=False):
+        with full_precision(scores):
             both = torch.cat([scores, bias.expand_as(scores)], 1).to(self.hidden.weight.dtype).flatten(2)
             size = PAIRS if both.device.type == "cpu" else both.shape[-1]
             change = torch.cat([self._network(pairs) for pairs in both.split(size, -1)], -1)

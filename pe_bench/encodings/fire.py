@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.shared.precision import full_precision
 from pe_bench.errors import require
 
 # Keeps a fraction of 0 from being 0 / 0.
@@ -45,7 +46,7 @@ class FIRE(LayerEncoding):
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
         # The fractions of neighbours are one number in half precision, even where a model is autocast.
-        with torch.autocast(queries.position.device.type, enabled=False):
+        with full_precision(queries.position):
             fraction = self.fractions(queries.position, keys.position)
             size = PAIRS if fraction.device.type == "cpu" else fraction.numel()
             pairs = [self._network(pairs) for pairs in fraction.flatten().split(size)]

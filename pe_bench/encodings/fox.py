@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.shared.precision import full_precision
 
 FORGOTTEN = "fox_log_forget"
 
@@ -35,7 +36,7 @@ class FoX(LayerEncoding):
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # A sum over thousands of tokens: never in half precision, not even where a model is autocast.
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             gate = functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
             return {FORGOTTEN: functional.logsigmoid(gate).mT.double().cumsum(-1)}
 

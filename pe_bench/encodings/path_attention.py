@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.shared.precision import full_precision
 from pe_bench.errors import require
 
 DIRECTION, STRENGTH = "path_direction", "path_strength"
@@ -47,7 +48,7 @@ class Path(LayerEncoding):
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # Products over thousands of tokens: never in half precision, not even where a model is autocast.
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             x = x.to(self.weight.dtype)
             mapped = functional.linear(functional.linear(x, self.down), self.up).mT
             before = functional.pad(mapped, (TAPS - 1, 0))

@@ -38,6 +38,7 @@ from torch.nn import functional
 
 from pe_bench.encodings.base import PositionalEncoding
 from pe_bench.encodings.learned import rows_between
+from pe_bench.encodings.shared.precision import full_precision
 from pe_bench.errors import require
 
 Cell = Literal["gru", "mlp", "ode_rk4", "ode_euler"]
@@ -79,7 +80,7 @@ class Recursive(PositionalEncoding):
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
         # A step repeated thousands of times is never in half precision, not even in an autocast model.
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             states = self.states(1 + max(1, int(ids.max().ceil())))
         return x + rows_between(states, ids.clamp(min=0)).to(x.dtype)
 

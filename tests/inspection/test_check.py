@@ -220,6 +220,11 @@ def test_undefined_and_unclaimed_are_no_failures() -> None:
         assert check(nope, property_of[name]).state == "not claimed"
 
 
+@pytest.mark.parametrize("name", ["rope", "yarn", "local_global", "fire", "path_attention"])
+def test_encodings_with_tables_or_without_autocast_are_followed_to_another_device(name: str) -> None:
+    assert check(find_case(name), property_of["device"]).state == "holds"
+
+
 @pytest.mark.parametrize(
     ("name", "note"),
     [

@@ -1,7 +1,10 @@
 """A check that an encoding would run on a GPU: its hooks get tensors of PyTorch's meta device."""
 
+from collections.abc import Sequence
+
 import torch
 
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import first_line
 from pe_bench.inspection.check.case import (
@@ -25,9 +28,11 @@ def follows_the_device(case: Case) -> Finding:
 
     They hold no values, so code that reads one, as in `if position.max() > n`, cannot be followed.
     """
-    encoding = case.as_built().to(ELSEWHERE)
+    encoding = case.as_built()
+    layers = layers_of(encoding)  # which reads values, to tell kinds apart
+    encoding.to(ELSEWHERE)
     try:
-        _call(encoding)
+        _call(encoding, layers)
     except Exception as error:
         if isinstance(error, RuntimeError) and " device" in str(error):
             return Finding("fails", f"{where(error)}: {first_line(error)}")
@@ -35,10 +40,10 @@ def follows_the_device(case: Case) -> Finding:
     return Finding("holds", "no tensor stayed on the CPU")
 
 
-def _call(encoding: Composition) -> None:
+def _call(encoding: Composition, layers: Sequence[LayerEncoding]) -> None:
     x, q, k, v = (tensor.to(ELSEWHERE) for tensor in as_type(layer_inputs(TRAIN_LENGTH), torch.float32))
     ids = torch.arange(TRAIN_LENGTH, device=ELSEWHERE)
-    for layer in layers_of(encoding):
+    for layer in layers:
         reference_attention(layer, x, q, k, v, ids)
     text = tokens(2, TRAIN_LENGTH).to(ELSEWHERE)
     encoding.embed(x, encoding.ids(text, train=False, generator=None), text)
