@@ -109,9 +109,14 @@ def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, for
     if form == "complex":
         product = torch.complex(*split_pairs(precise, layout)) * torch.complex(cos, sin)
         return join_pairs(product.real, product.imag, layout).to(x.dtype)
+    return turn(precise, cos, sin, layout).to(x.dtype)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """Return x [.., n, K] with its pairs turned, by cosines and sines [.., n, K/2]."""
     # Whole rows at a time, which takes half as long as pair by pair.
     cosines, sines = join_pairs(cos, cos, layout), join_pairs(-sin, sin, layout)
-    return torch.addcmul(precise * cosines, swapped(precise, layout), sines).to(x.dtype)
+    return torch.addcmul(x * cosines, swapped(x, layout), sines)
 
 
 class _Tables(NamedTuple):
