@@ -59,7 +59,7 @@ class Declared:
     compatible_with: ClassVar[frozenset[str]] = frozenset()
     changeable_after_training: ClassVar[frozenset[str]] = frozenset()
     # The rate at which its parameters learn, as a multiple of the model's. Biases of scores have further
-    # to go than the entries of a matrix.
+    # to go than the entries of a matrix; at 0 they stay as they are at first.
     lr_multiple: ClassVar[float] = 1.0
     inert: ClassVar[frozenset[str]] = frozenset()  # parameters that cancel in the softmax, for `check`
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length

@@ -63,7 +63,8 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
     """Return the optimizers of a model.
 
     Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Those of an encoding
-    learn at `encoding_lr` times the rate, by default at the multiple that its class declares.
+    learn at `encoding_lr` times the rate, by default at the multiple that its class declares. Where
+    that is 0 they get no gradient, which would count where gradients are clipped.
     """
     matrices, head = _Group(train.weight_decay), _Group(train.weight_decay)
     others: dict[float, _Group] = {}
@@ -74,6 +75,7 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
             group = head if part == "head" else matrices
         else:
             multiple = multiples[own_name] if part == "encoding" else 1.0
+            parameter.requires_grad_(multiple > 0)
             group = others.setdefault(multiple, _Group(0.0, multiple))
         group.params.append(parameter)
     rest = [vars(group) for group in (head, *others.values()) if group.params]

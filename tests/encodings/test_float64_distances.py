@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pe_bench.encodings.dca import DualChunk
 from pe_bench.encodings.leaky_rerope import LeakyReRoPE
 from pe_bench.encodings.lm_infinite import LMInfinite
 from pe_bench.encodings.rerope import ReRoPE
@@ -29,6 +30,15 @@ ENCODINGS: dict[str, tuple[Callable[[int], EffectiveDistance], Distance]] = {
     "self_extend": (
         lambda width: SelfExtend(width, TRAINED, WINDOW, group_size=4),
         lambda i, j: torch.where(i - j < WINDOW, i - j, i // 4 - j // 4 + WINDOW - WINDOW // 4),
+    ),
+    "dca": (  # chunks of 7 tokens
+        lambda width: DualChunk(width, TRAINED, chunk_size=10, local_window=3),
+        lambda i, j: (
+            torch.where(
+                i // 7 == j // 7, i, torch.where(i // 7 == j // 7 + 1, (i % 7 + 7).clamp(max=10), 10 + 0 * i)
+            )
+            - torch.where(i // 7 == j // 7, j, j % 7)
+        ),
     ),
     "lm_infinite": (lambda width: LMInfinite(width, WINDOW, 3), lambda i, j: (i - j).clamp(max=WINDOW)),
     "streaming": (

@@ -20,7 +20,7 @@ LENGTHENED = frozenset(
     {
         *("rope_pi", "rope_ntk", "rope_dynamic_ntk", "rope_ntk_by_parts", "yarn", "llama3", "longrope"),
         "rope_clipped",
-        *("rerope", "leaky_rerope", "self_extend", "lm_infinite", "streaming", "sliding_window"),
+        *("rerope", "leaky_rerope", "self_extend", "dca", "lm_infinite", "streaming", "sliding_window"),
         *("logn", "log_steps", "temperature", "nope"),
     }
 )

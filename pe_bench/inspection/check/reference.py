@@ -103,7 +103,7 @@ def _layer(encoding: nn.Module, entry: Entry) -> LayerEncoding:
 
 def _output(encoding: nn.Module, entry: Entry) -> Tensor:
     x, q, k, v = _inputs(entry)
-    return reference_attention(_layer(encoding, entry), x, q, k, v, torch.arange(T))[0, 0, -1]
+    return reference_attention(_layer(encoding, entry), x, q, k, v, torch.arange(q.shape[-2]))[0, 0, -1]
 
 
 def _weights(encoding: nn.Module, entry: Entry) -> Tensor:
