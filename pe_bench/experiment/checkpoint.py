@@ -31,7 +31,7 @@ from pe_bench.runs.rows import Row
 from pe_bench.runs.setup import Setup
 from pe_bench.scoring.evaluate import TrainedModel, evaluate
 from pe_bench.scoring.other_encodings import OtherEncoding
-from pe_bench.scoring.plans import count_parts, make_plans, shortages
+from pe_bench.scoring.plans import Planner, count_parts, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.system.files import remove_leftovers, write_text
 from pe_bench.system.machine import resolve_device, set_threads
@@ -66,8 +66,9 @@ def prepare_checkpoint(
     results_dir: Path,
     *,
     plain: bool = False,
+    planner: Planner = make_plans,
 ) -> CheckpointJob:
-    """Return the job of `eval hf:...`, and write nothing. Raise `UserError` for all that can be wrong."""
+    """Return the job of a checkpoint, and write nothing. Raise `UserError` for all that can be wrong."""
     _check_overrides(overrides)
     source = read_source(text)
     loaded = load_config(source)
@@ -87,11 +88,11 @@ def prepare_checkpoint(
         "begin": begin_of_text(source),
         "plain": plain,
     }
-    return _prepare(parse_config(values), source, loaded)
+    return _prepare(parse_config(values), source, loaded, planner)
 
 
 @explain_out_of_memory()
-def reopen_checkpoint(run: Path, config: Config) -> CheckpointJob:
+def reopen_checkpoint(run: Path, config: Config, planner: Planner = make_plans) -> CheckpointJob:
     """Return the job of a run that scored a checkpoint before. Raise `UserError` where it is another now."""
     about = config.checkpoint
     assert about is not None
@@ -102,7 +103,7 @@ def reopen_checkpoint(run: Path, config: Config) -> CheckpointJob:
         f"{about.source} is not what {run.name} scored (hash {source.identity} now, {about.identity} then): "
         f"score it as it is now with `pe-bench eval {about.source}`",
     )
-    job = _prepare(config, source, load_config(source))
+    job = _prepare(config, source, load_config(source), planner)
     return replace(job, setup=replace(job.setup, run=run))
 
 
@@ -137,12 +138,12 @@ def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tupl
     return found
 
 
-def _prepare(config: Config, source: Source, loaded: Any) -> CheckpointJob:
+def _prepare(config: Config, source: Source, loaded: Any, planner: Planner) -> CheckpointJob:
     about = config.checkpoint
     assert about is not None
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config.data, config.tokenizer, config.cache_dir)
-    plans = make_plans(config, config.eval, data)
+    plans = planner(config, config.eval, data)
     dtype = DTYPES[config.eval.precision]
     opened = open_checkpoint(source, loaded, config.train.length, about.begin, dtype, plain=about.plain)
     require(

@@ -17,7 +17,7 @@ from pe_bench.runs.find import find_run
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.identity import encoding_in, identity, run_name, setting
 from pe_bench.runs.setup import Setup
-from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.system.machine import resolve_device, resolve_precision, set_threads
 from pe_bench.system.memory import explain_out_of_memory
@@ -66,7 +66,7 @@ def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -
     return replace(config, encoding=encoding.values)
 
 
-def build_job(config: Config) -> Job:
+def build_job(config: Config, planner: Planner = make_plans) -> Job:
     """Build and try all that a run needs, before a folder is made. Raise `UserError` for what is wrong."""
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config.data, config.tokenizer, config.cache_dir)
@@ -75,7 +75,7 @@ def build_job(config: Config) -> Job:
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
     dry_run_training(model, config.train.length, config.encoding["name"])
-    plans = make_plans(config, config.eval, data)
+    plans = planner(config, config.eval, data)
     check_windows(data, config.train.length)
     dtype = resolve_precision(config.precision, config.device)
     known = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())

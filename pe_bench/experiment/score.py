@@ -28,7 +28,7 @@ from pe_bench.scoring.anchor_scores import score_anchors
 from pe_bench.scoring.evaluate import TrainedModel, evaluate, scored_rows
 from pe_bench.scoring.key_tokens import OPTION, key_slices
 from pe_bench.scoring.other_encodings import OtherEncoding
-from pe_bench.scoring.plans import count_parts, shortages
+from pe_bench.scoring.plans import Planner, count_parts, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.system.files import remove_leftovers
 from pe_bench.system.progress import Bars, progress_bar
@@ -48,11 +48,13 @@ def score_run(
     results_dir: Path,
     others: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
+    planner: Planner = make_plans,
 ) -> list[Row]:
     """Score a finished run at the lengths of its `config`, then its weights under `others`.
 
     The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
-    judge: a run whose scores decide which targets are key. It gets none itself: they flatter it.
+    judge: a run whose scores decide which targets are key. It gets none itself: they flatter it. planner:
+    what the run is scored on.
     """
     if judge is not None and judge.resolve() == run.resolve():
         say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
@@ -60,9 +62,9 @@ def score_run(
     if config.checkpoint is not None:
         message = f"{OPTION} chooses targets of runs, and {run.name} is a checkpoint: leave the option out"
         require(judge is None, message)
-        return score_checkpoint(reopen_checkpoint(run, config), others)
+        return score_checkpoint(reopen_checkpoint(run, config, planner), others)
     result = read_result(run) or {}
-    job = build_job(config)
+    job = build_job(config, planner)
     setup = replace(job.setup, run=run)
     if "setting" in result:  # of the training, wherever it is scored
         dtype = DTYPES.get(str(result.get("train_dtype")), setup.dtype)

@@ -17,7 +17,9 @@ from pe_bench.interface.values import plain
 from pe_bench.runs.conditions import named_runs
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, require_finished
+from pe_bench.scoring.needles import Probe
 from pe_bench.scoring.other_encodings import OtherEncoding, WithOption, find_others, read_with
+from pe_bench.scoring.plans import make_plans
 from pe_bench.system.signals import interruptible
 
 
@@ -27,7 +29,8 @@ class Request:
 
     evaluation: keys of `eval`. machine: device, threads and cache_dir. code: trusted files of custom
     encodings. data_path: where the data is now. others: encodings to score the weights under too.
-    judge: a run whose scores decide which targets are key.
+    judge: a run whose scores decide which targets are key. probe: the needles to score in the place of a
+    protocol's lengths.
     """
 
     evaluation: Mapping[str, Any] = field(default_factory=dict)
@@ -36,6 +39,7 @@ class Request:
     data_path: Path | None = None
     others: WithOption = field(default_factory=WithOption)
     judge: Path | None = None
+    probe: Probe | None = None
 
     def check_code(self) -> None:
         """Raise `UserError` for a path of code that is not a file."""
@@ -52,10 +56,12 @@ class Scoring:
     others: Sequence[OtherEncoding]
     asked: Sequence[int]  # lengths that the request names
     judge: Path | None = None
+    probe: Probe | None = None
 
     def score(self, results_dir: Path) -> Run:
         """Score the run, and gather all rows of `results_dir` where it lies there. Raises `RunError`."""
-        rows = score_run(self.run, self.config, results_dir, self.others, self.judge)
+        planner = make_plans if self.probe is None else self.probe.plans
+        rows = score_run(self.run, self.config, results_dir, self.others, self.judge, planner)
         return Run(self.run, rows, self.config.report.margin, self.asked)
 
 
@@ -119,10 +125,11 @@ def evaluate(
 
 def prepare_scoring(run: Path, request: Request) -> Scoring:
     """Return how a run is scored. Raises `UserError` for a damaged run and for options that cannot work."""
-    asked = _changed(read_config(run), request)
-    config = trusted(asked, request.code, may_differ=request.others.force)
+    changed = _changed(read_config(run), request)
+    config = trusted(changed, request.code, may_differ=request.others.force)
     others = find_others(request.others, run.name, config)
-    return Scoring(run, config, others, request.evaluation.get("lengths") or (), request.judge)
+    asked = request.evaluation.get("lengths") or ()
+    return Scoring(run, config, others, asked, request.judge, request.probe)
 
 
 def _find(name: str, results_dir: Path) -> Path:

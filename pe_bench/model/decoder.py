@@ -143,6 +143,27 @@ class Decoder(nn.Module):
             x_BTD = block(x_BTD, layer, ids, window, first if number == last else 0)
         return self.norm(x_BTD)
 
+    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+        """Return what `hidden` does of windows, C of which differ only after `first`; [B C, T - first, D].
+
+        In every layer, the tokens before `first` are computed once for the C windows.
+        """
+        count = tokens_BCT.shape[1]
+        whole_BTD = self.embed(tokens_BCT.flatten(0, 1), ids)
+        shared_ids = ids if ids.dim() == 1 else ids[::count]
+        if ids.dim() == 2 and not torch.equal(
+            ids[:, :first], shared_ids[:, :first].repeat_interleave(count, 0)
+        ):
+            return self.layers(whole_BTD, ids, None, first)
+        shared_BTD, end_BTD = whole_BTD[::count], whole_BTD[:, first:]
+        for number, block in enumerate(self.blocks):
+            layer = self.encoding.layer(number)
+            before_BTD = shared_BTD[:, :first].repeat_interleave(count, 0)
+            end_BTD = block(torch.cat([before_BTD, end_BTD], 1), layer, ids, None, first)
+            if number < len(self.blocks) - 1:
+                shared_BTD = block(shared_BTD, layer, shared_ids, None)
+        return self.norm(end_BTD)
+
     @property
     def output_weight(self) -> Tensor:
         """Return [V, D]: the unscaled embedding where it is tied."""

@@ -36,6 +36,13 @@ class LanguageModel(Protocol):
         """
         ...
 
+    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+        """Return what `hidden` does of B x C windows, [B C, T - first, D].
+
+        The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
+        """
+        ...
+
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Return the negative log-likelihood of each target in nats, float32 [N]."""
         ...

@@ -30,7 +30,7 @@ NOT_KEYS = (
     *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride"),
     *("stride_rule", "target_tokens", "forced", "knows_length"),
     *("slice", "judge", "slice_hash"),
-    *("accuracy", "exact", "chance"),
+    *("accuracy", "exact", "chance", "depth"),
 )
 # These choose what is shown; a row that is not may still be a reference.
 SHOWN = ("length", "scored_with")

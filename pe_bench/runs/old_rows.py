@@ -12,7 +12,7 @@ FORCED = " (forced)"  # ended the name of an encoding that was scored by force
 ADDED = (
     *("stride_rule", "target_tokens", "knows_length", "forced", "encoding_lr"),
     *("slice", "judge", "slice_hash"),
-    *("accuracy", "exact", "chance"),
+    *("accuracy", "exact", "chance", "depth"),
 )
 _HALF = "half"  # the stride rule: half of each length
 _KNOWS_LENGTH = "the encoding is told the length of the text"  # the end of a remark
@@ -26,7 +26,7 @@ def with_added_columns(records: Sequence[Record]) -> list[Record]:
     Raises `ValueError` for a number that is none.
     """
     later = {"encoding_lr": "1.0", "slice": "all", "judge": "", "slice_hash": ""}
-    later |= dict.fromkeys(("accuracy", "exact", "chance"), "")
+    later |= dict.fromkeys(("accuracy", "exact", "chance", "depth"), "")
     with_later: list[Record] = [{**later, **record} for record in records]
     if all("stride_rule" in record for record in with_later):
         return with_later

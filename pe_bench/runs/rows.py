@@ -77,6 +77,7 @@ class Row:
     accuracy: float | None = None  # the share of right answers, where there are answers
     exact: float | None = None  # the share of a task's examples all of whose answers are right
     chance: float | None = None  # the accuracy of guessing
+    depth: float | None = None  # of a probe's span: 0 at the start of the window, 1 just before the cue
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -84,18 +85,27 @@ class Row:
         return tuple(map(str, _KEY_OF(self)))
 
     @property
-    def order(self) -> tuple[str, str, str, int, str, bool, str]:
+    def order(self) -> tuple[str, str, str, int, float, str, bool, str]:
         coarse = self.score_dtype != "float32"
-        first = (self.protocol, self.scored_with, self.control, self.length, self.target_hash)
+        first = (
+            self.protocol,
+            self.scored_with,
+            self.control,
+            self.length,
+            self.depth or 0.0,
+            self.target_hash,
+        )
         return (*first, coarse, self.slice)
 
 
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
+PROBE = "probe"  # in place of a protocol, in the rows of a probe
+APART = (POSITIONS, PROBE)  # rows that no table of levels has
 HALF = "half"  # a stride rule
 ALL = "all"  # the slice of all targets
 KEY = (
     *("run", "scored_with", "protocol", "control", "stride_rule", "length", "target_hash", "score_dtype"),
-    *("slice", "judge"),
+    *("slice", "judge", "depth"),
 )
 _KEY_OF = attrgetter(*KEY)
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))

@@ -24,6 +24,7 @@ MIN_SEGMENT = 64  # targets
 MEANS = "means.safetensors"  # see `pe_bench.runs.means`
 CHECKSUM = "sha256"  # of the three tensors, in the file's header
 TENSORS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
+ANSWERS = {"correct": np.float32}  # a fourth tensor, where targets are answers
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,14 @@ class Scores:
     """One entry for each scored token, in the fixed order of the target set.
 
     nll: nats, float32 [targets]; document: int64 [targets]; bytes: what each token stands for in
-    the text, int64 [targets].
+    the text, int64 [targets]; correct: 1 for a target of a right answer, float32 [targets], None where there
+    are no answers.
     """
 
     nll: np.ndarray
     document: np.ndarray
     bytes: np.ndarray
+    correct: np.ndarray | None = None
 
     @cached_property
     def clusters(self) -> Clusters:
@@ -135,6 +138,12 @@ class Scores:
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray]:
         return self.clusters.by_document(self.nll)
+
+    def accuracy_by_cluster(self) -> np.ndarray:
+        """Return the share of right answers in each cluster, in their order, float64 [clusters]."""
+        assert self.correct is not None, "there are no answers"
+        place = self.clusters.group if self.clusters.segments == 1 else self.clusters.cluster
+        return np.bincount(place, weights=self.correct) / np.bincount(place)
 
 
 def segments_of(counts: np.ndarray) -> int:
@@ -173,6 +182,7 @@ LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
     "nonoverlapping": mean_over_tokens,
     "sliding": mean_over_tokens,
     "positions": mean_over_tokens,
+    "probe": mean_over_documents,
 }
 
 
@@ -190,7 +200,8 @@ def score_file(run: Path, row: Row) -> Path:
 
 def save_scores(path: Path, scores: Scores) -> None:
     path.parent.mkdir(exist_ok=True)
-    tensors = {name: np.ascontiguousarray(getattr(scores, name)) for name in TENSORS}
+    names = [name for name in (*TENSORS, *ANSWERS) if getattr(scores, name) is not None]
+    tensors = {name: np.ascontiguousarray(getattr(scores, name)) for name in names}
     about = {CHECKSUM: _checksum(tensors)}
     write_tensors(path, tensors, about)
 
@@ -215,7 +226,8 @@ def load_scores(path: Path) -> Scores:
     except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
         raise RunError(f"{path} is {reason}") from error
-    kinds = {name: str(tensor.dtype) for name, tensor in found.items() if tensor.dtype != TENSORS[name]}
+    expected = TENSORS | ANSWERS
+    kinds = {name: str(tensor.dtype) for name, tensor in found.items() if tensor.dtype != expected[name]}
     if kinds:
         raise RunError(f"{path} is damaged ({kinds}, not the kinds of numbers that scores are)")
     if metadata_in(content).get(CHECKSUM) not in (None, _checksum(found)):
@@ -240,13 +252,17 @@ def has_whole_scores(run: Path, row: Row) -> bool:
 def with_level(row: Row, scores: Scores) -> Row:
     """Return the row with the level that its scores give."""
     level = LEVEL_OF_PROTOCOL[row.protocol](scores)
-    return replace(row, nll=level.nll, perplexity=level.perplexity, bits_per_byte=level.bits_per_byte)
+    row = replace(row, nll=level.nll, perplexity=level.perplexity, bits_per_byte=level.bits_per_byte)
+    if scores.correct is None:
+        return row
+    return replace(row, accuracy=float(np.mean(scores.accuracy_by_cluster())))
 
 
 def _checksum(tensors: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
-    for name in TENSORS:
-        digest.update(tensors[name].tobytes())
+    for name in (*TENSORS, *ANSWERS):
+        if name in tensors:
+            digest.update(tensors[name].tobytes())
     return digest.hexdigest()
 
 

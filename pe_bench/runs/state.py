@@ -10,7 +10,7 @@ from pe_bench.runs.config_file import is_whole, read_config
 from pe_bench.runs.gather import folders_of_runs, read_result
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.lock import ERROR
-from pe_bench.runs.rows import POSITIONS, Row, read_rows
+from pe_bench.runs.rows import APART, Row, read_rows
 from pe_bench.runs.untrusted import read_json
 from pe_bench.system.outside_text import one_line
 
@@ -77,7 +77,7 @@ def _has_whole_config(run: Path) -> bool:
 
 
 def _scored_lengths(rows: list[Row]) -> tuple[int, ...]:
-    scored = [row for row in rows if row.protocol != POSITIONS and row.bits_per_byte is not None]
+    scored = [row for row in rows if row.protocol not in APART and row.bits_per_byte is not None]
     return tuple(sorted({row.length for row in scored}))
 
 

@@ -13,7 +13,7 @@ from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.runs.anchors import NAMES
 from pe_bench.runs.lock import locked
-from pe_bench.runs.rows import POSITIONS, Row, read_rows, write_rows
+from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.anchors import Anchors, count_anchors
 from pe_bench.scoring.protocols import Plan, batches, inputs, target_bytes, target_documents, targets
@@ -39,7 +39,7 @@ def score_anchors(
     wanted = [
         plan
         for plan in plans
-        if plan.control == "none" and plan.protocol != POSITIONS and _place(plan) in row_of
+        if plan.control == "none" and plan.protocol not in APART and _place(plan) in row_of
     ]
     folder.mkdir(exist_ok=True)
     with locked(folder, waits=lambda reason: None):

@@ -111,7 +111,8 @@ def _with_scores(trained: TrainedModel, plan: Plan, row: Row, found: Scored | Un
     if isinstance(found, Unscored):
         return replace(row, status=found.status, reason=found.reason)
     split = trained.data.validation
-    scores = Scores(found.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
+    documents, sizes = target_documents(plan.windows), target_bytes(split, plan.windows)
+    scores = Scores(found.nll, documents, sizes, found.correct)
     save_scores(score_file(trained.setup.run, row), scores)
     return replace(
         with_level(row, scores),
@@ -171,4 +172,6 @@ def _empty_row(trained: TrainedModel, plan: Plan) -> Row:
         pe_bench=package_version(),
         git=git_commit(),
         date=today(),
+        chance=plan.chance,
+        depth=plan.depth,
     )

@@ -1,6 +1,6 @@
 """The plans of a run: the windows that are scored at each length, and sets of targets that are too small."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
-from pe_bench.runs.rows import HALF, POSITIONS
+from pe_bench.runs.rows import HALF, POSITIONS, PROBE
 from pe_bench.scoring.controls import control_plans
 from pe_bench.scoring.positions import position_plans
 from pe_bench.scoring.protocols import (
@@ -18,6 +18,9 @@ from pe_bench.scoring.protocols import (
     sliding_plan,
 )
 from pe_bench.scoring.targets import scored_documents, target_blocks, tokens_needed
+
+# What a run is to be scored on: `make_plans`, or the plans of a probe.
+Planner = Callable[[Config, EvalConfig, Data], list[Plan]]
 
 
 def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
@@ -42,9 +45,10 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
 
 
 def count_parts(plans: Sequence[Plan]) -> int:
-    """Count what there is to wait for: all ranges of positions are one."""
+    """Count what there is to wait for: all ranges of positions are one, and so are all depths of a probe."""
     ranges = sum(plan.protocol == POSITIONS for plan in plans)
-    return len(plans) - max(0, ranges - 1)
+    probes = [plan.length for plan in plans if plan.protocol == PROBE]
+    return len(plans) - max(0, ranges - 1) - len(probes) + len(set(probes))
 
 
 def shortages(evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:

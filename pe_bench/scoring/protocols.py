@@ -20,11 +20,26 @@ from pe_bench.scoring.targets import ScoredText, TargetBlocks, tokens_in_a_part
 
 
 @dataclass(frozen=True)
+class Needle:
+    """A span of a window's document that is to be found in the window, by places in the document.
+
+    target: the first of the targets, in the span. replacement: the span that takes its place; None where it
+    stays. others: the starts of spans whose ends are the wrong answers.
+    """
+
+    start: int
+    target: int
+    others: tuple[int, ...]
+    replacement: int | None = None
+
+
+@dataclass(frozen=True)
 class Window:
     """A window: `size` tokens of a document from `start` are fed, and targets are scored from `first` on.
 
     Target n is the token after input n; there are `targets` of them from `first`. With a donor, the first
-    `foreign` inputs are another document's: those of `donor` from `donor_start`.
+    `foreign` inputs are another document's: those of `donor` from `donor_start`. With a needle, the window
+    ends with the beginning of the needle's span, and the targets are those of the needle.
     """
 
     document: int
@@ -35,6 +50,7 @@ class Window:
     donor: int = -1
     donor_start: int = 0
     foreign: int = 0
+    needle: Needle | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,7 @@ class Plan:
 
     limit: every layer's attention is limited to so many tokens, for the control `window`. offset: how much
     later than in the text all positions are, for the control `offset`. blocks: the set of the paired
-    protocol.
+    protocol. depth: of the needles of a probe.
     """
 
     protocol: str
@@ -55,6 +71,7 @@ class Plan:
     control: str = "none"
     limit: int | None = None
     offset: int = 0
+    depth: float | None = None
     blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)  # `target_hash` is theirs
 
     @property
@@ -67,6 +84,12 @@ class Plan:
     def target_tokens(self) -> int | None:
         """Return the size of a target block; None under the protocols that have none."""
         return None if self.blocks is None else self.blocks.target_tokens
+
+    @property
+    def chance(self) -> float | None:
+        """Return the accuracy of guessing among the answers; None where there are none."""
+        needle = self.windows[0].needle if self.windows else None
+        return None if needle is None else 1 / (1 + len(needle.others))
 
     @property
     def documents(self) -> int:
@@ -173,7 +196,10 @@ def target_documents(windows: list[Window]) -> np.ndarray:
 
 def _first_targets(windows: list[Window]) -> Iterator[tuple[Window, int]]:
     """Yield each window with the place of its first target in the document."""
-    return ((window, window.start + window.first + 1) for window in windows)
+    return (
+        (window, window.needle.target if window.needle else window.start + window.first + 1)
+        for window in windows
+    )
 
 
 def _shape(window: Window) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ first token on, those of `nonoverlapping`, and for the ranges of positions, whic
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,9 +21,10 @@ from pe_bench.model.language_model import LanguageModel
 from pe_bench.model.lookahead import find_lookahead
 from pe_bench.model.seeds import derive_seed
 from pe_bench.model.user_code import describe_user_code_error, is_users_own
-from pe_bench.runs.rows import POSITIONS
+from pe_bench.runs.rows import POSITIONS, PROBE
 from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.denormals import flush_denormals
+from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.memory import PeakMemory, is_out_of_memory
 
@@ -39,10 +41,12 @@ class Scored:
     """The NLLs of a plan's targets in nats, float32, in the order of its windows.
 
     peak_memory_mb: while windows of the plan's length passed through the model; None where none did.
+    correct: 1 for each target of a right answer, float32, where a plan has answers.
     """
 
     nll: np.ndarray
     peak_memory_mb: float | None
+    correct: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,12 @@ class Scorer:
 
     def score(self, plan: Plan) -> Scored:
         """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""
+        if plan.protocol == PROBE:
+            with PeakMemory(self.device) as peak, self._settings():
+                found = score_needles(
+                    self.model, self.split, self.device, self.evaluation, plan, self._progress_of(plan)
+                )
+            return Scored(found.nll, peak.mb, found.correct)
         if not self._shares(plan):
             with PeakMemory(self.device) as peak:
                 nll = self._run(plan, self._progress_of(plan))
@@ -152,7 +162,14 @@ class Scorer:
             self._from_start[window.document, window.start] = window_nll
 
     def _progress_of(self, plan: Plan) -> Callable[[float], None]:
-        """Return what shows the share that is done; all ranges of positions are one thing to wait for."""
+        """Return what shows the share that is done.
+
+        All ranges of positions are one thing to wait for, and so are all depths of a probe.
+        """
+        if plan.protocol == PROBE:
+            together = [other for other in self.plans if other.length == plan.length]
+            place = together.index(plan)
+            return lambda share: self.watch(PROBE, plan.length, (place + share) / len(together))
         if plan.protocol != POSITIONS:
             what = plan.protocol if plan.control == "none" else f"{plan.control} control"
             return lambda share: self.watch(what, plan.length, share)
@@ -162,11 +179,17 @@ class Scorer:
         place = self.ranges.index(plan)
         return lambda share: self.watch(POSITIONS, longest, (place + share) / len(self.ranges))
 
-    @torch.no_grad()
-    def _run(self, plan: Plan, show: Callable[[float], None]) -> np.ndarray:
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        """Set what every pass of the model needs, for as long as the context lasts."""
         dtype = getattr(torch, self.evaluation.precision)
+        is_coarse = dtype != torch.float32
+        with torch.no_grad(), flush_denormals(), torch.autocast(self.device.type, dtype, enabled=is_coarse):
+            yield
+
+    def _run(self, plan: Plan, show: Callable[[float], None]) -> np.ndarray:
         found, done = [np.empty(0, np.float32)], 0
-        with flush_denormals(), torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+        with self._settings():
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 show(done / len(plan.windows))
                 found.append(self._nll(batch, plan))

@@ -33,3 +33,15 @@ def test_the_last_tokens_alone_get_what_they_get_among_all(choice, tokens, first
     last_BTD = model.hidden(tokens_BT, ids, window, first)
     assert last_BTD.shape[1] == tokens - first
     assert (whole_BTD[:, first:] - last_BTD).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("choice", WHOLE)
+@torch.no_grad()
+def test_windows_that_differ_in_their_ends_alone_get_what_each_gets_by_itself(choice):
+    model = decoder(choice)
+    generator = torch.Generator().manual_seed(0)
+    tokens_BCT = torch.randint(0, 257, (2, 1, 77), generator=generator).repeat(1, 3, 1)
+    tokens_BCT[..., 61:] = torch.randint(0, 257, (2, 3, 16), generator=generator)
+    flat = tokens_BCT.flatten(0, 1)
+    ids = model.encoding.ids(flat, train=False, generator=torch.Generator().manual_seed(1))
+    assert (model.ends(tokens_BCT, ids, 60) - model.hidden(flat, ids, None, 60)).abs().max() < 1e-10

@@ -86,13 +86,29 @@ def test_a_perplexity_beyond_floats_is_infinite() -> None:
     assert mean_over_tokens(scores).perplexity == math.inf
 
 
-def test_scores_come_back_exactly(tmp_path: Path) -> None:
-    path = score_file(tmp_path, ROW)
-    save_scores(path, unequal())
+@pytest.mark.parametrize("has_answers", [False, True])
+def test_scores_come_back_exactly(tmp_path: Path, has_answers: bool) -> None:
+    path, scores = score_file(tmp_path, ROW), unequal()
+    if has_answers:
+        scores = replace(scores, correct=(scores.nll > 1).astype(np.float32))
+    save_scores(path, scores)
     found = load_scores(path)
-    for name, value in vars(unequal()).items():
-        assert getattr(found, name).dtype == value.dtype
+    assert (found.correct is not None) == has_answers
+    for name, value in vars(scores).items():
+        assert value is None or getattr(found, name).dtype == value.dtype
         assert np.array_equal(getattr(found, name), value)
+
+
+def test_answers_are_part_of_the_checksum(tmp_path: Path) -> None:
+    path, scores = score_file(tmp_path, ROW), unequal()
+    answered = replace(scores, correct=np.ones_like(scores.nll))
+    save_scores(path, answered)
+    whole = path.read_bytes()
+    right, wrong = answered.correct, np.zeros_like(scores.nll)
+    assert right is not None and whole.count(right.tobytes()) == 1
+    path.write_bytes(whole.replace(right.tobytes(), wrong.tobytes()))
+    with pytest.raises(RunError, match="not those of its checksum"):
+        load_scores(path)
 
 
 def test_each_row_has_a_separate_score_file(tmp_path: Path) -> None:

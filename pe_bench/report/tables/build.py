@@ -30,7 +30,7 @@ from pe_bench.runs.anchors import StoredAnchors, anchors_folder, read_anchors
 from pe_bench.runs.conditions import Condition
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import Gathered, read_all, runs_folder
-from pe_bench.runs.rows import ALL, POSITIONS, Row, read_rows
+from pe_bench.runs.rows import ALL, APART, POSITIONS, Row, read_rows
 from pe_bench.runs.slices import RECALL
 from pe_bench.system.outside_text import in_one_line
 from pe_bench.values import unknown
@@ -148,7 +148,7 @@ def _rows_of_runs(found: Gathered, runs: Sequence[str] | None) -> list[Row]:
 def _rows_of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
     """Return the rows under a protocol, and those of positions, which belong to any."""
     chosen = [row for row in rows if protocol in (None, row.protocol) or row.protocol == POSITIONS]
-    there = sorted({row.protocol for row in rows} - {POSITIONS})
+    there = sorted({row.protocol for row in rows}.difference(APART))
     if protocol is not None and protocol not in there:
         raise UserError(
             f"no score under the protocol {protocol!r}: these runs were scored under {', '.join(there)}; "

@@ -11,7 +11,7 @@ from pathlib import Path
 from pe_bench.report.tables.selection import RunKeys
 from pe_bench.report.tables.table import TableKey
 from pe_bench.runs.find import finished_runs
-from pe_bench.runs.rows import POSITIONS, Row
+from pe_bench.runs.rows import APART, POSITIONS, Row
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick
 
@@ -20,7 +20,7 @@ def group_rows(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[Ta
     """Return the rows of each table, without those of positions; the tables of quick runs are last."""
     groups: dict[TableKey, list[Row]] = {}
     for row in rows:
-        if row.protocol != POSITIONS:
+        if row.protocol not in APART:
             groups.setdefault(_table_key(row, keys, by), []).append(row)
     groups = _merge_steps(groups, by)
     sized = {

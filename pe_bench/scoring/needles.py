@@ -1,0 +1,219 @@
+"""Needles: does a model find a span of the window, given the span's beginning once more?
+
+A window of L tokens is the body, L - 31 tokens of a document as they are; then the cue, the first 16 tokens
+of a span of 32 in the body; then all but the last of the span's other 16 tokens, which are the targets. Two
+things are scored.
+
+- The NLL of the targets, and that in the same window where another span of the document, which follows the
+  body there, replaces the span: the control `replaced`.
+- Whether the targets are likelier after the cue than the second halves of seven other spans of the body,
+  which are spread evenly over it, by the sum of the NLLs of their 16 tokens. A tie is no right answer.
+
+Depth 0 is a span at the start of the body, 1 one at its end. A span whose cue or whose second half occurs
+once more in the window, or in what replaces it, is passed over for the nearest one that is unique: else the
+text itself would repeat the answer. One that lies further off than a twentieth of the body is not taken, and
+the window is left out at this depth.
+
+Windows follow from the text, the seed, the length and the depth. A smaller number of them is the beginning of
+a larger one.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
+
+from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.data.packed import Data, Split
+from pe_bench.errors import UserError, require
+from pe_bench.model.language_model import LanguageModel
+from pe_bench.model.seeds import derive_seed
+from pe_bench.runs.rows import PROBE
+from pe_bench.scoring.protocols import Needle, Plan, Window, batches
+from pe_bench.scoring.targets import target_blocks, tokens_needed
+
+SPAN, CUE = 32, 16
+ANSWER = SPAN - CUE
+CHOICES = 8
+MIN_LENGTH = 128
+DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
+DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
+MAX_SHIFT = 1 / 20  # of the body, between the depth that is wanted and a span that is unique
+REPLACED = "replaced"  # a control
+FIRST = 1  # a checkpoint's beginning of text stands in the place of token 0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The windows that are asked for: at lengths, all default ones if None, and evenly spaced depths."""
+
+    lengths: Sequence[int] | None = None
+    depths: int = DEFAULT_DEPTHS
+    windows: int = DEFAULT_WINDOWS
+
+    def check(self) -> None:
+        """Raise `UserError` for lengths and depths that cannot work."""
+        for length in self.lengths or []:
+            message = f"--lengths {length} is too short for a probe: give {MIN_LENGTH} tokens or more"
+            require(length >= MIN_LENGTH, message)
+        require(self.depths >= 2, f"--depths {self.depths} is too few: give 2 (start and end) or more")
+
+    def resolved_lengths(self, train_length: int) -> list[int]:
+        usual = [times * train_length for times in DEFAULT_TIMES if times * train_length >= MIN_LENGTH]
+        return sorted({*(self.lengths or usual or [MIN_LENGTH])})
+
+    @property
+    def resolved_depths(self) -> list[float]:
+        return [round(place / (self.depths - 1), 4) for place in range(self.depths)]
+
+    def plans(self, config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
+        """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
+        lengths = self.resolved_lengths(config.train.length)
+        return [
+            plan
+            for length in lengths
+            for depth in self.resolved_depths
+            for plan in needle_plans(data, length, depth, self.windows, evaluation.seed)
+        ]
+
+
+def needle_plans(data: Data, length: int, depth: float, count: int, seed: int) -> list[Plan]:
+    """Return the plan with at most `count` needles at a depth, and its control."""
+    split, room = data.validation, length + 1  # the body, and after it the span that replaces another
+    longest = int(split.lengths.max(initial=0))
+    if longest < tokens_needed(room, SPAN):
+        raise UserError(
+            f"no validation document has the {tokens_needed(room, SPAN)} tokens that a window of {length} "
+            f"needs: the longest has {longest}; probe shorter --lengths, or use data with longer documents"
+        )
+    blocks = target_blocks(split, room, SPAN, count, seed, data.hash)
+    windows = []
+    for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
+        start = end - room
+        needle = find_needle(split.document(document)[start:end], start, depth)
+        if needle is not None:
+            windows.append(Window(document, start, length, length - ANSWER, ANSWER, needle=needle))
+    if not windows:
+        raise UserError(
+            f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once: "
+            "use other data"
+        )
+    places = [(window.document, window.start, window.needle) for window in windows]
+    words = repr((PROBE, data.hash, length, depth, places))
+    target_hash = hashlib.sha256(words.encode()).hexdigest()[:16]
+    plan = Plan(PROBE, length, windows, target_hash, depth=depth)
+    control = [replace(window, needle=_replaced(window)) for window in windows]
+    return [plan, replace(plan, windows=control, control=REPLACED)]
+
+
+def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
+    """Return the needle at a depth of a body and the span after it, which begin at `start` of a document.
+
+    None where the text has no span there that is unique.
+    """
+    last = len(tokens) - 2 * SPAN  # start of a span in the body
+    cues = sliding_window_view(tokens, CUE)
+    wanted = FIRST + round(depth * (last - FIRST))
+    shift = max(SPAN, round(MAX_SHIFT * last))
+    nearest = sorted(range(max(FIRST, wanted - shift), min(last, wanted + shift) + 1), key=_from(wanted))
+    place = next((found for found in nearest if _is_unique(cues, found)), None)
+    others = None if place is None else _others(cues, place, last)
+    if place is None or others is None:
+        return None
+    return Needle(start + place, start + place + CUE, tuple(start + other for other in others))
+
+
+def score_needles(
+    model: LanguageModel,
+    split: Split,
+    device: torch.device,
+    evaluation: EvalConfig,
+    plan: Plan,
+    show: Callable[[float], None],
+) -> "Answers":
+    """Return the NLLs of a plan's targets, and which answers are right."""
+    found, done = [], 0
+    for batch in batches(plan.windows, evaluation.batch_tokens):
+        show(done / len(plan.windows))
+        # One draw for each length, as for every protocol.
+        generator = torch.Generator().manual_seed(derive_seed(evaluation.seed, "ids", plan.length))
+        found.append(nll_of_choices(model, windows_of_choices(split, batch).to(device), generator))
+        done += len(batch)
+    show(1.0)
+    nll_WCS = np.concatenate(found)
+    sums_WC = nll_WCS.sum(-1, dtype=np.float64)
+    is_right_W = sums_WC[:, 0] < sums_WC[:, 1:].min(1)
+    return Answers(nll_WCS[:, 0].ravel(), np.repeat(is_right_W, ANSWER).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The NLLs of a plan's targets, and 1 for each target of a right answer; both float32 [targets]."""
+
+    nll: np.ndarray
+    correct: np.ndarray
+
+
+def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
+    """Return the tokens [B, C, T + 1] of windows with each of their choices, the right one first."""
+    return torch.from_numpy(np.stack([_with_choices(split, window) for window in batch]).astype(np.int64))
+
+
+def nll_of_choices(model: LanguageModel, tokens_BCT: Tensor, generator: torch.Generator) -> np.ndarray:
+    """Return the NLL of each choice's tokens, float32 [B, C, S]."""
+    fed_BCT = tokens_BCT[..., :-1]
+    first = fed_BCT.shape[-1] - ANSWER
+    ids = model.encoding.ids(fed_BCT.flatten(0, 1), train=False, generator=generator)
+    hidden_NSD = model.ends(fed_BCT, ids, first)
+    nll = model.nll(hidden_NSD.flatten(0, 1), tokens_BCT[..., -ANSWER:].flatten())
+    return nll.float().cpu().numpy().reshape(*fed_BCT.shape[:2], ANSWER)
+
+
+def _with_choices(split: Split, window: Window) -> np.ndarray:
+    """Return the tokens [C, T + 1] of a window with each of its choices."""
+    needle, text = window.needle, split.document(window.document)
+    assert needle is not None
+    body = text[window.start : window.start + window.size + 1 - SPAN].copy()
+    if needle.replacement is not None:
+        place = needle.start - window.start
+        body[place : place + SPAN] = text[needle.replacement : needle.replacement + SPAN]
+    cue = text[needle.start : needle.start + CUE]
+    spans = (needle.start, *needle.others)
+    return np.stack([np.concatenate([body, cue, text[at + CUE : at + SPAN]]) for at in spans])
+
+
+def _replaced(window: Window) -> Needle:
+    assert window.needle is not None
+    return replace(window.needle, replacement=window.start + window.size + 1 - SPAN)
+
+
+def _from(wanted: int) -> Callable[[int], int]:
+    return lambda place: abs(place - wanted)
+
+
+def _is_unique(cues: np.ndarray, place: int) -> bool:
+    """Return whether neither half of the span at a place occurs elsewhere; cues: all halves, [n, CUE]."""
+    return all((cues == cues[half]).all(1).sum() == 1 for half in (place, place + CUE))
+
+
+def _others(cues: np.ndarray, place: int, last: int) -> list[int] | None:
+    """Return the starts of the other spans, spread from `place` on around the body, no two with one end."""
+    count = last + 1 - FIRST
+    found, known = [], {cues[place + CUE].tobytes()}
+    for number in range(1, CHOICES):
+        for start in _cycle(place + number * count // CHOICES, count):
+            answer = cues[start + CUE].tobytes()
+            if answer not in known:
+                found.append(start)
+                known.add(answer)
+                break
+    return found if len(found) == CHOICES - 1 else None
+
+
+def _cycle(begin: int, count: int) -> Iterator[int]:
+    """Yield all starts of spans once, from `begin` on."""
+    return (FIRST + (begin - FIRST + step) % count for step in range(count))

@@ -1,0 +1,189 @@
+"""Needles: which windows are chosen, what is fed, and what is known to come of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.needles import Copying, Ignorant, probe_data, scored_probe
+from support.scoring import fed, trained_model
+
+from pe_bench.data.packed import Data
+from pe_bench.encodings.randomized import Randomized
+from pe_bench.errors import UserError
+from pe_bench.runs.rows import read_rows
+from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring.needles import (
+    ANSWER,
+    CHOICES,
+    CUE,
+    REPLACED,
+    SPAN,
+    Probe,
+    find_needle,
+    needle_plans,
+    windows_of_choices,
+)
+
+LENGTHS = (128, 400)
+DEPTHS = (0.0, 0.5, 1.0)
+DATA = probe_data(24, 500)
+
+
+def occurrences(part: np.ndarray, text: np.ndarray) -> int:
+    windows = np.lib.stride_tricks.sliding_window_view(text, len(part))
+    return int((windows == part).all(1).sum())
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_window_has_its_length_ends_with_the_cue_and_has_the_span_at_its_depth(
+    length: int, depth: float
+) -> None:
+    plan, control = needle_plans(DATA, length, depth, 10, seed=0)
+    assert (plan.control, control.control) == ("none", REPLACED) and plan.target_hash == control.target_hash
+    found, replaced = (windows_of_choices(DATA.validation, each.windows).numpy() for each in (plan, control))
+    assert found.shape == (10, CHOICES, length + 1)
+    body = length + 1 - SPAN - ANSWER + CUE
+    for tokens, others, window in zip(found, replaced, plan.windows, strict=True):
+        assert window.needle is not None
+        place = window.needle.start - window.start
+        span = tokens[0, place : place + SPAN]
+        assert place == pytest.approx(depth * (body - SPAN), abs=2)
+        assert np.array_equal(tokens[0, body:], span), "the right answer comes first"
+        assert (tokens[:, : body + CUE] == tokens[0, : body + CUE]).all(), "the answers alone differ"
+        assert len({answer.tobytes() for answer in tokens[:, -ANSWER:]}) == CHOICES
+        assert all(occurrences(answer, tokens[0, :body]) for answer in tokens[:, -ANSWER:])
+        assert np.array_equal(others[:, body:], tokens[:, body:])
+        assert occurrences(span[:CUE], others[0, :body]) == occurrences(span[CUE:], others[0, :body]) == 0
+        assert np.array_equal(
+            np.delete(others[0], range(place, place + SPAN)), np.delete(tokens[0], range(place, place + SPAN))
+        )
+
+
+def test_from_318_tokens_on_no_two_spans_overlap() -> None:
+    for window in needle_plans(DATA, 400, 0.5, 10, seed=0)[0].windows:
+        assert window.needle is not None
+        starts = sorted([window.needle.start, *window.needle.others])
+        assert min(np.diff(starts)) >= SPAN
+
+
+def test_a_span_whose_beginning_or_end_occurs_twice_is_passed_over() -> None:
+    generator = np.random.default_rng(1)
+    text = generator.integers(0, 200, 600)
+    needle = find_needle(text, 0, 0.5)
+    assert needle is not None
+    for half in (0, CUE):
+        again = text.copy()
+        again[40 : 40 + CUE] = text[needle.start + half : needle.start + half + CUE]
+        found = find_needle(again, 0, 0.5)
+        assert found is not None and 0 < abs(found.start - needle.start) <= CUE
+    assert find_needle(np.tile(text[:20], 30), 0, 0.5) is None
+
+
+def test_windows_follow_from_data_seed_length_and_depth_and_fewer_are_part_of_more() -> None:
+    def windows(count: int, seed: int = 0, data: Data = DATA) -> list[object]:
+        return list(needle_plans(data, 128, 0.5, count, seed)[0].windows)
+
+    assert windows(10) == windows(10) != windows(10, seed=1)
+    assert all(window in windows(20) for window in windows(5))
+    hashes = {
+        needle_plans(data, length, depth, count, seed)[0].target_hash
+        for data, length, depth, count, seed in [
+            (DATA, 128, 0.5, 10, 0),
+            (DATA, 128, 0.25, 10, 0),
+            (DATA, 130, 0.5, 10, 0),
+            (DATA, 128, 0.5, 11, 0),
+            (DATA, 128, 0.5, 10, 1),
+            (replace(DATA, hash="other"), 128, 0.5, 10, 0),
+        ]
+    }
+    assert len(hashes) == 6
+
+
+def test_a_model_that_copies_finds_every_needle_at_every_length_and_depth(tmp_path: Path) -> None:
+    rows = scored_probe(tmp_path / "run", Probe(LENGTHS, 3, 20), Copying())
+    found = [row for row in rows if row.control == "none"]
+    assert [(row.length, row.depth) for row in found] == [(n, d) for n in LENGTHS for d in DEPTHS]
+    assert {row.accuracy for row in found} == {1.0} and {row.chance for row in found} == {1 / 8}
+    lost = [row for row in rows if row.control == REPLACED]
+    assert all(row.accuracy is not None and row.accuracy < 0.4 for row in lost)
+    assert all(
+        a.bits_per_byte is not None and b.bits_per_byte is not None and a.bits_per_byte < b.bits_per_byte
+        for a, b in zip(found, lost, strict=True)
+    )
+
+
+def test_a_model_with_random_weights_is_at_chance(tmp_path: Path) -> None:
+    data = probe_data(60, 200)
+    rows = scored_probe(tmp_path / "run", Probe((128,), 5, 60), None, data)
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    assert len(accuracies) == 10
+    assert np.mean(accuracies) == pytest.approx(1 / 8, abs=0.05)
+
+
+def test_a_model_to_which_all_answers_are_alike_has_no_right_one(tmp_path: Path) -> None:
+    rows = scored_probe(tmp_path / "run", Probe((128,), 2, 5), Ignorant())
+    assert {row.accuracy for row in rows} == {0.0}
+
+
+def test_scores_are_kept_and_not_made_again(tmp_path: Path) -> None:
+    trained = trained_model(tmp_path / "run", data=DATA)
+    shapes = fed(trained)
+    rows = scored_probe(tmp_path / "run", Probe((128,), 2, 5), None, DATA, trained)
+    assert shapes and {shape[-1] for shape in shapes} == {128}
+    assert {row.key for row in read_rows(tmp_path / "run" / "eval.csv")} == {row.key for row in rows}
+    assert len({row.key for row in rows}) == len({score_file(tmp_path, row) for row in rows}) == 4
+    for row in rows:
+        scores = load_scores(score_file(tmp_path / "run", row))
+        assert (
+            scores.correct is not None and len(scores.nll) == len(scores.correct) == row.targets == 5 * ANSWER
+        )
+    shapes.clear()
+    assert scored_probe(tmp_path / "run", Probe((128,), 2, 5), None, DATA, trained) == rows
+    assert not shapes
+
+
+def test_the_size_of_a_batch_changes_nothing(tmp_path: Path) -> None:
+    small, large = (
+        scored_probe(tmp_path / f"{size}", Probe((128,), 2, 6), batch_tokens=size) for size in (1, 2000)
+    )
+    for row, other in zip(small, large, strict=True):
+        assert row.bits_per_byte == pytest.approx(other.bits_per_byte, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("probe", "message"),
+    [
+        (Probe((100,)), "--lengths 100 is too short for a probe: give 128 tokens or more"),
+        (Probe((128,), depths=1), "--depths 1 is too few: give 2 (start and end) or more"),
+    ],
+)
+def test_lengths_and_depths_that_cannot_work_are_refused(probe: Probe, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        probe.check()
+    assert str(caught.value) == message
+
+
+def test_a_length_past_the_text_names_both_lengths() -> None:
+    with pytest.raises(
+        UserError, match="has the 2049 tokens that a window of 2048 needs: the longest has 500"
+    ):
+        needle_plans(DATA, 2048, 0.0, 3, seed=0)
+
+
+def test_default_lengths_are_multiples_of_the_training_length_that_hold_eight_spans() -> None:
+    assert Probe().resolved_lengths(128) == [128, 256, 512, 2048]
+    assert Probe().resolved_lengths(64) == [128, 256, 1024]
+    assert Probe().resolved_lengths(4) == [128]
+    assert Probe(depths=5).resolved_depths == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_random_position_ids_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    found = []
+    for size in (1, 2000):
+        encoding = Randomized(max_position=1000, scored_with="random")
+        trained = trained_model(tmp_path / f"{size}", encoding, DATA)
+        found.append(scored_probe(tmp_path, Probe((128,), 2, 6), None, DATA, trained, batch_tokens=size))
+    for row, other in zip(*found, strict=True):
+        assert row.bits_per_byte == pytest.approx(other.bits_per_byte, abs=1e-5)
