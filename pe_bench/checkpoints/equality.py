@@ -2,10 +2,12 @@
 
 Random tokens pass through the model both ways. The logits may differ by a small share of the largest one,
 and by a small share of what leaving out the rotation would change, so that a part which is silently dropped
-shows.
+shows. Logits and layers are compared at some tokens, spread over all.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ from pe_bench.errors import UserError
 
 MIN_TOKENS = 64
 MAX_WINDOW = 4_096
-MAX_SCORES = 2**28  # of one layer, which transformers makes all at once
+# Scores of one layer, which transformers makes all at once; more where the weights are larger than these.
+MIN_SCORES, MAX_SCORES = 2**26, 2**28
 MAX_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest logit
 MAX_SHARE = 1e-2  # of what leaving out the rotation changes
 
@@ -28,16 +31,19 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     count = _tokens(model, heads)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
+    places = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
     states: list[Sequence[Tensor]] = []
     logits = []
     begin, model.begin = model.begin, None
     try:
         for way in ("eager", NAME):
             model.causal.set_attn_implementation(way)
-            hidden, layers = _layers(model, tokens, is_ours=way == NAME)
-            logits.append(
-                model.logits(hidden) if way == NAME else model.causal(tokens, use_cache=False).logits
-            )
+            with _layers(model, places) as layers:
+                if way == NAME:
+                    hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
+                    logits.append(model.logits(hidden[:, places]))
+                else:
+                    logits.append(_their_logits(model, tokens, places))
             states.append(layers)
     finally:
         model.begin = begin
@@ -45,7 +51,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
     allowed = MAX_DIFFERENCE.get(logits[0].dtype, 2e-2) * largest
     if model.is_neutral and logits[0].dtype == torch.float32 and not torch.equal(ours, theirs):
-        allowed = min(allowed, max(MAX_SHARE * _movement(model, tokens, theirs), 1e-6 * largest))
+        allowed = min(allowed, max(MAX_SHARE * _movement(model, tokens, places, theirs), 1e-6 * largest))
     if not difference <= allowed:  # a NaN is not
         raise UserError(
             f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our "
@@ -58,30 +64,33 @@ def _tokens(model: CheckpointModel, heads: int) -> int:
     """Return how many tokens to compare: two windows, where a window is not too large for that."""
     seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
     windows = [count for count in seen if count < MAX_WINDOW]
-    fitting = int((MAX_SCORES / heads) ** 0.5)
+    scores = min(MAX_SCORES, max(MIN_SCORES, model.parameter_count // 4))
+    fitting = int((scores / heads) ** 0.5)
     count = max(MIN_TOKENS, min(2 * max(windows, default=0), fitting))
     return count if model.max_positions is None else min(count, model.max_positions)
 
 
-def _layers(model: CheckpointModel, tokens: Tensor, *, is_ours: bool) -> tuple[Tensor, list[Tensor]]:
-    """Return the output of the last layer, and that of every layer."""
+def _their_logits(model: CheckpointModel, tokens: Tensor, places: Tensor) -> Tensor:
+    """Return the logits of the whole model at some tokens; many make no others."""
+    if "logits_to_keep" in inspect.signature(model.causal.forward).parameters:
+        return model.causal(tokens, use_cache=False, logits_to_keep=places).logits
+    return model.causal(tokens, use_cache=False).logits[:, places]
+
+
+@contextmanager
+def _layers(model: CheckpointModel, places: Tensor) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the output of each layer at some tokens, while the model runs."""
     found: list[Tensor] = []
-    ids = torch.arange(tokens.shape[1], device=tokens.device)
 
     def keep(module: Any, given: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        found.append((output[0] if isinstance(output, tuple) else output)[:, places])
 
     handles = [layer.register_forward_hook(keep) for layer in _decoder_layers(model.causal, model.n_layers)]
     try:
-        hidden = (
-            model.hidden(tokens, ids)
-            if is_ours
-            else model.trunk(input_ids=tokens, position_ids=ids[None], use_cache=False)[0]
-        )
+        yield found
     finally:
         for handle in handles:
             handle.remove()
-    return hidden, found
 
 
 def _decoder_layers(model: Any, n_layers: int) -> list[torch.nn.Module]:
@@ -90,14 +99,14 @@ def _decoder_layers(model: Any, n_layers: int) -> list[torch.nn.Module]:
     return next((list(found) for found in lists if len(found) == n_layers), [])
 
 
-def _movement(model: CheckpointModel, tokens: Tensor, logits: Tensor) -> float:
+def _movement(model: CheckpointModel, tokens: Tensor, places: Tensor, logits: Tensor) -> float:
     """Return how far logits move where the model's own attention goes without its rotation."""
     state = model.state
     assert isinstance(state, PassState)
     model.causal.set_attn_implementation("eager")
     try:
         state.is_neutral = True
-        moved = model.causal(tokens, use_cache=False).logits.float()
+        moved = _their_logits(model, tokens, places).float()
     finally:
         state.is_neutral = False
         model.causal.set_attn_implementation(NAME)

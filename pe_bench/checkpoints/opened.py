@@ -18,6 +18,7 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.model.lookahead import find_lookahead
+from pe_bench.system.memory import give_back_free_memory
 
 AS_IT_IS = "as_is"
 PLAIN = "--plain scores it as it is, without the window control and --with"
@@ -118,6 +119,7 @@ def open_checkpoint(
         ) from error
     finally:
         positions.stop()
+    give_back_free_memory()  # the comparison took some, and scores are measured above what is held
     return Opened(model, described.values, _with_head(sizes, answer), difference)
 
 

@@ -147,7 +147,7 @@ def eval(  # noqa: A001  (the command's name)
     option changes stays as in the run's configuration. hf:FOLDER and hf:OWNER/NAME
     are checkpoints of Hugging Face, with data and lengths as KEY=VALUE.
     """
-    from pe_bench.cli.checkpoint import is_checkpoint, score_named_checkpoint
+    from pe_bench.cli.checkpoint import has_checkpoint, score_named_checkpoint
     from pe_bench.cli.eval import score_runs
     from pe_bench.errors import require
     from pe_bench.scoring.other_encodings import read_with
@@ -156,9 +156,12 @@ def eval(  # noqa: A001  (the command's name)
     changes |= {"controls": controls, "per_position": per_position or None, "precision": precision}
     machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
     request = read_with(with_ or [], config_dir or [], force, has_code=bool(code))
-    if is_checkpoint(runs or []):
+    if has_checkpoint(runs or []):
+        of_runs = {"--where": where, "--all": everything, "--key-tokens-of": key_tokens_of, "--code": code}
         score_named_checkpoint(
-            runs or [], lengths, changes, machine, results_dir, data_path, request, plain=plain
+            *(runs or [], lengths, changes, machine, results_dir, data_path, request),
+            [option for option, given in of_runs.items() if given],
+            plain=plain,
         )
         return
     require(not plain, "--plain is for a checkpoint: say pe-bench eval hf:FOLDER --plain")

@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.cli.report import print_run
-from pe_bench.config.checks import check_folder
-from pe_bench.config.parse import parse_lengths, without_none
+from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import require
-from pe_bench.experiment.checkpoint import prepare_checkpoint, score_checkpoint
-from pe_bench.scoring.other_encodings import WithOption, find_others
+from pe_bench.experiment.checkpoint import is_checkpoint
+from pe_bench.interface.checkpoint import prepare_checkpoint_scoring
+from pe_bench.interface.request import Request
+from pe_bench.scoring.other_encodings import WithOption
 
-PREFIX = "hf:"
 
-
-def is_checkpoint(names: Sequence[str]) -> bool:
-    return any(name.startswith(PREFIX) for name in names)
+def has_checkpoint(names: Sequence[str]) -> bool:
+    return any(map(is_checkpoint, names))
 
 
 def score_named_checkpoint(
@@ -25,23 +24,22 @@ def score_named_checkpoint(
     machine: dict[str, Any],
     results_dir: Path,
     data_path: Path | None,
-    request: WithOption,
+    others: WithOption,
+    of_runs: Sequence[str],
     *,
     plain: bool,
 ) -> None:
-    """Score the checkpoint among the names; the others are KEY=VALUE. Raises `UserError`, `RunError`."""
-    checkpoints = [name for name in names if name.startswith(PREFIX)]
-    overrides = [name for name in names if not name.startswith(PREFIX)]
+    """Score the checkpoint among the names; the others are KEY=VALUE. Raises `UserError`, `RunError`.
+
+    of_runs: options that were given and have no effect on a checkpoint.
+    """
+    checkpoints = [name for name in names if is_checkpoint(name)]
+    overrides = [name for name in names if not is_checkpoint(name)]
     require(len(checkpoints) == 1, f"give one checkpoint at a time, not {', '.join(checkpoints)}")
+    require(not of_runs, f"{', '.join(of_runs)} has no effect on a checkpoint: leave it out")
     for override in overrides:
         require("=" in override, f"{override} is not KEY=VALUE; score runs in a command without checkpoints")
-    check_folder(results_dir, "--results-dir", is_written=True)
-    if data_path is not None:
-        overrides.append(f"data.path={data_path}")
-    asked = parse_lengths(lengths) if lengths is not None else None
-    changes = without_none({**changes, "lengths": asked})
-    job = prepare_checkpoint(checkpoints[0], overrides, changes, machine, results_dir, plain=plain)
-    config = job.setup.config
-    others = find_others(request, job.setup.run.name, config)
-    rows = score_checkpoint(job, others)
-    print_run(rows, job.setup.run, config.report.margin, asked or ())
+    asked = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
+    request = Request(asked, machine, data_path=data_path, others=others)
+    run = prepare_checkpoint_scoring(checkpoints[0], overrides, request, results_dir, plain=plain).score()
+    print_run(run.scored, run.path, run.margin, run.asked)

@@ -10,7 +10,8 @@ from pe_bench.cli.report import print_run, print_sweep_tables
 from pe_bench.config.parse import parse_lengths
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import RunError, UserError
-from pe_bench.interface.evaluate import Request, Scoring, prepare_scoring
+from pe_bench.interface.evaluate import Scoring, prepare_scoring
+from pe_bench.interface.request import Request
 from pe_bench.interface.run import Run
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.conditions import parse_condition, runs_to_score

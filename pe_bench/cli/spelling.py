@@ -12,6 +12,7 @@ from pe_bench.values import close_to, unknown
 
 CLOSE = 0.8  # to an option of the command, which is what was meant then
 CLOSE_KEY = 0.75  # to a key
+CHECKPOINT = "hf:"  # beside which `eval` takes both options and keys
 # Options of other programs, by the command that lacks them, and the answer.
 ELSEWHERE = {
     ("train", "--resume"): "not needed: the same command continues from the last checkpoint",
@@ -35,7 +36,7 @@ def respell(command: Any, arguments: Sequence[str], refused: str) -> str | None:
     """
     name, *rest = arguments or [""]
     chosen = command.commands.get(name)
-    if chosen is None:
+    if chosen is None or any(argument.startswith(CHECKPOINT) for argument in rest):
         return None
     if answer := ELSEWHERE.get((name, refused)):
         return f"{refused} is no option of {name}: {answer}"

@@ -7,7 +7,7 @@ overrides alone.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,18 @@ def refuse_unused(configs: Sequence[Config], overrides: Sequence[str]) -> None:
         if all(key in keys for keys in unused):
             for config, keys in zip(configs, unused, strict=True):
                 _refuse_without_effect(getattr(config, key.split(".")[0]), key, *keys[key])
+
+
+def refuse_unused_options(config: Config, changes: Mapping[str, Any]) -> None:
+    """Raise `UserError` for an option of `eval` that has no effect with the protocol of `config`."""
+    for key in unused_keys(config.data, config.eval):
+        name = key.removeprefix("eval.")
+        if changes.get(name) is not None:
+            protocol = parse_override(READ_WITH[key][0]).value
+            raise UserError(
+                f"--{name} has no effect with --protocol {config.eval.protocol}: remove it, or say "
+                f"--protocol {protocol}"
+            )
 
 
 def obeyed(overrides: Sequence[str], data: DataConfig, evaluation: EvalConfig) -> list[str]:

@@ -12,7 +12,8 @@ import torch
 from pe_bench.checkpoints.load import load_config
 from pe_bench.checkpoints.model import CheckpointModel
 from pe_bench.checkpoints.opened import begin_of_text, open_checkpoint, train_length_of
-from pe_bench.checkpoints.source import Source, read_source
+from pe_bench.checkpoints.source import PREFIX, Source, read_source
+from pe_bench.config.checks import refuse_unused, refuse_unused_options
 from pe_bench.config.compose import compose
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config, without_none
@@ -22,6 +23,7 @@ from pe_bench.encodings.base import PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
+from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.progress import ScoringProgress
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.config_file import with_absolute_paths, write_config
@@ -44,6 +46,7 @@ from pe_bench.system.versions import environment, today
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir", "results_dir")
 TRAIN_LENGTH = "train.length"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
 NOT_AFTER_TRAINING = ("ids", "embed")  # hooks of a model, which a checkpoint does not call
 
 
@@ -57,7 +60,11 @@ class CheckpointJob:
     plans: list[Plan]
 
 
-@explain_out_of_memory()
+def is_checkpoint(name: str) -> bool:
+    return name.startswith(PREFIX)
+
+
+@explain_out_of_memory(LESS_MEMORY)
 def prepare_checkpoint(
     text: str,
     overrides: Sequence[str],
@@ -88,10 +95,13 @@ def prepare_checkpoint(
         "begin": begin_of_text(source),
         "plain": plain,
     }
-    return _prepare(parse_config(values), source, loaded, planner)
+    config = parse_config(values)
+    refuse_unused([config], overrides)
+    refuse_unused_options(config, changes)
+    return _prepare(config, source, loaded, planner)
 
 
-@explain_out_of_memory()
+@explain_out_of_memory(LESS_MEMORY)
 def reopen_checkpoint(run: Path, config: Config, planner: Planner = make_plans) -> CheckpointJob:
     """Return the job of a run that scored a checkpoint before. Raise `UserError` where it is another now."""
     about = config.checkpoint
@@ -201,7 +211,12 @@ def score_checkpoint(
     # All are built before any is scored, so that an error in the last comes first.
     models = [_with_encoding(other, job) for other in others]
     setup.run.mkdir(parents=True, exist_ok=True)
-    with locked(setup.run), record_error(setup.run), explain_out_of_memory():
+    with (
+        say_what_is_kept(setup.run),
+        locked(setup.run),
+        record_error(setup.run),
+        explain_out_of_memory(LESS_MEMORY),
+    ):
         remove_leftovers(setup.run)
         record_command(setup.run)
         write_config(setup.run, replace(setup.config, data=with_absolute_paths(setup.config.data)))

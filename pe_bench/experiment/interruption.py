@@ -9,12 +9,22 @@ from pe_bench.training.checkpoint import latest_checkpoint
 
 
 @contextmanager
-def say_what_is_kept(run: Path, steps: int) -> Iterator[None]:
-    """Turn a request to stop inside into one that says what is kept of a run of `steps`."""
+def say_what_is_kept(run: Path, steps: int | None = None) -> Iterator[None]:
+    """Turn a request to stop inside into one that says what is kept of a run of `steps`.
+
+    steps: None for a model that was trained elsewhere.
+    """
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stopped:
-        raise Stopped(str(stopped) or f"interrupted; {_what_is_kept(run, steps)}") from stopped
+        kept = _what_is_scored(run) if steps is None else _what_is_kept(run, steps)
+        raise Stopped(str(stopped) or f"interrupted; {kept}") from stopped
+
+
+def _what_is_scored(run: Path) -> str:
+    if any((run / "scores").glob("*")):
+        return "the lengths scored so far are saved, and the same command continues from there"
+    return "nothing was scored yet, so the same command starts from the beginning"
 
 
 def _what_is_kept(run: Path, steps: int) -> str:

@@ -1,50 +1,28 @@
 """`pe_bench.evaluate`: a run at other lengths or under other encodings, as `pe-bench eval` scores it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.checks import READ_WITH, unused_keys
-from pe_bench.config.override import parse_override
+from pe_bench.config.checks import refuse_unused_options
 from pe_bench.config.parse import parse_config, to_plain, without_none
 from pe_bench.config.schema import Config
-from pe_bench.errors import UserError, require
+from pe_bench.errors import require
+from pe_bench.experiment.checkpoint import is_checkpoint
 from pe_bench.experiment.prepare import trusted
 from pe_bench.experiment.score import score_run
+from pe_bench.interface.checkpoint import prepare_checkpoint_scoring
+from pe_bench.interface.request import Request
 from pe_bench.interface.run import Run
-from pe_bench.interface.values import plain
+from pe_bench.interface.values import plain as as_plain
 from pe_bench.runs.conditions import named_runs
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, require_finished
 from pe_bench.scoring.needles import Probe
-from pe_bench.scoring.other_encodings import OtherEncoding, WithOption, find_others, read_with
+from pe_bench.scoring.other_encodings import OtherEncoding, find_others, read_with
 from pe_bench.scoring.plans import make_plans
 from pe_bench.system.signals import interruptible
-
-
-@dataclass(frozen=True)
-class Request:
-    """The changes of a run's configuration for a scoring; None leaves the run's own.
-
-    evaluation: keys of `eval`. machine: device, threads and cache_dir. code: trusted files of custom
-    encodings. data_path: where the data is now. others: encodings to score the weights under too.
-    judge: a run whose scores decide which targets are key. probe: the needles to score in the place of a
-    protocol's lengths.
-    """
-
-    evaluation: Mapping[str, Any] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    code: Sequence[Path] = ()
-    data_path: Path | None = None
-    others: WithOption = field(default_factory=WithOption)
-    judge: Path | None = None
-    probe: Probe | None = None
-
-    def check_code(self) -> None:
-        """Raise `UserError` for a path of code that is not a file."""
-        for path in self.code:
-            require(path.is_file(), f"--code {path} is not a file")
 
 
 @dataclass(frozen=True)
@@ -86,41 +64,50 @@ def evaluate(
     data_path: str | Path | None = None,
     cache_dir: str | Path | None = None,
     results_dir: str | Path = "results",
+    overrides: str | Sequence[str] = (),
+    plain: bool = False,
 ) -> Run:
     """Score a finished run at other lengths, or its weights under other encodings, and return the run.
 
         pe_bench.evaluate(run, lengths=[512, 2048], with_=["yarn", "rope_ntk factor=4"])
+        pe_bench.evaluate("hf:FOLDER", [4096], overrides=["data=files", "data.path=texts"])
 
     run: what `train` returned, or a path, a name, its beginning or an encoding that only one run of
-    `results_dir` has. lengths: context lengths in tokens. with_: names of encodings, each with its options.
-    All other arguments are the options of `pe-bench eval`; None keeps the run's value. Finished scores are
-    reused, and progress is written on standard error.
+    `results_dir` has; or hf:FOLDER or hf:OWNER/NAME[@REVISION], a checkpoint of Hugging Face. lengths:
+    context lengths in tokens. with_: names of encodings, each with its options. overrides: of a checkpoint,
+    KEY=VALUE of data, eval and train.length. All other arguments are the options of `pe-bench eval`; None
+    keeps the run's value. Finished scores are reused, and progress is written on standard error.
 
     Raises `UserError` (a `ValueError`) before anything is scored where there is no such run or an option
     cannot work, `RunError` where scoring fails.
     """
-    wanted = plain(lengths)
+    wanted = as_plain(lengths)
     changes: dict[str, Any] = {"lengths": wanted if isinstance(wanted, list | None) else [wanted]}
-    changes |= {"protocol": protocol, "max_length": plain(max_length), "targets": plain(targets)}
-    changes |= {"stride": plain(stride), "controls": controls, "per_position": per_position}
+    changes |= {"protocol": protocol, "max_length": as_plain(max_length), "targets": as_plain(targets)}
+    changes |= {"stride": as_plain(stride), "controls": controls, "per_position": per_position}
     changes |= {"precision": precision}
-    machine = {
-        "device": device,
-        "threads": plain(threads),
-        "cache_dir": None if cache_dir is None else str(cache_dir),
-    }
+    machine = {"device": device, "threads": as_plain(threads), "cache_dir": as_plain(cache_dir)}
     files = [*map(Path, _listed(code))]
     others = read_with(_listed(with_), [*map(Path, _listed(config_dir))], force, has_code=bool(files))
     data = None if data_path is None else Path(data_path)
+    request = Request(changes, machine, files, data, others)
+    if not isinstance(run, Run) and is_checkpoint(str(run)):
+        for option, value in {"key_tokens_of": key_tokens_of, "code": code}.items():
+            require(not value, f"{option} has no effect on a checkpoint: leave it out")
+        scoring = prepare_checkpoint_scoring(
+            str(run), _listed(overrides), request, Path(results_dir), plain=plain
+        )
+        return scoring.score()
+    require(not overrides, "overrides are for a checkpoint (hf:FOLDER): a run keeps its data")
+    require(not plain, "plain is for a checkpoint: evaluate('hf:FOLDER', ...)")
     path = run.path if isinstance(run, Run) else _find(str(run), Path(results_dir))
     results = path.parent.parent if path.parent.name == "runs" else Path(results_dir)
     judge = key_tokens_of.path if isinstance(key_tokens_of, Run) else key_tokens_of
     judge = None if judge is None else find_run(str(judge), results)
-    request = Request(changes, machine, files, data, others, judge)
     request.check_code()
-    scoring = prepare_scoring(path, request)
+    run_scoring = prepare_scoring(path, replace(request, judge=judge))
     with interruptible():
-        return scoring.score(results)
+        return run_scoring.score(results)
 
 
 def prepare_scoring(run: Path, request: Request) -> Scoring:
@@ -154,17 +141,5 @@ def _changed(trained: Config, request: Request) -> Config:
     if request.data_path is not None:
         values["data"]["path"] = str(request.data_path)
     config = parse_config(values)
-    _refuse_unused(config, changes)
+    refuse_unused_options(config, changes)
     return config
-
-
-def _refuse_unused(config: Config, changes: Mapping[str, Any]) -> None:
-    """Raise `UserError` for an option without effect; the run's own keys may be of another protocol."""
-    for key in unused_keys(config.data, config.eval):
-        name = key.removeprefix("eval.")
-        if changes.get(name) is not None:
-            protocol = parse_override(READ_WITH[key][0]).value
-            raise UserError(
-                f"--{name} has no effect with --protocol {config.eval.protocol}: remove it, or say "
-                f"--protocol {protocol}"
-            )

@@ -25,6 +25,8 @@ KEEPING = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
 # Whoever sets a threshold stops glibc from adjusting it: these are where its own adjustment ends.
 AFTERWARDS = ((MMAP_MAX, 65_536), (MMAP_THRESHOLD, 32 * 2**20), (TRIM_THRESHOLD, 64 * 2**20))
 
+LESS_TO_TRAIN = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
+
 
 @contextmanager
 def retain_freed_memory() -> Iterator[bool]:
@@ -68,14 +70,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def explain_out_of_memory() -> Iterator[None]:
-    """Turn lack of memory into a `RunError` with the way out."""
+def explain_out_of_memory(ways: str = LESS_TO_TRAIN) -> Iterator[None]:
+    """Turn lack of memory into a `RunError` with the ways out."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        ways = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
         raise RunError(f"out of memory ({first_line(error)}): try {ways}") from error
 
 

@@ -2,15 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
 from support.commands import Command, Outcome, write_corpus
 
+import pe_bench
+from pe_bench.errors import UserError
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.scorer import Scored, Scorer
+from pe_bench.system.signals import Stopped
 
 
 @pytest.fixture
@@ -22,7 +28,8 @@ def score(tmp_path: Path, command: Command) -> Command:
     def run(name: str, *arguments: str) -> Outcome:
         return command(
             *("eval", f"hf:{tmp_path / name}", "data=files", f"data.path={tmp_path / 'corpus'}"),
-            *(f"cache_dir={tmp_path / 'cache'}", "threads=1", "eval.targets=6", "eval.max_length=64"),
+            *(f"cache_dir={tmp_path / 'cache'}", "threads=1", "eval.max_length=64"),
+            *(() if "--protocol" in arguments else ("eval.targets=6",)),
             *("--results-dir", str(tmp_path / "results"), *arguments),
         )
 
@@ -155,6 +162,11 @@ def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> N
         (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
         (["--with", "randomized", "--force"], "needs ids"),
         (["train.length=x"], "train.length=x is not a whole number"),
+        (["eval.tokens=300"], "eval.tokens=300 has no effect with eval.protocol=paired"),
+        (["--stride", "8"], "--stride has no effect with --protocol paired"),
+        (["--where", "seed<3"], "--where has no effect on a checkpoint"),
+        (["--all", "--key-tokens-of", "rope"], "--all, --key-tokens-of has no effect on a checkpoint"),
+        (["--code", "mine.py"], "--code has no effect on a checkpoint"),
     ],
 )
 def test_what_a_checkpoint_cannot_take_is_refused(
@@ -184,3 +196,77 @@ def test_plain_is_for_checkpoints(tmp_path: Path, command: Command, score: Comma
 def test_a_checkpoint_s_configuration_cannot_be_trained(tmp_path: Path, command: Command) -> None:
     done = command("train", "encoding=rope", "+checkpoint={source: x, identity: y, train_length_from: z}")
     assert done.code == 2
+
+
+def test_evaluate_scores_a_checkpoint_as_the_command_does(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    overrides = ["data=files", f"data.path={tmp_path / 'corpus'}", "eval.max_length=64", "eval.targets=6"]
+    elsewhere = {"cache_dir": tmp_path / "cache", "threads": 1, "results_dir": tmp_path / "results"}
+    name = f"hf:{tmp_path / 'llama'}"
+    run = pe_bench.evaluate(name, [16, 64], "yarn factor=2", overrides=overrides, **elsewhere)
+    assert run.path == run_in(tmp_path)
+    assert set(run.scores["scored_with"]) == {"rope", "yarn factor=2.0"}
+    assert set(run.scores["length"]) == {16, TRAIN_LENGTH, 64}
+    before = rows_in(tmp_path)
+    assert score("llama", "--lengths", "16,64", "--with", "yarn factor=2").out.startswith(str(run)[:300])
+    assert rows_in(tmp_path) == before, "nothing was scored again"
+    later = pe_bench.evaluate(run, 48)
+    assert set(later.scores["length"]) == {TRAIN_LENGTH, 48}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"overrides": "encoding=alibi"}, "encoding=alibi has no effect on a checkpoint"),
+        ({"overrides": ["data=files", "data.path=nowhere"]}, "nowhere"),
+        ({"key_tokens_of": "rope"}, "key_tokens_of has no effect on a checkpoint"),
+        ({"code": "mine.py"}, "code has no effect on a checkpoint"),
+        ({"run": "rope", "overrides": "data=files"}, "overrides are for a checkpoint"),
+        ({"run": "rope", "plain": True}, "plain is for a checkpoint"),
+    ],
+)
+def test_what_evaluate_cannot_do_with_a_checkpoint_is_a_user_error(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    with pytest.raises(UserError, match=told):
+        pe_bench.evaluate(
+            **{"run": f"hf:{tmp_path / 'llama'}", "results_dir": tmp_path / "results", **options}
+        )
+    assert not (tmp_path / "results").exists()
+
+
+def test_an_interrupt_says_what_is_kept_and_the_same_command_continues(
+    tmp_path: Path, score: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    run_whole = Scorer.score
+    scored: list[int] = []
+
+    def stop_at_the_second(self: Scorer, plan: Plan) -> Scored:
+        if scored:
+            raise Stopped
+        scored.append(plan.length)
+        return run_whole(self, plan)
+
+    monkeypatch.setattr(Scorer, "score", stop_at_the_second)
+    done = score("llama", "--lengths", "16,64")
+    assert done.code == 130
+    assert "the lengths scored so far are saved, and the same command continues from there" in done.err
+    assert [row.length for row in rows_in(tmp_path)] == scored
+    monkeypatch.setattr(Scorer, "score", run_whole)
+    assert score("llama", "--lengths", "16,64").code == 0
+    assert {row.length for row in rows_in(tmp_path)} == {16, TRAIN_LENGTH, 64}
+
+
+def test_slices_and_the_page_are_those_of_any_run(tmp_path: Path, score: Command, command: Command) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    assert score("llama", "--lengths", "64").code == 0
+    where = ("report", "--results-dir", str(tmp_path / "results"))
+    for name in ("recall", "novel"):
+        report = command(*where, "--slice", name)
+        assert report.code == 0, report.err
+        assert f"targets: {name}" in report.out and "rope" in report.out
+    page = tmp_path / "page.html"
+    assert command(*where, "--html", str(page)).code == 0
+    assert "hf:llama: trained at 32 tokens according to max_position_embeddings" in page.read_text()
