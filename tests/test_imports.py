@@ -81,7 +81,7 @@ ALLOWED = {
     "native": "errors system",
     "encodings": "errors values native",
     "plot": "errors system",
-    "data": "errors system config",
+    "data": "errors values system config",
     "model": "errors system config native encodings",
     "checkpoints": "errors system config encodings data model",
     "runs": "errors values system config",

@@ -101,6 +101,10 @@ class CheckpointModel(nn.Module):
             [functional.cross_entropy(self.logits(h[None])[0].float(), t, reduction="none") for h, t in pairs]
         )
 
+    def likeliest(self, hidden_ND: Tensor) -> Tensor:
+        """Return the likeliest next token of each, int64 [N]."""
+        return self.logits(hidden_ND[None])[0].argmax(-1)
+
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return [B, T, V], by all that the model does to the output of its last layer."""
         trunk = self.trunk

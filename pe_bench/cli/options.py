@@ -26,7 +26,7 @@ FAMILIES = (
     *("none", "input", "ids", "rotary", "bias", "relative"),
     *("content", "distance", "mask", "scale", "schedule"),
 )
-PROTOCOLS = ("paired", "nonoverlapping", "sliding")
+PROTOCOLS = ("paired", "nonoverlapping", "sliding", "task")
 SLICES = ("all", "recall", "novel", "key")
 SORTS = ("name", "parameters", "tokens_per_second", "peak_memory_mb")
 Count = {"parser": _whole_number, "metavar": "NUMBER"}

@@ -27,11 +27,12 @@ from pe_bench.errors import UserError, require
 from pe_bench.values import shown
 
 MAX_THREADS = 1_024
-FILES, HUB = "data=files", "a data set of the Hub"
+FILES, HUB, TASK = "data=files", "a data set of the Hub", "eval.protocol=task"
 NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
 # Keys of `eval` that only some scoring reads, and the choices that do.
 READ_WITH = {
-    "eval.targets": ("eval.protocol=paired",),
+    "eval.targets": ("eval.protocol=paired", TASK),
+    "eval.max_length": ("eval.protocol=paired", "eval.protocol=nonoverlapping", "eval.protocol=sliding"),
     "eval.target_tokens": ("eval.protocol=paired",),
     "eval.stride": ("eval.protocol=sliding",),
     "eval.tokens": ("eval.protocol=nonoverlapping", "eval.protocol=sliding", "eval.per_position=true"),
@@ -44,6 +45,7 @@ def check_config(config: Config) -> None:
     _check_model(config.model)
     _check_data(config.data)
     _check_tokenizer(config.tokenizer)
+    _check_task(config)
     if config.checkpoint is None:
         _check_train(config.train)
     _check_eval(config.eval, config.train.length)
@@ -86,10 +88,14 @@ def unused_keys(data: DataConfig, evaluation: EvalConfig) -> dict[str, tuple[str
     chosen = [f"eval.protocol={evaluation.protocol}"]
     chosen += ["eval.per_position=true"] if evaluation.per_position else []
     unused = {
-        key: (chosen[0], f"set {' or '.join(choices)}")
+        key: (chosen[0], f"set {' or '.join(choice for choice in choices if choice != TASK)}")
         for key, choices in READ_WITH.items()
         if not set(choices) & set(chosen)
     }
+    if data.source == "task":
+        unused = {key: (value, f"choose {FILES}") for key, (value, _) in unused.items()}
+        keys = ("text_column", "max_tokens", "validation_fraction")
+        unused |= {f"data.{key}": (f"data={data.name}", f"choose {FILES}") for key in keys}
     if data.source == "stdlib":
         unused["data.text_column"] = (f"data={data.name}", f"choose {FILES} or {HUB}")
     if data.validation_path is not None:
@@ -203,6 +209,28 @@ def _check_tokenizer(tokenizer: TokenizerConfig) -> None:
     _positive(tokenizer, "tokenizer", "vocab_size")
 
 
+def _check_task(config: Config) -> None:
+    """Raise `UserError` where only some of the data, the task and the protocol are those of a task."""
+    protocol = f"eval.protocol={config.eval.protocol}"
+    if config.data.source != "task":
+        require(config.task is None, f"a task has examples of its own: leave data={config.data.name} out")
+        require(
+            protocol != TASK, f"{TASK} scores answers, and data={config.data.name} has none: leave it out"
+        )
+        return
+    require(config.task is not None, "data=task needs a task: say task=NAME, such as task=majority")
+    require(protocol == TASK, f"{protocol} scores text, and a task has answers: leave it out")
+    require(
+        config.tokenizer.kind == "bytes",
+        f"a task has tokens of its own: leave tokenizer={config.tokenizer.kind} out",
+    )
+    require(not config.eval.per_position, "a task is not scored by position: leave eval.per_position out")
+    require(
+        config.eval.controls in ("auto", "none"),
+        f"eval.controls={config.eval.controls} changes the context of text, and a task has none: leave it out",
+    )
+
+
 def _refuse_unused(section: Any, prefix: str, chosen: str, used: dict[str, tuple[bool, str]]) -> None:
     """Raise `UserError` for a key without effect; `used` says whether it is used, and what would use it."""
     for name, (is_used, by) in used.items():
@@ -269,7 +297,7 @@ def _check_eval(evaluation: EvalConfig, train_length: int) -> None:
         f"length {shortest} is too short for eval.protocol=paired: choose {MIN_PAIRED_LENGTH} tokens or more",
     )
     require(
-        evaluation.controls not in ("all", "offset") or evaluation.protocol == "paired",
+        evaluation.controls not in ("all", "offset") or evaluation.protocol in ("paired", "task"),
         f"eval.controls={evaluation.controls} has no effect with eval.protocol={evaluation.protocol}: "
         "remove it, or set eval.protocol=paired",
     )

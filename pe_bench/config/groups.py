@@ -11,15 +11,19 @@ from pe_bench.config.override import Override, parse_overrides
 from pe_bench.errors import UserError
 from pe_bench.values import close_to, unknown
 
-ONE_OF_EACH = ("encoding", "model", "data", "tokenizer", "experiment")
+ONE_OF_EACH = ("encoding", "model", "data", "task", "tokenizer", "experiment")
 GROUPS = (*ONE_OF_EACH, "modifier")
-OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers."}
+MAY_BE_NONE = ("task", "experiment")
+OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers.", "task": "task."}
 SEARCH_PATH = "hydra.searchpath"
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
 DIRECTIVES = ("# also: ", "# @package ")  # comments that are read by programs
 # A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
 NAMES = re.compile(r"\[?[\w.+-]+(,[\w.+-]+)*,?\]?", re.ASCII)
-HOW_TO_HAVE_NONE = {"modifier": " (modifier=[] for none)", "experiment": " (leave the key out for none)"}
+HOW_TO_HAVE_NONE = {
+    "modifier": " (modifier=[] for none)",
+    **dict.fromkeys(MAY_BE_NONE, " (leave the key out for none)"),
+}
 
 
 def aliases() -> dict[str, str]:
@@ -61,7 +65,7 @@ def _with_file_names(override: Override, search: Sequence[Path]) -> Override:
     group, value = override.key, override.value
     if group not in GROUPS or value is None or not NAMES.fullmatch(value):
         return override
-    if (group, value) == ("experiment", "null"):
+    if group in MAY_BE_NONE and value == "null":
         return override
     parts = re.split(r"([][,])", value)  # names, and the commas and brackets between
     found = [part if part in ("", *"[],") else find_name(group, part, search) for part in parts]

@@ -13,6 +13,7 @@ GROUP_MEANINGS = {
     "modifier": "added on top of the encoding: `pe-bench list modifiers`",
     "model": "the size of the model: `pe-bench list models`",
     "data": "the text: `pe-bench list data`",
+    "task": "examples with known answers in place of text: `pe-bench list tasks`",
     "tokenizer": "how text becomes tokens: `pe-bench list tokenizers`",
     "experiment": "several keys at once: `pe-bench list experiments`",
 }

@@ -12,6 +12,7 @@ EXAMPLES = {
     "encoding": "rope",
     "model": "small",
     "data": "stdlib",
+    "task": "majority",
     "tokenizer": "bytes",
     "experiment": "quick",
     "modifier": "logn",

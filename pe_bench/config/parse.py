@@ -54,8 +54,9 @@ def to_plain(config: Config) -> dict[str, Any]:
     """Turn a configuration back into plain values under the keys that people type."""
     values = dataclasses.asdict(config)
     del values["search"]
-    if config.checkpoint is None:
-        del values["checkpoint"]
+    for section in ("checkpoint", "task"):
+        if values[section] is None:
+            del values[section]
     for key, field_name in FIELD_OF_KEY.items():
         section, name = key.split(".")
         values[section][name] = values[section].pop(field_name)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 Precision = Literal["auto", "float32", "bfloat16"]
 ScorePrecision = Literal["float32", "bfloat16"]
-Protocol = Literal["paired", "nonoverlapping", "sliding"]
+Protocol = Literal["paired", "nonoverlapping", "sliding", "task"]
 Slice = Literal["all", "recall", "novel", "key"]  # of the targets
 Controls = Literal["auto", "all", "none", "offset"]
 OptimizerName = Literal["adamw", "muon"]
@@ -38,7 +38,7 @@ class ModelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     name: str = "stdlib"
-    source: Literal["stdlib", "files", "hub"] = "stdlib"
+    source: Literal["stdlib", "files", "hub", "task"] = "stdlib"
     path: str | None = None
     validation_path: str | None = None
     subset: str | None = None
@@ -152,6 +152,7 @@ class Config:
     encoding: dict[str, Any]
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    task: dict[str, Any] | None = None  # its name and its options, of data=task
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

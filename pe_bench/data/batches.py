@@ -1,12 +1,58 @@
 """Training windows: uniform random crops inside one document, a pure function of the seed and the step."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from torch import Tensor
 
-from pe_bench.data.packed import Split
+from pe_bench.data.packed import Data, Split
+from pe_bench.data.task_windows import TaskWindows
 from pe_bench.errors import UserError
 
 STREAM = 0xDA7A  # keeps these draws apart from others that use the same seed
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows [B, T + 1], each with one token more than it has inputs.
+
+    is_answer: which tokens have a loss, bool of the same shape; None where all but the first of each have.
+    """
+
+    tokens: Tensor
+    is_answer: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def inputs_BT(self) -> Tensor:
+        return self.tokens[:, :-1]
+
+    @property
+    def targets_BT(self) -> Tensor:
+        return self.tokens[:, 1:]
+
+    @property
+    def has_loss_BT(self) -> Tensor | None:
+        """Return which targets have a loss; None for all."""
+        return None if self.is_answer is None else self.is_answer[:, 1:]
+
+    @property
+    def losses(self) -> int:
+        """Return the number of targets with a loss."""
+        return self.targets_BT.numel() if self.has_loss_BT is None else int(self.has_loss_BT.sum())
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch of what a function makes of its windows, such as some of them."""
+        return Batch(function(self.tokens), None if self.is_answer is None else function(self.is_answer))
+
+    def split(self, count: int) -> Iterator["Batch"]:
+        """Yield parts of at most `count` windows, in order."""
+        for start in range(0, len(self), count):
+            yield self.map(lambda windows, start=start: windows[start : start + count])
 
 
 class TrainingWindows:
@@ -46,6 +92,26 @@ class TrainingWindows:
             source = self.joint if document[row] == last else self.tokens
             windows[row] = source[begin[row] : begin[row] + self.size]
         return torch.from_numpy(windows)
+
+
+class Windows:
+    """The windows that a run trains on, or those that its validation loss is of: of text or of a task.
+
+    Raises `UserError` where none can be drawn.
+    """
+
+    def __init__(self, data: Data, length: int, side: str = "training") -> None:
+        self.windows: TrainingWindows | TaskWindows
+        if data.task is not None:
+            self.windows = TaskWindows(data.task, length, side)
+        else:
+            split = data.train if side == "training" else data.validation
+            self.windows = TrainingWindows(split, length, data.end_of_text, side)
+
+    def batch(self, count: int, seed: int, step: int) -> Batch:
+        """Return `count` windows, equal for equal arguments."""
+        found = self.windows.batch(count, seed, step)
+        return Batch(*found) if isinstance(found, tuple) else Batch(found)
 
 
 def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from pe_bench.data.documents import Document
 from pe_bench.data.split import split_corpus
 from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.system.cache import cache_root, cached_folder, key_of, read_meta
+
+if TYPE_CHECKING:
+    from pe_bench.data.task import Task
 
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
 LAYOUT = 2  # of the files in the cache
@@ -56,6 +59,7 @@ class Data:
     end_of_text: int
     train: Split
     validation: Split
+    task: "Task | None" = None  # whose examples take the place of text
 
     @property
     def vocab_size(self) -> int:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pe_bench.config.schema import Config
-from pe_bench.data.packed import Data, load_data
+from pe_bench.data.load import load_data_of
+from pe_bench.data.packed import Data
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
 from pe_bench.experiment.trackers import check_tracker
@@ -69,7 +70,7 @@ def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -
 def build_job(config: Config, planner: Planner = make_plans) -> Job:
     """Build and try all that a run needs, before a folder is made. Raise `UserError` for what is wrong."""
     device, threads = resolve_device(config.device), set_threads(config.threads)
-    data = load_data(config.data, config.tokenizer, config.cache_dir)
+    data = load_data_of(config)
     encoding = EncodingSpec(config.encoding, config.search).with_code_hashes()
     config = replace(config, encoding=encoding.values)
     with user_code_errors():

@@ -117,7 +117,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
     if found is None or found.meta.step < steps:
         delete_scores(setup.run)
     _describe_run(setup)
-    say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
+    say(_summary(job))
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if found is not None and found.meta.step < steps:
         say(f"{name}: continues from step {found.meta.step}")
@@ -135,6 +135,15 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
     trained = last_checkpoint(setup)
     say(f"{name}: trained in {trained.meta.train_seconds:.0f} s, loss {trained.meta.loss:.3f}")
     return trained
+
+
+def _summary(job: Job) -> str:
+    """Return a line on the data."""
+    train, task = job.setup.config.train, job.data.task
+    if task is None:
+        return summary(job.data, job.setup.config.eval.resolved_max_length(train.length))
+    sizes = f"sizes {task.least} to {task.size_at(train.length)}"
+    return f"{task.name}: examples of {sizes} at {train.length} tokens, {task.chance:.3g} right by guessing"
 
 
 def _newest_checkpoint(setup: Setup) -> Checkpoint | None:

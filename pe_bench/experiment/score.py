@@ -133,7 +133,7 @@ def score_encodings(
 def score_missing_anchors(job: Job, rows: Sequence[Row]) -> None:
     """Score the models that cost no training on the targets of these rows; a run is whole without them."""
     folder = anchors_folder(job.setup.run)
-    if folder is None:
+    if folder is None or job.data.task is not None:  # counts of text have no answers
         return
     try:
         score_anchors(folder, job.setup.config, job.data, job.plans, rows)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.encodings.base import LayerEncoding
@@ -172,6 +173,10 @@ class Decoder(nn.Module):
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Return the negative log-likelihood of each target in nats, float32 [N]."""
         return token_nll(hidden_ND, self.output_weight, targets_N)
+
+    def likeliest(self, hidden_ND: Tensor) -> Tensor:
+        """Return the likeliest next token of each, int64 [N]."""
+        return functional.linear(hidden_ND, self.output_weight).argmax(-1)
 
     def control_refusal(self, control: str, length: int) -> str:
         """Return nothing: every control can be scored."""

@@ -47,6 +47,10 @@ class LanguageModel(Protocol):
         """Return the negative log-likelihood of each target in nats, float32 [N]."""
         ...
 
+    def likeliest(self, hidden_ND: Tensor) -> Tensor:
+        """Return the likeliest next token of each, int64 [N]."""
+        ...
+
     def control_refusal(self, control: str, length: int) -> str:
         """Return why a control cannot be scored with this model; empty where it can."""
         ...

@@ -11,12 +11,16 @@ from pe_bench.model.layers import nll_of_logits
 LOGIT_ELEMENTS = 2**24
 
 
-def token_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    """Return the negative log-likelihood of each target in nats, float32 [N].
+def token_nll(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, has_loss_N: Tensor | None = None
+) -> Tensor:
+    """Return the negative log-likelihood of each target in nats, float32 [N]; or of those that have a loss.
 
     Where gradients are wanted and the tokens need several chunks, each chunk's logits are
     computed again in the backward pass instead of being kept.
     """
+    if has_loss_N is not None:
+        hidden_ND, targets_N = hidden_ND[has_loss_N], targets_N[has_loss_N]
     rows = max(1, LOGIT_ELEMENTS // weight_VD.shape[0])
     chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
     if len(targets_N) <= rows or not torch.is_grad_enabled():

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from pe_bench.errors import RunError
-from pe_bench.runs.rows import ALL, APART, Row
+from pe_bench.runs.rows import ALL, APART, TASK, Row
 from pe_bench.runs.scores import (
     LEVEL_OF_PROTOCOL,
     MEANS,
@@ -117,7 +117,7 @@ def keep_means(run: Path, rows: Iterable[Row]) -> None:
     for row in rows:
         path = score_file(run, row)
         stamp = _stamp(path)
-        if row.status != "ok" or row.protocol in APART or stamp is None:
+        if row.status != "ok" or row.protocol in (*APART, TASK) or stamp is None:
             continue
         names = [ALL, *sorted(slices.of(row.target_hash))]
         hash_of = {name: slices.hash_of(row.target_hash, name) for name in names}

@@ -98,6 +98,7 @@ class Row:
         return (*first, coarse, self.slice)
 
 
+TASK = "task"  # a protocol: the answers of examples, each of which is a document
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
 PROBE = "probe"  # in place of a protocol, in the rows of a probe
 APART = (POSITIONS, PROBE)  # rows that no table of levels has

@@ -15,7 +15,7 @@ from safetensors.numpy import load, save_file
 
 from pe_bench.errors import RunError
 from pe_bench.runs.old_rows import FORCED
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.untrusted import open_regular, unreadable
 from pe_bench.system.files import usual_permissions, write_atomically
 
@@ -110,8 +110,8 @@ class Scores:
     """One entry for each scored token, in the fixed order of the target set.
 
     nll: nats, float32 [targets]; document: int64 [targets]; bytes: what each token stands for in
-    the text, int64 [targets]; correct: 1 for a target of a right answer, float32 [targets], None where there
-    are no answers.
+    the text, int64 [targets] (1 for an answer of a task); correct: 1 for a target of a right answer, float32
+    [targets], None where there are no answers.
     """
 
     nll: np.ndarray
@@ -138,6 +138,11 @@ class Scores:
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray]:
         return self.clusters.by_document(self.nll)
+
+    def accuracy_by_document(self) -> np.ndarray:
+        """Return the share of right answers in each document, in rising order, float64 [documents]."""
+        assert self.correct is not None, "there are no answers"
+        return np.bincount(self.clusters.group, weights=self.correct) / self.clusters.counts
 
     def accuracy_by_cluster(self) -> np.ndarray:
         """Return the share of right answers in each cluster, in their order, float64 [clusters]."""
@@ -183,6 +188,7 @@ LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
     "sliding": mean_over_tokens,
     "positions": mean_over_tokens,
     "probe": mean_over_documents,
+    "task": mean_over_documents,
 }
 
 
@@ -234,7 +240,7 @@ def load_scores(path: Path) -> Scores:
         raise RunError(f"{path} is damaged (its numbers are not those of its checksum)")
     shapes = {tensor.shape for tensor in found.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-        raise RunError(f"{path} is damaged (shapes {sorted(shapes)}, not three of [targets])")
+        raise RunError(f"{path} is damaged (shapes {sorted(shapes)}, not all of [targets])")
     if not len(scores.nll):
         raise RunError(f"{path} is damaged (it has no target)")
     return scores
@@ -255,7 +261,11 @@ def with_level(row: Row, scores: Scores) -> Row:
     row = replace(row, nll=level.nll, perplexity=level.perplexity, bits_per_byte=level.bits_per_byte)
     if scores.correct is None:
         return row
-    return replace(row, accuracy=float(np.mean(scores.accuracy_by_cluster())))
+    if row.protocol != TASK:
+        return replace(row, accuracy=float(np.mean(scores.accuracy_by_cluster())))
+    right = scores.accuracy_by_document()
+    # Answers of a task are no text.
+    return replace(row, bits_per_byte=None, accuracy=float(right.mean()), exact=float((right == 1).mean()))
 
 
 def _checksum(tensors: Mapping[str, np.ndarray]) -> str:

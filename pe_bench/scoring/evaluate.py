@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from pe_bench.data.packed import Data
+from pe_bench.data.packed import Data, Split
 from pe_bench.model.language_model import LanguageModel
 from pe_bench.runs.rows import ALL, KEY, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
@@ -15,6 +16,7 @@ from pe_bench.scoring.controls import remark
 from pe_bench.scoring.extend import known_scores
 from pe_bench.scoring.protocols import (
     Plan,
+    answer_documents,
     target_bytes,
     target_documents,
 )
@@ -110,15 +112,20 @@ def _with_scores(trained: TrainedModel, plan: Plan, row: Row, found: Scored | Un
     """Return the row with its numbers, whose scores are then on the disk, or with why it has none."""
     if isinstance(found, Unscored):
         return replace(row, status=found.status, reason=found.reason)
-    split = trained.data.validation
-    documents, sizes = target_documents(plan.windows), target_bytes(split, plan.windows)
-    scores = Scores(found.nll, documents, sizes, found.correct)
+    scores = _scores_of(plan, found, trained.data.validation)
     save_scores(score_file(trained.setup.run, row), scores)
     return replace(
         with_level(row, scores),
         reason=remark(plan, trained.setup.config.model.n_layers),
         peak_memory_mb=None if found.peak_memory_mb is None else round(found.peak_memory_mb, 1),
     )
+
+
+def _scores_of(plan: Plan, found: Scored, split: Split) -> Scores:
+    if plan.answers is None:
+        return Scores(found.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
+    documents = answer_documents(plan.answers)
+    return Scores(found.nll, documents, np.ones_like(documents), found.correct)
 
 
 def _encoding_lr(trained: TrainedModel) -> float:
@@ -151,11 +158,11 @@ def _empty_row(trained: TrainedModel, plan: Plan) -> Row:
         perplexity=None,
         bits_per_byte=None,
         context_mean=plan.context_mean,
-        targets=sum(window.targets for window in plan.windows),
+        targets=plan.targets,
         target_tokens=plan.target_tokens,
         documents=plan.documents,
         target_hash=plan.target_hash,
-        data=config.data.name,
+        data=data.name,
         data_hash=data.hash,
         tokenizer=data.tokenizer,
         parameters=trained.model.parameter_count,

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import assert_never
 
 import numpy as np
 
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
-from pe_bench.runs.rows import HALF, POSITIONS, PROBE
+from pe_bench.runs.rows import HALF, POSITIONS, PROBE, TASK
 from pe_bench.scoring.controls import control_plans
 from pe_bench.scoring.positions import position_plans
 from pe_bench.scoring.protocols import (
@@ -17,6 +16,7 @@ from pe_bench.scoring.protocols import (
     paired_plan,
     sliding_plan,
 )
+from pe_bench.scoring.task_plans import task_plan
 from pe_bench.scoring.targets import scored_documents, target_blocks, tokens_needed
 
 # What a run is to be scored on: `make_plans`, or the plans of a probe.
@@ -32,6 +32,8 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
     """
     train_length = config.train.length
     lengths = evaluation.resolved_lengths(train_length)
+    if data.task is not None:
+        return [task_plan(data.task, length, evaluation.targets, evaluation.seed) for length in lengths]
     longest = max(train_length, evaluation.resolved_max_length(train_length))
     within = [length for length in lengths if length <= longest]
     beyond = [length for length in lengths if length > longest]
@@ -81,4 +83,4 @@ def _plans(
         for length in lengths:
             yield replace(sliding_plan(data, text, length, strides[length]), stride_rule=rule)
     else:
-        assert_never(evaluation.protocol)
+        assert evaluation.protocol == TASK, "a task's examples are its plans"

@@ -5,6 +5,7 @@
 - `nonoverlapping`: the beginnings of documents are cut into windows of `length`, and every next token is
   scored.
 - `sliding`: windows of `length` advance by a stride, and only their new tokens are scored.
+- `task`: examples of a task, each in a window; of its targets only answers are scored (`task_plans`).
 """
 
 import hashlib
@@ -53,13 +54,26 @@ class Window:
     needle: Needle | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The examples of a plan, in place of text.
+
+    is_answer: which targets of each example's window are scored, bool [documents, targets]. chance: the
+    accuracy of guessing.
+    """
+
+    split: Split
+    is_answer: np.ndarray
+    chance: float
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that one length scores.
 
     limit: every layer's attention is limited to so many tokens, for the control `window`. offset: how much
     later than in the text all positions are, for the control `offset`. blocks: the set of the paired
-    protocol. depth: of the needles of a probe.
+    protocol. depth: of the needles of a probe. answers: of a task.
     """
 
     protocol: str
@@ -73,6 +87,14 @@ class Plan:
     offset: int = 0
     depth: float | None = None
     blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)  # `target_hash` is theirs
+    answers: Answers | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def targets(self) -> int:
+        """Return the number of scored targets."""
+        if self.answers is not None:
+            return int(self.answers.is_answer.sum())
+        return sum(window.targets for window in self.windows)
 
     @property
     def context_mean(self) -> float:
@@ -88,6 +110,8 @@ class Plan:
     @property
     def chance(self) -> float | None:
         """Return the accuracy of guessing among the answers; None where there are none."""
+        if self.answers is not None:
+            return self.answers.chance
         needle = self.windows[0].needle if self.windows else None
         return None if needle is None else 1 / (1 + len(needle.others))
 
@@ -192,6 +216,11 @@ def target_bytes(split: Split, windows: list[Window]) -> np.ndarray:
 
 def target_documents(windows: list[Window]) -> np.ndarray:
     return np.repeat([window.document for window in windows], [window.targets for window in windows])
+
+
+def answer_documents(answers: Answers) -> np.ndarray:
+    """Return the example of each answer, in the order of the windows, int64 [answers]."""
+    return np.nonzero(answers.is_answer)[0]
 
 
 def _first_targets(windows: list[Window]) -> Iterator[tuple[Window, int]]:

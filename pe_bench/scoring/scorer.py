@@ -133,8 +133,8 @@ class Scorer:
             return Scored(found.nll, peak.mb, found.correct)
         if not self._shares(plan):
             with PeakMemory(self.device) as peak:
-                nll = self._run(plan, self._progress_of(plan))
-            return Scored(nll, peak.mb if plan.windows else None)
+                nll, correct = self._run(plan, self._progress_of(plan))
+            return Scored(nll, peak.mb if plan.windows else None, None if plan.answers is None else correct)
         missing = [window for window in plan.windows if len(self._known(window)) < window.size]
         with PeakMemory(self.device) as peak:
             self._run_from_start(replace(plan, windows=missing))
@@ -156,7 +156,7 @@ class Scorer:
                 show(1.0)
             return
         windows = [replace(window, first=0, targets=window.size) for window in plan.windows]
-        nll = self._run(replace(plan, windows=windows), show)
+        nll, _ = self._run(replace(plan, windows=windows), show)
         ends = np.cumsum([window.size for window in windows])
         for window, window_nll in zip(windows, np.split(nll, ends[:-1]), strict=True):
             self._from_start[window.document, window.start] = window_nll
@@ -187,19 +187,23 @@ class Scorer:
         with torch.no_grad(), flush_denormals(), torch.autocast(self.device.type, dtype, enabled=is_coarse):
             yield
 
-    def _run(self, plan: Plan, show: Callable[[float], None]) -> np.ndarray:
-        found, done = [np.empty(0, np.float32)], 0
+    def _run(self, plan: Plan, show: Callable[[float], None]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the NLL of each scored target, and of each answer of a task whether it is right."""
+        found, right, done = [np.empty(0, np.float32)], [np.empty(0, np.float32)], 0
         with self._settings():
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 show(done / len(plan.windows))
-                found.append(self._nll(batch, plan))
+                nll, correct = self._scores(batch, plan)
+                found.append(nll)
+                right.append(correct)
                 done += len(batch)
         show(1.0)
-        return np.concatenate(found)
+        return np.concatenate(found), np.concatenate(right)
 
-    def _nll(self, batch: list[Window], plan: Plan) -> np.ndarray:
+    def _scores(self, batch: list[Window], plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         model, device = self.model, self.device
-        tokens_BT = inputs(self.split, batch)
+        split = self.split if plan.answers is None else plan.answers.split
+        tokens_BT = inputs(split, batch)
         # One draw for each length, whatever the batches: a score must not depend on memory.
         generator = torch.Generator().manual_seed(derive_seed(self.evaluation.seed, "ids", plan.length))
         # A control changes what is read and not where: the ids are those of the text itself.
@@ -209,6 +213,12 @@ class Scorer:
         first, count = batch[0].first, batch[0].targets
         skipped = tokens_without_query(batch[0])
         hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit, skipped)
-        scored = hidden_BTD[:, first - skipped : first - skipped + count].flatten(0, 1)
-        nll = model.nll(scored, targets(self.split, batch).flatten().to(device))
-        return nll.float().cpu().numpy()
+        scored_ND = hidden_BTD[:, first - skipped : first - skipped + count].flatten(0, 1)
+        targets_N = targets(split, batch).flatten().to(device)
+        if plan.answers is None:
+            return model.nll(scored_ND, targets_N).float().cpu().numpy(), np.empty(0, np.float32)
+        is_answer = plan.answers.is_answer[[window.document for window in batch]]
+        places = torch.from_numpy(np.flatnonzero(is_answer)).to(device)
+        scored_ND, targets_N = scored_ND[places], targets_N[places]
+        nll, correct = model.nll(scored_ND, targets_N), model.likeliest(scored_ND) == targets_N
+        return nll.float().cpu().numpy(), correct.float().cpu().numpy()

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from pe_bench.config.schema import Config
-from pe_bench.data.packed import load_data
+from pe_bench.data.load import load_data_of
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder
@@ -289,7 +289,7 @@ def _train(setup: Setup, source: Checkpoint | None, rank: int, pipe: Connection)
 
     config, count = setup.config, setup.config.train.processes
     set_threads(max(1, setup.threads // count))
-    data = load_data(config.data, config.tokenizer, config.cache_dir)
+    data = load_data_of(config)
     model = build_decoder(config, data.vocabulary, EncodingSpec(config.encoding, config.search))
     if source is not None:
         load_weights(source, model)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pe_bench.config.schema import Config, TrainConfig
-from pe_bench.data.batches import TrainingWindows
+from pe_bench.data.batches import Windows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
@@ -121,9 +121,9 @@ def _way_out(step: int, config: Config) -> str:
 
 
 def check_windows(data: Data, length: int) -> None:
-    """Raise `UserError` where one side of the data is shorter than a window."""
-    TrainingWindows(data.train, length, data.end_of_text)
-    TrainingWindows(data.validation, length, data.end_of_text, side="validation")
+    """Raise `UserError` where one side of the data has no window of this length."""
+    Windows(data, length)
+    Windows(data, length, side="validation")
 
 
 def _what_is_kept(folder: Path) -> str:

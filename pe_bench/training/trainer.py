@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.config.schema import Config
-from pe_bench.data.batches import TrainingWindows
+from pe_bench.data.batches import Batch, Windows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.decoder import Decoder
@@ -43,8 +43,8 @@ class Trainer:
         # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
         self.layers = torch.compile(model.layers) if device.type == "cuda" else model.layers
         length = config.train.length
-        self.windows = TrainingWindows(data.train, length, data.end_of_text)
-        self.validation = TrainingWindows(data.validation, length, data.end_of_text, side="validation")
+        self.windows = Windows(data, length)
+        self.validation = Windows(data, length, side="validation")
 
     def step(self, number: int, seconds: float) -> Step:
         """Take step `number` (from zero); `seconds` were spent before it."""
@@ -53,12 +53,13 @@ class Trainer:
         self.optimizer.set_rate(learning_rate(number, train))
         # What an encoding may draw inside the model is a function of the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
-        windows = self.windows.batch(train.batch, self.config.seed, number)
+        batch = self.windows.batch(train.batch, self.config.seed, number)
+        losses = batch.losses
         # Drawn for the whole batch: the parts must give what the whole would.
-        windows, ids = self._share(windows, derive_seed(self.config.seed, "ids", number), train=True)
+        share, ids = self._share(batch, derive_seed(self.config.seed, "ids", number), train=True)
         ids_of_parts = ids.chunk(train.micro_batches) if ids.dim() == 2 else [ids] * train.micro_batches
-        parts = zip(windows.chunk(train.micro_batches), ids_of_parts, strict=True)
-        (loss,) = self.group.sum(sum(self._backward(part, part_ids) for part, part_ids in parts))
+        parts = zip(share.split(len(share) // train.micro_batches), ids_of_parts, strict=True)
+        (loss,) = self.group.sum(sum(self._backward(part, part_ids, losses) for part, part_ids in parts))
         self.group.sum_gradients(self.model)
         norm = self._clip()
         self._refuse_non_finite(float(loss), norm, number)
@@ -78,10 +79,9 @@ class Trainer:
             nn.utils.clip_grads_with_norm_(parameters, self.config.train.clip, norm)
         return float(norm)
 
-    def _backward(self, windows: Tensor, ids: Tensor) -> float:
-        """Add the gradient of one part of the batch; its share of the batch's mean loss."""
-        nll = self._nll(windows, ids)
-        loss = nll.sum() / (self.config.train.batch * self.config.train.length)
+    def _backward(self, part: Batch, ids: Tensor, losses: int) -> float:
+        """Add the gradient of one part of a batch with so many losses; its share of the batch's mean loss."""
+        loss = self._nll(part, ids).sum() / losses
         with self._encoding_errors():
             loss.backward()
         return loss.item()
@@ -93,32 +93,34 @@ class Trainer:
         None where the process `stop_requested` to end meanwhile.
         """
         length = self.config.train.length
-        windows = self.validation.batch(max(1, self.config.train.validation_tokens // length), 0, 0)
+        batch = self.validation.batch(max(1, self.config.train.validation_tokens // length), 0, 0)
         nll = []
-        for part in windows.split(self.config.train.batch):
+        for part in batch.split(self.config.train.batch):
             if stop_requested():
                 return None
-            windows, ids = self._share(part, derive_seed(0, "ids"), train=False)
-            found = self._nll(windows, ids)
+            share, ids = self._share(part, derive_seed(0, "ids"), train=False)
+            found = self._nll(share, ids)
             nll.append(found if self.group.rank < len(part) else found[:0])
         return self.group.mean(torch.cat(nll))
 
-    def _share(self, windows: Tensor, seed: int, *, train: bool) -> tuple[Tensor, Tensor]:
+    def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
         """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""
-        ids = self._ids(windows[:, :-1], seed, train=train)
-        return self.group.share(windows), self.group.share(ids) if ids.dim() == 2 else ids
+        ids = self._ids(batch.inputs_BT, seed, train=train)
+        return batch.map(self.group.share), self.group.share(ids) if ids.dim() == 2 else ids
 
     def _ids(self, tokens_BT: Tensor, seed: int, *, train: bool) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         with self._encoding_errors():
             return self.model.encoding.ids(tokens_BT.to(self.device), train=train, generator=generator)
 
-    def _nll(self, windows: Tensor, ids: Tensor) -> Tensor:
-        tokens_BT, targets_BT = windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)
+    def _nll(self, batch: Batch, ids: Tensor) -> Tensor:
+        tokens_BT, targets_BT = batch.inputs_BT.to(self.device), batch.targets_BT.to(self.device)
+        has_loss = None if batch.has_loss_BT is None else batch.has_loss_BT.to(self.device).flatten()
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with self._encoding_errors(), autocast:
             hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
-            return token_nll(hidden_BTD.flatten(0, 1), self.model.output_weight, targets_BT.flatten())
+            hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+            return token_nll(hidden_ND, self.model.output_weight, targets_N, has_loss)
 
     def _encoding_errors(self) -> AbstractContextManager[None]:
         """Turn errors of a user's own encoding into a `RunError` of one line."""

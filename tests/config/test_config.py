@@ -27,13 +27,14 @@ def test_every_key_of_the_schemas_stands_in_the_yaml_files():
     assert values.keys() - {"encoding"} == plain.keys() - {"encoding"}
 
 
-@pytest.mark.parametrize("group", ["model", "data", "tokenizer", "encoding", "experiment"])
+@pytest.mark.parametrize("group", ["model", "data", "task", "tokenizer", "encoding", "experiment"])
 def test_every_shipped_file_composes_and_parses(group):
     for name in choices(group):
         needed = {
             "files": ["data.path=x"],
             "hub": ["tokenizer.name=x"],
             "file": ["tokenizer.name=x"],
+            "task": ["task=majority"],
             "drope": ["train.from=x"],
         }
         parse_config(compose([f"{group}={name}", *needed.get(name, [])]))

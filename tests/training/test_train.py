@@ -116,7 +116,7 @@ def test_every_encoding_starts_from_the_same_decoder_and_sees_the_same_batches(f
     for encoding in ("nope", "learned", "t5", "shaw", "randomized"):
         trainer = trainer_of(folder, f"encoding={encoding}")
         decoder = {n: p for n, p in trainer.model.state_dict().items() if not n.startswith("encoding.")}
-        seen[encoding] = (decoder, [trainer.windows.batch(4, 0, step) for step in range(3)])
+        seen[encoding] = (decoder, [trainer.windows.batch(4, 0, step).tokens for step in range(3)])
     for decoder, batches in seen.values():
         assert all(torch.equal(value, decoder[name]) for name, value in seen["nope"][0].items())
         assert all(torch.equal(a, b) for a, b in zip(batches, seen["nope"][1], strict=True))
@@ -130,7 +130,7 @@ def test_another_seed_changes_weights_encoding_parameters_and_batches(folder):
         if not torch.equal(a, b)
     ]
     assert any(name.startswith("encoding.") for name in differ) and "embedding.weight" in differ
-    assert not torch.equal(one.windows.batch(4, 0, 0), two.windows.batch(4, 1, 0))
+    assert not torch.equal(one.windows.batch(4, 0, 0).tokens, two.windows.batch(4, 1, 0).tokens)
 
 
 def test_building_an_encoding_leaves_the_global_generator_alone(folder):
@@ -238,9 +238,9 @@ def test_a_non_finite_loss_stops_with_its_step_and_keeps_the_last_good_checkpoin
 
     calls = []
 
-    def poisoned(self, windows, ids):
-        calls.append(windows)
-        return float("nan") if len(calls) == 6 else backward(self, windows, ids)
+    def poisoned(self, part, ids, losses):
+        calls.append(part)
+        return float("nan") if len(calls) == 6 else backward(self, part, ids, losses)
 
     monkeypatch.setattr(Trainer, "_backward", poisoned)
     outcome = train("encoding=rope")

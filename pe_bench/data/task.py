@@ -1,0 +1,141 @@
+"""A task: examples of any size whose answers are known; each is one file in `pe_bench/data/tasks`."""
+
+import hashlib
+import importlib
+import re
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pe_bench.config.groups import names_in
+from pe_bench.errors import UserError, require
+from pe_bench.values import check_type, unknown
+
+FORMAT = 1  # of all examples: raise it when they change for an equal seed
+BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
+
+
+class Example(NamedTuple):
+    """The token ids of an example, int64 [tokens], and which of them are answers, bool [tokens]."""
+
+    tokens: np.ndarray
+    is_answer: np.ndarray
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A task with its options, which are the fields of its class.
+
+    An example of a larger size is longer. Its first token is never an answer.
+    """
+
+    least: ClassVar[int] = 1  # the smallest size
+
+    @property
+    @abstractmethod
+    def symbols_and_signs(self) -> list[str]:
+        """Return the text of every token id but the padding."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """Return the accuracy of a model that guesses among the tokens that an answer may be."""
+
+    @property
+    def most(self) -> int | None:
+        """Return the largest size; None where there is none."""
+        return None
+
+    @abstractmethod
+    def tokens(self, size: int) -> int:
+        """Return the number of tokens of an example."""
+
+    @abstractmethod
+    def example(self, rng: np.random.Generator, size: int) -> Example:
+        """Return an example that depends on the generator's state, the size and the options alone."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return (*self.symbols_and_signs, PADDING)
+
+    @property
+    def padding(self) -> int:
+        return len(self.symbols_and_signs)
+
+    @property
+    def hash(self) -> str:
+        """Return a hash of the task and its options: equal hashes, equal examples for a seed."""
+        return hashlib.sha256(repr((FORMAT, self.name, sorted(asdict(self).items()))).encode()).hexdigest()[
+            :16
+        ]
+
+    def ids(self, *texts: str) -> list[int]:
+        """Return the ids of tokens by their texts."""
+        return [self.vocabulary.index(text) for text in texts]
+
+    def size_at(self, length: int) -> int:
+        """Return the largest size whose examples a window of `length` inputs holds.
+
+        The last token of an example is a target alone. Raises `UserError` where no size fits, or where the
+        length needs a larger size than there is.
+        """
+        size = self.least
+        least = self.tokens(size) - 1
+        require(least <= length, f"an example of task={self.name} needs {least} tokens, and not {length}")
+        while self.tokens(size + 1) <= length + 1:
+            size += 1
+        most = self.most
+        if most is not None and size > most:
+            longest = self.tokens(most + 1) - 2
+            raise UserError(
+                f"length {length} needs examples of size {size}, and task={self.name} with its options has "
+                f"none above {most}: name lengths up to {longest}, or raise task.symbols"
+            )
+        return size
+
+
+def symbols(count: int) -> list[str]:
+    """Return the texts of so many symbols: letters where they are enough, else numbers."""
+    return [chr(ord("a") + place) for place in range(count)] if count <= 26 else [*map(str, range(count))]
+
+
+def build_task(values: Mapping[str, Any]) -> Task:
+    """Return the task of a configuration's section `task`. Raises `UserError`."""
+    values = dict(values)
+    name = values.pop("name", None)
+    known = names_in("task")
+    if name not in known:
+        raise UserError(unknown(str(name), "task", known))
+    task_class = _class_of(str(name))
+    hints = typing.get_type_hints(task_class)
+    options = [field.name for field in fields(task_class)]
+    for option in values:
+        if option not in options:
+            raise UserError(unknown(f"task.{option}", "key", [f"task.{known}" for known in options]))
+    return task_class(
+        **{option: check_type(value, hints[option], f"task.{option}") for option, value in values.items()}
+    )
+
+
+def describe(task: Task) -> str:
+    """Return what an example of the task is like, the first sentence of its file."""
+    doc = importlib.import_module(type(task).__module__).__doc__ or ""
+    return re.split(r"(?<=\w)[.:]\s", doc.strip(), maxsplit=1)[0]
+
+
+def _class_of(name: str) -> type[Task]:
+    module = importlib.import_module(f"pe_bench.data.tasks.{name}")
+    [found] = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Task) and value.__module__ == module.__name__
+    ]
+    return found

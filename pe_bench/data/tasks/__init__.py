@@ -1,0 +1,1 @@
+"""The tasks: one idea, one file."""

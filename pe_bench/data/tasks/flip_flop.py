@@ -1,0 +1,50 @@
+"""Flip-flop: instructions to write, ignore or read a bit; the answer to a read is the bit written last.
+
+    w 1 i 0 i 1 r [1] w 0 r [0]
+
+Source: Liu et al. 2023, arXiv:2306.00946 (flip-flop language modelling): the first instruction writes, the
+last one reads, the others ignore with a chance of 0.8, and write and read with equal chances. They have 256
+instructions and test a chance to ignore of 0.98 and 0.1 (task.ignore); ours has fewer, and tests more.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pe_bench.data.task import Example, Task
+from pe_bench.errors import require
+
+
+@dataclass(frozen=True)
+class FlipFlop(Task):
+    """Memory of one bit; `ignore` is the chance that an instruction does nothing."""
+
+    least: ClassVar[int] = 2
+
+    ignore: float = 0.8
+
+    def __post_init__(self) -> None:
+        require(0 <= self.ignore <= 1, f"task.ignore is a chance from 0 to 1, not {self.ignore}")
+
+    @property
+    def symbols_and_signs(self) -> list[str]:
+        return ["0", "1", "w", "i", "r"]
+
+    @property
+    def chance(self) -> float:
+        return 1 / 2
+
+    def tokens(self, size: int) -> int:
+        return 2 * size
+
+    def example(self, rng: np.random.Generator, size: int) -> Example:
+        write, ignore, read = self.ids("w", "i", "r")
+        other = (1 - self.ignore) / 2
+        instructions = rng.choice([write, ignore, read], size=size, p=[other, self.ignore, other])
+        instructions[[0, -1]] = write, read
+        bits = rng.integers(2, size=size)
+        written = np.maximum.accumulate(np.where(instructions == write, np.arange(size), 0))
+        bits = np.where(instructions == read, bits[written], bits)
+        is_answer = np.stack([np.zeros(size, bool), instructions == read], 1)
+        return Example(np.stack([instructions, bits], 1).ravel(), is_answer.ravel())

@@ -1,0 +1,58 @@
+"""Indirect indexing: a string of n different symbols, one of them and an offset; the symbol at that place.
+
+    <begin> c a d b <sep> d -2 [c]
+
+To answer, a model finds a symbol by its content and then another by its distance.
+
+Source: Gopalakrishnan et al. 2025, arXiv:2509.10534 (PoPE), the indirect indexing task. Its alphabet, lengths
+and offsets were not obtained: ours are 128 symbols, all different in a string, and offsets of up to 8 places.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pe_bench.data.task import BEGIN, SEPARATOR, Example, Task, symbols
+from pe_bench.errors import require
+
+
+@dataclass(frozen=True)
+class Index(Task):
+    """The symbol at an offset from another; `reach` is the largest offset."""
+
+    least: ClassVar[int] = 2
+
+    symbols: int = 128
+    reach: int = 8
+
+    def __post_init__(self) -> None:
+        require(self.symbols >= 2, f"task.symbols must be at least 2, not {self.symbols}")
+        require(self.reach >= 1, f"task.reach must be at least 1, not {self.reach}")
+
+    @property
+    def symbols_and_signs(self) -> list[str]:
+        return [*symbols(self.symbols), *(f"{offset:+}" for offset in self._offsets), BEGIN, SEPARATOR]
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.symbols
+
+    @property
+    def most(self) -> int:
+        return self.symbols
+
+    @property
+    def _offsets(self) -> list[int]:
+        return [offset for offset in range(-self.reach, self.reach + 1) if offset]
+
+    def tokens(self, size: int) -> int:
+        return size + 5
+
+    def example(self, rng: np.random.Generator, size: int) -> Example:
+        string = rng.permutation(self.symbols)[:size]
+        place = int(rng.integers(size))
+        offset = int(rng.choice([offset for offset in self._offsets if 0 <= place + offset < size]))
+        begin, separator, sign = self.ids(BEGIN, SEPARATOR, f"{offset:+}")
+        tokens = np.array([begin, *string, separator, string[place], sign, string[place + offset]])
+        return Example(tokens, np.arange(size + 5) == size + 4)

@@ -1,0 +1,66 @@
+"""Multi-query associative recall: n pairs of a key and a value, and then each key once more, and its value.
+
+    <begin> k3 v1 k0 v7 _ _ k0 [v7] _ _ _ _ k3 [v1] _ _
+
+The keys come again in an order and at gaps of their own: the first gaps are the likeliest, by a power law.
+
+Source: Arora et al. 2023, arXiv:2312.04927 (Zoology, `multiquery_ar`), with its power law (a = 0.01). Their
+vocabulary has 8,192 tokens and ours 64 keys and 64 values; they fill what is between the queries with random
+tokens and ours are blanks; and after a query our input holds the value, which theirs does not.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pe_bench.data.task import BEGIN, Example, Task
+from pe_bench.errors import require
+
+BLANK = "_"
+POWER = 0.01
+
+
+@dataclass(frozen=True)
+class MultiQueryRecall(Task):
+    """Recall of values by keys; `spread` is the number of tokens of an example for each of its pairs."""
+
+    symbols: int = 64  # keys, and as many values
+    spread: int = 8
+
+    def __post_init__(self) -> None:
+        require(self.symbols >= 2, f"task.symbols must be at least 2, not {self.symbols}")
+        require(
+            self.spread >= 4 and self.spread % 2 == 0,
+            f"task.spread must be an even number of at least 4 (a pair, a query and its value), "
+            f"not {self.spread}",
+        )
+
+    @property
+    def symbols_and_signs(self) -> list[str]:
+        return [*(f"{kind}{place}" for kind in "kv" for place in range(self.symbols)), BLANK, BEGIN]
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.symbols
+
+    @property
+    def most(self) -> int:
+        return self.symbols
+
+    def tokens(self, size: int) -> int:
+        return 1 + self.spread * size
+
+    def example(self, rng: np.random.Generator, size: int) -> Example:
+        keys = rng.permutation(self.symbols)[:size]
+        values = self.symbols + rng.integers(self.symbols, size=size)
+        places = (self.spread - 2) * size // 2  # for a query and its value
+        weights = np.arange(1, places + 1) ** (POWER - 1)
+        chosen = rng.choice(places, size=size, replace=False, p=weights / weights.sum())
+        blank, begin = self.ids(BLANK, BEGIN)
+        queries = np.full((places, 2), blank)
+        queries[chosen] = np.stack([keys, values], 1)
+        pairs = np.stack([keys, values], 1)
+        is_query = np.zeros((places, 2), bool)
+        is_query[chosen, 1] = True
+        tokens = np.array([begin, *pairs.flat, *queries.flat])
+        return Example(tokens, np.concatenate([np.zeros(1 + 2 * size, bool), is_query.ravel()]))

@@ -1,0 +1,48 @@
+"""Selective copy: n symbols with as many blanks among them, and then the symbols alone.
+
+    <begin> _ c _ a _ c <sep> [c] [a] [c] [<end>]
+
+Source: Gu and Dao 2023, arXiv:2312.00752, selective copying, and Golovneva et al. 2024, arXiv:2405.18719
+(CoPE), who change the number of blanks after training. Theirs have a fixed number of symbols in a long
+window; ours has as many blanks as symbols at every size.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pe_bench.data.task import BEGIN, END, SEPARATOR, Example, Task, symbols
+from pe_bench.errors import require
+
+BLANK = "_"
+
+
+@dataclass(frozen=True)
+class SelectiveCopy(Task):
+    """Copy of the symbols between blanks; `blanks` is their number for each symbol."""
+
+    symbols: int = 16
+    blanks: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.symbols >= 2, f"task.symbols must be at least 2, not {self.symbols}")
+        require(self.blanks >= 0, f"task.blanks must not be negative, and is {self.blanks}")
+
+    @property
+    def symbols_and_signs(self) -> list[str]:
+        return [*symbols(self.symbols), BLANK, BEGIN, SEPARATOR, END]
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.symbols + 1)
+
+    def tokens(self, size: int) -> int:
+        return (2 + self.blanks) * size + 3
+
+    def example(self, rng: np.random.Generator, size: int) -> Example:
+        string = rng.integers(self.symbols, size=size)
+        blank, begin, separator, end = self.ids(BLANK, BEGIN, SEPARATOR, END)
+        mixed = np.full((1 + self.blanks) * size, blank)
+        mixed[np.sort(rng.permutation(len(mixed))[:size])] = string
+        tokens = np.array([begin, *mixed, separator, *string, end])
+        return Example(tokens, np.arange(len(tokens)) > len(mixed) + 1)
