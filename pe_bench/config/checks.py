@@ -227,7 +227,7 @@ def _check_task(config: Config) -> None:
     require(not config.eval.per_position, "a task is not scored by position: leave eval.per_position out")
     require(
         config.eval.controls in ("auto", "none"),
-        f"eval.controls={config.eval.controls} changes the context of text, and a task has none: leave it out",
+        f"eval.controls={config.eval.controls} changes the context of text, which a task lacks: leave it out",
     )
 
 

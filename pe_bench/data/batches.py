@@ -28,22 +28,22 @@ class Batch:
         return len(self.tokens)
 
     @property
-    def inputs_BT(self) -> Tensor:
+    def inputs(self) -> Tensor:
         return self.tokens[:, :-1]
 
     @property
-    def targets_BT(self) -> Tensor:
+    def targets(self) -> Tensor:
         return self.tokens[:, 1:]
 
     @property
-    def has_loss_BT(self) -> Tensor | None:
+    def has_loss(self) -> Tensor | None:
         """Return which targets have a loss; None for all."""
         return None if self.is_answer is None else self.is_answer[:, 1:]
 
     @property
     def losses(self) -> int:
         """Return the number of targets with a loss."""
-        return self.targets_BT.numel() if self.has_loss_BT is None else int(self.has_loss_BT.sum())
+        return self.targets.numel() if self.has_loss is None else int(self.has_loss.sum())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch of what a function makes of its windows, such as some of them."""

@@ -1,4 +1,4 @@
-"""Windows of a task: an example of a random size in each, and padding; a function of the seed and the step."""
+"""Windows of a task: an example of a random size and padding in each, a function of the seed and the step."""
 
 import numpy as np
 import torch

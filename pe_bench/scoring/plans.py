@@ -16,8 +16,8 @@ from pe_bench.scoring.protocols import (
     paired_plan,
     sliding_plan,
 )
-from pe_bench.scoring.task_plans import task_plan
 from pe_bench.scoring.targets import scored_documents, target_blocks, tokens_needed
+from pe_bench.scoring.task_plans import task_plan
 
 # What a run is to be scored on: `make_plans`, or the plans of a probe.
 Planner = Callable[[Config, EvalConfig, Data], list[Plan]]

@@ -105,7 +105,7 @@ class Trainer:
 
     def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
         """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""
-        ids = self._ids(batch.inputs_BT, seed, train=train)
+        ids = self._ids(batch.inputs, seed, train=train)
         return batch.map(self.group.share), self.group.share(ids) if ids.dim() == 2 else ids
 
     def _ids(self, tokens_BT: Tensor, seed: int, *, train: bool) -> Tensor:
@@ -114,8 +114,8 @@ class Trainer:
             return self.model.encoding.ids(tokens_BT.to(self.device), train=train, generator=generator)
 
     def _nll(self, batch: Batch, ids: Tensor) -> Tensor:
-        tokens_BT, targets_BT = batch.inputs_BT.to(self.device), batch.targets_BT.to(self.device)
-        has_loss = None if batch.has_loss_BT is None else batch.has_loss_BT.to(self.device).flatten()
+        tokens_BT, targets_BT = batch.inputs.to(self.device), batch.targets.to(self.device)
+        has_loss = None if batch.has_loss is None else batch.has_loss.to(self.device).flatten()
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with self._encoding_errors(), autocast:
             hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
