@@ -88,12 +88,13 @@ ALLOWED = {
     "training": "errors values system config encodings data model runs",
     "scoring": "errors values system config encodings data model runs",
     "report": "errors values system config plot runs",
+    "studies": "errors values system config plot runs report",
     "inspection": "errors values system config encodings plot data model training scoring",
     "experiment": "errors system config encodings data model checkpoints runs training scoring",
     "interface": "errors values system config runs scoring report experiment",
     "sweep": "errors system config runs experiment",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
-    "experiment interface sweep",
+    "experiment interface sweep studies",
     "__main__": "cli",
 }
 MAX_FLOORS = 10

@@ -37,6 +37,7 @@ from pe_bench.cli.options import (
     Stride,
     Targets,
     Threads,
+    Version,
     Where,
     With,
     complete,
@@ -44,6 +45,7 @@ from pe_bench.cli.options import (
     complete_by,
     config_folder,
 )
+from pe_bench.cli.reproduce import EXAMPLES, reproduce
 
 app = typer.Typer(
     name="pe-bench",
@@ -383,18 +385,11 @@ def export(
     export_run(run, hf, results_dir)
 
 
-def _version(value: bool) -> None:
-    if value:
-        from importlib.metadata import version
-
-        print(f"pe-bench {version('pe-bench')}")
-        raise typer.Exit
+app.command(cls=Command, epilog=EXAMPLES)(reproduce)
 
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Version = False,
 ) -> None:
     """Train short, test long: compare positional encodings by length extrapolation."""

@@ -171,6 +171,23 @@ def _keys(_: Path) -> Listing:
     return Listing(("key", "default", "meaning"), [tuple(key) for key in keys()])
 
 
+def _studies(results_dir: Path) -> Listing:
+    from pe_bench.studies.definition import read_study, study_names
+    from pe_bench.studies.progress import Progress
+
+    listing = Listing(
+        ("study", "minutes", "runs done", "question"),
+        remarks=(
+            "minutes: an estimate for two cores, and of gpu for one GPU; --quick takes a few. "
+            "Start one: pe-bench reproduce STUDY",
+        ),
+    )
+    for study in map(read_study, study_names()):
+        done = Progress(results_dir, study.name).finished_runs()
+        listing.rows.append((study.name, study.minutes, f"{done} of {study.runs}", study.question))
+    return listing
+
+
 def _runs(results_dir: Path) -> Listing:
     """Raises `UserError` where there is none, finished or not."""
     require_results_folder(results_dir)
@@ -206,4 +223,5 @@ LISTS: dict[str, Callable[[Path], Listing]] = {
     "experiments": _group("experiment"),
     "keys": _keys,
     "runs": _runs,
+    "studies": _studies,
 }

@@ -21,7 +21,7 @@ def number(text: str) -> float:
         raise typer.BadParameter(f"'{text}' is not a number") from None
 
 
-LISTS = ("encodings", "modifiers", "models", "data", "tokenizers", "experiments", "keys", "runs")
+LISTS = ("encodings", "modifiers", "models", "data", "tokenizers", "experiments", "keys", "runs", "studies")
 FAMILIES = (
     *("none", "input", "ids", "rotary", "bias", "relative"),
     *("content", "distance", "mask", "scale", "schedule"),
@@ -270,4 +270,17 @@ SpeedFile = Annotated[
     typer.Option(
         metavar="FILE", help="CSV file; the plot is saved next to it.  [default: RESULTS_DIR/speed.csv]"
     ),
+]
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        print(f"pe-bench {version('pe-bench')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
 ]

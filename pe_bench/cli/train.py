@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pe_bench.config.checks import check_folder
 from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
@@ -10,6 +11,9 @@ from pe_bench.errors import RunError, require
 from pe_bench.runs.gather import results_file
 from pe_bench.sweep.grid import check_sweep
 from pe_bench.system.signals import Stopped
+
+if TYPE_CHECKING:
+    from pe_bench.sweep.summary import Summary
 
 # What Hydra prints in place of a run.
 PRINTED = {
@@ -62,16 +66,27 @@ def _train_one(command: HydraCommand) -> None:
 
 def _train_many(command: HydraCommand) -> None:
     from pe_bench.cli.report import print_sweep_tables
+    from pe_bench.sweep.summary import print_summary
+
+    summary = launch(command)
+    print_sweep_tables(summary.tables)
+    print_summary(summary)
+    require_done(summary)
+
+
+def launch(command: HydraCommand) -> "Summary":
+    """Run the sweep that a completed command asks for. Raise `UserError` before anything is written."""
     from pe_bench.runs.gather import gather_and_warn
     from pe_bench.sweep.run import run_sweep
-    from pe_bench.sweep.summary import print_summary
 
     swept = check_sweep(command, _check)
     if results_file(swept.results_dir).exists():
         gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
-    summary = run_sweep(command, swept)
-    print_sweep_tables(summary.tables)
-    print_summary(summary)
+    return run_sweep(command, swept)
+
+
+def require_done(summary: "Summary") -> None:
+    """Raise `Stopped` or `RunError` for a sweep with jobs that are not done."""
     if summary.stopped and not summary.is_done:
         raise Stopped("stopped; the same command does what is missing")
     if summary.failed:

@@ -96,6 +96,23 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     return Paired(interval.mean, interval, "", files.segments(pairs[0][0]), of_models)
 
 
+def paired_changes(
+    changes: Sequence[tuple[Row, Row]], others: Sequence[tuple[Row, Row]], files: ScoreFiles
+) -> Paired:
+    """Return the first changes minus the others; both are pairs of a row and its reference, seed by seed."""
+    try:
+        differences = np.stack(
+            [
+                _difference(*pair, files) - _difference(*other, files)
+                for pair, other in zip(changes, others, strict=True)
+            ]
+        )
+        interval = paired_interval(differences, files.sizes(changes[0][0]))
+    except RunError as error:
+        return Paired(None, None, str(error))
+    return Paired(interval.mean, interval, "")
+
+
 def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Return rows with the other of the same run on the same targets, where there is one."""
     return _pairs(rows, others, lambda row: row.run)

@@ -1,0 +1,1 @@
+"""Published experiments at our scale: their runs, their claims, and our results held against both."""

@@ -1,0 +1,159 @@
+"""What a study's runs measured: differences with their paired intervals, from the runs' own scores."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pe_bench.report.statistics import Verdict, judge_change
+from pe_bench.report.tables.anchors import unlearned
+from pe_bench.report.tables.cells import label_of
+from pe_bench.report.tables.differences import (
+    Paired,
+    ScoreFiles,
+    has_number,
+    level_of,
+    paired,
+    paired_changes,
+    pairs_by_run,
+    pairs_by_seed,
+)
+from pe_bench.runs.anchors import read_anchors
+from pe_bench.runs.folder import folders_in
+from pe_bench.runs.gather import runs_folder
+from pe_bench.runs.rows import Row
+from pe_bench.studies.definition import Measure
+
+NOTHING = "not scored"
+
+
+class Series(NamedTuple):
+    """An encoding, by the name that tables give it, in one sweep of a study."""
+
+    label: str
+    sweep: str = ""
+
+
+class Measurements:
+    """The scores that a study made. All lengths are in tokens.
+
+    runs: the names of the runs of each sweep. target_hashes: of the sets that the study scored; a run may
+    have others, because its owner scored it again.
+    """
+
+    def __init__(
+        self,
+        results_dir: Path,
+        runs: Mapping[str, Sequence[str]],
+        target_hashes: frozenset[str],
+        margin: float,
+    ) -> None:
+        folder_of = folders_in(runs_folder(results_dir))
+        self._anchors = read_anchors(results_dir / "anchors")
+        self._files = ScoreFiles(self._anchors.with_folders(folder_of))
+        self.margin = margin
+        self._rows = {
+            sweep: [row for name in names for row in folder_of(name).rows if row.target_hash in target_hashes]
+            for sweep, names in runs.items()
+        }
+
+    @property
+    def rows(self) -> dict[str, list[Row]]:
+        """Return all rows of each sweep, those of controls included."""
+        return self._rows
+
+    @property
+    def length(self) -> int:
+        """Return the training length."""
+        return next(row.train_length for rows in self._rows.values() for row in rows)
+
+    def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
+        """Return the rows of a series at one length; those of a failed score are left out."""
+        return [
+            row
+            for row in self._rows.get(series.sweep, [])
+            if label_of(row) == series.label
+            and (row.length, row.protocol, row.control) == (length, protocol, control)
+            and has_number(row)
+        ]
+
+    def lengths(self, series: Series, protocol: str) -> list[int]:
+        """Return the lengths of a series, in rising order."""
+        rows = self._rows.get(series.sweep, [])
+        own = [row for row in rows if label_of(row) == series.label and has_number(row)]
+        return sorted({row.length for row in own if (row.protocol, row.control) == (protocol, "none")})
+
+    def has_learned(self, series: Series) -> bool:
+        """Return whether its models are better than token frequencies: others hold by knowing nothing."""
+        rows = self._rows.get(series.sweep, [])
+        runs = {row.run for row in rows if label_of(row) == series.label}
+        own = [
+            row
+            for row in rows
+            if row.run in runs
+            and row.scored_with == row.encoding
+            and (row.protocol, row.control) == ("paired", "none")
+        ]
+        return unlearned(own, self._anchors, self._files) != "frequencies"
+
+    def change(self, series: Series, length: int, protocol: str) -> Paired:
+        """Return the change from the training length, where runs are scored as they were trained."""
+        return self._paired(self._changes(series, length, protocol))
+
+    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
+        """Return the verdicts on the changes beyond the training length that have an interval."""
+        changes = {
+            length: self.change(series, length, protocol).interval
+            for length in self.lengths(series, protocol)
+            if length > self.length
+        }
+        return {
+            length: judge_change(interval, self.margin) for length, interval in changes.items() if interval
+        }
+
+    def difference(self, first: Series, second: Series, length: int, protocol: str, of: Measure) -> Paired:
+        """Return the level, or the change, of the first minus that of the second, seed by seed."""
+        if of == "level":
+            return self._paired(
+                pairs_by_seed(self.at(first, length, protocol), self.at(second, length, protocol))
+            )
+        changes = {row.seed: (row, other) for row, other in self._changes(first, length, protocol)}
+        others = {row.seed: (row, other) for row, other in self._changes(second, length, protocol)}
+        seeds = sorted(changes.keys() & others.keys())
+        if not seeds:
+            return Paired(None, None, NOTHING)
+        return paired_changes(
+            [changes[seed] for seed in seeds], [others[seed] for seed in seeds], self._files
+        )
+
+    def between_protocols(self, series: Series, length: int, first: str, second: str) -> Paired:
+        """Return the level under the first protocol minus that under the second, on the same targets."""
+        return self._paired(pairs_by_run(self.at(series, length, first), self.at(series, length, second)))
+
+    def gain_over_window(self, series: Series, length: int) -> Paired:
+        """Return how much better a level is than with every layer limited to the training length."""
+        window = self.at(series, length, "paired", "window")
+        return self._paired(pairs_by_run(window, self.at(series, length, "paired")))
+
+    def by_seed(self, series: Series, length: int, of: Measure) -> dict[int, float]:
+        """Return the level, or the change, of each seed."""
+        if of == "level":
+            return {row.seed: level_of(row) for row in self.at(series, length, "paired")}
+        return {
+            row.seed: level_of(row) - level_of(other)
+            for row, other in self._changes(series, length, "paired")
+        }
+
+    def _changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
+        rows = self.at(series, length, protocol)
+        runs = {row.run for row in rows}
+        own = [
+            row
+            for row in self._rows.get(series.sweep, [])
+            if row.run in runs
+            and row.scored_with == row.encoding
+            and (row.length, row.protocol, row.control) == (self.length, protocol, "none")
+        ]
+        return pairs_by_run(rows, own)
+
+    def _paired(self, pairs: Sequence[tuple[Row, Row]]) -> Paired:
+        return paired(pairs, self._files) if pairs else Paired(None, None, NOTHING)

@@ -1,0 +1,166 @@
+"""What `reproduce` prints: each claim with what our runs say of it, and how our levels fit the table."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pe_bench.report.statistics import Interval
+from pe_bench.studies.claims import Judged, Outcome
+from pe_bench.studies.definition import Claim
+from pe_bench.studies.ranking import Agreement
+from pe_bench.studies.table import TOLERANCE, Comparison, Difference, Incomparable, Level
+from pe_bench.studies.variant import STDLIB, Variant
+
+ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
+INDENT = max(map(len, ORDER)) + 2
+SHORT_HASH = 8
+MAX_SHOWN = 10  # cells that differ
+MEASURED = {
+    "order": "difference",
+    "falls": "change",
+    "rises": "change",
+    "holds": "change",
+    "breaks": "change",
+    "breaks_first": "difference of the changes",
+    "early_tokens": "nonoverlapping minus sliding",
+    "reads_past_window": "gain over the window",
+    "stays_in_window": "gain over the window",
+}
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """All that a finished study has to say."""
+
+    variant: Variant
+    judged: Sequence[Judged]
+    agreement: Agreement | None
+    comparison: Comparison
+    ours: Sequence[Level]
+
+
+def render(outcomes: Outcomes, width: int) -> str:
+    """Return the text for standard output, contradicted claims first."""
+    lines = [*_heading(outcomes.variant), "", *_claims(outcomes.judged)]
+    if outcomes.agreement is not None:
+        lines += ["", _agreement(outcomes.agreement)]
+    lines += ["", *_comparison(outcomes)]
+    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    """Break a line between words; what follows is indented as far as the first word after two blanks."""
+    indent = " " * (INDENT if line[:INDENT].endswith("  ") else 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def _heading(variant: Variant) -> Iterator[str]:
+    study = variant.study
+    text = "the standard library's source code" if variant.text == STDLIB else variant.text
+    yield f"{study.name}: {study.title}"
+    yield study.source
+    seeds = "1 seed" if variant.seeds == 1 else f"{variant.seeds} seeds"
+    yield f"trained at {variant.length} tokens, {seeds}, text: {text}"
+    if variant.is_quick:
+        yield "--quick: toy models show that everything works, and their verdicts mean nothing"
+
+
+def _claims(judged: Sequence[Judged]) -> Iterator[str]:
+    for outcome in ORDER:
+        for claim in (claim for claim in judged if claim.outcome == outcome):
+            yield f"{outcome:<{INDENT}}{sentence_of(claim)}"
+            yield f"{'':<{INDENT}}{_evidence(claim)} (paper: {claim.claim.source})"
+    counts = [f"{sum(claim.outcome == outcome for claim in judged)} {outcome}" for outcome in ORDER]
+    yield ""
+    yield f"{len(judged)} claims: {', '.join(counts)} (each by a 95 % interval, bits per byte)"
+
+
+def sentence_of(judged: Judged) -> str:
+    """Return a claim as a sentence."""
+    claim, length = judged.claim, f"{judged.length:,}"
+    name, other = _name(claim.of, claim.sweep), _name(claim.than or claim.of, claim.than_sweep or claim.sweep)
+    sentence = {
+        "order": _order_sentence(claim, name, other, length),
+        "falls": f"{name} is better at {length} than at its training length",
+        "rises": f"{name} is worse at {length} than at its training length",
+        "holds": f"{name} holds up to {length}",
+        "breaks": f"{name} degrades or fails at {length}",
+        "breaks_first": f"{name} breaks before {other}",
+        "early_tokens": f"{name} at {length}: nonoverlapping windows look worse than sliding ones",
+        "reads_past_window": f"{name} at {length} gains from text beyond its training length",
+        "stays_in_window": f"{name} at {length} gains nothing beyond its training length",
+    }[claim.kind]
+    return sentence + (f" ({claim.protocol} windows)" if claim.protocol != "paired" else "")
+
+
+def _order_sentence(claim: Claim, name: str, other: str, length: str) -> str:
+    if claim.measure == "level":
+        return f"{name} is better than {other} at {length}"
+    return f"{name} loses less than {other} from its training length to {length}"
+
+
+def _name(label: str, sweep: str) -> str:
+    return f"{label} ({sweep})" if sweep else label
+
+
+def _evidence(judged: Judged) -> str:
+    if judged.interval is None:
+        return judged.missing or "no interval"
+    return f"{MEASURED[judged.claim.kind]} {interval_text(judged.interval)}"
+
+
+def interval_text(interval: Interval) -> str:
+    seeds = "1 seed" if interval.seeds == 1 else f"{interval.seeds} seeds"
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}], {seeds}"
+
+
+def _agreement(found: Agreement) -> str:
+    low, high = found.bounds
+    bounds = "(no interval: one seed)" if found.seeds < 2 else f"[{low:.2f}, {high:.2f}]"
+    measure = "changes from the training length" if found.ranking.measure == "change" else "levels"
+    return (
+        f"Kendall's tau-b with the paper's order of {len(found.encodings)} encodings by their {measure} at "
+        f"{found.length:,}: {found.tau:.2f} {bounds}, {found.seeds} seeds; paper: {found.ranking.source}"
+    )
+
+
+def _comparison(outcomes: Outcomes) -> Iterator[str]:
+    comparison, table = outcomes.comparison, outcomes.variant.study.table.name
+    if comparison.is_empty:
+        yield f"{table} has nothing of this size and text: our levels are not compared"
+        return
+    if comparison.cells:
+        same = len(comparison.cells) - len(comparison.differing)
+        yield (
+            f"{table}: {same} of {len(comparison.cells)} levels agree within {TOLERANCE} bits per byte, or 3 "
+            "standard deviations over seeds"
+        )
+    for cell in comparison.differing[:MAX_SHOWN]:
+        yield f"  differs: {_cell(cell)}"
+    if len(comparison.differing) > MAX_SHOWN:
+        yield f"  and {len(comparison.differing) - MAX_SHOWN} more"
+    for group in comparison.incomparable:
+        cells = "1 level" if group.cells == 1 else f"{group.cells} levels"
+        yield f"{table}: {cells} not comparable: {_reason(group)}"
+
+
+def _cell(cell: Difference) -> str:
+    ours, table = cell.ours, cell.table
+    control = f", control {table.control}" if table.control != "none" else ""
+    return (
+        f"{_name(table.encoding, table.sweep)} at {table.length:,} ({table.protocol}{control}): "
+        f"{ours.bits_per_byte:.3f} here, {table.bits_per_byte:.3f} in the table, "
+        f"may differ by {cell.tolerance:.3f}"
+    )
+
+
+def _reason(group: Incomparable) -> str:
+    values = f"{group.ours[:SHORT_HASH]} here, {group.table[:SHORT_HASH]} in the table"
+    return {
+        "nothing there": "our runs have no score there",
+        "data_hash": f"other text ({values}); the standard library differs between versions of Python",
+        "target_hash": f"other targets ({values})",
+        "setting": f"another model or training ({values})",
+        "seeds": f"other numbers of seeds ({values})",
+        "torch": f"another version of PyTorch ({values})",
+    }[group.fact]

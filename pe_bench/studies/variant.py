@@ -1,0 +1,73 @@
+"""A study as it is run: at full size or as a toy, on one of two texts; its overrides and lengths."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pe_bench.config.override import quote
+from pe_bench.studies.definition import (
+    QUICK_LENGTH,
+    QUICK_OVERRIDES,
+    QUICK_SEEDS,
+    QUICK_SHARE,
+    Claim,
+    Study,
+    Sweep,
+)
+
+STDLIB = "stdlib"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A study, its size and its text: `stdlib`, or a folder with text files."""
+
+    study: Study
+    is_quick: bool = False
+    text: str = STDLIB
+
+    @property
+    def name(self) -> str:
+        return "quick" if self.is_quick else "full"
+
+    @property
+    def progress_name(self) -> str:
+        """Return the name of the file with its progress, another one for each size and kind of text."""
+        size = "-quick" if self.is_quick else ""
+        return f"{self.study.name}{size}{'' if self.text == STDLIB else '-files'}"
+
+    @property
+    def seeds(self) -> int:
+        return min(self.study.seeds, QUICK_SEEDS) if self.is_quick else self.study.seeds
+
+    @property
+    def length(self) -> int:
+        """Return the training length."""
+        return QUICK_LENGTH if self.is_quick else self.study.length
+
+    def lengths(self, times: Iterable[float]) -> list[int]:
+        return sorted({round(time * self.length) for time in times})
+
+    def overrides(self, sweep: Sweep) -> list[str]:
+        """Return the overrides of `train -m` that make the runs of a sweep."""
+        return [*self._plain_overrides(sweep), f"encoding={','.join(sweep.encodings)}", self._seed_override]
+
+    @property
+    def _seed_override(self) -> str:
+        return f"seed={','.join(map(str, range(self.seeds)))}"
+
+    def _plain_overrides(self, sweep: Sweep) -> Iterator[str]:
+        study = self.study
+        tokens = sweep.tokens or study.tokens
+        is_files = self.text != STDLIB
+        yield from ("data=files", f"data.path={quote(self.text)}") if is_files else (f"data={STDLIB}",)
+        yield from QUICK_OVERRIDES if self.is_quick else ()
+        yield f"train.length={self.length}"
+        yield f"train.tokens={tokens // QUICK_SHARE if self.is_quick else tokens}"
+        lengths = self.lengths(study.times)
+        yield f"eval.lengths=[{','.join(map(str, lengths))}]"
+        yield f"eval.max_length={lengths[-1]}"
+        yield from study.overrides
+        yield from study.quick.overrides if self.is_quick and study.quick else ()
+
+    def length_of(self, claim: Claim) -> int:
+        return round(claim.at * self.length)

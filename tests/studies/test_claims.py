@@ -1,0 +1,187 @@
+"""Claims of a paper against made scores: each kind holds, is contradicted or stays unclear."""
+
+from pathlib import Path
+
+import pytest
+from support.results import ROW, add_run
+
+from pe_bench.runs.rows import read_rows
+from pe_bench.studies.claims import Judged, judge_claim
+from pe_bench.studies.definition import Claim, Ranking
+from pe_bench.studies.measurements import Measurements
+from pe_bench.studies.ranking import agreement
+
+LEVELS = {
+    "flat": {128: 2.0, 256: 2.0, 512: 2.0},
+    "failing": {128: 1.8, 256: 2.5, 512: 3.5},
+    "late": {128: 1.9, 256: 1.9, 512: 2.9},
+    "falling": {128: 2.1, 256: 2.0, 512: 1.9},
+}
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Measurements:
+    """Three seeds of four made encodings."""
+    runs = [
+        add_run(tmp_path, name, levels, seed=seed, spread=0.001)
+        for name, levels in LEVELS.items()
+        for seed in range(3)
+    ]
+    return measurements(tmp_path, runs)
+
+
+def measurements(results: Path, runs: list[Path], **sweeps: list[Path]) -> Measurements:
+    named = {sweep: [run.name for run in own] for sweep, own in ({"": runs} | sweeps).items()}
+    return Measurements(results, named, frozenset({ROW.target_hash}), 0.01)
+
+
+def judged(found: Measurements, kind: str, of: str, at: float = 2, **others: str) -> Judged:
+    return judge_claim(Claim(kind, of, "a test", at, **others), found)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "others", "outcome"),
+    [
+        ("order", "flat", {"than": "failing"}, "holds"),
+        ("order", "failing", {"than": "flat"}, "contradicted"),
+        ("order", "falling", {"than": "flat"}, "unclear"),
+        ("order", "falling", {"than": "flat", "measure": "change"}, "holds"),
+        ("order", "flat", {"than": "falling", "measure": "change"}, "contradicted"),
+        ("falls", "falling", {}, "holds"),
+        ("falls", "failing", {}, "contradicted"),
+        ("falls", "flat", {}, "unclear"),
+        ("rises", "failing", {}, "holds"),
+        ("rises", "falling", {}, "contradicted"),
+        ("holds", "flat", {}, "holds"),
+        ("holds", "falling", {}, "holds"),
+        ("holds", "failing", {}, "contradicted"),
+        ("breaks", "failing", {}, "holds"),
+        ("breaks", "flat", {}, "contradicted"),
+        ("breaks_first", "failing", {"than": "flat"}, "holds"),
+        ("breaks_first", "failing", {"than": "late"}, "holds"),
+        ("breaks_first", "late", {"than": "failing"}, "contradicted"),
+        ("breaks_first", "flat", {"than": "falling"}, "unclear"),
+    ],
+)
+def test_each_kind_of_claim_is_judged_by_its_interval(
+    found: Measurements, kind: str, of: str, others: dict[str, str], outcome: str
+) -> None:
+    assert judged(found, kind, of, **others).outcome == outcome
+
+
+def test_a_claim_holds_up_to_a_length_only_if_all_lengths_before_hold(found: Measurements) -> None:
+    assert judged(found, "holds", "late", 2).outcome == "holds"
+    assert judged(found, "holds", "late", 4).outcome == "contradicted"
+
+
+def test_a_wide_interval_leaves_a_claim_unclear(tmp_path: Path) -> None:
+    runs = [
+        add_run(tmp_path, "wide", {128: 2.0, 256: level}, seed=seed)
+        for seed, level in enumerate((1.8, 2.3, 2.2))
+    ]
+    found = measurements(tmp_path, runs)
+    for kind in ("falls", "rises", "holds", "breaks"):
+        assert judged(found, kind, "wide").outcome == "unclear"
+
+
+def test_a_claim_whose_scores_are_missing_is_unclear_and_says_so(found: Measurements) -> None:
+    for kind, others in (("holds", {}), ("order", {"than": "absent"}), ("early_tokens", {})):
+        claim = judged(found, kind, "flat", 16, **others)
+        assert (claim.outcome, claim.interval, claim.missing) == ("unclear", None, "not scored")
+
+
+def test_early_tokens_are_nonoverlapping_windows_less_sliding_ones(tmp_path: Path) -> None:
+    context = {"target_hash": "7e87", "context_mean": 60.0}
+    runs = [
+        add_run(tmp_path, "rope", {256: 2.2}, protocol="nonoverlapping", spread=0.001, **context),
+        add_run(tmp_path, "rope", {256: 2.0}, sliding="half", spread=0.001, **context),
+    ]
+    found = Measurements(tmp_path, {"": [runs[0].name]}, frozenset({"7e87"}), 0.01)
+    claim = judged(found, "early_tokens", "rope")
+    assert claim.outcome == "holds" and claim.interval is not None
+    assert claim.interval.mean == pytest.approx(0.2, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("window", "reads", "stays"),
+    [(2.4, "holds", "contradicted"), (2.0, "contradicted", "holds"), (1.5, "contradicted", "holds")],
+)
+def test_the_window_control_says_whether_text_beyond_it_is_read(
+    tmp_path: Path, window: float, reads: str, stays: str
+) -> None:
+    run = add_run(tmp_path, "rope", {128: 2.1, 256: 2.0}, spread=0.001)
+    add_run(tmp_path, "rope", {256: window}, control="window", spread=0.001)
+    found = measurements(tmp_path, [run])
+    assert judged(found, "reads_past_window", "rope").outcome == reads
+    assert judged(found, "stays_in_window", "rope").outcome == stays
+
+
+def test_sweeps_with_the_same_encoding_are_compared_by_their_names(tmp_path: Path) -> None:
+    short = add_run(tmp_path, "rope", {128: 2.5, 256: 2.6}, setting="5e7a", spread=0.001)
+    long = add_run(tmp_path, "rope", {128: 2.0, 256: 2.5}, setting="5e7b", spread=0.001)
+    found = measurements(tmp_path, [], short=[short], long=[long])
+    for measure, outcome in (("level", "contradicted"), ("change", "holds")):
+        claim = judged(found, "order", "rope", sweep="short", than_sweep="long", measure=measure)
+        assert claim.outcome == outcome
+
+
+def test_scores_of_other_sets_of_targets_have_no_part(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.0}, spread=0.001)
+    add_run(tmp_path, "rope", {128: 2.0, 256: 9.0}, target_hash="0ther", spread=0.001)
+    assert len(read_rows(run / "eval.csv")) == 4
+    found = measurements(tmp_path, [run])
+    assert judged(found, "holds", "rope").outcome == "holds"
+    assert [row.target_hash for row in found.rows[""]] == [ROW.target_hash] * 2
+
+
+def test_a_failed_score_is_no_score(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "learned", {128: 2.0, 256: None})
+    assert judged(measurements(tmp_path, [run]), "holds", "learned").missing == "not scored"
+
+
+# Kendall's tau
+
+
+def ranking(*names: str, at: float = 2) -> Ranking:
+    return Ranking(at, {name: float(place) for place, name in enumerate(names)}, "a test", "change")
+
+
+@pytest.fixture
+def ordered(tmp_path: Path) -> Measurements:
+    """Two seeds that lose most from a to d, and a third with the reverse."""
+    levels = {"a": (2.1, 2.1, 2.4), "b": (2.2, 2.2, 2.3), "c": (2.3, 2.3, 2.2), "d": (2.4, 2.4, 2.1)}
+    runs = [
+        add_run(tmp_path, name, {128: 2.0, 256: level, 512: own[0]}, seed=seed)
+        for name, own in levels.items()
+        for seed, level in enumerate(own)
+    ]
+    return measurements(tmp_path, runs)
+
+
+@pytest.mark.parametrize(("names", "tau"), [("abcd", 1.0), ("dcba", -1.0), ("abdc", 2 / 3)])
+def test_tau_is_1_in_the_papers_order_and_minus_1_in_the_reverse(
+    ordered: Measurements, names: str, tau: float
+) -> None:
+    agreed = agreement(ranking(*names, at=4), ordered)
+    assert agreed is not None and agreed.seeds == 3
+    assert agreed.tau == pytest.approx(tau)
+    assert agreed.bounds == (pytest.approx(tau), pytest.approx(tau))
+
+
+def test_tau_is_the_mean_over_seeds_with_an_interval_within_minus_1_and_1(ordered: Measurements) -> None:
+    agreed = agreement(ranking("a", "b", "c", "d"), ordered)
+    assert agreed is not None
+    assert agreed.tau == pytest.approx(1 / 3)  # 1, 1 and -1
+    assert agreed.bounds == (-1.0, 1.0)
+
+
+def test_three_encodings_have_no_tau(found: Measurements) -> None:
+    assert agreement(ranking("flat", "late", "failing", "absent"), found) is None
+    assert agreement(ranking("flat", "late", "failing", "falling"), found) is not None
+
+
+def test_a_broken_row_does_not_stop_the_others(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.0}, spread=0.001)
+    (run / "scores").rename(run / "gone")
+    claim = judged(measurements(tmp_path, [run]), "holds", "rope")
+    assert claim.outcome == "unclear" and "scores" in claim.missing
