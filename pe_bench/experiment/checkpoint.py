@@ -98,7 +98,7 @@ def prepare_checkpoint(
     config = parse_config(values)
     refuse_unused([config], overrides)
     refuse_unused_options(config, changes)
-    return _prepare(config, source, loaded, planner)
+    return _prepare(_up_to_longest(config), source, loaded, planner)
 
 
 @explain_out_of_memory(LESS_MEMORY)
@@ -115,6 +115,17 @@ def reopen_checkpoint(run: Path, config: Config, planner: Planner = make_plans) 
     )
     job = _prepare(config, source, load_config(source), planner)
     return replace(job, setup=replace(job.setup, run=run))
+
+
+def _up_to_longest(config: Config) -> Config:
+    """Return the configuration with targets for the lengths that are named.
+
+    16 times the training length, as in a run, is more than most documents have.
+    """
+    lengths = config.eval.lengths
+    if config.eval.max_length is not None or not lengths:
+        return config
+    return replace(config, eval=replace(config.eval, max_length=max(config.train.length, *lengths)))
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:

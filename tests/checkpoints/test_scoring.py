@@ -28,7 +28,7 @@ def score(tmp_path: Path, command: Command) -> Command:
     def run(name: str, *arguments: str) -> Outcome:
         return command(
             *("eval", f"hf:{tmp_path / name}", "data=files", f"data.path={tmp_path / 'corpus'}"),
-            *(f"cache_dir={tmp_path / 'cache'}", "threads=1", "eval.max_length=64"),
+            *(f"cache_dir={tmp_path / 'cache'}", "threads=1"),
             *(() if "--protocol" in arguments else ("eval.targets=6",)),
             *("--results-dir", str(tmp_path / "results"), *arguments),
         )
@@ -270,3 +270,16 @@ def test_slices_and_the_page_are_those_of_any_run(tmp_path: Path, score: Command
     page = tmp_path / "page.html"
     assert command(*where, "--html", str(page)).code == 0
     assert "hf:llama: trained at 32 tokens according to max_position_embeddings" in page.read_text()
+
+
+def test_documents_must_hold_the_longest_length_that_is_named_and_no_more(
+    tmp_path: Path, score: Command
+) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    done = score("llama", "--lengths", "64,128", "--with", "yarn")
+    assert done.code == 0, done.err
+    assert "reach 128 tokens" in done.err
+    assert "yarn factor=4.0" in done.out
+    assert read_config(run_in(tmp_path)).eval.max_length == 128
+    done = score("llama", "--lengths", "64", "--max-length", "256")
+    assert done.code == 0 and "reach 256 tokens" in done.err
