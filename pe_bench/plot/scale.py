@@ -32,6 +32,11 @@ class Scale:
         low, high, place = self._stretch(np.array([self.low, self.high, value]))
         return float((place - low) / (high - low))
 
+    def between(self, first: float, last: float, share: float) -> float:
+        """Return the value at a share of the way from one value to another, along the axis."""
+        start, stop = self._stretch(np.array([first, last]))
+        return self._unstretch(float(start + share * (stop - start)))
+
     def ticks(self, maximum: int = MAX_TICKS) -> list[float]:
         """Return at most `maximum` round values within the limits, and never fewer than two."""
         if self.shape == "asinh":

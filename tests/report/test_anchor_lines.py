@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from support.results import add_run
 from test_short import cells_of, printed
 
-from pe_bench.report.charts.curves import charts_of
+from pe_bench.report.charts.anchors import seen_anchors
+from pe_bench.report.charts.curves import Chart, Curve, Point, charts_of
 from pe_bench.report.charts.figure import draw
 from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
@@ -203,9 +204,9 @@ def test_pictures_have_anchors_as_thin_lines_that_change_no_axis(results: Path) 
     shutil.rmtree(results / "anchors")
     [[without]] = charts_of([only(results)])
     assert (with_anchors.y, with_anchors.x) == (without.y, without.x)
-    assert [curve.label for curve in with_anchors.seen_anchors] == [TRIGRAM, COPYING]
+    assert [anchor.curve.label for anchor in seen_anchors(with_anchors)] == [TRIGRAM, COPYING]
     [[changes]] = charts_of([only(results)], "change")
-    assert changes.seen_anchors == []
+    assert seen_anchors(changes) == []
 
 
 def test_an_anchor_off_the_axes_is_not_drawn(tmp_path: Path) -> None:
@@ -217,6 +218,27 @@ def test_an_anchor_off_the_axes_is_not_drawn(tmp_path: Path) -> None:
     assert not [
         line for axes in figure.axes for line in axes.lines if str(line.get_gid()).startswith("anchor")
     ]
+
+
+def test_an_anchor_that_leaves_the_axes_is_drawn_up_to_their_edge() -> None:
+    whole = Curve("rope", tuple(Point(x, y) for x, y in ((128, 1.0), (256, 2.0), (512, 2.0))))
+    leaving = Curve("(copy)", tuple(Point(x, y) for x, y in ((128, 1.5), (256, 1.5), (512, -9.0))))
+    chart = Chart("", (whole,), "levels", (128, 256, 512), 512, 128, "", "", 0.01, (leaving,))
+    [anchor] = seen_anchors(chart)
+    [*inside, edge] = anchor.curve.points
+    assert [point.x for point in inside] == [128, 256]
+    assert edge.value == chart.y.low
+    assert 256 < edge.x < 512
+    assert 0 < anchor.name_at[0] < 1 and 0 < anchor.name_at[1] < 1
+
+
+def test_the_name_of_an_anchor_is_where_no_curve_is_near() -> None:
+    far = ((64, 3.0), (128, 3.0), (256, 3.0), (512, 1.1))
+    whole = Curve("rope", tuple(Point(x, y) for x, y in far))
+    flat = Curve("(copy)", tuple(Point(x, 1.5) for x, _ in far))
+    chart = Chart("", (whole,), "levels", (64, 128, 256, 512), 512, 128, "", "", 0.01, (flat,))
+    [anchor] = seen_anchors(chart)
+    assert anchor.name_at[0] == chart.x.share(128)
 
 
 def test_details_say_how_to_have_anchors_where_there_are_none(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class Chart:
 
     @property
     def notes(self) -> list[str]:
-        """Return what crosses, bands, rings and grey mean, for those that are seen."""
+        """Return what crosses, bands, rings and the grey margin mean, for those that are seen."""
         notes = []
         if any(curve.broken_at for curve in self.curves):
             notes.append("Cross: the break point, the first length seen to degrade or fail.")
@@ -129,22 +129,6 @@ class Chart:
             beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
             notes.append(f"Grey: within the margin of {self.margin:g}, where a change holds{beyond}.")
         return notes
-
-    @property
-    def seen_anchors(self) -> list[Curve]:
-        """Return the anchors with their points that lie on the axes, which the curves alone decide."""
-        cut = [
-            replace(
-                anchor, points=tuple(point for point in anchor.points if 0 <= self.y.share(point.value) <= 1)
-            )
-            for anchor in self.anchors
-        ]
-        return [anchor for anchor in cut if len(anchor.points) > 1]
-
-    @property
-    def anchor_note(self) -> str:
-        seen = ", ".join(anchor.label for anchor in self.seen_anchors)
-        return f"Thin grey: {seen}, counted on the same training tokens." if seen else ""
 
     def _band_text(self) -> str:
         """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from pe_bench.plot.placing import apply_scale
 from pe_bench.plot.scale import tick_labels
 from pe_bench.plot.style import DASHES, GREY, NOTE_FONT, Style
+from pe_bench.report.charts.anchors import SeenAnchor
 from pe_bench.report.charts.curves import Chart, Curve, Point
 
 BROKEN = "#B3261E"
@@ -46,18 +47,18 @@ def draw_curve(axes: Axes, curve: Curve, style: Style, linewidth: float, markers
             axes.fill_between(x, low, high, where=known, color=style.colour, alpha=0.15, linewidth=0)
 
 
-def draw_anchors(axes: Axes, chart: Chart) -> None:
-    """Draw the models that cost no training below all curves, each named above its last point."""
-    for anchor in chart.seen_anchors:
-        for points in anchor.segments:
+def draw_anchors(axes: Axes, anchors: Sequence[SeenAnchor]) -> None:
+    """Draw the models that cost no training below all curves, each with its name above it."""
+    for anchor in anchors:
+        for points in anchor.curve.segments:
             x, values = [point.x for point in points], [point.value for point in points]
-            axes.plot(x, values, color=GREY, linewidth=0.7, zorder=0.8, gid=f"anchor {anchor.label}")
-        last = anchor.points[-1]
+            axes.plot(x, values, color=GREY, linewidth=0.7, zorder=0.8, gid=f"anchor {anchor.curve.label}")
         axes.annotate(
-            anchor.label,
-            (last.x, last.value),
-            xytext=(-2, 2),
-            ha="right",
+            anchor.curve.label,
+            anchor.name_at,
+            xycoords="axes fraction",
+            xytext=(0, 2),
+            ha="center",
             textcoords="offset points",
             fontsize=NOTE_FONT,
             color=GREY,

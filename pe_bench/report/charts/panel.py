@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from pe_bench.plot.labels import fitting, wrapped
 from pe_bench.plot.placing import lines_height, place_axes, place_text
 from pe_bench.plot.style import FONT, GREY, LEFT, NOTE_FONT, Style
+from pe_bench.report.charts.anchors import describe_anchors, seen_anchors
 from pe_bench.report.charts.curves import Chart
 from pe_bench.report.charts.marks import (
     draw_anchors,
@@ -43,7 +44,7 @@ class Panel:
 
     @property
     def _note(self) -> str:
-        return wrapped([*self.chart.notes, *filter(None, [self.chart.anchor_note])])
+        return wrapped([*self.chart.notes, *describe_anchors(seen_anchors(self.chart))])
 
     def draw(self, figure: Figure, top: float) -> None:
         """Draw the panel, so many inches below the page's upper edge."""
@@ -56,7 +57,7 @@ class Panel:
         axes.grid(axis="y", color="0.9")
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
-        draw_anchors(axes, chart)
+        draw_anchors(axes, seen_anchors(chart))
         for curve in chart.curves:
             style = self.styles[curve.label]
             draw_curve(axes, curve, style, linewidth=1.6, markersize=5)

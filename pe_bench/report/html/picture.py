@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pe_bench.plot.labels import fitting
 from pe_bench.plot.scale import tick_labels
 from pe_bench.report.cell_text import number_text
+from pe_bench.report.charts.anchors import describe_anchors, seen_anchors
 from pe_bench.report.charts.curves import NO_VERDICT, Chart, Curve, Point
 from pe_bench.report.html.style import LineStyle
 from pe_bench.report.html.text import point_text
@@ -61,7 +62,7 @@ class DrawnCurve:
 
 @dataclass(frozen=True)
 class DrawnAnchor:
-    """The paths of a model that cost no training, and where its name ends."""
+    """The paths of a model that cost no training, and the middle of its name's foot."""
 
     key: str
     label: str
@@ -80,6 +81,7 @@ class Picture:
     right: int
     curves: Sequence[DrawnCurve]
     anchors: Sequence[DrawnAnchor] = ()
+    notes: Sequence[str] = ()
 
     width, left, top = WIDTH, LEFT, TOP
 
@@ -162,17 +164,19 @@ def make_picture(chart: Chart, table: Table, prefix: str, styles: Mapping[str, L
         )
         for curve, name in zip(chart.curves, names, strict=True)
     )
+    seen = seen_anchors(chart)
     anchors = [
         DrawnAnchor(
-            f"{prefix}-{places[anchor.label]}",
-            anchor.label,
-            [_path(picture, points) for points in anchor.segments],
-            picture.x(anchor.points[-1].x) - 3,
-            picture.y(anchor.points[-1].value) - 4,
+            f"{prefix}-{places[anchor.curve.label]}",
+            anchor.curve.label,
+            [_path(picture, points) for points in anchor.curve.segments],
+            LEFT + (picture.right - LEFT) * anchor.name_at[0],
+            picture.foot - (picture.foot - TOP) * anchor.name_at[1] - 4,
         )
-        for anchor in chart.seen_anchors
+        for anchor in seen
     ]
-    return replace(picture, curves=curves, anchors=anchors)
+    notes = [*chart.notes, *describe_anchors(seen)]
+    return replace(picture, curves=curves, anchors=anchors, notes=notes)
 
 
 def _caption(chart: Chart) -> str:
