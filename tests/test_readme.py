@@ -84,7 +84,7 @@ def test_the_demo_shows_what_the_readme_says(tmp_path):
     assert done.returncode == 0, done.stderr
     found = dict(
         re.findall(
-            r"^(sinusoidal|rope|alibi) .* (not at all|[\d,]+)(?: +(?:yes|no|unclear|-))?$",
+            r"^(sinusoidal|rope|alibi) .* (not at all|[\d,]+\??)(?: +(?:yes|no|unclear|-))?$",
             done.stdout,
             re.MULTILINE,
         )
