@@ -20,10 +20,18 @@ def number_text(value: float, sign: str = "") -> str:
 
 
 def level_text(line: Line, cell: Cell) -> str:
-    """Return the bits per byte, and the number of seeds where it is not all of the encoding's."""
+    """Return the level, and the number of seeds where it is not all of the encoding's."""
     seeds = len(cell.levels)
-    level = "" if cell.bits_per_byte is None else number_text(cell.bits_per_byte)
+    level = "" if cell.level is None else number_text(cell.level)
     return level + (f" (n={seeds})" if seeds != line.seeds else "")
+
+
+def answers_texts(cell: Cell) -> list[str]:
+    """Return the interval of a task's right examples, and the share of right answers; none for text."""
+    if cell.answers is None:
+        return []
+    interval = cell.answers.intervals.exact
+    return [number_text(number) for number in (interval.low, interval.high, cell.answers.accuracy)]
 
 
 def change_text(change: float | None) -> str:

@@ -1,6 +1,7 @@
 """The cells of a table's detailed form for documents: what stands in each, as text."""
 
 from pe_bench.report.cell_text import (
+    answers_texts,
     break_text,
     change_text,
     context_answers,
@@ -56,7 +57,10 @@ def _cell(line: Line, cell: Cell | None, table: Table) -> str:
         return ""
     if not cell.levels:
         return cell.status.replace("_", " ")
-    words = [level_text(line, cell), _bracketed(change_text(cell.change), verdict_of(cell, table))]
+    low, high, accuracy = answers_texts(cell) or ("", "", "")
+    interval = f"{low} to {high}, accuracy {accuracy}" if low else ""
+    said = _bracketed(interval, change_text(cell.change), verdict_of(cell, table))
+    words = [level_text(line, cell), said]
     if cell.baseline is not None:
         said = (change_text(cell.baseline.mean), cell.baseline.verdict, pairs_text(line, cell).strip())
         words.append(_bracketed(f"vs {table.baseline}", *said))
@@ -69,4 +73,5 @@ def _bracketed(*words: str) -> str:
 
 
 def details_notes(table: Table) -> list[str]:
-    return ["cells: bits per byte (change, verdict)", *legend(table), *table.notes]
+    inside = "95 % interval, accuracy, verdict" if table.is_task else "change, verdict"
+    return [f"cells: {table.measure.unit} ({inside})", *legend(table), *table.notes]

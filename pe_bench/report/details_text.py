@@ -15,6 +15,7 @@ from rich.table import Table as PlainTable
 from rich.text import Text
 
 from pe_bench.report.cell_text import (
+    answers_texts,
     break_text,
     change_text,
     context_answers,
@@ -130,14 +131,20 @@ def _cell_text(line: Line, cell: Cell | None, table: Table) -> Text:
         return Text("")
     if not cell.levels:
         return Text(cell.status.replace("_", "\n"), style="red", justify="right")
-    rows = [
-        Text(level_text(line, cell)),
-        *_difference_rows(cell.change, cell.interval, verdict_of(cell, table)),
-    ]
+    rows = [Text(level_text(line, cell)), *_level_rows(cell, verdict_of(cell, table), table)]
     if cell.baseline is not None:
         first, *others = _difference_rows(cell.baseline.mean, cell.baseline.interval, cell.baseline.verdict)
         rows += [first.append(pairs_text(line, cell)), *others]
     return Text("\n", justify="right").join(rows)
+
+
+def _level_rows(cell: Cell, verdict: str, table: Table) -> list[Text]:
+    """Return what stands below the level: the change, or of a task the interval and the accuracy."""
+    if not table.is_task:
+        return _difference_rows(cell.change, cell.interval, verdict)
+    low, high, accuracy = answers_texts(cell) or ["", "", ""]
+    judged = Text(verdict, style=STYLES.get(verdict, ""))
+    return [Text(low, style="dim"), Text(high, style="dim"), Text(accuracy), judged]
 
 
 def _difference_rows(mean: float | None, interval: Interval | None, verdict: str) -> list[Text]:
@@ -147,9 +154,11 @@ def _difference_rows(mean: float | None, interval: Interval | None, verdict: str
 
 
 def _row_names(line: Line, table: Table) -> list[str]:
-    names = ["bits/byte", "change", "  95 % from", "  to", "verdict"]
+    bounds = ["  95 % from", "  to"]
+    of_level = [*bounds, "accuracy"] if table.is_task else ["change", *bounds]
+    names = [table.measure.name, *of_level, "verdict"]
     compared = table.baseline and line.label != table.baseline
-    return [*names, f"vs {table.baseline}", *names[2:]] if compared else names
+    return [*names, f"vs {table.baseline}", *bounds, "verdict"] if compared else names
 
 
 def _grid(

@@ -20,6 +20,7 @@ COLUMNS = (
     *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
     *("slice", "judge", "slice_hash", "status", "reason", "seeds", "documents", "targets", "anchor"),
     "unlearned",
+    *("accuracy", "exact", "exact_low", "exact_high", "chance"),
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict"),
     *("change_of_models_low", "change_of_models_high", "verdict_of_models", "seed_low", "seed_high"),
     *("break_point", "holds_to", "breaks_at"),
@@ -79,6 +80,7 @@ def _cell_record(cell: Cell) -> dict[str, Any]:
     return {
         **record,
         "seeds": len(cell.levels),
+        **_answers_record(cell),
         **_interval_record("change", cell.interval, cell.change),
         "change_of_models_low": cell.of_models.low if cell.of_models else None,
         "change_of_models_high": cell.of_models.high if cell.of_models else None,
@@ -94,6 +96,15 @@ def _cell_record(cell: Cell) -> dict[str, Any]:
         "compared_seeds": baseline.interval.seeds if baseline and baseline.interval else None,
         "comparison": baseline.verdict if baseline else "",
     }
+
+
+def _answers_record(cell: Cell) -> dict[str, float | None]:
+    """Return the numbers of a task, which are missing for text."""
+    found = cell.answers
+    if found is None:
+        return dict.fromkeys(("accuracy", "exact", "exact_low", "exact_high", "chance"))
+    exact = _interval_record("exact", found.intervals.exact)
+    return {"accuracy": found.accuracy, "chance": found.chance, **exact}
 
 
 def _interval_record(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.tables.ranking import memory_at
+from pe_bench.report.task_statistics import NEAR_CHANCE, SOLVED
 
 if TYPE_CHECKING:
     from pe_bench.report.tables.lines import Line
@@ -17,6 +18,7 @@ def legend(table: Table) -> list[str]:
     """Return what the terms of the detailed form mean, in whole lines."""
     return [
         *_of_changes(table),
+        *_of_answers(table),
         *_of_baseline(table),
         *_of_context(table),
         *_of_memory(table),
@@ -46,6 +48,23 @@ def _of_changes(table: Table) -> Iterator[str]:
     )
 
 
+def _of_answers(table: Table) -> Iterator[str]:
+    """Yield what the numbers of a task are."""
+    cells = [cell for line in table.lines for cell in line.cells.values() if cell.answers]
+    if not cells:
+        return
+    counts = sorted({cell.documents for cell in cells})
+    chance = max(cell.answers.chance for cell in cells if cell.answers)
+    yield (
+        f"exact: the share of the {' or '.join(map(str, counts))} examples at a length all of whose answers "
+        f"are right; accuracy: of all answers ({chance:.3g} by guessing); given the right answers before"
+    )
+    yield (
+        f"verdict (from the 95 % intervals): solves (exact above {SOLVED:g}), chance (accuracy less than "
+        f"{NEAR_CHANCE:g} above guessing), partial (neither), unclear"
+    )
+
+
 def _is_another(line: Line) -> bool:
     return line.scored_with != line.encoding
 
@@ -53,8 +72,9 @@ def _is_another(line: Line) -> bool:
 def _of_baseline(table: Table) -> Iterator[str]:
     if table.baseline:
         yield (
-            f"vs {table.baseline}: bits/byte minus its own at the same length, seed and targets; - is "
-            f"better; same is within {table.margin:g}; those at one length are corrected together (Holm)"
+            f"vs {table.baseline}: {table.measure.name} minus its own at the same length, seed and targets; "
+            f"{'+' if table.measure.higher_is_better else '-'} is better; same is within {table.margin:g}; "
+            "those at one length are corrected together (Holm)"
         )
 
 
@@ -85,5 +105,5 @@ def _of_memory(table: Table) -> Iterator[str]:
 
 def _of_anchors(table: Table) -> Iterator[str]:
     # A checkpoint was trained elsewhere, in no steps of ours.
-    if table.lines and not table.anchors and table.key.steps:
+    if table.lines and not table.anchors and table.key.steps and not table.is_task:
         yield "no trigram of the same training tokens to compare with: pe-bench eval RUN... adds it"

@@ -21,6 +21,7 @@ from pe_bench.report.short import (
     has_controls,
     has_trained_level,
     level_at_training,
+    marks_of_task,
     numbers_text,
     short_lengths,
     short_title,
@@ -31,7 +32,7 @@ from pe_bench.report.short import (
 from pe_bench.report.tables.table import Table
 from pe_bench.system.outside_text import latex, latex_comment, markdown
 
-BEST = "the lowest of each column is bold, which need not be better for sure"
+BEST = "the {} of each column is bold, which need not be better for sure"
 INTERVAL = "± is half the width of the 95 % interval"
 
 
@@ -100,7 +101,7 @@ def _columns(
 
     def column(heading: str, values: Sequence[Value | None]) -> ShortColumn:
         ranked = [line.is_ranked for line in lines]
-        best = best_of(list(compress(values, ranked)), table.baseline)
+        best = best_of(list(compress(values, ranked)), table.baseline, table.measure)
         cells = [
             missing if value is None else shown(value, is_ranked and f"{value.number:.3f}" == best)
             for value, is_ranked in zip(values, ranked, strict=True)
@@ -133,8 +134,14 @@ def _text(value: Value) -> str:
 
 
 def _notes(table: Table, dropped: Sequence[int]) -> list[str]:
-    best = f"bold: the lowest that is better than {table.baseline} for sure" if table.baseline else BEST
-    notes = [numbers_text(table), INTERVAL if has_changes(table) else "", best, works_to_text(table)]
+    which = "highest" if table.measure.higher_is_better else "lowest"
+    best = (
+        f"bold: the {which} that is better than {table.baseline} for sure"
+        if table.baseline
+        else BEST.format(which)
+    )
+    numbers = marks_of_task(table) if table.is_task and not table.baseline else numbers_text(table)
+    notes = [numbers, INTERVAL if has_changes(table) else "", best, works_to_text(table)]
     return list(filter(None, [*notes, below_text(table), dropped_text(dropped), *table.caveats]))
 
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
+from pe_bench.report.measure import BITS, Measure
 from pe_bench.report.statistics import Interval
+from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.context_use import quarter_of
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.table import Table, slice_name
+from pe_bench.report.task_statistics import SOLVED
 from pe_bench.runs.rows import ALL, HALF
 from pe_bench.runs.slices import KEY, NOVEL, RECALL
 
@@ -23,9 +26,11 @@ MARKS = {
     "unclear": "?",
     "worse": ">",
     "better": "v",
+    "partial": ">",
+    "chance": "!",
     UNLEARNED: "*",
 }
-MARKS_OF_MODELS = {**MARKS, "holds": "=", "unclear": ""}
+MARKS_OF_MODELS = {**MARKS, "holds": "=", "solves": "=", "unclear": ""}
 MISSING = "-"
 MIN_LENGTHS = 3  # that stay before a long name is cut
 MIN_NAME = 16  # characters
@@ -36,7 +41,7 @@ INDENT = "  "  # of a name's second line
 class Value:
     """A number of a line at a length, with what is known of it.
 
-    is_level: bits per byte and no difference, so that it has neither verdict nor interval. verdict_of_models:
+    is_level: a level and no difference; one of text has neither verdict nor interval. verdict_of_models:
     of the trained models alone, where they are several.
     """
 
@@ -63,14 +68,13 @@ def short_title(table: Table) -> list[str]:
     protocol = f"{key.protocol} protocol" + (f", stride {rule}" if rule else "")
     return [
         f"{key.model} model" + (f" with {key.model_sizes}" if key.model_sizes else ""),
-        key.data,
-        key.tokenizer,
+        *([f"task {key.data}"] if table.is_task else [key.data, key.tokenizer]),
         f"trained at {key.train_length} tokens{steps}" + (f" with {key.training}" if key.training else ""),
         "1 seed" if seeds == [1] else seeds_text,
-        *([protocol] if key.protocol != "paired" else []),
+        *([protocol] if key.protocol != "paired" and not table.is_task else []),
         *([f"scores in {key.score_dtype}"] if key.score_dtype != "float32" else []),
         *([f"targets: {slice_name(table)}"] if key.slice != ALL else []),
-        "bits per byte (lower is better)",
+        table.measure.meaning,
     ]
 
 
@@ -80,7 +84,8 @@ def has_trained_level(table: Table) -> bool:
 
 def has_changes(table: Table) -> bool:
     """Return whether numbers beside the levels are changes, or differences from the baseline."""
-    return bool(short_lengths(table)) and (has_trained_level(table) or bool(table.baseline))
+    is_change = has_trained_level(table) and not table.is_task
+    return bool(short_lengths(table)) and (is_change or bool(table.baseline))
 
 
 def short_lengths(table: Table) -> list[int]:
@@ -149,15 +154,16 @@ def broken_name(name: str, room: float, measure: Callable[[str], float]) -> list
     return lines
 
 
-def best_of(values: Sequence[Value | None], baseline: str) -> str:
-    """Return the lowest number as it is written, of at least two.
+def best_of(values: Sequence[Value | None], baseline: str, measure: Measure = BITS) -> str:
+    """Return the best number as it is written, of at least two.
 
     With a baseline it is the lowest difference that is better for sure; levels are no differences.
     """
     known = [value for value in values if value and isfinite(value.number)]
     compared = [value for value in known if not value.is_level] or known
     numbers = [value.number for value in compared if not baseline or value.verdict == "better"]
-    return f"{min(numbers):.3f}" if len(compared) > 1 and numbers else ""
+    best = max if measure.higher_is_better else min
+    return f"{best(numbers):.3f}" if len(compared) > 1 and numbers else ""
 
 
 def half_width(interval: Interval) -> str:
@@ -171,9 +177,11 @@ def half_width(interval: Interval) -> str:
 def level_at_training(line: Line, table: Table) -> Value | None:
     """Return the level at the training length, with no mark but that of what has not learned."""
     cell = line.cells.get(table.key.train_length)
-    if cell is None or cell.bits_per_byte is None:
+    if cell is None or cell.level is None:
         return None
-    return Value(cell.bits_per_byte, UNLEARNED if line.unlearned else "", is_level=True)
+    if line.unlearned or cell.answers is None:
+        return Value(cell.level, UNLEARNED if line.unlearned else "", is_level=True)
+    return _answers_value(cell.level, cell)
 
 
 def value_at(line: Line, length: int, table: Table) -> Value | None:
@@ -183,18 +191,26 @@ def value_at(line: Line, length: int, table: Table) -> Value | None:
     A change that is not judged because the model knows nothing would read as one that holds.
     """
     cell = line.cells.get(length)
-    if cell is None or cell.bits_per_byte is None:
+    if cell is None or cell.level is None:
         return None
-    if line.label == table.baseline or not (table.baseline or has_trained_level(table)):
-        return Value(cell.bits_per_byte, is_level=True)
+    if line.label == table.baseline or not (table.baseline or table.is_task or has_trained_level(table)):
+        return Value(cell.level, is_level=True)
     if table.baseline:
         found = cell.baseline
         if found is None or found.mean is None:
             return None
         return Value(found.mean, found.verdict, found.interval)
+    if table.is_task:
+        return _answers_value(cell.level, cell)
     if cell.change is None or line.unlearned == "frequencies":
         return None
     return Value(cell.change, cell.verdict, cell.interval, verdict_of_models=cell.verdict_of_models)
+
+
+def _answers_value(level: float, cell: Cell) -> Value:
+    """Return the level of a task, which has a verdict by itself."""
+    interval = None if cell.answers is None else cell.answers.intervals.exact
+    return Value(level, cell.verdict, interval, is_level=True, verdict_of_models=cell.verdict_of_models)
 
 
 def works_to(line: Line, table: Table) -> str:
@@ -233,7 +249,10 @@ def numbers_text(table: Table) -> str:
     if table.baseline and not short_lengths(table):
         return f"levels; their differences from {table.baseline} are in the details"
     if table.baseline:
-        return f"difference from {table.baseline} at the same length, on the same text"
+        same = "examples, + is better" if table.is_task else "text"
+        return f"difference from {table.baseline} at the same length, on the same {same}"
+    if table.is_task:
+        return ""
     if not has_trained_level(table):
         return f"levels: without a score at {train_length}, the training length, there are no changes"
     return f"change against {train_length}{_own(table)} on the same text" if short_lengths(table) else ""
@@ -298,6 +317,8 @@ def below_text(table: Table) -> str:
     below = [length for length in short_lengths(table) if length < table.key.train_length]
     if not below or not has_trained_level(table) or table.baseline:
         return ""
+    if table.is_task:
+        return f"{', '.join(map(str, below))}: shorter than in training, and not judged"
     return f"{', '.join(map(str, below))}: less context than in training costs by nature, and is not judged"
 
 
@@ -305,8 +326,26 @@ def dropped_text(dropped: Sequence[int]) -> str:
     return f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
 
 
+def marks_of_task(table: Table) -> str:
+    """Return what the marks after levels mean, those that are shown."""
+    values = [value_at(line, length, table) for line in table.lines for length in short_lengths(table)]
+    values += [level_at_training(line, table) for line in table.lines]
+    marks = "".join(value.mark for value in values if value is not None)
+    chances = {cell.answers.chance for line in table.lines for cell in line.cells.values() if cell.answers}
+    guessing = " or ".join(f"{100 * chance:.3g} %" for chance in sorted(chances))
+    meanings = {
+        ">": f"> partial, with more answers right than by guessing ({guessing})",
+        "!": f"! chance, with no more answers right than by guessing ({guessing})",
+        "?": "? unclear",
+    }
+    found = [meaning for mark, meaning in meanings.items() if mark in marks]
+    return ", ".join([f"no mark solves more than {100 * SOLVED:g} % of the examples for sure", *found])
+
+
 def _marks_text(table: Table) -> str:
     """Return what the marks after numbers mean; empty where there are none."""
+    if table.is_task and not table.baseline:
+        return marks_of_task(table)
     if not has_changes(table):
         return ""
     if not table.baseline and max(short_lengths(table)) < table.key.train_length:

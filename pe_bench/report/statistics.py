@@ -96,7 +96,7 @@ power: the critical value of two degrees of freedom is 4.3, so that what differs
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Literal
 
@@ -150,6 +150,12 @@ class Interval:
                 f"without its spread an interval is known at {CONFIDENCE} alone, not {confidence}"
             )
         return _bounds(self.mean, self.spread, self.seeds, self.documents, confidence)
+
+    @property
+    def mirrored(self) -> "Interval":
+        """Return the interval of the difference the other way round."""
+        spread = self.spread and replace(self.spread, skewness=-self.spread.skewness)
+        return Interval(-self.mean, -self.high, -self.low, self.seeds, self.documents, spread)
 
 
 def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) -> Interval:

@@ -77,7 +77,7 @@ def _has_whole_config(run: Path) -> bool:
 
 
 def _scored_lengths(rows: list[Row]) -> tuple[int, ...]:
-    scored = [row for row in rows if row.protocol not in APART and row.bits_per_byte is not None]
+    scored = [row for row in rows if row.protocol not in APART and row.nll is not None]
     return tuple(sorted({row.length for row in scored}))
 
 

@@ -15,11 +15,13 @@ import numpy as np
 
 from pe_bench.plot.placing import keep_apart, spread_apart
 from pe_bench.plot.scale import Scale, scale_of_changes, scale_of_lengths, scale_of_levels
+from pe_bench.report.measure import BITS, Measure
 from pe_bench.report.statistics import student_interval
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.table import Table
 
+SHARE_PADDING = 0.03  # above 1 and below 0
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
 VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
 MAX_TITLE = 100  # characters
@@ -79,6 +81,7 @@ class Chart:
     order_note: str
     margin: float
     anchors: tuple[Curve, ...] = ()
+    measure: Measure = BITS
 
     @property
     def is_over_length(self) -> bool:
@@ -95,7 +98,9 @@ class Chart:
 
     @cached_property
     def y(self) -> Scale:
-        """The axis of values, which never spans less than ten margins."""
+        """The axis of values, which never spans less than ten margins; that of shares is whole."""
+        if self.measure.higher_is_better:
+            return Scale(-SHARE_PADDING, 1 + SHARE_PADDING)
         values = np.array([point.value for point in self.points])
         bands = np.array([edge for point in self.points for edge in (point.low, point.high)])
         if self.values == "change":
@@ -106,7 +111,8 @@ class Chart:
     def y_label(self) -> str:
         if self.values == "change":
             return f"change against {self.train_length}, bits per byte (+ is worse)"
-        return f"bits per byte{', log scale' if self.y.shape == 'log' else ''} (lower is better)"
+        better = "higher" if self.measure.higher_is_better else "lower"
+        return f"{self.measure.unit}{', log scale' if self.y.shape == 'log' else ''} ({better} is better)"
 
     @cached_property
     def has_visible_band(self) -> bool:
@@ -118,7 +124,7 @@ class Chart:
         """Return what crosses, bands, rings and the grey margin mean, for those that are seen."""
         notes = []
         if any(curve.broken_at for curve in self.curves):
-            notes.append("Cross: the break point, the first length seen to degrade or fail.")
+            notes.append(f"Cross: the break point, the first length seen to {self._broken_verbs}.")
         if self.has_visible_band:
             notes.append(f"Bands: {self._band_text()}.")
         if any(len({point.seeds for point in curve.points}) > 1 for curve in self.curves):
@@ -129,6 +135,10 @@ class Chart:
             beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
             notes.append(f"Grey: within the margin of {self.margin:g}, where a change holds{beyond}.")
         return notes
+
+    @property
+    def _broken_verbs(self) -> str:
+        return "be solved in part or not at all" if self.measure.higher_is_better else "degrade or fail"
 
     def _band_text(self) -> str:
         """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
@@ -213,6 +223,7 @@ def _setting_among(table: Table, tables: Sequence[Table]) -> str:
 
 
 def _chart_over_length(table: Table, title: str, values: PlotValues) -> Chart:
+    values = "levels" if table.is_task else values  # lengths of a task are not paired, so have no change
     return Chart(
         title=title,
         curves=tuple(_length_curve(line, table, values) for line in table.lines),
@@ -228,6 +239,7 @@ def _chart_over_length(table: Table, title: str, values: PlotValues) -> Chart:
         anchors=tuple(_length_curve(line, table, values) for line in table.anchors)
         if values == "levels"
         else (),
+        measure=table.measure,
     )
 
 

@@ -105,7 +105,7 @@ def _sections(tables: Sequence[Table]) -> list[Section]:
     styles = line_styles(line.label for table in tables for line in table.lines)
     charts = zip(charts_of(tables), charts_of(tables, "change"), strict=True)
     return [
-        _section(table, f"{place}", [levels[0], changes[0]], levels[1:], styles)
+        _section(table, f"{place}", list(dict.fromkeys([levels[0], changes[0]])), levels[1:], styles)
         for place, (table, (levels, changes)) in enumerate(zip(tables, charts, strict=True))
     ]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pe_bench.report.cell_text import break_text, level_text, number_text, of_model, verdict_of
+from pe_bench.report.cell_text import answers_texts, break_text, level_text, number_text, of_model, verdict_of
 from pe_bench.report.html.style import ANCHOR, LineStyle
 from pe_bench.report.html.text import (
     difference_text,
@@ -127,11 +127,16 @@ def _number_cell(value: Value | None, cell: Cell | None, classes: str = "") -> S
 def _details(line: Line, table: Table) -> Details:
     cells = [line.cells.get(length) for length in table.lengths]
     rows = {
-        "bits/byte": [_level_text(line, cell) for cell in cells],
+        table.measure.name: [_level_text(line, cell) for cell in cells],
+        "from": [answers_texts(cell)[0] if cell and cell.answers else "" for cell in cells],
+        "to": [answers_texts(cell)[1] if cell and cell.answers else "" for cell in cells],
+        "accuracy": [answers_texts(cell)[2] if cell and cell.answers else "" for cell in cells],
         "perplexity": [perplexity_text(cell.perplexity) if cell else "" for cell in cells],
         "change": [signed(cell.change) if cell and cell.change is not None else "" for cell in cells],
         "95 %": [interval_text(cell.interval) if cell and cell.interval else "" for cell in cells],
-        "verdict": [verdict_of(cell, table) if cell and cell.interval else "" for cell in cells],
+        "verdict": [
+            verdict_of(cell, table) if cell and (cell.interval or cell.answers) else "" for cell in cells
+        ],
         f"vs {table.baseline}": [
             difference_text(cell.baseline) if cell and cell.baseline else "" for cell in cells
         ],

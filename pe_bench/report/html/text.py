@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pe_bench.report.cell_text import number_text, verdict_of
+from pe_bench.report.cell_text import answers_texts, number_text, verdict_of
 from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.cells import Cell, ContextUse, Difference
 from pe_bench.report.tables.lines import Line
@@ -46,6 +46,9 @@ def point_text(line: Line, cell: Cell, table: Table) -> str:
 
 
 def _facts(cell: Cell, table: Table) -> Iterator[str]:
+    if cell.answers is not None and cell.level is not None:
+        low, high, accuracy = answers_texts(cell)
+        yield f"{number_text(cell.level)} exact (95 %: {low} to {high}), accuracy {accuracy}"
     if cell.bits_per_byte is not None:
         yield f"{number_text(cell.bits_per_byte)} bits/byte, perplexity {perplexity_text(cell.perplexity)}"
     if cell.length == table.key.train_length:

@@ -7,8 +7,9 @@ from pe_bench.report.tables.context_use import of_one_set
 from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, paired
 from pe_bench.report.tables.lines import Line, Member, Unlearned, make_line, members_of
 from pe_bench.report.tables.target_sets import Rank
+from pe_bench.report.tables.task_cells import is_unlearned
 from pe_bench.runs.anchors import COPYING, FREQUENCIES, TRIGRAM, StoredAnchors, place_of
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import TASK, Row
 
 
 def anchor_lines(
@@ -35,6 +36,8 @@ def unlearned(own_rows: Sequence[Row], stored: StoredAnchors, files: ScoreFiles)
 
     own_rows: of a line's runs with their own encoding: it is the weights that learn.
     """
+    if any(row.protocol == TASK for row in own_rows):
+        return "task" if is_unlearned(own_rows, files) else ""
     trained = [row for row in own_rows if row.length == row.train_length and has_number(row)]
     over_frequencies = _against(FREQUENCIES, trained, stored, files).interval
     if over_frequencies is not None and not over_frequencies.high < 0:

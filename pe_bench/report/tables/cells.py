@@ -10,6 +10,7 @@ import numpy as np
 
 from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, level_of, paired, pairs_by_run
+from pe_bench.report.task_statistics import AnswerIntervals
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import perplexity_of
 
@@ -45,12 +46,27 @@ class ContextUse:
 
 
 @dataclass(frozen=True)
+class AnswerScores:
+    """The scores of a task's answers at a length.
+
+    accuracy: the share of right answers, and chance what guessing gets. of_models: the intervals for these
+    models alone; none for one seed.
+    """
+
+    accuracy: float
+    chance: float
+    intervals: AnswerIntervals
+    of_models: AnswerIntervals | None
+
+
+@dataclass(frozen=True)
 class Cell:
     """An encoding at a length: its levels, and the change with its verdict.
 
-    levels: bits per byte, one for each seed, in the order of the runs' names. A number that is not
-    known is None; `missing` says why there is no change, or no interval of it. of_models: the interval for
-    these models alone, and verdict_of_models its verdict; none for one seed.
+    levels: bits per byte, or the share of a task's examples that are right, one for each seed, in the order
+    of the runs' names. A number that is not known is None; `missing` says why there is no change, or no
+    interval of it. of_models: the interval for these models alone, and verdict_of_models its verdict; none
+    for one seed.
     """
 
     length: int
@@ -73,10 +89,15 @@ class Cell:
     changes: tuple[float, ...] = ()  # of each seed, where there is a change
     baseline: Difference | None = None  # none where the table has no baseline, or this is it
     use: ContextUse | None = None  # none where no control was scored
+    answers: AnswerScores | None = None  # of a task
+
+    @property
+    def level(self) -> float | None:
+        return _mean(self.levels)
 
     @property
     def bits_per_byte(self) -> float | None:
-        return _mean(self.levels)
+        return None if self.answers is not None else self.level
 
 
 class Labelled(typing.Protocol):
@@ -100,7 +121,7 @@ def make_cell(
     """
     scored = [row for row in rows if has_number(row)]
     if not scored:
-        return _empty(rows)
+        return empty_cell(rows)
     seeds = Counter(row.target_hash for row in scored)
     chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
     scored = sorted((row for row in scored if row.target_hash == chosen), key=lambda row: row.run)
@@ -138,7 +159,8 @@ def label_of(labelled: Labelled) -> str:
     return f"{labelled.encoding} -> {labelled.scored_with}" + (" (forced)" if labelled.forced else "")
 
 
-def _empty(rows: Sequence[Row]) -> Cell:
+def empty_cell(rows: Sequence[Row]) -> Cell:
+    """Return the cell of rows without a number."""
     first = rows[0]
     status = "undefined" if first.status == "ok" else first.status
     return Cell(

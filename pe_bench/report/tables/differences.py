@@ -10,7 +10,7 @@ from pe_bench.errors import RunError
 from pe_bench.report.statistics import Interval, paired_interval
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.means import Means, compute_means
-from pe_bench.runs.rows import ALL, Row
+from pe_bench.runs.rows import ALL, TASK, Row
 from pe_bench.runs.scores import Clusters, load_scores, score_file
 
 
@@ -52,6 +52,14 @@ class ScoreFiles:
         """Return by what the clusters of a row count; None where all count the same. Raises `RunError`."""
         return self._means(row).sizes
 
+    def answers(self, row: Row) -> np.ndarray:
+        """Return the share of right answers of each example, float64 [examples]. Raises `RunError`."""
+        path = score_file(self._folder_of(row.run).path, row)
+        right = load_scores(path).accuracy_by_document()
+        if not _agree(float((right == 1).mean()), level_of(row)):
+            raise RunError(f"{path} does not give its row's share of right examples, {level_of(row):.6f}")
+        return right
+
     def of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
         """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""
         if name == ALL:
@@ -72,6 +80,9 @@ class ScoreFiles:
         folder = self._folder_of(row.run)
         path = score_file(folder.path, row)
         found = folder.means.find(path, row.slice_hash)
+        if row.protocol == TASK:
+            right = self.answers(row)
+            found = Means(np.arange(len(right)), (right == 1).astype(float), level_of(row), 1)
         if found is None:
             scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
             self._clusters[row.target_hash] = scores.clusters
@@ -133,7 +144,7 @@ def _pairs(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], obje
 
 
 def has_number(row: Row) -> bool:
-    return row.status == "ok" and row.bits_per_byte is not None
+    return row.status == "ok" and _level(row) is not None
 
 
 def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
@@ -156,9 +167,14 @@ def _are_same(sizes: np.ndarray | None, others: np.ndarray | None) -> bool:
 
 
 def level_of(row: Row) -> float:
-    """Return the bits per byte of a row that has a number."""
-    assert row.bits_per_byte is not None
-    return row.bits_per_byte
+    """Return the bits per byte of a row that has a number, or of a task the share of right examples."""
+    level = _level(row)
+    assert level is not None
+    return level
+
+
+def _level(row: Row) -> float | None:
+    return row.exact if row.protocol == TASK else row.bits_per_byte
 
 
 def _agree(found: float, claimed: float) -> bool:

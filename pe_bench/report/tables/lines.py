@@ -12,11 +12,13 @@ from pe_bench.report.tables.cells import Cell, ContextUse, label_of, make_cell
 from pe_bench.report.tables.context_use import context_use, sensitivity
 from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, level_of
 from pe_bench.report.tables.target_sets import Rank
-from pe_bench.runs.rows import Row
+from pe_bench.report.tables.task_cells import make_task_cell
+from pe_bench.runs.rows import TASK, Row
 
 # What is known of a line's weights at the training length: that they are surely worse than the trigram of the
 # same tokens (trigram), or not even surely better than token frequencies (frequencies).
-Unlearned = Literal["", "trigram", "frequencies"]
+# Or that they have not surely learned their task there (task).
+Unlearned = Literal["", "trigram", "frequencies", "task"]
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,12 @@ def make_line(
     rows = member.rows
     own_at_train_length = [row for row in own_rows if row.length == row.train_length]
     lengths = sorted({row.length for row in rows})
+    at = {length: [row for row in rows if row.length == length] for length in lengths}
     cells = {
-        length: make_cell([row for row in rows if row.length == length], own_at_train_length, ranks, files)
-        for length in lengths
+        length: make_task_cell(own, ranks, files)
+        if own[0].protocol == TASK
+        else make_cell(own, own_at_train_length, ranks, files)
+        for length, own in at.items()
     }
     sensitive = sensitivity(whole_rows, files)
     speed_of = {row.run: row.tokens_per_second for row in rows}

@@ -11,8 +11,9 @@ from pe_bench.report.tables.scored_checkpoint import ScoredCheckpoint, notes_on_
 from pe_bench.report.tables.target_sets import lengths_on_other_sets
 from pe_bench.report.tables.training_machine import TrainingMachine
 from pe_bench.report.tables.unclear import agreeing_seeds, unclear_changes
+from pe_bench.report.task_statistics import SOLVED
 from pe_bench.runs.anchors import COPYING
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
 
 
@@ -44,7 +45,8 @@ def make_notes(
         return []
     train_length = rows[0].train_length
     plain = [row for row in rows if row.control == "none"]
-    unequal_lengths = [*_unequal_targets(lines), *_other_sets(lines, train_length)]
+    unequal_lengths = [*_unequal_targets(lines)]
+    unequal_lengths += [] if rows[0].protocol == TASK else _other_sets(lines, train_length)
     notes = [
         *([order_note] if len(lines) > 1 else []),
         *_caveats(notes_on_checkpoints(checkpoints)),
@@ -89,6 +91,12 @@ def _unlearned(lines: Sequence[Line], row: Row) -> Iterator[str]:
             f"* no better than {token} frequencies, so with neither rank nor verdicts{_which(none, lines)}: "
             f"not surely better at {row.train_length} than how often each {token} is"
         )
+    task = [line.label for line in lines if line.unlearned == "task"]
+    if task:
+        yield (
+            f"* not learned, so with neither rank nor verdicts past {row.train_length}{_which(task, lines)}: "
+            f"not surely right on more than {100 * SOLVED:g} % of the examples at {row.train_length}"
+        )
 
 
 def _anchors(anchors: Sequence[Line]) -> Iterator[str]:
@@ -111,6 +119,10 @@ def _protocol_caveats(protocol: str) -> Iterator[str]:
         yield (
             "nonoverlapping: the first tokens of a window see little, and long windows have fewer of them, "
             "so scores improve with length by themselves"
+        )
+    if protocol == TASK:
+        yield (
+            "each length has examples of its own: encodings are compared on the same ones, lengths are not"
         )
 
 

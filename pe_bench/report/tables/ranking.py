@@ -44,6 +44,8 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
         key = KEYS[sort]
         by_key = sorted(lines, key=lambda line: (*key(line), line.label))
         return Order(by_key, None, Note(f"in order of {sort}", is_caveat=True))
+    if sort is None and any(cell.answers for line in lines for cell in line.cells.values()):
+        return _by_reach(lines)
     wanted = int(sort) if sort is not None else None
     is_scored = any(line.cells[wanted].levels for line in lines if wanted in line.cells)
     length = wanted if is_scored else _longest_of_most(lines)
@@ -58,8 +60,22 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
     ranked = _by_level(lines, length)
     below = [line.label for line in ranked if not _has_level(line, length)]
     short = f"; below: {', '.join(below)}" if below else ""
-    note = Note(f"ranked by bits/byte at {length}{chosen}{short}", is_caveat=is_scored)
+    name = (
+        "exact" if any(line.cells[length].answers for line in lines if length in line.cells) else "bits/byte"
+    )
+    note = Note(f"ranked by {name} at {length}{chosen}{short}", is_caveat=is_scored)
     return Order(ranked, length, note)
+
+
+def _by_reach(lines: Sequence[Line]) -> Order:
+    """Return the lines of a task: at most lengths either all or none solve it."""
+
+    def place(line: Line) -> tuple[bool, int, float, str]:
+        levels = [cell.level or 0.0 for cell in line.cells.values()]
+        return not line.is_ranked, -(line.break_point.works_to or 0), -sum(levels), line.label
+
+    text = "in order of the length that a line works to, then of its mean over lengths"
+    return Order(sorted(lines, key=place), None, Note(text, is_caveat=False))
 
 
 def memory_at(line: Line, length: int) -> float | None:
@@ -117,7 +133,9 @@ def _has_level(line: Line, length: int) -> bool:
 
 
 def _level(line: Line, length: int) -> float:
-    """Return the bits per byte at a length; a level that is no number, or is not there, ranks last."""
+    """Return the level at a length, of which less is better; one that is no number, or not there, is last."""
     cell = line.cells.get(length)
-    level = cell.bits_per_byte if cell is not None else None
+    level = cell.level if cell is not None else None
+    if level is not None and cell is not None and cell.answers is not None:
+        return -level
     return level if level is not None and level == level else float("inf")

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pe_bench.report.measure import Measure, measure_of
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.lines import Line
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.rows import ALL, HALF
+from pe_bench.runs.rows import ALL, HALF, TASK
 
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
 
@@ -69,6 +70,15 @@ class Table:
     recall: "Table | None" = (
         None  # the same lines on that slice; none where this is a slice, or none was kept
     )
+
+    @property
+    def measure(self) -> Measure:
+        """Return what the levels are."""
+        return measure_of(self.key.protocol)
+
+    @property
+    def is_task(self) -> bool:
+        return self.key.protocol == TASK
 
     @property
     def all_lines(self) -> tuple[Line, ...]:

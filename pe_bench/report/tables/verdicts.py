@@ -8,6 +8,7 @@ from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.report.tables.cells import Cell, Difference
 from pe_bench.report.tables.differences import Paired, ScoreFiles, paired, pairs_by_seed
 from pe_bench.report.tables.lines import Line, Member
+from pe_bench.report.tables.task_cells import judge_task
 
 Place = tuple[int, int]  # a line's number, and a length
 
@@ -23,6 +24,9 @@ def judge(lines: Sequence[Line], train_length: int, margin: float) -> list[Line]
 
 
 def _judge_line(line: Line, train_length: int, margin: float) -> Line:
+    if any(cell.answers for cell in line.cells.values()):
+        cells, found = judge_task(line.cells, train_length, is_unlearned=line.unlearned == "task")
+        return replace(line, cells=cells, break_point=found)
     if line.is_anchor or line.unlearned == "frequencies":
         return replace(line, cells={length: replace(cell, use=None) for length, cell in line.cells.items()})
     cells = {
@@ -55,7 +59,9 @@ def with_baseline(
         for place, difference in differences.items()
         if difference.interval and not lines[place[0]].is_anchor
     }
-    found = _compare(intervals, margin)
+    is_task = any(cell.answers for cell in base_line.cells.values())
+    judged = {place: interval.mirrored for place, interval in intervals.items()} if is_task else intervals
+    found = _compare(judged, margin)  # of which negative is better
     return [_with_differences(line, place, differences, found) for place, line in enumerate(lines)]
 
 
