@@ -21,7 +21,7 @@ from pe_bench.studies.definition import Study
 from pe_bench.studies.measurements import Measurements, Series
 
 PANEL_WIDTH, PANEL_HEIGHT = 6.0, 3.2  # inches
-NOTE = "hollow: does not surely break up to that length, the longest that was scored"
+NOTE = "hollow: does not surely break up to the longest length; none: no better than token frequencies"
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,24 @@ class Break:
 
 def draw_study(study: Study, found: Measurements, results_dir: Path, path: Path) -> None:
     """Draw break points against training tokens where a study has several budgets, else its curves."""
-    if len(study.sweeps) > 1:
-        save_picture(lambda: _draw(study, break_points(study, found)), path)
-        return
     rows = [row for own in found.rows.values() for row in own if row.protocol == "paired"]
+    if len(study.sweeps) > 1:
+        points, lengths = break_points(study, found), sorted({row.length for row in rows})
+        longer = [length for length in lengths if length > found.length]
+        save_picture(lambda: _draw(study, points, longer), path)
+        return
     where = (Condition("target_hash", "=", tuple(sorted({row.target_hash for row in rows}))),)
     runs = sorted({row.run for row in rows})
     plot_tables(build_tables(results_dir, runs, "paired", Selection(where=where)), path)
 
 
 def break_points(study: Study, found: Measurements) -> dict[str, list[Break]]:
-    """Return the break points of each encoding, in the order of training tokens."""
+    """Return the break points of each encoding that has learned, in the order of training tokens."""
     points: dict[str, list[Break]] = {}
     for sweep in study.sweeps:
         for name in sweep.encodings:
-            verdicts = found.verdicts(Series(name, sweep.name), "paired")
+            series = Series(name, sweep.name)
+            verdicts = found.verdicts(series, "paired") if found.has_learned(series) else {}
             tokens = {row.train_tokens for row in found.rows[sweep.name]}
             if verdicts and len(tokens) == 1:
                 length = breaks_at(verdicts)
@@ -58,29 +61,32 @@ def break_points(study: Study, found: Measurements) -> dict[str, list[Break]]:
     return {name: sorted(own, key=lambda point: point.tokens) for name, own in points.items()}
 
 
-def _draw(study: Study, points: dict[str, list[Break]]) -> Figure:
-    title = f"{study.title}: break point by training tokens, {study.seeds} seeds"
+def _draw(study: Study, points: dict[str, list[Break]], lengths: Sequence[int]) -> Figure:
+    title = f"{study.name}: break point by training tokens"
     top = lines_height(title, FONT) + 0.15
     figure = Figure(figsize=(WIDTH, top + PANEL_HEIGHT + 0.85))
     FigureCanvasAgg(figure)
     place_text(figure, LEFT, 0.0, title)
     axes = place_axes(figure, LEFT, top, PANEL_WIDTH, PANEL_HEIGHT)
-    for name, style in styles_of(points).items():
-        own = points[name]
+    styles = styles_of(points)
+    for place, (name, own) in enumerate(points.items()):
+        style, size = styles[name], 11 - 3 * min(place, 2)  # smaller marks lie on larger ones
         where = [point.tokens for point in own], [point.length for point in own]
         axes.plot(*where, color=style.colour, linestyle=style.stroke, linewidth=1.4, label=name)
         for point in own:
-            face = style.colour if point.is_known else "white"
-            axes.plot(point.tokens, point.length, style.marker, color=style.colour, markerfacecolor=face)
-    flat = [point for own in points.values() for point in own]
-    _set_axes(axes, sorted({point.tokens for point in flat}), sorted({point.length for point in flat}))
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+            face = style.colour if point.is_known else "none"
+            marker = {"color": style.colour, "markerfacecolor": face, "markersize": size}
+            axes.plot(point.tokens, point.length, style.marker, **marker)
+    _set_axes(axes, sorted({point.tokens for own in points.values() for point in own}), lengths)
+    if points:
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     place_text(figure, LEFT, top + PANEL_HEIGHT + 0.6, NOTE, fontsize=NOTE_FONT)
     return figure
 
 
 def _set_axes(axes: Axes, tokens: Sequence[int], lengths: Sequence[int]) -> None:
-    apply_scale(axes, "x", scale_of_lengths(tokens), tokens, [f"{count:,}" for count in tokens])
+    if tokens:
+        apply_scale(axes, "x", scale_of_lengths(tokens), tokens, [f"{count:,}" for count in tokens])
     apply_scale(axes, "y", scale_of_lengths(lengths), lengths, [f"{length:,}" for length in lengths])
     axes.set_xlabel("training tokens, log scale")
     axes.set_ylabel("breaks at (tokens, log scale)")

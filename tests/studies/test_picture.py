@@ -1,0 +1,52 @@
+"""The picture of a study with several budgets shows where each encoding breaks after each of them."""
+
+from pathlib import Path
+
+import pytest
+from support.results import ROW, add_run
+
+from pe_bench.studies.definition import read_study
+from pe_bench.studies.measurements import Measurements
+from pe_bench.studies.picture import Break, break_points, draw_study
+
+HOLDING, BREAKING = {128: 2.0, 256: 2.0, 512: 2.0}, {128: 1.8, 256: 2.5, 512: 3.5}
+STUDY = """\
+title: Budgets
+question: which?
+source: nobody
+minutes: 1
+times: [1, 2, 4]
+claims: []
+sweeps:
+  - {name: long, tokens: 2000, encodings: [rope, alibi]}
+  - {name: short, tokens: 1000, encodings: [rope, alibi]}
+"""
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Measurements:
+    """Rope breaks after the long training alone, alibi never."""
+    runs: dict[str, list[str]] = {}
+    for sweep, tokens, levels in (("short", 1000, HOLDING), ("long", 2000, BREAKING)):
+        options = {"train_tokens": tokens, "setting": sweep, "spread": 0.001}
+        rope, alibi = (
+            add_run(tmp_path, "rope", levels, **options),
+            add_run(tmp_path, "alibi", HOLDING, **options),
+        )
+        runs[sweep] = [rope.name, alibi.name]
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "budgets.yaml").write_text(STUDY)
+    return Measurements(tmp_path, runs, frozenset({ROW.target_hash}), 0.01)
+
+
+def test_break_points_come_in_the_order_of_training_tokens(found: Measurements, tmp_path: Path) -> None:
+    points = break_points(read_study("budgets", [tmp_path]), found)
+    assert points["rope"] == [Break(1000, 512, is_known=False), Break(2000, 256, is_known=True)]
+    assert points["alibi"] == [Break(1000, 512, is_known=False), Break(2000, 512, is_known=False)]
+
+
+def test_the_picture_is_a_file_with_the_names_of_the_encodings(found: Measurements, tmp_path: Path) -> None:
+    path = tmp_path / "picture.svg"
+    draw_study(read_study("budgets", [tmp_path]), found, tmp_path, path)
+    text = path.read_text()
+    assert all(word in text for word in ("rope", "alibi", "1,000", "2,000", "256", "hollow"))
