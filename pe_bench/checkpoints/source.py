@@ -8,6 +8,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def read_source(text: str) -> Source:
     require(named != "", f"{text} names no checkpoint: say hf:FOLDER or hf:OWNER/NAME")
     if Path(named).expanduser().is_dir():
         return checked(Source(named, Path(named).expanduser().resolve()))
+    require(not named.startswith((".", "/", "~")), f"{text} is not a folder{_close_folder(named)}")
     repository, _, revision = named.partition("@")
     require(
         REPOSITORY.fullmatch(repository) is not None and repository.count("/") == 1,
@@ -102,6 +104,16 @@ def read_source(text: str) -> Source:
     )
     folder = download(repository, revision or None)
     return checked(Source(repository, folder, revision or None, is_local=False))
+
+
+def _close_folder(named: str) -> str:
+    """Return a question for the folder that was meant, if there is a close one."""
+    place = Path(named).expanduser()
+    if not place.parent.is_dir():
+        return f", and neither is {place.parent}"
+    beside = [path.name for path in place.parent.iterdir() if (path / CONFIG).is_file()]
+    found = get_close_matches(place.name, beside, 1)
+    return f": did you mean {PREFIX}{named.removesuffix(place.name)}{found[0]}?" if found else ""
 
 
 def download(repository: str, revision: str | None) -> Path:

@@ -14,6 +14,10 @@ from pe_bench.scoring.other_encodings import WithOption
 
 
 def has_checkpoint(names: Sequence[str]) -> bool:
+    """Return whether a checkpoint is among the names. Raise `UserError` for its folder without `hf:`."""
+    for name in names:
+        is_folder = (Path(name) / "config.json").is_file() and not (Path(name) / "config.yaml").exists()
+        require(not is_folder, f"{name} is a checkpoint of Hugging Face: say hf:{name}")
     return any(map(is_checkpoint, names))
 
 

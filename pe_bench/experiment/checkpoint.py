@@ -209,16 +209,24 @@ def _say_what_was_found(config: Config, about: CheckpointConfig, difference: flo
         say(f"{config.model.name}: logits equal transformers' own to {difference:.1g} of the largest")
 
 
+def require_replaceable(job: CheckpointJob) -> None:
+    """Raise `UserError` for a model whose encoding no other can take the place of."""
+    why = ""
+    if job.model.state is None:
+        why = "is scored as it is, with transformers' attention"
+    elif not job.model.is_neutral:
+        why = "rotates its queries and keys in a way that pe-bench does not know"
+    name = job.setup.config.model.name
+    require(not why, f"{name} {why}, so --with has nothing to replace: leave --with out")
+
+
 def score_checkpoint(
     job: CheckpointJob, others: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
 ) -> list[Row]:
     """Score a checkpoint, then its weights under the others, and gather; return the rows."""
     setup = job.setup
-    require(
-        not others or (job.model.state is not None and job.model.is_neutral),
-        f"{setup.config.model.name} rotates its queries and keys itself, so --with has nothing to "
-        "replace: leave --with out",
-    )
+    if others:
+        require_replaceable(job)
     # All are built before any is scored, so that an error in the last comes first.
     models = [_with_encoding(other, job) for other in others]
     setup.run.mkdir(parents=True, exist_ok=True)

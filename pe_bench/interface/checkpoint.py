@@ -6,7 +6,12 @@ from pathlib import Path
 
 from pe_bench.config.checks import check_folder
 from pe_bench.config.override import quote
-from pe_bench.experiment.checkpoint import CheckpointJob, prepare_checkpoint, score_checkpoint
+from pe_bench.experiment.checkpoint import (
+    CheckpointJob,
+    prepare_checkpoint,
+    require_replaceable,
+    score_checkpoint,
+)
 from pe_bench.interface.request import Request
 from pe_bench.interface.run import Run
 from pe_bench.scoring.other_encodings import OtherEncoding, find_others
@@ -45,5 +50,7 @@ def prepare_checkpoint_scoring(
         plain=plain,
         planner=make_plans if request.probe is None else request.probe.plans,
     )
+    if request.others.encodings:
+        require_replaceable(job)
     others = find_others(request.others, job.setup.run.name, job.setup.config)
     return CheckpointScoring(job, others, request.evaluation.get("lengths") or ())

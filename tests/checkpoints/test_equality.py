@@ -254,7 +254,7 @@ def test_a_mask_of_another_kind_is_refused_and_scored_as_it_is(tmp_path: Path) -
     assert opened(folder, plain=True).model.state is None
 
 
-@pytest.mark.parametrize("name", ["bloom", "mamba"])
+@pytest.mark.parametrize("name", ["bloom", "falcon", "mamba"])
 def test_a_model_without_the_interface_is_scored_as_it_is(tmp_path: Path, name: str) -> None:
     found = opened(write_checkpoint(tmp_path / name, name))
     assert found.difference is None

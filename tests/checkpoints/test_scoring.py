@@ -139,9 +139,10 @@ def test_a_model_without_the_interface_has_no_window_and_no_other_encoding(
     assert done.code == 0, done.err
     status = {row.control: row.status for row in rows_in(tmp_path) if row.length == 64}
     assert status == {"none": "ok", "swap": "ok", "window": "undefined"}
-    refused = score("bloom", "train.length=32", "--lengths", "64", "--with", "logn")
-    assert refused.code == 2
-    assert "rotates its queries and keys itself" in refused.line
+    for other in ("logn", "yarn"):
+        refused = score("bloom", "train.length=32", "--lengths", "64", "--with", other)
+        assert refused.code == 2
+        assert "is scored as it is, with transformers' attention, so --with has nothing" in refused.line
 
 
 def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> None:
@@ -283,3 +284,23 @@ def test_documents_must_hold_the_longest_length_that_is_named_and_no_more(
     assert read_config(run_in(tmp_path)).eval.max_length == 128
     done = score("llama", "--lengths", "64", "--max-length", "256")
     assert done.code == 0 and "reach 256 tokens" in done.err
+
+
+def test_latent_attention_is_scored_and_keeps_its_rotation(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "deepseek", "deepseek_v3")
+    assert score("deepseek", "--lengths", "64").code == 0
+    assert {(row.control, row.status) for row in rows_in(tmp_path) if row.length == 64} == {
+        ("none", "ok"),
+        ("window", "ok"),
+        ("swap", "ok"),
+    }
+    refused = score("deepseek", "--lengths", "64", "--with", "yarn")
+    assert refused.code == 2
+    assert "hf:deepseek rotates its queries and keys in a way that pe-bench does not know" in refused.line
+
+
+def test_a_checkpoint_s_folder_without_the_prefix_is_answered(tmp_path: Path, command: Command) -> None:
+    folder = write_checkpoint(tmp_path / "llama", "llama")
+    done = command("eval", str(folder), "--lengths", "64")
+    assert done.code == 2
+    assert f"{folder} is a checkpoint of Hugging Face: say hf:{folder}" in done.line

@@ -127,8 +127,16 @@ def test_a_repository_without_a_network_is_one_clear_line(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("text", ["hf:", "hf:/no/such/folder", "hf:one", "hf:../up/and/away"])
 def test_what_names_no_checkpoint_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="names no checkpoint|neither a folder nor"):
+    with pytest.raises(UserError, match="names no checkpoint|neither a folder nor|is not a folder"):
         read_source(text)
+
+
+@pytest.mark.parametrize("name", ["./lama", "lama"])
+def test_a_mistyped_folder_is_no_repository(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    path = name if name.startswith(".") else str(folder.parent / name)
+    with pytest.raises(UserError, match=r"lama is not a folder: did you mean hf:.*/llama\?"):
+        read_source(f"hf:{path}")
 
 
 def test_the_identity_follows_from_configuration_tokenizer_and_weights(folder: Path, tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mamba": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "falcon": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "deepseek_v3": SIZES
+    | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    | {"moe_intermediate_size": 16, "num_key_value_heads": 4},
     "doge": SIZES,
     "opt": SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
     "cohere2": WINDOWED,
