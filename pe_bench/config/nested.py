@@ -31,7 +31,7 @@ def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str
 def _with_nested_as_text(override: Override) -> Override:
     if not (override.section == "encoding" and (override.value or "").startswith("{")):
         return override
-    values = _values_of(override)
+    values = values_of(override)
     if not values or not all(isinstance(value, dict) and "name" in value for value in values):
         return override
     # Hydra would merge a mapping with the one that is there: as a text it takes its place.
@@ -85,7 +85,7 @@ def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], place: s
             raise unknown_key(f"{place}.{option}", values)
 
 
-def _values_of(override: Override) -> list[Any]:
+def values_of(override: Override) -> list[Any]:
     """Return the values of an override, several for a sweep; none where Hydra cannot read it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Transformer

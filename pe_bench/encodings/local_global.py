@@ -13,7 +13,8 @@ schedules of open models are `gemma3`, `gemma4`, `olmo3`, `cohere2`, `smollm3`, 
 
 Each part is any other encoding with its options, and modifiers of its own, as in `encoding.global={name:
 p_rope, fraction: 0.25}` and `encoding.local={name: rope, modifiers: {sink: {}}}`. Position ids and embeddings
-are shared by all layers, and so neither can have them.
+are shared by all layers, and so neither can have them. After training each part may change as it could alone:
+`pe-bench eval RUN --with 'local_global global={name: yarn, factor: 8}'` scales the global layers of `rope`.
 """
 
 from pe_bench.encodings.base import NestedEncoding, PositionalEncoding

@@ -1,7 +1,8 @@
 """Which encodings trained weights may be scored with, as the classes declare it.
 
 An encoding works on weights of the encodings that its class names in `compatible_with`. Where the class stays
-the same, only the options that it names in `changeable_after_training` may differ. Modifiers that the run was
+the same, only the options that it names in `changeable_after_training` may differ; of an option that holds
+another encoding the same is true of that one. Modifiers that the run was
 trained with stay. If they are compatible with the base themselves, the weights mean what they mean without
 them; any other modifier makes them weights of another model, about which nothing is known.
 """
@@ -49,9 +50,15 @@ def _has_other_class(before: PartSpec, part: PartSpec) -> bool:
 
 
 def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[str]:
+    held, holds = before.nested, part.nested
     for option, value in part.options.items():
         old = before.options.get(option)
-        if value != old and option not in part.encoding_class.changeable_after_training:
+        if value == old or option in part.encoding_class.changeable_after_training:
+            continue
+        if option in held and option in holds:
+            for reason in _incompatibilities(held[option], holds[option]):
+                yield f"{option}: {reason}"
+        else:
             yield (
                 f"this run was trained with {name} {option}={shown(old)}, and {option} "
                 f"cannot change to {shown(value)} after training {_changeable(part)}"

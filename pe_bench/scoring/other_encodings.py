@@ -13,7 +13,7 @@ longer, for nobody sets a model up for shorter texts than it gets. The number is
 two factors are never taken for one curve.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ import torch
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import names_in
+from pe_bench.config.nested import values_of
 from pe_bench.config.options import in_full
-from pe_bench.config.override import parse_override, quote
+from pe_bench.config.override import Override, parse_override, quote
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec
@@ -125,7 +126,7 @@ def _encodings(requested: RequestedEncoding, trained: Config, own: EncodingSpec)
     kind = given.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
     composed = EncodingSpec(compose([*overrides, *chosen], own.search)["encoding"], own.search)
-    encoding = _replace_trained(composed, own, requested, set(given)).with_code_hashes().values
+    encoding = _replace_trained(composed, own, requested, _given_keys(given)).with_code_hashes().values
     if requested.base not in (None, *names_in("encoding", [])):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
@@ -154,6 +155,15 @@ def _full_option(requested: RequestedEncoding, bare: dict[str, Any], text: str) 
     full = in_full(name, bare, option)
     key = option.key if option.section == "encoding" else f"{place}.{option.key}"
     return (full.key if full else key), option.value or ""
+
+
+def _given_keys(given: Mapping[str, str]) -> set[str]:
+    """Return the keys of options, and those within a mapping: `encoding.global={name: yarn}` has two."""
+    found = set(given)
+    for key, text in given.items():
+        for value in values_of(Override("", key, text)):
+            found |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else set()
+    return found
 
 
 def _overrides_of(trained: Config) -> list[str]:
@@ -186,9 +196,20 @@ def _with_shared_options(part: PartSpec, trained: PartSpec, given: set[str]) -> 
         for name in part.values
         if name in before and name not in NOT_OPTIONS and f"{part.key}.{name}" not in given
     }
+    for option, spec in part.nested.items():
+        if option not in shared and option in trained.nested:
+            shared[option] = _nested_with_shared_options(spec, trained.nested[option], given)
     was_derived, derived = trained.values.get("derived") or [], part.values.get("derived") or []
     kept = [name for name in derived if name not in shared or name in was_derived]
     return {**part.values, **shared, "derived": kept}
+
+
+def _nested_with_shared_options(spec: EncodingSpec, trained: EncodingSpec, given: set[str]) -> dict[str, Any]:
+    kept = {name: part.values for name, part in (trained.modifiers | spec.modifiers).items()}
+    return {
+        **_with_shared_options(spec.base, trained.base, given),
+        **({"modifiers": kept} if kept else {}),
+    }
 
 
 def _require_fit(label: str, encoding: EncodingSpec, trained: EncodingSpec, n_layers: int) -> None:

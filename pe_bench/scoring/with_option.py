@@ -8,7 +8,9 @@ from pathlib import Path
 from pe_bench.config.groups import find_name, names_in
 from pe_bench.errors import UserError, require
 
-PART = re.compile(r"(?:\[[^\]]*\]|\S)+")  # a list may hold spaces
+# A list may hold spaces, and so may a mapping, with mappings in it.
+MAPPING = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+PART = re.compile(rf"(?:\[[^\]]*\]|{MAPPING}|\S)+")
 
 
 @dataclass(frozen=True)

@@ -154,3 +154,28 @@ def implied(encoding: EncodingSpec) -> Mapping[str, Any]:
 
 def test_the_shipped_folder_is_what_is_tested() -> None:
     assert len(NAMES) == len(list((config_dir() / "encoding").glob("*.yaml"))) > 50
+
+
+@pytest.mark.parametrize(
+    ("trained", "other", "reason"),
+    [
+        ("{name: rope}", "{name: yarn, factor: 4}", None),
+        ("{name: rope}", "{name: rope, modifiers: {logn: {}}}", None),
+        (
+            "{name: rope}",
+            "{name: rope, base: 500}",
+            "global: this run was trained with rope base=10000.0, and base cannot change to 500.0 after",
+        ),
+        (
+            "{name: nope}",
+            "{name: yarn}",
+            "global: yarn works on weights trained with p_rope, partial_rope or rope;",
+        ),
+    ],
+)
+def test_an_encoding_in_an_option_may_change_as_it_could_alone(
+    trained: str, other: str, reason: str | None
+) -> None:
+    before, after = (spec("local_global", f"encoding.global={value}") for value in (trained, other))
+    found = incompatibility(before, after)
+    assert found is None if reason is None else found is not None and found.startswith(reason)

@@ -204,6 +204,20 @@ def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, argu
     assert other[32] is not None and other[32] != own[32]
 
 
+def test_an_encoding_in_an_option_is_scaled_with_the_trained_options_that_are_not_given(
+    begin, evaluate, folder
+):
+    begin("encoding=local_global", "encoding.global={name: rope, base: 500, modifiers: {logn: {}}}")
+    outcome = evaluate("--lengths", "32", "--with", "local_global global={name: yarn, factor: 4}")
+    assert outcome.code == 0, outcome.err
+    assert labels(folder) == [
+        "local_global local=rope global=rope+logn(base=500.0)",
+        "local_global local=rope global=yarn+logn(base=500.0 factor=4.0)",
+    ]
+    own, scaled = (levels(folder)[label, 32] for label in labels(folder))
+    assert None not in (own, scaled) and own != scaled
+
+
 def test_a_divided_position_has_the_embedding_of_its_quotient():
     values = {"name": "s", "class": "pe_bench.encodings.sinusoidal:Sinusoidal", "d_model": 8}
     wide, plain = (EncodingSpec(values | factor).build(1) for factor in ({"factor": 4.0}, {}))
@@ -230,12 +244,16 @@ def test_two_spellings_of_one_encoding_are_scored_once(begin, evaluate, folder):
 
 
 def test_arguments_are_parsed_as_typed():
-    requested = read_requested(["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn"])
+    held = "global={name: yarn, modifiers: {sink: {}}}"
+    requested = read_requested(
+        ["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn", f"local_global {held}"]
+    )
     assert [(each.base, each.modifiers, each.options) for each in requested] == [
         ("yarn", (), ()),
         ("rope_pi", (), ()),
         ("yarn", ("logn",), ("factor=4", "long=[1, 2]")),
         (None, ("logn",), ()),
+        ("local_global", (), (held,)),
     ]
     with pytest.raises(UserError, match="name encodings with commas between"):
         read_requested(["yarn,"])
@@ -277,7 +295,7 @@ def test_the_path_of_the_data_may_contain_any_character(begin, folder):
     [
         ("yar", ["yarn"]),
         ("yarn,rope_n", ["yarn,rope_ntk", "yarn,rope_ntk_by_parts"]),
-        ("yarn+log", ["yarn+logn"]),
+        ("yarn+log", ["yarn+log_steps", "yarn+logn"]),
         ("yarn beta_f", ["yarn beta_fast="]),
         ("sliding_window w", ["sliding_window window="]),
         ("rope d_", []),

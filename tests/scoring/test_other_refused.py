@@ -20,7 +20,7 @@ torch.set_num_threads(1)
         (
             "rope",
             "alibi",
-            "alibi works on no other encoding's weights; this run used rope (compatible: leaky_rerope, ",
+            "alibi works on no other encoding's weights; this run used rope (compatible: dca, leaky_rerope, ",
         ),
         ("xpos", "sliding_window", "; this run used xpos (compatible: none)"),
         ("rope", "rope base=500", "rope base=10000.0, and base cannot change to 500.0 after training"),
