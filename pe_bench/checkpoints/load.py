@@ -1,16 +1,20 @@
 """A checkpoint as transformers loads it: no code of its folder runs, and nothing of it is left to chance."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from pe_bench.checkpoints.source import Source
-from pe_bench.errors import UserError, first_line
+from pe_bench.checkpoints.source import CONFIG, Source
+from pe_bench.errors import UserError, first_line, require
+from pe_bench.system.terminal import say
 
 SILENT = 50  # nothing but what ends the program
+MAX_LAYERS = 1_000  # a configuration of more would take hours to build
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+MISMATCHED = "ignore_mismatched_sizes"  # the argument that transformers' refusal names
 INSTALL = "pip install 'pe-bench[hf]'"
 
 
@@ -58,7 +62,18 @@ def load_config(source: Source) -> Any:
             )
         if getattr(found, "is_encoder_decoder", False):
             raise UserError(f"{source.name} has an encoder: only models that read one text can be scored")
+        _check_layers(source, found)
         return found
+
+
+def _check_layers(source: Source, config: Any) -> None:
+    text = config.get_text_config(decoder=True)
+    for name in LAYERS:
+        count = getattr(text, name, 1)
+        require(
+            isinstance(count, int) and 0 < count <= MAX_LAYERS,
+            f"{source.folder / CONFIG} has {name}={count!r:.20}, and models have 1 to {MAX_LAYERS:,} layers",
+        )
 
 
 def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
@@ -76,14 +91,24 @@ def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
                 output_loading_info=True,
             )
         except Exception as error:
+            require(
+                MISMATCHED not in str(error),
+                f"{source.folder}: the sizes in {CONFIG} are not those of its weights: download it again",
+            )
             raise UserError(f"{source.name} cannot be loaded ({first_line(error)[:300]})") from error
     missing = sorted(map(str, report.get("missing_keys", [])))
     if missing:
         raise UserError(
-            f"{source.folder} lacks weights ({', '.join(missing[:3])}{', ...' if missing[3:] else ''}), "
-            "which would be random: download it again"
+            f"{source.folder} lacks weights ({_some(missing)}), which would be random: download it again"
         )
+    unused = sorted(map(str, report.get("unexpected_keys", [])))
+    if unused:
+        say(f"warning: {source.name} has weights that its model does not use ({_some(unused)})")
     return model.eval()
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if names[3:] else ''}"
 
 
 @torch.no_grad()

@@ -83,6 +83,10 @@ def test_links_to_the_blobs_of_the_hub_s_cache_are_followed(folder: Path, tmp_pa
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised .gptq."),
         ({"model_type": "t5"}, "is not a causal language model"),
         ({"model_type": "unheard-of"}, "cannot read its configuration"),
+        ({"num_hidden_layers": 10**9}, "has num_hidden_layers=1000000000, and models have 1 to 1,000 layers"),
+        ({"num_hidden_layers": -3}, "has num_hidden_layers=-3"),
+        ({"vocab_size": 10**12}, "the sizes in config.json are not those of its weights"),
+        ({"hidden_size": 10**9}, "the sizes in config.json are not those of its weights"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_by_its_name(
@@ -107,6 +111,16 @@ def test_missing_weights_are_never_random(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"lacks weights \(model.layers.1.mlp.up_proj.weight\)"):
         opened(folder)
+
+
+def test_weights_that_the_model_does_not_use_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_json(folder / "config.json", num_hidden_layers=3)
+    assert opened(folder).model.n_layers == 3
+    assert (
+        "warning: llama has weights that its model does not use (model.layers.3." in capsys.readouterr().err
+    )
 
 
 def test_damaged_json_is_one_line(folder: Path) -> None:
