@@ -49,6 +49,8 @@ def reproduce_study(
     require(len(search) <= 1, "--config-dir is given twice: reproduce takes one folder")
     _check_machine(machine)
     variant = Variant(read_study(names[0], search), is_quick, _text(text))
+    reads_text = variant.study.reads_text or text == STDLIB
+    require(reads_text, f"--text {text}: {variant.study.name} has tasks, and no text: leave it out")
     _require_gpu(variant)
     for scoring in variant.study.scorings:
         _others(scoring, search)  # an unknown name is found before anything is trained

@@ -11,13 +11,14 @@ from typing import Literal
 
 from pe_bench.report.statistics import Interval, breaks_at, holds_up_to, judge_gain_over_control
 from pe_bench.report.tables.differences import Paired
+from pe_bench.runs.rows import TASK
 from pe_bench.studies.definition import Claim, Kind
 from pe_bench.studies.measurements import NOTHING, Measurements, Series
 
 Outcome = Literal["contradicted", "holds", "unclear"]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 
-UNLEARNED = "not learned, no better than token frequencies"
+UNLEARNED = "not learned at the training length"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def judge_claim(claim: Claim, found: Measurements) -> Judged:
     """Return what our runs say of a claim; unclear where they do not have its scores."""
     length = round(claim.at * found.length)
     series = {_first(claim), _second(claim)}
-    if not all(map(found.has_learned, series)):
+    if length > found.length and not all(map(found.has_learned, series)):
         return Judged(claim, length, "unclear", None, UNLEARNED)
     measured, outcome = _JUDGES[claim.kind](claim, found, length)
     return Judged(claim, length, outcome, measured.interval, measured.missing)
@@ -51,7 +52,8 @@ def _second(claim: Claim) -> Series:
 
 def _order(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
     measured = found.difference(_first(claim), _second(claim), length, claim.protocol, claim.measure)
-    return measured, _below(measured.interval, 0.0)
+    below = _below(measured.interval, 0.0)
+    return measured, OPPOSITE[below] if claim.protocol == TASK else below  # of answers, more is better
 
 
 def _falls(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
@@ -121,6 +123,19 @@ def _stays_in_window(claim: Claim, found: Measurements, length: int) -> tuple[Pa
     return measured, OPPOSITE[reads_past]
 
 
+def _solves(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+    interval, verdict = found.answers(_first(claim), length)
+    if interval is None or verdict is None:
+        return Paired(None, None, NOTHING), "unclear"
+    outcomes: dict[str, Outcome] = {"solves": "holds", "partial": "contradicted", "chance": "contradicted"}
+    return Paired(interval.mean, interval, ""), outcomes.get(verdict, "unclear")
+
+
+def _misses(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+    measured, solves = _solves(claim, found, length)
+    return measured, OPPOSITE[solves]
+
+
 def _below(interval: Interval | None, bound: float) -> Outcome:
     """Return whether a difference is surely below a bound; infinite ones are known where both ends are."""
     if interval is None or math.isnan(interval.low) or math.isnan(interval.high):
@@ -140,4 +155,6 @@ _JUDGES: dict[Kind, Callable[[Claim, Measurements, int], tuple[Paired, Outcome]]
     "early_tokens": _early_tokens,
     "reads_past_window": _reads_past_window,
     "stays_in_window": _stays_in_window,
+    "solves": _solves,
+    "misses": _misses,
 }

@@ -5,7 +5,7 @@ study says which commands to run, and no key of one run.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
@@ -18,9 +18,9 @@ from pe_bench.values import check_type, unknown
 
 GROUP = "study"
 Comparing = Literal["order", "breaks_first"]  # two encodings, or one in two sweeps
-Kind = Literal[
-    Comparing, "falls", "rises", "holds", "breaks", "early_tokens", "reads_past_window", "stays_in_window"
-]
+OfTask = Literal["solves", "misses"]
+OfProtocol = Literal["early_tokens", "reads_past_window", "stays_in_window"]
+Kind = Literal[Comparing, OfTask, OfProtocol, "falls", "rises", "holds", "breaks"]
 Measure = Literal["level", "change"]
 MIN_RANKED = 4  # of three encodings no order proves anything: one in six agrees by chance
 QUICK_OVERRIDES = ("experiment=quick",)
@@ -33,11 +33,17 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs of each encoding with each seed. tokens: that each trains on; 0 for those of the study."""
+    """Runs of each encoding with each seed.
+
+    tokens: that each trains on; 0 for those of the study. task: in place of text. overrides: after those of
+    the study.
+    """
 
     encodings: list[str]
     name: str = ""
     tokens: int = 0
+    task: str = ""
+    overrides: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Claim:
     the training length. `holds`: up to there. `breaks`: it degrades or fails there. `breaks_first`: before
     `than`, at any length. `early_tokens`: nonoverlapping windows score worse than sliding ones, whose targets
     have more context. `reads_past_window`: better than under the control `window`; `stays_in_window`: not.
+    `solves`, `misses`: a task, by the rules of task_statistics.py.
     """
 
     kind: Kind
@@ -122,6 +129,11 @@ class Study:
         return self.seeds * sum(len(sweep.encodings) for sweep in self.sweeps)
 
     @property
+    def reads_text(self) -> bool:
+        """Return whether any of its runs train on text: the others have tasks."""
+        return not all(sweep.task for sweep in self.sweeps)
+
+    @property
     def table(self) -> Path:
         """Return where its table lies: beside its file, so that it is installed with it."""
         return self.path.with_suffix(".csv")
@@ -158,7 +170,9 @@ def _parse(name: str, path: Path, values: Mapping[str, Any]) -> Study:
         found[key] = part(kind, values[key], key=key) if values.get(key) else None
     study = part(Study, {**found, "name": name, "path": path}, key="study")
     _check(study)
-    return study
+    tasks = {sweep.name for sweep in study.sweeps if sweep.task}
+    claims = [replace(claim, protocol="task") if claim.sweep in tasks else claim for claim in study.claims]
+    return replace(study, claims=tuple(claims))
 
 
 def _part(kind: type[Part], values: Any, *, path: Path, key: str) -> Part:

@@ -1,10 +1,11 @@
 """What a study's runs measured: differences with their paired intervals, from the runs' own scores."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pe_bench.report.statistics import Verdict, judge_change
+from pe_bench.report.statistics import Interval, Verdict, judge_change
 from pe_bench.report.tables.anchors import unlearned
 from pe_bench.report.tables.cells import label_of
 from pe_bench.report.tables.differences import (
@@ -17,10 +18,12 @@ from pe_bench.report.tables.differences import (
     pairs_by_run,
     pairs_by_seed,
 )
+from pe_bench.report.tables.task_cells import make_task_cell
+from pe_bench.report.task_statistics import TaskVerdict, judge_answers
 from pe_bench.runs.anchors import read_anchors
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import runs_folder
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import TASK, Row
 from pe_bench.studies.definition import Measure
 
 NOTHING = "not scored"
@@ -83,7 +86,10 @@ class Measurements:
         return sorted({row.length for row in own if (row.protocol, row.control) == (protocol, "none")})
 
     def has_learned(self, series: Series) -> bool:
-        """Return whether its models are better than token frequencies: others hold by knowing nothing."""
+        """Return whether its models have learned at their training length: others hold by knowing nothing.
+
+        They are better than token frequencies, or solve their task.
+        """
         rows = self._rows.get(series.sweep, [])
         runs = {row.run for row in rows if label_of(row) == series.label}
         own = [
@@ -91,9 +97,10 @@ class Measurements:
             for row in rows
             if row.run in runs
             and row.scored_with == row.encoding
-            and (row.protocol, row.control) == ("paired", "none")
+            and row.protocol in ("paired", TASK)
+            and row.control == "none"
         ]
-        return unlearned(own, self._anchors, self._files) != "frequencies"
+        return unlearned(own, self._anchors, self._files) not in ("frequencies", "task")
 
     def change(self, series: Series, length: int, protocol: str) -> Paired:
         """Return the change from the training length, where runs are scored as they were trained."""
@@ -133,6 +140,14 @@ class Measurements:
         """Return how much better a level is than with every layer limited to the training length."""
         window = self.at(series, length, "paired", "window")
         return self._paired(pairs_by_run(window, self.at(series, length, "paired")))
+
+    def answers(self, series: Series, length: int) -> tuple[Interval | None, TaskVerdict | None]:
+        """Return the share of a task's examples that are right, and the verdict on it."""
+        rows = self.at(series, length, TASK)
+        found = make_task_cell(rows, Counter(), self._files).answers if rows else None
+        if found is None:
+            return None, None
+        return found.intervals.exact, judge_answers(found.intervals, found.chance)
 
     def by_seed(self, series: Series, length: int, of: Measure) -> dict[int, float]:
         """Return the level, or the change, of each seed."""

@@ -17,6 +17,7 @@ from pe_bench.report.statistics import breaks_at
 from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.selection import Selection
 from pe_bench.runs.conditions import Condition
+from pe_bench.runs.rows import TASK
 from pe_bench.studies.definition import Study
 from pe_bench.studies.measurements import Measurements, Series
 
@@ -35,15 +36,15 @@ class Break:
 
 def draw_study(study: Study, found: Measurements, results_dir: Path, path: Path) -> None:
     """Draw break points against training tokens where a study has several budgets, else its curves."""
-    rows = [row for own in found.rows.values() for row in own if row.protocol == "paired"]
-    if len(study.sweeps) > 1:
+    rows = [row for own in found.rows.values() for row in own if row.protocol in ("paired", TASK)]
+    if len({sweep.tokens for sweep in study.sweeps}) > 1:
         points, lengths = break_points(study, found), sorted({row.length for row in rows})
         longer = [length for length in lengths if length > found.length]
         save_picture(lambda: _draw(study, points, longer), path)
         return
     where = (Condition("target_hash", "=", tuple(sorted({row.target_hash for row in rows}))),)
     runs = sorted({row.run for row in rows})
-    plot_tables(build_tables(results_dir, runs, "paired", Selection(where=where)), path)
+    plot_tables(build_tables(results_dir, runs, selection=Selection(where=where)), path)
 
 
 def break_points(study: Study, found: Measurements) -> dict[str, list[Break]]:

@@ -15,7 +15,7 @@ from pe_bench.report.tables.differences import has_number, level_of
 from pe_bench.runs.rows import Row
 from pe_bench.system.files import write_text
 
-TOLERANCE = 0.02  # bits per byte: machines round in other orders, and a thousand steps magnify it
+TOLERANCE = 0.02  # of a level: machines round in other orders, and a thousand steps magnify it
 SEED_DEVIATIONS = 3.0
 
 # Which fact of two cells is another, so that they cannot be compared.
@@ -26,8 +26,8 @@ Differing = Literal["nothing there", "data_hash", "target_hash", "setting", "tor
 class Level:
     """The mean level of an encoding's seeds at one length, and all that must be equal to compare it.
 
-    variant: full or quick. seed_sd: the standard deviation over seeds; 0 for one seed. torch: without its
-    build.
+    variant: full or quick. level: bits per byte, or of a task the share of examples that are right. seed_sd:
+    the standard deviation over seeds; 0 for one seed. torch: without its build.
     """
 
     variant: str
@@ -37,7 +37,7 @@ class Level:
     protocol: str
     control: str
     length: int
-    bits_per_byte: float
+    level: float
     seed_sd: float
     seeds: int
     data_hash: str
@@ -61,8 +61,8 @@ class Difference:
     table: Level
 
     @property
-    def bits(self) -> float:
-        return self.ours.bits_per_byte - self.table.bits_per_byte
+    def difference(self) -> float:
+        return self.ours.level - self.table.level
 
     @property
     def tolerance(self) -> float:
@@ -70,8 +70,8 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        ours, table = self.ours.bits_per_byte, self.table.bits_per_byte
-        return ours == table or abs(self.bits) <= self.tolerance  # two infinities are equal
+        ours, table = self.ours.level, self.table.level
+        return ours == table or abs(self.difference) <= self.tolerance  # two infinities are equal
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _level(sweep: str, rows: Sequence[Row], variant: str) -> Level:
         protocol=first.protocol,
         control=first.control,
         length=first.length,
-        bits_per_byte=round(float(levels.mean()), 6),
+        level=round(float(levels.mean()), 6),
         seed_sd=round(float(levels.std(ddof=1)), 6) if is_spread else 0.0,
         seeds=len(levels),
         data_hash=first.data_hash,

@@ -14,6 +14,7 @@ from pe_bench.studies.variant import STDLIB, Variant
 ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
 INDENT = max(map(len, ORDER)) + 2
 SHORT_HASH = 8
+WINDOWS = ("nonoverlapping", "sliding")
 MAX_SHOWN = 10  # cells that differ
 MEASURED = {
     "order": "difference",
@@ -25,6 +26,8 @@ MEASURED = {
     "early_tokens": "nonoverlapping minus sliding",
     "reads_past_window": "gain over the window",
     "stays_in_window": "gain over the window",
+    "solves": "right",
+    "misses": "right",
 }
 
 
@@ -57,10 +60,11 @@ def _wrap(line: str, width: int) -> list[str]:
 def _heading(variant: Variant) -> Iterator[str]:
     study = variant.study
     text = "the standard library's source code" if variant.text == STDLIB else variant.text
+    data = f"text: {text}" if study.reads_text else "tasks"
     yield f"{study.name}: {study.title}"
     yield study.source
     seeds = "1 seed" if variant.seeds == 1 else f"{variant.seeds} seeds"
-    yield f"trained at {variant.length} tokens, {seeds}, text: {text}"
+    yield f"trained at {variant.length} tokens, {seeds}, {data}"
     if variant.is_quick:
         yield "--quick: toy models show that everything works, and their verdicts mean nothing"
 
@@ -71,8 +75,10 @@ def _claims(judged: Sequence[Judged]) -> Iterator[str]:
             yield f"{outcome:<{INDENT}}{sentence_of(claim)}"
             yield f"{'':<{INDENT}}{_evidence(claim)} (paper: {claim.claim.source})"
     counts = [f"{sum(claim.outcome == outcome for claim in judged)} {outcome}" for outcome in ORDER]
+    is_task = any(claim.claim.protocol == "task" for claim in judged)
+    unit = "of the share of examples that are right" if is_task else "in bits per byte"
     yield ""
-    yield f"{len(judged)} claims: {', '.join(counts)} (each by a 95 % interval, bits per byte)"
+    yield f"{len(judged)} claims: {', '.join(counts)} (each by a 95 % interval, {unit})"
 
 
 def sentence_of(judged: Judged) -> str:
@@ -88,9 +94,11 @@ def sentence_of(judged: Judged) -> str:
         "breaks_first": f"{name} breaks before {other}",
         "early_tokens": f"{name} at {length}: nonoverlapping windows look worse than sliding ones",
         "reads_past_window": f"{name} at {length} gains from text beyond its training length",
+        "solves": f"{name} solves examples of {length} tokens",
+        "misses": f"{name} does not solve examples of {length} tokens",
         "stays_in_window": f"{name} at {length} gains nothing beyond its training length",
     }[claim.kind]
-    return sentence + (f" ({claim.protocol} windows)" if claim.protocol != "paired" else "")
+    return sentence + (f" ({claim.protocol} windows)" if claim.protocol in WINDOWS else "")
 
 
 def _order_sentence(claim: Claim, name: str, other: str, length: str) -> str:
@@ -132,7 +140,7 @@ def _comparison(outcomes: Outcomes) -> Iterator[str]:
     if comparison.cells:
         same = len(comparison.cells) - len(comparison.differing)
         yield (
-            f"{table}: {same} of {len(comparison.cells)} levels agree within {TOLERANCE} bits per byte, or 3 "
+            f"{table}: {same} of {len(comparison.cells)} levels agree within {TOLERANCE}, or 3 "
             "standard deviations over seeds"
         )
     for cell in comparison.differing[:MAX_SHOWN]:
@@ -149,7 +157,7 @@ def _cell(cell: Difference) -> str:
     control = f", control {table.control}" if table.control != "none" else ""
     return (
         f"{_name(table.encoding, table.sweep)} at {table.length:,} ({table.protocol}{control}): "
-        f"{ours.bits_per_byte:.3f} here, {table.bits_per_byte:.3f} in the table, "
+        f"{ours.level:.3f} here, {table.level:.3f} in the table, "
         f"may differ by {cell.tolerance:.3f}"
     )
 

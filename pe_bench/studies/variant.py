@@ -58,15 +58,20 @@ class Variant:
     def _plain_overrides(self, sweep: Sweep) -> Iterator[str]:
         study = self.study
         tokens = sweep.tokens or study.tokens
-        is_files = self.text != STDLIB
-        yield from ("data=files", f"data.path={quote(self.text)}") if is_files else (f"data={STDLIB}",)
+        if sweep.task:
+            yield f"task={sweep.task}"
+        elif self.text == STDLIB:
+            yield f"data={STDLIB}"
+        else:
+            yield from ("data=files", f"data.path={quote(self.text)}")
         yield from QUICK_OVERRIDES if self.is_quick else ()
         yield f"train.length={self.length}"
         yield f"train.tokens={tokens // QUICK_SHARE if self.is_quick else tokens}"
         lengths = self.lengths(study.times)
         yield f"eval.lengths=[{','.join(map(str, lengths))}]"
-        yield f"eval.max_length={lengths[-1]}"
+        yield from () if sweep.task else (f"eval.max_length={lengths[-1]}",)
         yield from study.overrides
+        yield from sweep.overrides
         yield from study.quick.overrides if self.is_quick and study.quick else ()
 
     def length_of(self, claim: Claim) -> int:

@@ -1,11 +1,14 @@
 """Claims of a paper against made scores: each kind holds, is contradicted or stays unclear."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.results import ROW, add_run
 
-from pe_bench.runs.rows import read_rows
+from pe_bench.runs.rows import read_rows, write_rows
+from pe_bench.runs.scores import Scores, save_scores, score_file
 from pe_bench.studies.claims import Judged, judge_claim
 from pe_bench.studies.definition import Claim, Ranking
 from pe_bench.studies.measurements import Measurements
@@ -137,6 +140,58 @@ def test_scores_of_other_sets_of_targets_have_no_part(tmp_path: Path) -> None:
 def test_a_failed_score_is_no_score(tmp_path: Path) -> None:
     run = add_run(tmp_path, "learned", {128: 2.0, 256: None})
     assert judged(measurements(tmp_path, [run]), "holds", "learned").missing == "not scored"
+
+
+# Tasks
+
+
+def add_answers(results: Path, encoding: str, shares: dict[int, float], seed: int = 0) -> Path:
+    """Write a run whose first examples are right, so many of 100 at each length, each with one answer."""
+    run = add_run(results, encoding, dict.fromkeys(shares, 1.0), seed=seed, protocol="task", documents=100)
+    rows = []
+    for row in read_rows(run / "eval.csv"):
+        right = (np.arange(100) < 100 * shares[row.length]).astype(np.float32)
+        ones = np.ones(100, np.int64)
+        scores = Scores(np.ones(100, np.float32), np.arange(100), ones, correct=right)
+        save_scores(score_file(run, row), scores)
+        share = float(right.mean())
+        rows.append(replace(row, bits_per_byte=None, exact=share, accuracy=share, chance=0.1))
+    write_rows(run / "eval.csv", rows)
+    return run
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Measurements:
+    shares = {"rope": {128: 1.0, 256: 0.2}, "nope": {128: 1.0, 256: 0.99}, "new": {128: 0.5, 256: 0.4}}
+    runs = [add_answers(tmp_path, name, own, seed) for name, own in shares.items() for seed in range(3)]
+    return measurements(tmp_path, runs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "at", "outcome"),
+    [
+        ("solves", "nope", 2, "holds"),
+        ("misses", "nope", 2, "contradicted"),
+        ("solves", "rope", 2, "contradicted"),
+        ("misses", "rope", 2, "holds"),
+        ("misses", "new", 1, "holds"),
+        ("misses", "new", 2, "unclear"),  # it has not learned the task at the training length
+        ("solves", "absent", 2, "unclear"),
+    ],
+)
+def test_a_task_is_solved_or_missed_by_the_share_of_right_examples(
+    task: Measurements, kind: str, of: str, at: float, outcome: str
+) -> None:
+    assert judged(task, kind, of, at, protocol="task").outcome == outcome
+
+
+def test_more_right_examples_are_better(task: Measurements) -> None:
+    for of, than, at, outcome in (
+        ("nope", "rope", 2, "holds"),
+        ("rope", "nope", 2, "contradicted"),
+        ("nope", "new", 1, "holds"),
+    ):
+        assert judged(task, "order", of, at, than=than, protocol="task").outcome == outcome
 
 
 # Kendall's tau

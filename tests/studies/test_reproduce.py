@@ -1,6 +1,7 @@
 """`reproduce` runs what is missing of a study, compares it with its table and judges its claims."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -62,7 +63,7 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     assert first.code == 0, first.err
     assert "unclear       rope holds up to 64" in first.out
     assert "rope is better than nope at 32\n" in first.out
-    assert "not learned, no better than token frequencies (paper: table 1)" in first.out
+    assert "not learned at the training length (paper: table 1)" in first.out
     assert "2 claims: 0 contradicted, 0 holds, 2 unclear" in first.out
     assert "toy.csv has nothing of this size and text" in first.out
     assert max(map(len, first.out.splitlines())) <= 100
@@ -89,7 +90,7 @@ def _check_comparisons(reproduce: Command, path: Path, cells: int) -> None:
     assert agreeing.code == 0 and f"{cells} of {cells} levels agree" in agreeing.out
     level = read_table(path)[0]
     text = path.read_text()
-    path.write_text(text.replace(f",{level.bits_per_byte},", f",{level.bits_per_byte + 0.5:.6f},", 1))
+    path.write_text(text.replace(f",{level.level},", f",{level.level + 0.5:.6f},", 1))
     differing = reproduce()
     assert differing.code == 1
     assert f"{cells - 1} of {cells} levels agree" in differing.out and "differs: rope" in differing.out
@@ -204,7 +205,9 @@ def test_a_shipped_study_names_encodings_that_there_are_and_takes_an_hour_at_mos
     scored_with = [text for step in study.scorings for text in step.scored_with or []]
     labels = trained | {f"{encoding} -> {text}" for encoding in trained for text in scored_with}
     named = {label for claim in study.claims for label in (claim.of, claim.than) if label}
-    assert named | set(study.ranking.numbers if study.ranking else ()) <= labels
+    named |= set(study.ranking.numbers if study.ranking else ())
+    assert {label for label in named if "->" in label} <= labels
+    assert {re.split("[ +]", label)[0] for label in named} <= trained
     assert all(claim.source for claim in study.claims)
 
 

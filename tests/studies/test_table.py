@@ -29,15 +29,15 @@ def test_equal_levels_agree() -> None:
 def test_one_cell_beyond_the_tolerance_differs_and_is_named() -> None:
     comparison = compare(levels(1.8, 2.5, 3.0), levels(1.8, 2.5211, 3.0199))
     [cell] = comparison.differing
-    assert cell.table.length == 256 and cell.bits == pytest.approx(-0.0211) and cell.tolerance == 0.02
+    assert cell.table.length == 256 and cell.difference == pytest.approx(-0.0211) and cell.tolerance == 0.02
 
 
 def test_three_standard_deviations_over_seeds_may_lie_between() -> None:
     seeds = [replace(ROW, seed=seed, bits_per_byte=2.0 + 0.1 * seed) for seed in range(3)]
     [table] = levels_of({"": seeds}, "full")
-    assert (table.seeds, table.seed_sd, table.bits_per_byte) == (3, pytest.approx(0.1), pytest.approx(2.1))
-    assert not compare([replace(table, bits_per_byte=2.39)], [table]).differing
-    assert compare([replace(table, bits_per_byte=2.41)], [table]).differing
+    assert (table.seeds, table.seed_sd, table.level) == (3, pytest.approx(0.1), pytest.approx(2.1))
+    assert not compare([replace(table, level=2.39)], [table]).differing
+    assert compare([replace(table, level=2.41)], [table]).differing
 
 
 def test_a_level_that_broke_down_agrees_with_one_that_broke_down_too() -> None:
