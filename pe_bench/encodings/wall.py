@@ -24,7 +24,6 @@ from pe_bench.encodings.shared.precision import full_precision
 
 FORGOTTEN = "wall_log_forget"
 INITIAL_BIAS = 8.0
-LEAF = 8  # tokens
 
 
 class Wall(LayerEncoding):
@@ -55,8 +54,8 @@ class Wall(LayerEncoding):
         of_query, of_key = queries.values[FORGOTTEN].mT, keys.values[FORGOTTEN].mT  # [B, H, n, K]
         before = k.shape[-2] - q.shape[-2]
         first = of_query[..., :1, :]
-        faded_q = q * (of_query - first).exp().to(dtype)
-        faded_k = k[..., :before, :] * (first - of_key[..., :before, :]).exp().to(dtype)
+        faded_q = q * (of_query - first).to(dtype).exp()
+        faded_k = k[..., :before, :] * (first - of_key[..., :before, :]).to(dtype).exp()
         within = _within(q, k[..., before:, :], of_query)
         return scale * torch.cat([faded_q @ faded_k.mT, within], -1)
 
@@ -68,30 +67,20 @@ def _within(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
     are blocks likewise, all of one size at once.
     """
     count, width = q.shape[-2:]
-    size = LEAF
-    while size < count:
-        size *= 2
+    size = 1 << (count - 1).bit_length()
     padded = (0, 0, 0, size - count)
     q, k = functional.pad(q, padded), functional.pad(k, padded)
     passed = torch.cat([passed, passed[..., -1:, :].expand(*passed.shape[:-2], size - count, width)], -2)
-    scores = _of_leaves(*(x.unflatten(-2, (-1, LEAF)) for x in (q, k, passed)))
-    half = LEAF
+    scores, half = (q * k).sum(-1)[..., None, None], 1
     while half < size:
         (_, q_later), (k_earlier, _), (p_earlier, p_later) = (
             x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in (q, k, passed)
         )
         middle = p_later[..., :1, :]
-        faded_q = q_later * (p_later - middle).exp().to(q.dtype)
-        faded_k = k_earlier * (middle - p_earlier).exp().to(q.dtype)
+        faded_q = q_later * (p_later - middle).to(q.dtype).exp()
+        faded_k = k_earlier * (middle - p_earlier).to(q.dtype).exp()
         first, second = scores.unflatten(-3, (-1, 2)).unbind(-3)
         upper = torch.cat([first, torch.zeros_like(first)], -1)
         scores = torch.cat([upper, torch.cat([faded_q @ faded_k.mT, second], -1)], -2)
         half *= 2
     return scores.squeeze(-3)[..., :count, :count]
-
-
-def _of_leaves(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
-    """Return the scores [.., n, n] of blocks of a few tokens [.., n, K], pair by pair."""
-    between = passed.unsqueeze(-2) - passed.unsqueeze(-3)  # [.., n, n, K]
-    kept = between.clamp(max=0).exp().to(q.dtype)
-    return torch.einsum("...qk,...nk,...qnk->...qn", q, k, kept).tril()
