@@ -260,6 +260,14 @@ def test_an_interrupt_says_what_is_kept_and_the_same_command_continues(
     assert {row.length for row in rows_in(tmp_path)} == {16, TRAIN_LENGTH, 64}
 
 
+def test_a_command_for_more_targets_names_the_checkpoint_s_run(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "gpt2", "gpt2")
+    done = score("gpt2", "train.length=16", "--lengths", "48", "--targets", "2")
+    told = " ".join(done.out.split())
+    assert "narrow these by up to half" in told, told
+    assert f"pe-bench eval {run_in(tmp_path).name} --targets 8" in told
+
+
 def test_slices_and_the_page_are_those_of_any_run(tmp_path: Path, score: Command, command: Command) -> None:
     write_checkpoint(tmp_path / "llama", "llama")
     assert score("llama", "--lengths", "64").code == 0

@@ -9,6 +9,7 @@ from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.listing import MAX_NAMES, list_lengths
 from pe_bench.runs.rows import Row
 
+CHECKPOINT = "hf:"  # in the name of a model
 MORE_SEEDS = "Most of this is how seeds differ: train more seeds"
 
 
@@ -42,8 +43,16 @@ def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
     if rows[0].protocol != "paired" or not blocks:
         return "More text would narrow these: raise eval.tokens"
     targets = max(row.targets for row in rows)
-    encodings = sorted({shlex.quote(line.encoding) for line in lines})
-    runs = " ".join(encodings) if len(encodings) <= MAX_NAMES else "--all"
+    encodings = {line.encoding for line in lines}
+    # Where a checkpoint and runs of our own have one encoding, its name is for the latter alone.
+    names = sorted(
+        {
+            shlex.quote(row.run if row.model.startswith(CHECKPOINT) else row.encoding)
+            for row in rows
+            if row.encoding in encodings
+        }
+    )
+    runs = " ".join(names) if len(names) <= MAX_NAMES else "--all"
     return (
         "4 times the targets would narrow these by up to half: "
         f"pe-bench eval {runs} --targets {4 * targets // blocks}"
