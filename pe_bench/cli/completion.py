@@ -51,7 +51,7 @@ def complete_word(incomplete: str, chosen: Sequence[str] = ()) -> list[str]:
         start = incomplete.removesuffix(begun)
         names = sorted(path.stem for path in (config_dir() / key).glob("*.yaml"))
         return [f"{start}{name}" for name in names if name.startswith(begun)]
-    options = _options_of_chosen(chosen) if incomplete.startswith("encoding.") else []
+    options = _options_of_chosen(chosen) if incomplete.startswith(("encoding.", "task.")) else []
     return [f"{word}=" for word in (*_keys(), *options) if word.startswith(incomplete)]
 
 
@@ -62,6 +62,8 @@ def _options_of_chosen(chosen: Sequence[str]) -> list[str]:
     found = [f"encoding.{option}" for name in encodings for option in _options_of("encoding", name)]
     for name in NAME.findall(named.get("modifier", "")):
         found += [f"encoding.modifiers.{name}.{option}" for option in _options_of("modifier", name)]
+    for name in NAME.findall(named.get("task", "")):
+        found += [f"task.{option}" for option in _options_of_task(name)]
     return sorted(set(found))
 
 
@@ -84,6 +86,14 @@ def _options_of(group: str, name: str) -> list[str]:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     found = [option for base in BASES.findall(text) for option in _options_of(group, base)]
     return list(dict.fromkeys([*found, *OPTIONS.findall(text)]))
+
+
+def _options_of_task(name: str) -> list[str]:
+    """Return the options in the section `task` of a task's file."""
+    path = config_dir() / "task" / f"{name}.yaml"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    section = text.partition("\ntask:\n")[2].partition("\ntrain:")[0]
+    return [option for option in re.findall(r"^  (\w+):", section, re.MULTILINE) if option != "name"]
 
 
 def complete_run(incomplete: str, results_dir: Path = RESULTS) -> list[str]:

@@ -219,6 +219,7 @@ LISTS: dict[str, Callable[[Path], Listing]] = {
     "modifiers": _group("modifier"),
     "models": _models,
     "data": _group("data"),
+    "tasks": _group("task"),
     "tokenizers": _group("tokenizer"),
     "experiments": _group("experiment"),
     "keys": _keys,

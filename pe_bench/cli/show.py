@@ -4,15 +4,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pe_bench.errors import require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
+from pe_bench.inspection.show.task_page import names_task, task_page
 from pe_bench.system.terminal import say, width_of, write_out
 
 
 def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence[Path]) -> None:
-    """Print the page of each encoding among `arguments`, and draw them into `plot`.
+    """Print the page of each encoding among `arguments`, or of a task, and draw encodings into `plot`.
 
     Raises `UserError` for arguments and files that cannot be, before anything is printed.
     """
+    if any(map(names_task, arguments)):
+        require(plot is None, "a task has no picture: leave --plot out")
+        write_out(task_page(arguments, search, width_of(sys.stdout)))
+        return
     if plot is not None:
         from pe_bench.cli.outputs import Outputs, check_outputs
 

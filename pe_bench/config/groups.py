@@ -47,6 +47,8 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     folded = {_fold(name): first for name, first in known.items()}
     if typed in known or _fold(typed) in folded:
         return known.get(typed) or folded[_fold(typed)]
+    if group == "encoding" and typed in names_in("task"):
+        raise UserError(f"unknown encoding '{typed}': it is a task, so say task={typed}", key=group)
     offered = known if close_to(typed, known, 0.8) else names
     message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
     own_file = "" if search else _own_file(group, typed, is_close=bool(close_to(typed, offered)))

@@ -31,6 +31,7 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     [run] = runs
     config = read_config(run)
     require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
+    require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
     job = build_job(trusted(config, ()))
     form = exported_form(config, job.model)
     trained = final_checkpoint(run, config.train.total_steps)

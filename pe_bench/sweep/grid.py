@@ -151,7 +151,7 @@ def with_swept_options(overrides: Sequence[str]) -> tuple[str, ...]:
     Hydra composes a sweep without what it sweeps over before it composes the jobs, and would
     refuse `encoding.n_buckets=8` of `encoding=t5,t5_wide` because the default has no such option.
     """
-    swept = [text for text in overrides if re.match(r"(encoding|modifier)=(?!\[[^]]*\]$).*[,(]", text)]
+    swept = [text for text in overrides if re.match(r"(encoding|modifier|task)=(?!\[[^]]*\]$).*[,(]", text)]
     options = tuple(OPTIONS_OF_GROUP[parse_override(text).key] for text in swept)
 
     def adapt(text: str) -> str:

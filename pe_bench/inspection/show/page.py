@@ -52,7 +52,7 @@ def _facts(subject: ResolvedEncoding, width: int, must_be_built: bool) -> str:
         if key.startswith("model.")
     )
     where = f"(model={config.model.name}{''.join(sizes)}, train.length={config.train.length})"
-    return _columns(
+    return align(
         [
             ("parameters", f"{parameter_count(encoding):,}  {where}"),
             ("past training", encoding.past_training),
@@ -69,7 +69,7 @@ def _next_steps(subject: ResolvedEncoding, width: int) -> str:
     if ":" not in subject.name:
         options = " KEY=VALUE ..." if subject.given else ""
         lines.append(("train it", f"pe-bench train encoding={subject.name}{options}{folders}"))
-    return _columns(lines, width)
+    return align(lines, width)
 
 
 def _parts(subject: ResolvedEncoding) -> list[PartSpec]:
@@ -87,11 +87,11 @@ def _part(subject: ResolvedEncoding, part: PartSpec, width: int) -> str:
         facts.append(("compatible with", ", ".join(sorted(encoding_class.compatible_with))))
     if encoding_class.changeable_after_training:
         facts.append(("changeable", ", ".join(sorted(encoding_class.changeable_after_training))))
-    blocks = [_reflow(docstring, width), _columns(options, width), _columns(facts, width)]
+    blocks = [reflow(docstring, width), align(options, width), align(facts, width)]
     return "\n\n".join(block for block in blocks if block)
 
 
-def _reflow(docstring: str, width: int) -> str:
+def reflow(docstring: str, width: int) -> str:
     """Fill the paragraphs of a docstring; indented lines and items of a list keep their beginnings."""
     lines: list[str] = []
     for line in inspect.cleandoc(docstring).splitlines():
@@ -154,7 +154,7 @@ def _shown(value: Any) -> str:
     return json.dumps(value) if "\n" in text else text  # YAML breaks lines where a value has them
 
 
-def _columns(lines: Sequence[tuple[str, ...]], width: int) -> str:
+def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
     """Align cells below each other; the last of a line, which may be long, is wrapped in its column."""
     inner = [line[:-1] for line in lines]
     widths = [max(map(len, column)) for column in zip_longest(*inner, fillvalue="")]

@@ -281,7 +281,7 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     scored = [cell for _, cell in sorted(line.cells.items()) if _is_drawable(cell.levels)]
     if values == "levels":
         return [
-            _mean_point(cell.length, cell.levels, cell.target_hash, _uses_context(cell)) for cell in scored
+            _mean_point(cell.length, cell.levels, _scored_on(cell), _uses_context(cell)) for cell in scored
         ]
     changed = [
         Point(
@@ -302,6 +302,11 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
         for cell in trained
         if changed
     ] + changed
+
+
+def _scored_on(cell: Cell) -> str:
+    """Return the targets of a cell; nothing for a task, each of whose lengths has examples of its own."""
+    return "" if cell.answers else cell.target_hash
 
 
 def _position_curve(line: Line) -> Curve:

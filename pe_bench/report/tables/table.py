@@ -103,8 +103,11 @@ class Table:
         sizes = f" with {key.model_sizes}" if key.model_sizes else ""
         training = f" with {key.training}" if key.training else ""
         part = "" if key.slice == ALL else f", targets: {slice_name(self)}"
+        data = f"data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}"
+        if self.is_task:
+            data = f"task {key.data} ({key.data_hash[:8]})"
         return (
-            f"{key.model} model{sizes}, data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}",
+            f"{key.model} model{sizes}, {data}",
             f"trained at length {key.train_length}{steps}{training}, "
             f"{key.protocol} protocol{stride}{coarse}{part}",
         )

@@ -1,0 +1,224 @@
+"""Each task: its answers are right by an independent oracle, and its examples are what they claim to be."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import yaml
+
+from pe_bench.config.groups import config_dir
+from pe_bench.data.batches import Windows
+from pe_bench.data.load import task_data
+from pe_bench.data.task import Task, build_task
+from pe_bench.data.task_windows import TaskWindows, examples_at
+from pe_bench.errors import UserError
+from pe_bench.scoring.task_plans import task_plan
+from tests.support.configurations import choices
+
+TASKS = choices("task")
+every_task = pytest.mark.parametrize("name", TASKS)
+
+
+def shipped(name: str) -> Task:
+    values = yaml.safe_load((config_dir() / "task" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return build_task(values["task"])
+
+
+def texts(task: Task, size: int, seed: int) -> tuple[list[str], list[bool]]:
+    tokens, is_answer = task.example(np.random.default_rng(seed), size)
+    return [task.vocabulary[token] for token in tokens], is_answer.tolist()
+
+
+# Oracles: they read the texts before an answer, and return what it has to be.
+
+
+def majority(before: list[str]) -> str:
+    return max("01", key=before.count)
+
+
+def copied(before: list[str]) -> str:
+    string, said = " ".join(before[1:]).split(" <sep>")
+    place = len(said.split())
+    return [*string.split(), "<end>"][place]
+
+
+def selected(before: list[str]) -> str:
+    return copied([text for text in before if text != "_"])
+
+
+def recalled(before: list[str]) -> str:
+    return before[before.index(before[-1]) + 1]
+
+
+def read(before: list[str]) -> str:
+    written = [bit for instruction, bit in pairwise(before) if instruction == "w"]
+    return written[-1]
+
+
+def indexed(before: list[str]) -> str:
+    *string, _, symbol, offset = before[1:]
+    return string[string.index(symbol) + int(offset)]
+
+
+ORACLES: dict[str, Callable[[list[str]], str]] = {
+    "majority": majority,
+    "copy": copied,
+    "copy_unique": copied,
+    "selective_copy": selected,
+    "mqar": recalled,
+    "flip_flop": read,
+    "index": indexed,
+}
+
+
+@every_task
+def test_every_answer_is_what_an_oracle_says_and_follows_from_what_is_before_it(name: str) -> None:
+    task = shipped(name)
+    for seed in range(30):
+        size = task.least + seed % 12
+        found, is_answer = texts(task, size, seed)
+        assert any(is_answer) and not is_answer[0]
+        for place in np.flatnonzero(is_answer):
+            assert found[place] == ORACLES[name](found[:place]), (size, found, place)
+
+
+@every_task
+def test_an_example_has_the_length_that_its_size_says_and_depends_on_the_generator_alone(name: str) -> None:
+    task = shipped(name)
+    for size in (task.least, 5, 17):
+        first, again, other = (task.example(np.random.default_rng(seed), size) for seed in (3, 3, 4))
+        assert first.tokens.shape == first.is_answer.shape == (task.tokens(size),)
+        assert np.array_equal(first.tokens, again.tokens) and np.array_equal(first.is_answer, again.is_answer)
+        assert size == task.least or not np.array_equal(first.tokens, other.tokens)
+        assert first.tokens.min() >= 0 and first.tokens.max() < task.padding == len(task.vocabulary) - 1
+
+
+@every_task
+def test_guessing_among_the_possible_answers_is_right_as_often_as_is_said(name: str) -> None:
+    task = shipped(name)
+    examples = [task.example(np.random.default_rng(seed), 8) for seed in range(600)]
+    answers = {int(token) for example in examples for token in example.tokens[example.is_answer]}
+    assert len(answers) == round(1 / task.chance)
+
+
+@every_task
+def test_the_options_in_the_file_are_the_defaults_of_the_class(name: str) -> None:
+    assert shipped(name) == build_task({"name": name})
+
+
+def test_ones_and_zeros_are_equally_often_the_majority_and_never_as_many() -> None:
+    task = build_task({"name": "majority"})
+    found = [texts(task, size, seed)[0] for size in (1, 6, 7) for seed in range(300)]
+    assert all(bits[1:-2].count("0") != bits[1:-2].count("1") for bits in found)
+    assert 0.4 < np.mean([bits[-1] == "1" for bits in found]) < 0.6
+
+
+def test_symbols_are_all_different_where_they_have_to_be() -> None:
+    for name, end in (("copy_unique", 2), ("index", 2)):
+        for seed in range(20):
+            string = texts(build_task({"name": name}), 20, seed)[0][1:21]
+            assert len(set(string)) == 20, end
+    assert any(len(set(texts(build_task({"name": "copy"}), 20, seed)[0][1:21])) < 20 for seed in range(5))
+
+
+def test_flip_flops_begin_with_a_write_end_with_a_read_and_ignore_as_often_as_is_said() -> None:
+    for ignore in (0.1, 0.8):
+        found = texts(build_task({"name": "flip_flop", "ignore": ignore}), 2000, 0)[0][::2]
+        assert (found[0], found[-1]) == ("w", "r")
+        assert abs(found.count("i") / 2000 - ignore) < 0.03
+        assert abs(found.count("w") / 2000 - (1 - ignore) / 2) < 0.03
+
+
+def test_each_key_is_asked_for_once_and_the_first_gaps_are_the_likeliest() -> None:
+    task = build_task({"name": "mqar"})
+    places = []
+    for seed in range(50):
+        found, is_answer = texts(task, 8, seed)
+        asked = [found[place - 1] for place in np.flatnonzero(is_answer)]
+        assert sorted(asked) == sorted(found[1:17:2])
+        places += [int(place) for place in np.flatnonzero(is_answer)]
+    assert np.mean(np.array(places) < 17 + 24) > 0.6, "of 48 tokens after the pairs"
+
+
+def test_sizes_are_the_largest_that_fit_and_a_length_beyond_the_symbols_names_the_way_out() -> None:
+    task = build_task({"name": "copy_unique", "symbols": 16})
+    assert [task.size_at(length) for length in (4, 5, 6, 32, 34)] == [1, 1, 2, 15, 16]
+    with pytest.raises(UserError, match="needs 4 tokens, and not 3"):
+        task.size_at(3)
+    with pytest.raises(UserError, match="none above 16: name lengths up to 35, or raise task.symbols"):
+        task.size_at(36)
+    assert task.size_at(35) == 16
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "majorty"}, "unknown task 'majorty': did you mean 'majority'"),
+        ({"name": "copy", "symbol": 3}, "unknown key 'task.symbol': did you mean 'task.symbols'"),
+        ({"name": "copy", "symbols": "x"}, "task.symbols must be a whole number, not 'x'"),
+        ({"name": "copy", "symbols": 1}, "task.symbols must be at least 2, not 1"),
+        ({"name": "mqar", "spread": 5}, "task.spread must be an even number"),
+        ({"name": "flip_flop", "ignore": 2}, "task.ignore is a chance from 0 to 1"),
+        ({"name": "index", "reach": 0}, "task.reach must be at least 1"),
+        ({"name": "selective_copy", "blanks": -1}, "task.blanks must not be negative"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_task(values)
+
+
+# Windows
+
+
+@every_task
+def test_windows_hold_examples_of_all_sizes_and_padding_that_is_no_answer(name: str) -> None:
+    task = shipped(name)
+    windows = TaskWindows(task, 40)
+    tokens, is_answer = windows.batch(300, seed=0, step=0)
+    assert tokens.shape == is_answer.shape == (300, 41)
+    sizes = (tokens != task.padding).sum(1)
+    possible = {task.tokens(size) for size in range(task.least, task.size_at(40) + 1)}
+    assert set(sizes.tolist()) == possible
+    assert not is_answer[tokens == task.padding].any() and is_answer.any(1).all()
+
+
+def test_a_batch_is_a_function_of_its_seed_and_step_and_of_the_side() -> None:
+    task = shipped("copy")
+    first, again = TaskWindows(task, 32), TaskWindows(task, 32)
+    drawn = [first.batch(4, seed=1, step=step)[0] for step in range(3)]
+    assert np.array_equal(again.batch(4, seed=1, step=2)[0], drawn[2])
+    others = [first.batch(4, 2, 2)[0], drawn[1], TaskWindows(task, 32, "validation").batch(4, 1, 2)[0]]
+    assert not any(np.array_equal(other, drawn[2]) for other in others)
+
+
+def test_a_batch_counts_the_losses_of_answers_alone_and_its_parts_are_its_rows() -> None:
+    batch = Windows(task_data(shipped("flip_flop")), 16).batch(6, 0, 0)
+    assert batch.is_answer is not None
+    assert batch.losses == int(batch.is_answer.sum()) < batch.targets.numel()
+    parts = list(batch.split(2))
+    assert [len(part) for part in parts] == [2, 2, 2]
+    assert sum(part.losses for part in parts) == batch.losses
+
+
+# Plans
+
+
+@every_task
+def test_a_plan_is_a_function_of_task_seed_and_length_and_scores_answers_alone(name: str) -> None:
+    task = shipped(name)
+    plan, again, other_seed, longer = (
+        task_plan(task, length, 10, seed) for length, seed in ((32, 0), (32, 0), (32, 1), (48, 0))
+    )
+    assert plan.target_hash == again.target_hash
+    assert len({plan.target_hash, other_seed.target_hash, longer.target_hash}) == 3
+    examples = examples_at(task, 32, 10, 0)
+    assert plan.targets == sum(int(example.is_answer.sum()) for example in examples)
+    assert plan.documents == 10 and plan.chance == task.chance
+    assert all(window.size <= 32 for window in plan.windows)
+
+
+def test_options_of_a_task_change_its_hash() -> None:
+    hashes = {build_task({"name": "copy", "symbols": count}).hash for count in (2, 26)}
+    assert len(hashes | {build_task({"name": "copy_unique"}).hash}) == 3

@@ -1,0 +1,175 @@
+"""Verdicts on answers, and a table of a task from rows that are made up."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pe_bench.report.export import to_frame
+from pe_bench.report.html.page import to_html
+from pe_bench.report.markup import to_latex, to_markdown
+from pe_bench.report.short_text import render_short
+from pe_bench.report.statistics import Interval
+from pe_bench.report.tables.build import build_tables
+from pe_bench.report.tables.selection import Selection
+from pe_bench.report.task_statistics import AnswerIntervals, answer_intervals, judge_answers
+from pe_bench.runs.gather import gather, read_all, runs_folder
+from pe_bench.runs.rows import TASK, write_rows
+from pe_bench.runs.scores import Scores, save_scores, score_file, with_level
+from pe_bench.system.files import write_text
+from tests.support.results import ROW
+
+EXAMPLES, ANSWERS = 128, 4
+CHANCE = 0.05
+TRAINED = 32
+
+
+def add_task_run(results_dir: Path, encoding: str, right: dict[int, float], seed: int = 0) -> None:
+    """Write a run of a task with these shares of examples that are right; the others have no right answer."""
+    run = runs_folder(results_dir) / f"{encoding}-s{seed}-{'a' * 8}"
+    run.mkdir(parents=True)
+    rows = []
+    for length, share in right.items():
+        row = replace(
+            ROW,
+            run=run.name,
+            encoding=encoding,
+            scored_with=encoding,
+            seed=seed,
+            train_length=TRAINED,
+            length=length,
+            protocol=TASK,
+            target_tokens=None,
+            data="copy",
+            tokenizer="symbols",
+            model="probe",
+            chance=CHANCE,
+            target_hash=f"{length:06x}",
+            documents=EXAMPLES,
+            targets=EXAMPLES * ANSWERS,
+        )
+        is_right = np.arange(EXAMPLES) < round(share * EXAMPLES)
+        correct = np.repeat(is_right, ANSWERS).astype(np.float32)
+        documents = np.repeat(np.arange(EXAMPLES), ANSWERS)
+        scores = Scores(
+            np.where(correct, 0.1, 3).astype(np.float32), documents, np.ones_like(documents), correct
+        )
+        save_scores(score_file(run, row), scores)
+        rows.append(with_level(row, scores))
+    write_rows(run / "eval.csv", rows)
+    write_text(run / "config.yaml", "{}\n")
+    write_text(run / "result.json", "{}\n")
+
+
+def table(results_dir: Path, **options: object):
+    [found] = build_tables(results_dir, selection=Selection(**options))  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def interval(low: float, high: float) -> Interval:
+    return Interval((low + high) / 2, low, high, 3, EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("exact", "accuracy", "verdict"),
+    [
+        ((0.91, 1.0), (0.98, 1.0), "solves"),
+        ((0.89, 1.0), (0.98, 1.0), "unclear"),
+        ((0.2, 0.6), (0.5, 0.7), "partial"),
+        ((0.0, 0.1), (0.06, 0.2), "partial"),
+        ((0.0, 0.1), (0.0, 0.09), "chance"),
+        ((0.0, 0.1), (0.06, 0.099), "chance"),
+        ((0.0, 0.1), (0.04, 0.2), "unclear"),
+    ],
+)
+def test_a_verdict_is_a_sure_claim(
+    exact: tuple[float, float], accuracy: tuple[float, float], verdict: str
+) -> None:
+    assert judge_answers(AnswerIntervals(interval(*exact), interval(*accuracy)), CHANCE) == verdict
+
+
+def test_few_examples_that_are_all_right_do_not_solve_a_task() -> None:
+    for count, verdict in ((10, "unclear"), (128, "solves")):
+        right = np.ones((3, count))
+        assert judge_answers(answer_intervals(right, right), CHANCE) == verdict
+
+
+def test_an_interval_of_shares_stays_within_0_and_1_and_grows_with_what_seeds_differ() -> None:
+    right = np.repeat([[1.0], [1.0], [0.0]], 128, axis=1)
+    found = answer_intervals(right, right).exact
+    assert (found.low, found.high) == (0.0, 1.0)
+    alike = answer_intervals(right[:2], right[:2]).exact
+    assert 0.95 < alike.low < 1 == alike.high
+
+
+def test_each_length_has_a_verdict_by_itself_and_the_first_that_is_not_solved_is_the_break_point(
+    tmp_path: Path,
+) -> None:
+    add_task_run(tmp_path, "rope", {16: 1.0, TRAINED: 1.0, 64: 1.0, 128: 0.5, 256: 0.0})
+    [line] = table(tmp_path).lines
+    verdicts = {length: cell.verdict for length, cell in line.cells.items()}
+    assert verdicts == {16: "", TRAINED: "solves", 64: "solves", 128: "partial", 256: "chance"}
+    assert (line.break_point.breaks_at, line.break_point.works_to) == (128, 64)
+    assert [cell.change for cell in line.cells.values()] == [None] * 5
+
+
+def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_no_rank(
+    tmp_path: Path,
+) -> None:
+    add_task_run(tmp_path, "nope", {TRAINED: 0.7, 64: 0.6, 128: 0.0})
+    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.5, 128: 0.0})
+    found = table(tmp_path)
+    assert [line.encoding for line in found.lines] == ["rope", "nope"]
+    unlearned = found.lines[1]
+    assert unlearned.unlearned == "task" and unlearned.break_point.works_to is None
+    assert [cell.verdict for cell in unlearned.cells.values()] == ["partial", "", ""]
+    text = "\n".join(line.plain for line in render_short(found, 80, ""))
+    assert "0.703*" in text and "* not learned" in text and "probe model · task copy" in text
+    assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_a_task_that_one_seed_of_three_has_not_learned_is_not_learned(tmp_path: Path) -> None:
+    for seed, share in enumerate((1.0, 1.0, 0.2)):
+        add_task_run(tmp_path, "rope", {TRAINED: share, 64: share}, seed=seed)
+    [line] = table(tmp_path).lines
+    assert line.unlearned == "task" and line.cells[TRAINED].verdict == "unclear"
+
+
+def test_all_outputs_have_the_share_of_examples_its_interval_the_accuracy_and_the_chance(
+    tmp_path: Path,
+) -> None:
+    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.5})
+    found = [table(tmp_path)]
+    frame = to_frame(found).set_index("length")
+    assert frame.loc[64, "exact"] == frame.loc[64, "accuracy"] == 0.5 and frame.loc[64, "chance"] == CHANCE
+    assert frame.loc[64, "exact_low"] < 0.45 and frame.bits_per_byte.isna().all()
+    for text in (to_markdown(found), to_latex(found), to_html(found, [])):
+        assert "exact match" in text.lower() and "0.500" in text and "bits per byte" not in text
+    assert "partial" in to_markdown(found, details=True) and "accuracy 0.500" in to_markdown(
+        found, details=True
+    )
+
+
+def test_a_baseline_shows_differences_of_which_more_is_better(tmp_path: Path) -> None:
+    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.2})
+    add_task_run(tmp_path, "pope", {TRAINED: 1.0, 64: 0.9})
+    lines = {line.encoding: line for line in table(tmp_path, baseline="rope").lines}
+    found = lines["pope"].cells[64].baseline
+    assert found is not None and found.mean is not None
+    assert found.mean == pytest.approx(0.7, abs=0.01) and found.verdict == "better"
+
+
+def test_damaged_scores_leave_a_level_without_a_verdict(tmp_path: Path) -> None:
+    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.2})
+    for path in tmp_path.rglob("task-64-*.safetensors"):
+        path.write_bytes(b"")
+    cell = table(tmp_path).lines[0].cells[64]
+    assert cell.level == pytest.approx(0.2, abs=0.01) and cell.verdict == "" and "damaged" in cell.missing
+
+
+def test_rows_of_a_task_come_back_from_the_gathered_file(tmp_path: Path) -> None:
+    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.5})
+    gather(tmp_path)
+    rows = {row.length: row for row in read_all(tmp_path).rows}
+    assert (rows[64].exact, rows[64].accuracy, rows[64].bits_per_byte) == (0.5, 0.5, None)
