@@ -174,6 +174,7 @@ def _keys(_: Path) -> Listing:
 def _studies(results_dir: Path) -> Listing:
     from pe_bench.studies.definition import read_study, study_names
     from pe_bench.studies.progress import Progress
+    from pe_bench.studies.variant import Variant
 
     listing = Listing(
         ("study", "minutes", "runs done", "question"),
@@ -183,7 +184,9 @@ def _studies(results_dir: Path) -> Listing:
         ),
     )
     for study in map(read_study, study_names()):
-        done = Progress(results_dir, study.name).finished_runs()
+        variant = Variant(study)
+        keys = map(variant.key, study.sweeps)
+        done = Progress(results_dir, variant.progress_name).finished_runs(keys)
         listing.rows.append((study.name, study.minutes, f"{done} of {study.runs}", study.question))
     return listing
 

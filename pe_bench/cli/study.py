@@ -115,9 +115,8 @@ def _steps(
     variant: Variant, sweep: Sweep, machine: Sequence[str], search: Sequence[Path], progress: Progress
 ) -> Iterator[Step]:
     """Yield the steps of a sweep, each done now if it was not done before."""
-    overrides = variant.overrides(sweep)
-    key = " ".join(overrides)
-    trained = progress.find(key) or _train(variant, sweep, [*overrides, *machine], search, progress, key)
+    key = variant.key(sweep)
+    trained = progress.find(key) or _train(variant, sweep, machine, search, progress)
     yield trained
     for scoring in variant.study.scorings:
         key_of_scoring = f"{key} | {scoring}"
@@ -131,10 +130,9 @@ def _steps(
 def _train(
     variant: Variant,
     sweep: Sweep,
-    overrides: Sequence[str],
+    machine: Sequence[str],
     search: Sequence[Path],
     progress: Progress,
-    key: str,
 ) -> Step:
     """Run a sweep, note its runs, and raise `RunError` or `Stopped` where it is not done."""
     from pe_bench.cli.train import launch, require_done
@@ -145,12 +143,13 @@ def _train(
     say(f"{name}: {count} {'run' if count == 1 else 'runs'}, {', '.join(sweep.encodings)}")
     results = f"results_dir={_quoted(progress.results_dir)}"
     folder = search[0] if search else None
-    summary = launch(complete_command(HydraCommand((*overrides, results), folder, multirun=True)))
+    overrides = (*variant.overrides(sweep), *machine, results)
+    summary = launch(complete_command(HydraCommand(overrides, folder, multirun=True)))
     print_summary(summary)
     runs = sorted({Path(state.run).name for state in summary.states if state.run is not None})
     hashes = sorted({found for state in summary.states for found in state.target_hashes})
     step = Step(sweep.name, tuple(runs), tuple(hashes), summary.is_done)
-    progress.add(key, step)
+    progress.add(variant.key(sweep), step)
     require_done(summary)
     return step
 

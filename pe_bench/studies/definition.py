@@ -1,7 +1,7 @@
 """A study: the runs that it makes, and the claims of a paper that these are held against; one YAML file each.
 
-The files stand in configs/study, in the user's folder of configurations too. They are no group of Hydra: a
-study says which commands to run, and no key of one run.
+The files lie with all other YAML, in configs/study: so they are installed with the package, and a user's
+folder (--config-dir) can have more. They are no group of Hydra, because a study has no keys of one run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ QUICK_OVERRIDES = ("experiment=quick",)
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
 QUICK_SEEDS = 2
 QUICK_SHARE = 50  # experiment=quick has a fiftieth of the default's tokens
+MAX_QUICK_TOKENS = 81_920
 
 Part = TypeVar("Part")
 
@@ -87,7 +88,7 @@ class Ranking:
     """The paper's numbers of four encodings or more at one length, of which the order counts; low is good."""
 
     at: float
-    numbers: dict[str, Any]
+    numbers: dict[str, float]
     source: str
     measure: Measure = "change"
 
@@ -101,8 +102,10 @@ class Quick:
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its file gives it. minutes: an estimate for two cores. times: lengths that are scored, over
-    the training length. overrides: of every run. by: a key that sets lines of its tables apart.
+    """A study as its file gives it.
+
+    minutes: an estimate for two cores, or one GPU. times: lengths that are scored, over the training length.
+    overrides: of every run.
     """
 
     name: str
@@ -120,7 +123,6 @@ class Study:
     overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
     ranking: Ranking | None = None
-    by: str = ""
     needs_gpu: bool = False
     quick: Quick | None = None
 
@@ -211,4 +213,6 @@ def _check(study: Study) -> None:
         require(claim.at in scored, f"{what}: {claim.at:g} is not among the times that are scored")
     if study.ranking is not None:
         few = len(study.ranking.numbers) < MIN_RANKED
+        for name, number in study.ranking.numbers.items():
+            check_type(number, float, f"{study.path}: ranking.numbers.{name}")
         require(not few, f"{study.path}: a ranking needs {MIN_RANKED} encodings: fewer prove no order")

@@ -1,7 +1,7 @@
 """How far a study has come in a folder of results: which of its steps are done, and which runs they made."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Step:
 class Progress:
     """A file with the steps of a study: repeating the command does those that are not done.
 
-    A step is known by the overrides that it was made with, so that a changed study has other steps. A step is
+    A step has a key (`Variant.key`), so that a changed study, or another Python, has other steps. A step is
     done only while all of its runs are there.
     """
 
@@ -34,7 +34,7 @@ class Progress:
         self.path = results_dir / FOLDER / f"{name}.json"
 
     def find(self, key: str) -> Step | None:
-        """Return the finished step that was made with these overrides; None where it is still to do."""
+        """Return the finished step of that key; None where it is still to do."""
         step = self._steps().get(key)
         is_done = step is not None and step.is_done and all(map(self._is_finished, step.runs))
         return step if is_done else None
@@ -44,8 +44,10 @@ class Progress:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.path, json.dumps(values, indent=1))
 
-    def finished_runs(self) -> int:
-        names = {run for step in self._steps().values() for run in step.runs}
+    def finished_runs(self, keys: Iterable[str]) -> int:
+        """Return how many runs of the steps of these keys are finished."""
+        steps = self._steps()
+        names = {run for key in keys if key in steps for run in steps[key].runs}
         return sum(map(self._is_finished, names))
 
     def _is_finished(self, run: str) -> bool:

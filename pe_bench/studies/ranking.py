@@ -33,7 +33,7 @@ def agreement(ranking: Ranking, found: Measurements) -> Agreement | None:
     if len(ours) < MIN_RANKED:
         return None
     seeds = sorted(set.intersection(*(set(numbers) for numbers in ours.values())))
-    paper = [float(ranking.numbers[name]) for name in ours]
+    paper = [ranking.numbers[name] for name in ours]
     taus: list[float] = []
     for seed in seeds:
         result: Any = kendalltau(paper, [own[seed] for own in ours.values()])  # scipy has no types

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
+from platform import python_version
 
 from pe_bench.config.override import quote
+from pe_bench.runs.identity import IDENTITY_VERSION
 from pe_bench.studies.definition import (
+    MAX_QUICK_TOKENS,
     QUICK_LENGTH,
     QUICK_OVERRIDES,
     QUICK_SEEDS,
@@ -47,6 +51,11 @@ class Variant:
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})
 
+    def key(self, sweep: Sweep) -> str:
+        """Return what a sweep's runs follow from: its overrides, and what gives other runs for the same."""
+        made_with = f"identity {IDENTITY_VERSION}, Python {python_version()}, torch {version('torch')}"
+        return f"{made_with}: {' '.join(self.overrides(sweep))}"
+
     def overrides(self, sweep: Sweep) -> list[str]:
         """Return the overrides of `train -m` that make the runs of a sweep."""
         return [*self._plain_overrides(sweep), f"encoding={','.join(sweep.encodings)}", self._seed_override]
@@ -66,7 +75,7 @@ class Variant:
             yield from ("data=files", f"data.path={quote(self.text)}")
         yield from QUICK_OVERRIDES if self.is_quick else ()
         yield f"train.length={self.length}"
-        yield f"train.tokens={tokens // QUICK_SHARE if self.is_quick else tokens}"
+        yield f"train.tokens={min(tokens // QUICK_SHARE, MAX_QUICK_TOKENS) if self.is_quick else tokens}"
         lengths = self.lengths(study.times)
         yield f"eval.lengths=[{','.join(map(str, lengths))}]"
         yield from () if sweep.task else (f"eval.max_length={lengths[-1]}",)

@@ -14,6 +14,7 @@ from support.commands import Command, Outcome
 
 from pe_bench.config.groups import config_dir
 from pe_bench.studies.definition import read_study, study_names
+from pe_bench.studies.progress import Progress, Step
 from pe_bench.studies.table import read_table
 from pe_bench.studies.variant import Variant
 
@@ -194,6 +195,20 @@ def test_reproduce_alone_and_list_studies_name_all_of_them_in_80_columns(
     assert listed(command, "reproduce").out == outcome.out
     assert [line.split()[0] for line in outcome.out.splitlines()[1:]] == study_names()
     assert max(map(len, outcome.out.splitlines())) <= 80
+
+
+def test_the_list_counts_finished_runs_of_the_study_as_it_is_here(command: Command, folder: Path) -> None:
+    variant = Variant(read_study("windowed"))
+    [sweep] = variant.study.sweeps
+    progress = Progress(Path("results"), variant.progress_name)
+    runs = ("alibi-s0-aaaaaaaa", "alibi-s1-aaaaaaaa")
+    for key in (variant.key(sweep), "identity 0, Python 3.1: another"):
+        progress.add(key, Step("", runs, (), is_done=False))
+    finished = Path("results/runs") / runs[0]
+    finished.mkdir(parents=True)
+    (finished / "result.json").write_text("{}")
+    lines = command("reproduce").out.splitlines()
+    assert next(line for line in lines if line.startswith("windowed")).split()[2:5] == ["1", "of", "15"]
 
 
 @pytest.mark.parametrize("name", study_names())
