@@ -70,9 +70,11 @@ def refuse_unused_options(config: Config, changes: Mapping[str, Any]) -> None:
     for key in unused_keys(config.data, config.eval):
         name = key.removeprefix("eval.")
         if changes.get(name) is not None:
+            option = name.replace("_", "-")
+            require(config.task is None, f"--{option} has no effect on a task: remove it")
             protocol = parse_override(READ_WITH[key][0]).value
             raise UserError(
-                f"--{name} has no effect with --protocol {config.eval.protocol}: remove it, or say "
+                f"--{option} has no effect with --protocol {config.eval.protocol}: remove it, or say "
                 f"--protocol {protocol}"
             )
 

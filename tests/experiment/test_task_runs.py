@@ -1,0 +1,209 @@
+"""Whole runs of a task, in seconds: trained, stopped, continued, scored, reported, and refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config, to_plain
+from pe_bench.data.load import load_data_of
+from pe_bench.model.decoder import build_decoder
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.training.optimizer import make_optimizer
+from pe_bench.training.trainer import Trainer
+from tests.support.commands import Command, Outcome, only_run
+
+TINY = (
+    *("model.d_model=16", "model.d_ff=24", "threads=1", "train.length=16", "train.batch_tokens=64"),
+    *("train.steps=8", "train.warmup_steps=2", "train.checkpoint_every=2", "train.validate_every=4"),
+    *("train.validation_tokens=64", "train.log_every=2", "eval.lengths=[16,32]", "eval.targets=6"),
+)
+CPU = torch.device("cpu")
+Train = Callable[..., Outcome]
+
+
+@pytest.fixture
+def train(command: Command, folder: Path) -> Train:
+    results = f"results_dir={folder / 'results'}"
+    return lambda *arguments: command("train", "encoding=rope", results, *TINY, *arguments)
+
+
+def rows_of(folder: Path) -> list[Row]:
+    return read_rows(only_run(folder) / "eval.csv")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = load_file(only_run(folder) / "checkpoints" / "step-00000008" / "weights.safetensors")
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def gradients(*overrides: str) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss of a first step, and the gradients before it."""
+    config = parse_config(compose([*TINY, *overrides]))
+    data = load_data_of(config)
+    model = build_decoder(config, data.vocabulary)
+    trainer = Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, torch.float32)
+    found: dict[str, torch.Tensor] = {}
+
+    def keep() -> None:
+        parameters = model.named_parameters()
+        found.update({name: value.grad.clone() for name, value in parameters if value.grad is not None})
+
+    trainer.optimizer.step = keep  # pyright: ignore[reportAttributeAccessIssue]
+    return trainer.step(0, 0.0).loss, found
+
+
+def test_a_task_is_trained_scored_and_reported(train: Train, command: Command, folder: Path) -> None:
+    outcome = train("data=task", "task=copy")
+    assert outcome.code == 0, outcome.err
+    assert "task copy" in outcome.out and "exact match" in outcome.out
+    assert "examples of sizes 1 to 7 at 16 tokens, 0.037 right by guessing" in outcome.err
+    rows = rows_of(folder)
+    assert [(row.length, row.protocol, row.control, row.data) for row in rows] == [
+        (16, "task", "none", "copy"),
+        (32, "task", "none", "copy"),
+    ]
+    for row in rows:
+        scores = load_scores(score_file(only_run(folder), row))
+        assert scores.correct is not None and row.targets == len(scores.correct) == 6 * (row.length // 2)
+        assert row.accuracy == pytest.approx(scores.correct.mean())
+        assert row.nll == pytest.approx(scores.nll.mean(), rel=1e-4)
+        assert row.bits_per_byte is None and row.chance == 1 / 27
+    assert not (folder / "results" / "anchors").exists()
+    again = train("task=copy")
+    assert again.code == 0 and "already trained" in again.err and rows_of(folder) == rows
+    shown = command("report", "--results-dir", str(folder / "results"), "--details")
+    assert shown.code == 0 and "accuracy" in shown.out
+
+
+def test_a_stopped_run_of_a_task_ends_in_the_same_weights(
+    train: Train, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("task=mqar").code == 0
+    expected, rows = weights(folder), rows_of(folder)
+    only_run(folder).rename(folder / "unbroken")
+    step = Trainer.step
+
+    def stopped(self: Trainer, number: int, seconds: float):
+        if number == 5:
+            raise KeyboardInterrupt
+        return step(self, number, seconds)
+
+    monkeypatch.setattr(Trainer, "step", stopped)
+    assert train("task=mqar").code == 130
+    monkeypatch.undo()
+    assert train("task=mqar").code == 0
+    found = weights(folder)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    scored = [(row.length, row.nll, row.exact, row.target_hash) for row in rows]
+    assert [(row.length, row.nll, row.exact, row.target_hash) for row in rows_of(folder)] == scored
+
+
+@pytest.mark.parametrize("task", ["copy", "majority", "flip_flop"])
+def test_parts_of_a_batch_give_the_gradient_of_the_whole_though_they_have_unequally_many_answers(
+    task: str,
+) -> None:
+    loss, whole = gradients(f"task={task}")
+    parts_loss, parts = gradients(f"task={task}", "train.micro_batches=4")
+    assert parts_loss == pytest.approx(loss, rel=1e-5)
+    assert parts.keys() == whole.keys()
+    assert all(torch.allclose(parts[name], whole[name], atol=1e-6) for name in whole)
+
+
+def test_padding_and_questions_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pe_bench.data.task_windows import TaskWindows
+
+    loss, whole = gradients("task=copy")
+    batch = TaskWindows.batch
+
+    def other_padding(self: TaskWindows, count: int, seed: int, step: int):
+        tokens, is_answer = batch(self, count, seed, step)
+        return torch.where(tokens == self.task.padding, 3, tokens), is_answer
+
+    monkeypatch.setattr(TaskWindows, "batch", other_padding)
+    other_loss, other = gradients("task=copy")
+    assert other_loss == loss
+    assert all(torch.equal(other[name], whole[name]) for name in whole)
+    monkeypatch.undo()
+
+    def nothing_is_learned(self: TaskWindows, count: int, seed: int, step: int):
+        tokens, is_answer = batch(self, count, seed, step)
+        only = torch.zeros_like(is_answer)
+        only[0] = is_answer[0]
+        return tokens, only
+
+    monkeypatch.setattr(TaskWindows, "batch", nothing_is_learned)
+    assert gradients("task=copy")[0] != loss
+
+
+def test_encodings_are_scored_on_the_same_examples_and_with_another_one(
+    train: Train, command: Command, folder: Path
+) -> None:
+    assert train("task=copy").code == 0
+    run = only_run(folder)
+    found = command("eval", str(run), "--with", "yarn", "--lengths", "32", "--threads", "1")
+    assert found.code == 0, found.err
+    rows = [row for row in rows_of(folder) if row.length == 32]
+    assert len({row.target_hash for row in rows}) == 1 and len(rows) > 1
+    assert any(row.scored_with.startswith("yarn") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data=task"], "data=task needs a task: say task=NAME"),
+        (["task=copy", "data=stdlib"], "a task has examples of its own: leave data=stdlib out"),
+        (["task=copy", "tokenizer=bpe"], "a task has tokens of its own: leave tokenizer=bpe out"),
+        (["task=copy", "eval.controls=all"], "eval.controls=all changes the context of text"),
+        (["task=copy", "eval.protocol=paired"], "eval.protocol=paired scores text, and a task has answers"),
+        (["eval.protocol=task"], "eval.protocol=task scores answers, and data=stdlib has none"),
+        (["task=copy", "eval.per_position=true"], "a task is not scored by position"),
+        (["task=copy", "eval.max_length=64"], "eval.max_length=64 has no effect with eval.protocol=task"),
+        (["task=copyy"], "unknown task 'copyy': did you mean 'copy'"),
+        (["task=copy", "task.symbol=4"], "unknown key 'task.symbol': did you mean 'task.symbols'"),
+        (["task=copy_unique", "eval.lengths=[16,999]"], "has none above 128"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line_before_anything_is_written(
+    train: Train, folder: Path, overrides: list[str], message: str
+) -> None:
+    outcome = train(*overrides)
+    assert outcome.code == 2 and message in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_options_of_eval_without_effect_on_a_task_are_refused(
+    train: Train, command: Command, folder: Path
+) -> None:
+    assert train("task=majority").code == 0
+    for option, message in (
+        ("--controls=all", "eval.controls=all changes the context of text"),
+        ("--protocol=sliding", "eval.protocol=sliding scores text"),
+        ("--max-length=64", "--max-length has no effect on a task: remove it"),
+    ):
+        outcome = command("eval", str(only_run(folder)), option)
+        assert outcome.code == 2 and message in outcome.line
+    outcome = command("export", str(only_run(folder)), "--hf", str(folder / "hf"))
+    assert outcome.code == 2 and "is trained on a task" in outcome.line
+
+
+def test_a_run_without_a_task_has_no_key_of_it_in_its_configuration() -> None:
+    assert "task" not in to_plain(parse_config(compose([])))
+    assert to_plain(parse_config(compose(["task=index"])))["task"] == {
+        "name": "index",
+        "symbols": 128,
+        "reach": 8,
+    }
+
+
+def test_show_prints_a_task_with_an_example_whose_answers_are_marked(command: Command) -> None:
+    outcome = command("show", "task=mqar", "task.spread=4")
+    assert outcome.code == 0
+    assert "arXiv:2312.04927" in outcome.out and "task.spread   4" in outcome.out and "[v" in outcome.out
+    assert "it is a task, so say task=mqar" in command("show", "mqar").line
+    assert np.all([name in command("list", "tasks").out for name in ("copy_unique", "flip_flop")])
