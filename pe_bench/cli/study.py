@@ -241,7 +241,7 @@ def _draw(variant: Variant, found: "Measurements", progress: Progress) -> None:
     draw_study(variant.study, found, progress.results_dir, path)
     names = dict.fromkeys(name for sweep in variant.study.sweeps for name in sweep.encodings)
     report = f"pe-bench report {' '.join(names)}{report_option(progress.results_dir)}"
-    say(f"the picture: {path}   the runs: {progress.runs}   their tables: {report}", unbroken=True)
+    say(f"the picture: {path}   the runs: {progress.runs}   their tables: {report}")
 
 
 def _write_table(outcomes: "Outcomes") -> None:
