@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pe_bench.cli.export import EXAMPLES as EXAMPLES_OF_EXPORT
+from pe_bench.cli.export import export
 from pe_bench.cli.help import Command, TrainCommand, first_of
 from pe_bench.cli.options import (
     FAMILIES,
@@ -45,7 +47,10 @@ from pe_bench.cli.options import (
     complete_by,
     config_folder,
 )
-from pe_bench.cli.reproduce import EXAMPLES, reproduce
+from pe_bench.cli.probe import EXAMPLES as EXAMPLES_OF_PROBE
+from pe_bench.cli.probe import probe
+from pe_bench.cli.reproduce import EXAMPLES as EXAMPLES_OF_REPRODUCE
+from pe_bench.cli.reproduce import reproduce
 
 app = typer.Typer(
     name="pe-bench",
@@ -182,6 +187,9 @@ def eval(  # noqa: A001  (the command's name)
     )
 
 
+app.command(cls=Command, epilog=EXAMPLES_OF_PROBE)(probe)
+
+
 @app.command(
     cls=Command,
     epilog="""\
@@ -234,6 +242,9 @@ def report(
     details: Annotated[
         bool, typer.Option("--details", help="Add intervals, controls, speed and all notes.")
     ] = False,
+    probes: Annotated[
+        bool, typer.Option("--probe", help="Show what pe-bench probe found, in the place of levels.")
+    ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Print every table, not only the newest run's.")
     ] = False,
@@ -241,11 +252,14 @@ def report(
 ) -> None:
     """Compare runs in a table, and write it to files or draw it."""
     from pe_bench.cli.outputs import Outputs
-    from pe_bench.cli.report import print_report, read_view
+    from pe_bench.cli.report import print_probes, print_report, read_view
     from pe_bench.interface.results import read_selection
 
     selection = read_selection(where or [], by, sort, baseline, margin, best, slice_)
     outputs = Outputs(csv, markdown, latex, html, plot, read_view(plot_of, plot or html))
+    if probes:
+        print_probes(results_dir, runs or [], selection, outputs, everything=everything)
+        return
     print_report(
         results_dir, runs or [], protocol, selection, outputs, details=details, everything=everything
     )
@@ -359,33 +373,10 @@ def speed(
     time_encodings(arguments or [], lengths, train, repeats, output, config_dir or [])
 
 
-@app.command(
-    cls=Command,
-    epilog="""\
-pe-bench export rope --hf FOLDER
-pe-bench export results/runs/rope-s0-1a2b3c4d --hf FOLDER
-pe-bench export nope --hf FOLDER --results-dir results""",
-)
-def export(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run by encoding, name, the beginning of a name, or path.")
-    ],
-    hf: Annotated[
-        Path, typer.Option("--hf", metavar="FOLDER", help="A new folder, which transformers then loads.")
-    ],
-    results_dir: ResultsDir = Path("results"),
-) -> None:
-    """Write a trained run as a checkpoint of Hugging Face.
-
-    It works for encodings that transformers has: rope and its scalings, p_rope, nope
-    and sliding_window.
-    """
-    from pe_bench.experiment.export import export_run
-
-    export_run(run, hf, results_dir)
+app.command(cls=Command, epilog=EXAMPLES_OF_EXPORT)(export)
 
 
-app.command(cls=Command, epilog=EXAMPLES)(reproduce)
+app.command(cls=Command, epilog=EXAMPLES_OF_REPRODUCE)(reproduce)
 
 
 @app.callback()

@@ -37,13 +37,19 @@ def score_named_checkpoint(
 
     of_runs: options that were given and have no effect on a checkpoint.
     """
+    checkpoint, overrides = only_checkpoint(names, of_runs)
+    asked = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
+    request = Request(asked, machine, data_path=data_path, others=others)
+    run = prepare_checkpoint_scoring(checkpoint, overrides, request, results_dir, plain=plain).score()
+    print_run(run.scored, run.path, run.margin, run.asked)
+
+
+def only_checkpoint(names: Sequence[str], of_runs: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the checkpoint among the names, and the others, which must be KEY=VALUE. Raises `UserError`."""
     checkpoints = [name for name in names if is_checkpoint(name)]
     overrides = [name for name in names if not is_checkpoint(name)]
     require(len(checkpoints) == 1, f"give one checkpoint at a time, not {', '.join(checkpoints)}")
     require(not of_runs, f"{', '.join(of_runs)} has no effect on a checkpoint: leave it out")
     for override in overrides:
         require("=" in override, f"{override} is not KEY=VALUE; score runs in a command without checkpoints")
-    asked = {**changes, "lengths": parse_lengths(lengths) if lengths is not None else None}
-    request = Request(asked, machine, data_path=data_path, others=others)
-    run = prepare_checkpoint_scoring(checkpoints[0], overrides, request, results_dir, plain=plain).score()
-    print_run(run.scored, run.path, run.margin, run.asked)
+    return checkpoints[0], overrides

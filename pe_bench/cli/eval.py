@@ -55,7 +55,7 @@ def score_runs(
         say(f"the newest finished run: {runs[0]}")
     scorings: list[Scoring] = []
     for run in runs:
-        with _naming(run, runs):
+        with naming(run, runs):
             scorings.append(prepare_scoring(run, wanted))
     if len(runs) > 1:
         _score_many(scorings, results_dir)
@@ -67,7 +67,7 @@ def score_runs(
 
 
 @contextmanager
-def _naming(run: Path, runs: Sequence[Path]) -> Iterator[None]:
+def naming(run: Path, runs: Sequence[Path]) -> Iterator[None]:
     """Name the run in a `UserError` where it is one of several."""
     try:
         yield

@@ -11,10 +11,12 @@ from pe_bench.cli.outputs import Outputs, check_outputs, text_of
 from pe_bench.errors import require
 from pe_bench.interface.results import read_report, say_problems
 from pe_bench.report.charts.curves import PlotValues
+from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probes
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.build import build_tables, run_tables
+from pe_bench.report.tables.report import Report
 from pe_bench.report.tables.selection import Selection
-from pe_bench.report.tables.table import Report, Table
+from pe_bench.report.tables.table import Table
 from pe_bench.report.text import show
 from pe_bench.runs.conditions import Condition
 from pe_bench.runs.gather import results_file, runs_folder
@@ -106,6 +108,9 @@ def print_report(
     """
     check_outputs(outputs)
     report = read_report(results_dir, names, protocol, selection, everything=everything)
+    require(
+        bool(report.tables), "these runs have no levels, but a probe: say pe-bench report --probe to see it"
+    )
     if outputs.printed:
         write_out(text_of(outputs.printed[0], report.tables, details))
         if "--csv" in outputs.printed:
@@ -113,6 +118,8 @@ def print_report(
     else:
         hints = [DETAILS_HINT, *([] if outputs.plot else [PICTURE_HINT])]
         show(report.tables, hint="    ".join(hints), details=details)
+        if report.probes:
+            write_out("what pe-bench probe found: --probe\n")
         if report.others:
             tables = "1 other table" if report.others == 1 else f"{report.others} other tables"
             write_out(f"{tables}: --all\n")
@@ -137,4 +144,38 @@ def _html(report: Report, view: PlotValues) -> str:
     from pe_bench.runs.provenance import provenance
 
     runs = {run for table in report.tables for line in table.lines for run in line.runs}
-    return to_html(report.tables, provenance(map(report.folder_of, runs)), view=view)
+    runs |= {run for table in report.probes for line in table.lines for run in line.runs}
+    return to_html(report.tables, provenance(map(report.folder_of, runs)), view=view, probes=report.probes)
+
+
+def print_probes(
+    results_dir: Path,
+    names: Sequence[str],
+    selection: Selection,
+    outputs: Outputs,
+    *,
+    everything: bool = False,
+) -> None:
+    """Print what `pe-bench probe` found of the newest run, of the named runs, a selection or everything.
+
+    Raises `UserError` where there is none, or for an output that probes do not have.
+    """
+    check_outputs(outputs)
+    require(outputs.latex is None, "--latex has no table of probes: write it with --markdown or --csv")
+    report = read_report(results_dir, names, None, selection, everything=everything)
+    require(bool(report.probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
+    texts = {"--csv": probes_to_csv, "--markdown": probes_to_markdown}
+    if outputs.printed:
+        write_out(texts[outputs.printed[0]](report.probes))
+    else:
+        show_probes(report.probes, hint="" if outputs.plot else "by depth: --plot FILE.png")
+        for problem in report.problems:
+            write_out(f"{problem}\n")
+    for option, path in outputs.files.items():
+        if option == "--plot":
+            from pe_bench.report.charts.heat_figure import plot_probes
+
+            plot_probes(report.probes, path)
+        else:
+            write_text(path, _html(report, "levels") if option == "--html" else texts[option](report.probes))
+        say(f"wrote {path}")

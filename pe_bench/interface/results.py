@@ -11,9 +11,9 @@ from pe_bench.config.schema import Protocol, Slice
 from pe_bench.report.export import to_frame
 from pe_bench.report.tables.build import build_report
 from pe_bench.report.tables.ranking import check_sort
+from pe_bench.report.tables.report import Report
 from pe_bench.report.tables.selection import Selection, parse_by
 from pe_bench.report.tables.swept import check_best
-from pe_bench.report.tables.table import Report
 from pe_bench.runs.conditions import named_runs, parse_condition
 from pe_bench.runs.gather import require_results_folder
 from pe_bench.runs.rows import ALL

@@ -12,7 +12,7 @@ from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.context_use import quarter_of
 from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table, slice_name
+from pe_bench.report.tables.table import Table, TableKey, slice_name
 from pe_bench.report.task_statistics import SOLVED
 from pe_bench.runs.rows import ALL, HALF
 from pe_bench.runs.slices import KEY, NOVEL, RECALL
@@ -61,20 +61,27 @@ class Value:
 def short_title(table: Table) -> list[str]:
     """Return what all lines have in common, in parts."""
     key = table.key
-    steps = f", {key.steps:,} steps" if key.steps else ""
-    seeds = sorted({line.seeds for line in table.lines})
-    seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
     rule = "half the length" if key.stride_rule == HALF else key.stride_rule
     protocol = f"{key.protocol} protocol" + (f", stride {rule}" if rule else "")
     return [
-        f"{key.model} model" + (f" with {key.model_sizes}" if key.model_sizes else ""),
-        *([f"task {key.data}"] if table.is_task else [key.data, key.tokenizer]),
-        f"trained at {key.train_length} tokens{steps}" + (f" with {key.training}" if key.training else ""),
-        "1 seed" if seeds == [1] else seeds_text,
+        *setting_title(key, [line.seeds for line in table.lines]),
         *([protocol] if key.protocol != "paired" and not table.is_task else []),
         *([f"scores in {key.score_dtype}"] if key.score_dtype != "float32" else []),
         *([f"targets: {slice_name(table)}"] if key.slice != ALL else []),
         table.measure.meaning,
+    ]
+
+
+def setting_title(key: TableKey, seeds_of_lines: Sequence[int]) -> list[str]:
+    """Return the model, the text or task and the training of all lines, and how many seeds they have."""
+    steps = f", {key.steps:,} steps" if key.steps else ""
+    seeds = sorted(set(seeds_of_lines))
+    seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
+    return [
+        f"{key.model} model" + (f" with {key.model_sizes}" if key.model_sizes else ""),
+        *([f"task {key.data}"] if key.is_task else [key.data, key.tokenizer]),
+        f"trained at {key.train_length} tokens{steps}" + (f" with {key.training}" if key.training else ""),
+        "1 seed" if seeds == [1] else seeds_text,
     ]
 
 

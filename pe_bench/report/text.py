@@ -1,6 +1,6 @@
 """Tables on a terminal or in a pipe: in the short form, or with all details."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -20,19 +20,31 @@ def show(
 
     A pipe gets as many columns as the short form has at most, and no blanks at the ends of lines.
     """
-    console = console or Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    with console.capture() as captured:
+
+    def print_all(console: Console) -> None:
         for index, table in enumerate(tables):
             if index:
                 console.print()
             if details:
                 console.print(render_details(table, console.width), highlight=False)
             else:
-                lines = render_short(table, console.width, hint)
-                console.print(Text("\n").join(lines), highlight=False, soft_wrap=True)
+                print_lines(render_short(table, console.width, hint), console)
+
+    print_captured(print_all, console)
+
+
+def print_captured(print_all: Callable[[Console], None], console: Console | None) -> None:
+    """Let `print_all` print on a console, and write that at once in signs that its stream can take."""
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    with console.capture() as captured:
+        print_all(console)
     write_out(_written(captured.get(), console), console.file)
+
+
+def print_lines(lines: Iterable[Text], console: Console) -> None:
+    console.print(Text("\n").join(lines), highlight=False, soft_wrap=True)
 
 
 def _written(text: str, console: Console) -> str:

@@ -123,7 +123,8 @@ def _with_scores(trained: TrainedModel, plan: Plan, row: Row, found: Scored | Un
 
 def _scores_of(plan: Plan, found: Scored, split: Split) -> Scores:
     if plan.answers is None:
-        return Scores(found.nll, target_documents(plan.windows), target_bytes(split, plan.windows))
+        documents, sizes = target_documents(plan.windows), target_bytes(split, plan.windows)
+        return Scores(found.nll, documents, sizes, found.correct)
     documents = answer_documents(plan.answers)
     return Scores(found.nll, documents, np.ones_like(documents), found.correct)
 

@@ -72,6 +72,7 @@ class Probe:
 
     def plans(self, config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
         """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
+        require(data.task is None, f"a probe needs text, and data={data.name} is a task: score it with eval")
         lengths = self.resolved_lengths(config.train.length)
         return [
             plan

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from pe_bench.report.charts.curves import Chart, PlotValues, charts_of
 from pe_bench.report.html.picture import Picture, make_picture
+from pe_bench.report.html.probes import probe_sections
 from pe_bench.report.html.provenance import summarize
 from pe_bench.report.html.style import LineStyle, line_styles
 from pe_bench.report.html.table import (
@@ -21,6 +22,7 @@ from pe_bench.report.html.table import (
 )
 from pe_bench.report.legend import legend
 from pe_bench.report.short import short_legend, short_title
+from pe_bench.report.tables.probes import ProbeTable
 from pe_bench.report.tables.table import Table
 from pe_bench.runs.provenance import RunRecord
 from pe_bench.system.outside_text import in_one_line, one_line
@@ -56,9 +58,13 @@ class Section:
 
 
 def to_html(
-    tables: Sequence[Table], records: Sequence[RunRecord], title: str = TITLE, view: PlotValues = "levels"
+    tables: Sequence[Table],
+    records: Sequence[RunRecord],
+    title: str = TITLE,
+    view: PlotValues = "levels",
+    probes: Sequence[ProbeTable] = (),
 ) -> str:
-    """Return the page as text; `view` is what its pictures show at first.
+    """Return the page as text; `view` is what its pictures of levels show at first.
 
     Style and script are in it, and by its own policy it may ask for nothing else. Whatever comes from a run
     stands on one line and is escaped by the templates.
@@ -71,6 +77,8 @@ def to_html(
         lstrip_blocks=True,
     )
     style, script = _resource("style.css"), _resource("script.js")
+    if probes:
+        style += _resource("probes.css")
     return environment.get_template("page.html.jinja").render(
         title=one_line(title),
         view=view,
@@ -78,6 +86,7 @@ def to_html(
         script=script,
         policy=_policy(style, script),
         sections=_sections(tables),
+        probes=probe_sections(probes),
         summary=_summary(tables, records),
         provenance=summarize(in_one_line(records)) if records else None,
     )

@@ -1,6 +1,6 @@
 """The tables of rows: read, selected, grouped, compared and ranked."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +13,20 @@ from pe_bench.report.tables.grouping import (
     describe_swept,
     explain_separation,
     group_positions,
+    group_probes,
     group_rows,
     groups_of_newest,
     without_protocol,
 )
 from pe_bench.report.tables.lines import Line, make_line, members_of
 from pe_bench.report.tables.notes import Note, make_notes
+from pe_bench.report.tables.probes import ProbeTable, probe_tables
 from pe_bench.report.tables.ranking import ordered
+from pe_bench.report.tables.report import Report
 from pe_bench.report.tables.selection import EVERYTHING, RunKeys, Selection
 from pe_bench.report.tables.slices import Group, groups_of_slice, require_slice, with_recall
 from pe_bench.report.tables.swept import differing_keys, keep_best
-from pe_bench.report.tables.table import Report, Table, TableKey
+from pe_bench.report.tables.table import Table, TableKey
 from pe_bench.report.tables.target_sets import rank_sets
 from pe_bench.report.tables.verdicts import judge, with_baseline
 from pe_bench.runs.anchors import StoredAnchors, anchors_folder, read_anchors
@@ -83,7 +86,12 @@ def build_report(
     if selection.best is not None:
         rows, note = keep_best(rows, keys, selection.best)
         problems.append(note)
+    probed = group_probes(rows, keys, selection.varying)
+    probed = groups_of_newest(probed, results_dir) if newest_only else probed
+    probes = tuple(probe_tables(probed, keys, selection, folder_of))
     groups = group_rows(rows, keys, selection.varying)
+    if not groups and probes:  # a checkpoint that was only probed
+        return Report([], 0, folder_of, tuple(problems), probes)
     shown = groups_of_newest(groups, results_dir) if newest_only else groups
     files = ScoreFiles(anchors.with_folders(folder_of))
     tables = _tables(shown, rows, anchors, files, keys, selection)
@@ -91,7 +99,7 @@ def build_report(
     _require_shown(tables, selection, others)
     last = tables[-1]
     last = replace(last, notes=(*last.notes, *problems), caveats=(*last.caveats, *problems))
-    return Report([*tables[:-1], last], others, folder_of, tuple(problems))
+    return Report([*tables[:-1], last], others, folder_of, tuple(problems), probes)
 
 
 def run_tables(
@@ -115,6 +123,12 @@ def run_tables(
     files = ScoreFiles(anchors.with_folders(lambda name: folder))
     tables = _tables(groups, rows, anchors, files, keys, selection)
     return [replace(table, asked=tuple(asked)) for table in tables]
+
+
+def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -> list[ProbeTable]:
+    """Return the tables of a probe's rows, which may be of several runs; folder_of: by a run's name."""
+    keys = RunKeys(folder_of)
+    return probe_tables(group_probes(rows, keys, ()), keys, EVERYTHING, folder_of)
 
 
 def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:

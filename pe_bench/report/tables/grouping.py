@@ -11,17 +11,25 @@ from pathlib import Path
 from pe_bench.report.tables.selection import RunKeys
 from pe_bench.report.tables.table import TableKey
 from pe_bench.runs.find import finished_runs
-from pe_bench.runs.rows import APART, POSITIONS, Row
+from pe_bench.runs.rows import APART, POSITIONS, PROBE, Row
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick
 
 
 def group_rows(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[TableKey, list[Row]]:
-    """Return the rows of each table, without those of positions; the tables of quick runs are last."""
+    """Return the rows of each table of levels; the tables of quick runs are last."""
+    return _grouped([row for row in rows if row.protocol not in APART], keys, by)
+
+
+def group_probes(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[TableKey, list[Row]]:
+    """Return the rows of each table of a probe, in the same order."""
+    return _grouped([row for row in rows if row.protocol == PROBE], keys, by)
+
+
+def _grouped(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[TableKey, list[Row]]:
     groups: dict[TableKey, list[Row]] = {}
     for row in rows:
-        if row.protocol not in APART:
-            groups.setdefault(_table_key(row, keys, by), []).append(row)
+        groups.setdefault(_table_key(row, keys, by), []).append(row)
     groups = _merge_steps(groups, by)
     sized = {
         replace(group, model_sizes=keys.model_sizes(found, by), training=keys.training(found, by)): found

@@ -1,12 +1,10 @@
 """A table of encodings that may be compared, and a report of several."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pe_bench.report.measure import Measure, measure_of
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.lines import Line
-from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import ALL, HALF, TASK
 
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
@@ -41,6 +39,10 @@ class TableKey:
             int(self.stride_rule) if self.stride_rule.isdecimal() else 0,
         )
         return (*values, protocol, stride, self.score_dtype != "float32", self.score_dtype)
+
+    @property
+    def is_task(self) -> bool:
+        return self.protocol == TASK
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Table:
 
     @property
     def is_task(self) -> bool:
-        return self.key.protocol == TASK
+        return self.key.is_task
 
     @property
     def all_lines(self) -> tuple[Line, ...]:
@@ -119,17 +121,3 @@ def slice_name(table: Table) -> str:
     name = f"{key.slice} of {key.judge}" if key.judge else key.slice
     which = f"; hash {key.slice_hash}" if key.slice_hash else ""
     return f"{name} ({100 * table.share:.2g} % of all{which})"
-
-
-@dataclass(frozen=True)
-class Report:
-    """Tables to show.
-
-    others: how many more there are. folder_of: what was read of a run, by its name. problems: what is left
-    out, and what is not known of a run; the notes of the last table have them too.
-    """
-
-    tables: list[Table]
-    others: int
-    folder_of: Callable[[str], RunFolder]
-    problems: tuple[str, ...] = ()

@@ -1,0 +1,54 @@
+"""What is known of how often spans are found: intervals of shares, and the verdict on them."""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from pe_bench.report.statistics import CONFIDENCE, Interval, paired_interval
+
+Finding = Literal["finds", "partly", "chance", "unclear"]
+
+FINDS = 0.9  # of the answers are right
+NO_LIFT = 0.05  # of the answers: a smaller part that is right by the span alone is of no use
+
+
+def share_interval(shares: np.ndarray, count: int) -> Interval:
+    """Return the interval of the mean of shares of answers, 0 to 1, float64 [seeds, documents].
+
+    count: as in `difference_of_shares`.
+    """
+    interval = difference_of_shares(shares, count)
+    return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
+
+
+def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
+    """Return the interval of the mean of differences of shares, float64 [seeds, documents].
+
+    Where all are alike there is no spread to judge by. Then a share of `1 - 0.025 ** (1 / count)` of all
+    may be different, and none of `count` is with a chance of 2.5 % (Clopper and Pearson). count: of what is
+    taken as independent, documents, or windows where there are few documents.
+    """
+    interval = paired_interval(differences)
+    if np.ptp(differences) > 0:
+        return interval
+    unseen = 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
+    return replace(interval, low=interval.mean - unseen, high=interval.mean + unseen, spread=None)
+
+
+def judge_finding(gain: Interval, accuracy: Interval, lift: Interval) -> Finding:
+    """Return whether a model finds spans; positive gains mean that it reads them.
+
+    gain: bits per byte that the answer costs less with the span than without. lift: how much more answers are
+    right with the span than without, where knowing the language has to do.
+
+        finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
+        chance    surely less than 5 % of the answers are right by the span: no more than by the language
+        partly    surely some are
+        unclear   anything else
+    """
+    if accuracy.low >= FINDS and gain.low > 0:
+        return "finds"
+    if lift.high < NO_LIFT:
+        return "chance"
+    return "partly" if lift.low > 0 else "unclear"
