@@ -43,11 +43,15 @@ def probe(
         ),
     ] = None,
     depths: Annotated[
-        int, typer.Option(help="Evenly spaced places of the span, from start to end.", **Count)
-    ] = 5,
+        int | None,
+        typer.Option(help="Evenly spaced places of the span, from start to end.  [default: 5]", **Count),
+    ] = None,
     windows: Annotated[
-        int, typer.Option(help="Windows at each length and depth; fewer are part of more.", **Count)
-    ] = 64,
+        int | None,
+        typer.Option(
+            help="Windows at each length and depth; fewer are part of more.  [default: 64]", **Count
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw a heat map by length and depth to a PNG, SVG or PDF file.")
     ] = None,
@@ -71,7 +75,7 @@ def probe(
     that finished last. Finished scores are reused; report --probe shows them again.
     """
     from pe_bench.cli.probe_runs import ProbeOptions, probe_runs
-    from pe_bench.scoring.needles import Probe
+    from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe
     from pe_bench.scoring.other_encodings import read_with
 
     options = ProbeOptions(
@@ -86,4 +90,5 @@ def probe(
         plain=plain,
         plot=plot,
     )
-    probe_runs(lengths, Probe(None, depths, windows), options, results_dir)
+    asked = Probe(None, depths or DEFAULT_DEPTHS, windows or DEFAULT_WINDOWS)
+    probe_runs(lengths, asked, options, results_dir)

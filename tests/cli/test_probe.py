@@ -1,0 +1,83 @@
+"""`pe-bench probe`, and what `report` shows of it."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from support.commands import Command, only_run
+
+IN = ("--results-dir", "../results")
+SMALL = ("--lengths", "128", "--depths", "2", "--windows", "6", *IN)
+
+
+def test_a_run_is_probed_shown_again_and_drawn(begin: Command, command: Command, folder: Path) -> None:
+    begin("encoding=nope")
+    before = command("report", *IN), command("report", *IN, "--csv", "-")
+    outcome = command("probe", *SMALL, "--plot", "map.png")
+    assert outcome.code == 0, outcome.err
+    assert "without  verdict" in outcome.out
+    assert "6 windows at each depth: 0 %, 100 %" in " ".join(outcome.out.split())
+    assert "nope: probe, length 128 scored" in outcome.err and Path("map.png").stat().st_size > 1000
+    rows = list(csv.DictReader(io.StringIO(Path("../results/results.csv").read_text())))
+    probed = [row for row in rows if row["protocol"] == "probe"]
+    assert {(row["control"], row["depth"]) for row in probed} == {
+        (control, depth) for control in ("none", "replaced") for depth in ("0.0", "1.0")
+    }
+    assert {row["chance"] for row in probed} == {"0.125"} and all(row["accuracy"] for row in probed)
+    again = command("report", *IN, "--probe", "--html", "page.html", "--markdown", "table.md")
+    assert again.code == 0 and "without  verdict" in again.out
+    assert 'id="probe-1"' in Path("page.html").read_text() and "| nope |" in Path("table.md").read_text()
+    after = command("report", *IN), command("report", *IN, "--csv", "-")
+    hint = "what pe-bench probe found: --probe\n"
+    assert after[0].out == before[0].out + hint and after[1].out == before[1].out
+
+
+def test_what_is_scored_is_reused_and_other_encodings_can_be_probed_too(
+    begin: Command, command: Command
+) -> None:
+    begin("encoding=rope")
+    assert command("probe", *SMALL).code == 0
+    again = command("probe", *SMALL)
+    assert again.code == 0 and "scored" not in again.err
+    outcome = command("probe", *SMALL, "--with", "rope_pi factor=8")
+    assert outcome.code == 0 and "rope -> rope_pi" in outcome.out
+
+
+def test_a_length_that_an_encoding_cannot_reach_says_why(begin: Command, command: Command) -> None:
+    begin("encoding=learned")
+    outcome = command("probe", *SMALL)
+    assert outcome.code == 0 and "no number for learned at 128" in " ".join(outcome.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--lengths", "5000"), "--lengths"),
+        (("--lengths", "64"), "--lengths 64 is too short for a probe: give 128 tokens or more"),
+        (("--lengths", "far"), "--lengths takes positive whole numbers, and 'far' is not one"),
+        (("--depths", "1"), "--depths 1 is too few: give 2 (start and end) or more"),
+        (("--depths", "x"), "'x' is not a positive whole number"),
+        (("--windows", "0"), "'0' is not a positive whole number"),
+        (("--plot", "map.gif"), "cannot draw map.gif: the name must end with .png, .svg or .pdf"),
+        (("--plain",), "--plain is for a checkpoint: say pe-bench probe hf:FOLDER --plain"),
+        (("--lenghts", "128"), "did you mean '--lengths'?"),
+    ],
+)
+def test_what_cannot_work_is_one_line_before_anything_is_scored(
+    begin: Command, command: Command, folder: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    begin("encoding=nope")
+    scored = (only_run(folder) / "eval.csv").read_bytes()
+    outcome = command("probe", *arguments, *IN)
+    assert outcome.code == 2 and message in outcome.line
+    assert (only_run(folder) / "eval.csv").read_bytes() == scored
+
+
+def test_a_report_of_probes_needs_one_and_has_no_latex(begin: Command, command: Command) -> None:
+    begin("encoding=nope")
+    outcome = command("report", *IN, "--probe")
+    assert (
+        outcome.code == 2 and "nothing was probed here: make probes with `pe-bench probe RUN`" in outcome.line
+    )
+    assert "--latex has no table of probes" in command("report", *IN, "--probe", "--latex", "table.tex").line
