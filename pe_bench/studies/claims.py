@@ -19,6 +19,8 @@ Outcome = Literal["contradicted", "holds", "unclear"]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 
 UNLEARNED = "not learned at the training length"
+UNDECIDED = "no length where one surely breaks and the other surely holds"
+BROKEN = ("degrades", "fails")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Judged:
 
 def judge_claim(claim: Claim, found: Measurements) -> Judged:
     """Return what our runs say of a claim; unclear where they do not have its scores."""
-    length = round(claim.at * found.length)
+    length = _deciding_length(claim, found) or round(claim.at * found.length)
     series = {_first(claim), _second(claim)}
     if length > found.length and not all(map(found.has_learned, series)):
         return Judged(claim, length, "unclear", None, UNLEARNED)
@@ -86,21 +88,28 @@ def _holds(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outc
     return measured, "holds" if holds_up_to(verdicts) == length else "unclear"
 
 
-def _breaks_first(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
-    """Judge by the lengths at which one of the two surely breaks while the other surely holds."""
-    first, second = _first(claim), _second(claim)
-    verdicts = found.verdicts(first, claim.protocol), found.verdicts(second, claim.protocol)
-    if not all(verdicts):
-        return Paired(None, None, NOTHING), "unclear"
+def _deciding_length(claim: Claim, found: Measurements) -> int | None:
+    """Return the first length at which one of two encodings surely breaks while the other surely holds.
+
+    None where there is none, for other kinds of claims, and where the two change places.
+    """
+    if claim.kind != "breaks_first":
+        return None
+    verdicts = [found.verdicts(series, claim.protocol) for series in (_first(claim), _second(claim))]
     earlier, later = _breaks_where_other_holds(*verdicts), _breaks_where_other_holds(*reversed(verdicts))
-    measured = found.difference(first, second, min(earlier or later or {length}), claim.protocol, "change")
-    if bool(earlier) is bool(later):
-        return measured, "unclear"
-    return measured, "holds" if earlier else "contradicted"
+    return None if earlier and later else min(earlier | later, default=None)
+
+
+def _breaks_first(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+    if _deciding_length(claim, found) is None:
+        return Paired(None, None, UNDECIDED), "unclear"
+    breaks = found.verdicts(_first(claim), claim.protocol)[length] in BROKEN
+    measured = found.difference(_first(claim), _second(claim), length, claim.protocol, "change")
+    return measured, "holds" if breaks else "contradicted"
 
 
 def _breaks_where_other_holds(verdicts: Mapping[int, str], others: Mapping[int, str]) -> set[int]:
-    broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
+    broken = {length for length, verdict in verdicts.items() if verdict in BROKEN}
     return broken & {length for length, verdict in others.items() if verdict in ("holds", "improves")}
 
 

@@ -114,7 +114,8 @@ def _name(label: str, sweep: str) -> str:
 def _evidence(judged: Judged) -> str:
     if judged.interval is None:
         return judged.missing or "no interval"
-    return f"{MEASURED[judged.claim.kind]} {interval_text(judged.interval)}"
+    place = f" at {judged.length:,}" if judged.claim.kind == "breaks_first" else ""
+    return f"{MEASURED[judged.claim.kind]}{place} {interval_text(judged.interval)}"
 
 
 def interval_text(interval: Interval) -> str:

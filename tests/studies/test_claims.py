@@ -77,6 +77,14 @@ def test_a_claim_holds_up_to_a_length_only_if_all_lengths_before_hold(found: Mea
     assert judged(found, "holds", "late", 4).outcome == "contradicted"
 
 
+def test_which_breaks_first_is_decided_where_one_breaks_and_the_other_holds(found: Measurements) -> None:
+    decided = judged(found, "breaks_first", "failing", 1, than="late")
+    assert decided.length == 256 and decided.interval is not None
+    assert decided.interval.mean == pytest.approx(0.7, abs=1e-3)
+    for of, than in (("flat", "falling"), ("failing", "failing")):
+        assert "no length where one surely breaks" in judged(found, "breaks_first", of, 1, than=than).missing
+
+
 def test_a_wide_interval_leaves_a_claim_unclear(tmp_path: Path) -> None:
     runs = [
         add_run(tmp_path, "wide", {128: 2.0, 256: level}, seed=seed)
