@@ -63,6 +63,8 @@ def score_run(
         message = f"{OPTION} chooses targets of runs, and {run.name} is a checkpoint: leave the option out"
         require(judge is None, message)
         return score_checkpoint(reopen_checkpoint(run, config, planner), others)
+    message = f"{OPTION} chooses targets of text, and {run.name} has a task's answers: leave the option out"
+    require(judge is None or config.task is None, message)
     result = read_result(run) or {}
     job = build_job(config, planner)
     setup = replace(job.setup, run=run)

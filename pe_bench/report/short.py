@@ -188,7 +188,7 @@ def level_at_training(line: Line, table: Table) -> Value | None:
         return None
     if line.unlearned or cell.answers is None:
         return Value(cell.level, UNLEARNED if line.unlearned else "", is_level=True)
-    return _answers_value(cell.level, cell)
+    return _answers_value(line, cell.level, cell)
 
 
 def value_at(line: Line, length: int, table: Table) -> Value | None:
@@ -208,14 +208,16 @@ def value_at(line: Line, length: int, table: Table) -> Value | None:
             return None
         return Value(found.mean, found.verdict, found.interval)
     if table.is_task:
-        return _answers_value(cell.level, cell)
+        return _answers_value(line, cell.level, cell)
     if cell.change is None or line.unlearned == "frequencies":
         return None
     return Value(cell.change, cell.verdict, cell.interval, verdict_of_models=cell.verdict_of_models)
 
 
-def _answers_value(level: float, cell: Cell) -> Value:
-    """Return the level of a task, which has a verdict by itself."""
+def _answers_value(line: Line, level: float, cell: Cell) -> Value:
+    """Return the level of a task, which has a verdict by itself; none where it is not learned."""
+    if line.unlearned:
+        return Value(level, UNLEARNED, is_level=True)
     interval = None if cell.answers is None else cell.answers.intervals.exact
     return Value(level, cell.verdict, interval, is_level=True, verdict_of_models=cell.verdict_of_models)
 

@@ -84,7 +84,8 @@ class Repeater:
 
     def _section_overrides(self, config: Mapping[str, Any]) -> list[str]:
         """Group by group: their files, options that the files give, and then what follows from neither."""
-        overrides = []
+        task = self._task_overrides(config.get("task"))
+        overrides = [*task]
         for group, key in NAME_IN_GROUP.items():
             values = config.get(group, {})
             default = self._file(f"{group}/{values.get(key)}") or {}
@@ -101,10 +102,19 @@ class Repeater:
         overrides = obeyed(
             overrides, DataConfig(**config.get("data", {})), EvalConfig(**config.get("eval", {}))
         )
-        return [override for override in overrides if override not in self._default_overrides()]
+        return [override for override in overrides if override not in self._default_overrides(task)]
 
-    def _default_overrides(self) -> list[str]:
-        default = self._composed(())
+    def _task_overrides(self, task: Mapping[str, Any] | None) -> list[str]:
+        if task is None:
+            return []
+        name = task["name"]
+        default = (self._file(f"task/{name}") or {}).get("task", {})
+        changed = [f"task.{key}={quote(value)}" for key, value in task.items() if value != default.get(key)]
+        return [f"task={quote(name)}", *changed]
+
+    def _default_overrides(self, task: Sequence[str]) -> list[str]:
+        """Return the groups that a command has without naming them; a task brings its model and its data."""
+        default = self._composed(tuple(task))
         return [f"{group}={default[group][key]}" for group, key in NAME_IN_GROUP.items()]
 
 

@@ -125,7 +125,12 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert unlearned.unlearned == "task" and unlearned.break_point.works_to is None
     assert [cell.verdict for cell in unlearned.cells.values()] == ["partial", "", ""]
     text = "\n".join(line.plain for line in render_short(found, 80, ""))
-    assert "0.703*" in text and "* not learned" in text and "probe model · task copy" in text
+    assert (
+        "0.703*" in text
+        and "0.602*" in text
+        and "* not learned" in text
+        and "probe model · task copy" in text
+    )
     assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
 
 

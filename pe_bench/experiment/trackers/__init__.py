@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pe_bench.config.schema import Config
 from pe_bench.errors import first_line, require
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import TASK, Row
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.log import Step
@@ -102,4 +102,10 @@ def values_of(step: Step) -> dict[str, float]:
 def score_name(row: Row) -> str:
     """Return the name of a value that trackers draw against the length."""
     control = "" if row.control == "none" else f"_{row.control}"
-    return f"bits_per_byte/{row.protocol}{control}"
+    name = "exact" if row.protocol == TASK else "bits_per_byte"
+    return f"{name}/{row.protocol}{control}"
+
+
+def level_of(row: Row) -> float | None:
+    """Return the number of a row that trackers draw; None where it has none."""
+    return row.exact if row.protocol == TASK else row.bits_per_byte

@@ -10,7 +10,7 @@ from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports
 
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
-from pe_bench.experiment.trackers import score_name, values_of
+from pe_bench.experiment.trackers import level_of, score_name, values_of
 from pe_bench.runs.rows import Row
 from pe_bench.training.log import Step
 
@@ -50,9 +50,9 @@ class MLflow:
         known = {name: self._steps(name) for name in map(score_name, rows)}
         self._log(
             [
-                (score_name(row), row.bits_per_byte, row.length)
+                (score_name(row), level_of(row), row.length)
                 for row in rows
-                if row.bits_per_byte is not None and row.length not in known[score_name(row)]
+                if level_of(row) is not None and row.length not in known[score_name(row)]
             ]
         )
 

@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
-from pe_bench.experiment.trackers import score_name, values_of
+from pe_bench.experiment.trackers import level_of, score_name, values_of
 from pe_bench.runs.rows import Row
 from pe_bench.training.log import Step
 
@@ -37,8 +37,8 @@ class TensorBoard:
         shutil.rmtree(folder, ignore_errors=True)
         with SummaryWriter(str(folder)) as writer:
             for row in rows:
-                if row.bits_per_byte is not None:
-                    writer.add_scalar(score_name(row), row.bits_per_byte, row.length)
+                if level_of(row) is not None:
+                    writer.add_scalar(score_name(row), level_of(row), row.length)
 
     def end(self) -> None:
         self.writer.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
-from pe_bench.experiment.trackers import score_name, values_of
+from pe_bench.experiment.trackers import level_of, score_name, values_of
 from pe_bench.runs.rows import Row
 from pe_bench.training.log import Step
 
@@ -39,7 +39,7 @@ class WeightsAndBiases:
         self.run.log(values_of(step), step=step.step)
 
     def scores(self, rows: Sequence[Row]) -> None:
-        self.run.summary.update({f"{score_name(row)}/{row.length}": row.bits_per_byte for row in rows})
+        self.run.summary.update({f"{score_name(row)}/{row.length}": level_of(row) for row in rows})
 
     def end(self) -> None:
         self.run.finish()
