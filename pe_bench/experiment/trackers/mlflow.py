@@ -50,9 +50,9 @@ class MLflow:
         known = {name: self._steps(name) for name in map(score_name, rows)}
         self._log(
             [
-                (score_name(row), level_of(row), row.length)
+                (score_name(row), level, row.length)
                 for row in rows
-                if level_of(row) is not None and row.length not in known[score_name(row)]
+                if (level := level_of(row)) is not None and row.length not in known[score_name(row)]
             ]
         )
 
