@@ -63,8 +63,7 @@ def _heading(variant: Variant) -> Iterator[str]:
     data = f"text: {text}" if study.reads_text else "tasks"
     yield f"{study.name}: {study.title}"
     yield study.source
-    seeds = "1 seed" if variant.seeds == 1 else f"{variant.seeds} seeds"
-    yield f"trained at {variant.length} tokens, {seeds}, {data}"
+    yield f"trained at {variant.length} tokens, {_seeds(variant.seeds)}, {data}"
     if variant.is_quick:
         yield "--quick: toy models show that everything works, and their verdicts mean nothing"
 
@@ -119,8 +118,11 @@ def _evidence(judged: Judged) -> str:
 
 
 def interval_text(interval: Interval) -> str:
-    seeds = "1 seed" if interval.seeds == 1 else f"{interval.seeds} seeds"
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}], {seeds}"
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}], {_seeds(interval.seeds)}"
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _agreement(found: Agreement) -> str:
@@ -129,7 +131,7 @@ def _agreement(found: Agreement) -> str:
     measure = "changes from the training length" if found.ranking.measure == "change" else "levels"
     return (
         f"Kendall's tau-b with the paper's order of {len(found.encodings)} encodings by their {measure} at "
-        f"{found.length:,}: {found.tau:.2f} {bounds}, {found.seeds} seeds; paper: {found.ranking.source}"
+        f"{found.length:,}: {found.tau:.2f} {bounds}, {_seeds(found.seeds)}; paper: {found.ranking.source}"
     )
 
 
