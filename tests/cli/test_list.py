@@ -179,7 +179,10 @@ def test_encodings_are_listed_where_nothing_can_be_cached(command, tmp_path, mon
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name what to list: encodings, modifiers, models, data, tokenizers, experiments, keys, runs"),
+        (
+            [],
+            "name what to list: encodings, modifiers, models, data, tasks, tokenizers, ",
+        ),
         (["encodings", "--family", "rotery"], "unknown family 'rotery': did you mean 'rotary'?"),
         (["models", "--family", "bias"], "this is the list of models"),
         (["data", "--papers"], "--papers is for the list of encodings, and this is the list of data"),
