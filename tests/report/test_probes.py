@@ -145,6 +145,17 @@ def test_of_several_sets_of_windows_the_one_of_most_runs_is_shown(results: Path)
     assert only_table(results).windows == [40]
 
 
+def test_a_depth_that_few_runs_have_has_a_place_in_the_map_and_changes_no_number_of_a_length(
+    results: Path,
+) -> None:
+    before = only_table(results).lines[0].whole
+    probed(results, "copier", Copying(), 0, Probe((128,), 3, 40))
+    table = only_table(results)
+    assert table.depths == (0.0, 0.5, 1.0) and table.lines[0].whole == before
+    middle = table.lines[0].by_depth[128, 0.5]
+    assert isinstance(middle, Found) and middle.accuracy.seeds == 1
+
+
 def test_the_files_have_a_row_for_each_length_and_depth(results: Path) -> None:
     table = only_table(results)
     rows = list(csv.DictReader(io.StringIO(probes_to_csv([table]))))

@@ -1,7 +1,7 @@
 """Tables of probes: how often lines find a span of the window, by length and by depth."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,7 +131,8 @@ def _table(
     by_line: dict[str, list[Row]] = {}
     for row in rows:
         by_line.setdefault(f"{label_of(row)} {by(row)}".rstrip(), []).append(row)
-    lines = [_line(label, own, read) for label, own in sorted(by_line.items())]
+    common = _common_places(rows)
+    lines = [_line(label, own, common, read) for label, own in sorted(by_line.items())]
     return ProbeTable(
         key=key,
         lengths=tuple(sorted({row.length for row in rows})),
@@ -159,17 +160,27 @@ def _of_one_set_each(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.target_hash == chosen[_place(row)]]
 
 
+def _common_places(rows: Sequence[Row]) -> set[Place]:
+    """Return the depths at each length that most rows have: a line's number at a length is over these."""
+    counts = Counter(map(_place, rows))
+    most = {length: max(counts[place] for place in counts if place[0] == length) for length, _ in counts}
+    return {place for place, count in counts.items() if count == most[place[0]]}
+
+
 def _place(row: Row) -> Place:
     return row.length, row.depth or 0.0
 
 
-def _line(label: str, rows: Sequence[Row], read: Callable[[Row], Scores]) -> ProbeLine:
+def _line(
+    label: str, rows: Sequence[Row], common: Collection[Place], read: Callable[[Row], Scores]
+) -> ProbeLine:
     places: dict[Place, dict[str, list[Row]]] = {}
     for row in sorted(rows, key=lambda row: (row.length, row.depth or 0.0, row.run, row.control)):
         places.setdefault(_place(row), {}).setdefault(row.run, []).append(row)
     whole = {}
     for length in sorted({length for length, _ in places}):
-        whole[length] = _found([of_runs for place, of_runs in places.items() if place[0] == length], read)
+        wanted = [places.get(place, {}) for place in sorted(common) if place[0] == length]
+        whole[length] = _found(wanted, read)
     by_depth = {place: _found([of_runs], read) for place, of_runs in places.items()}
     runs = tuple(sorted({row.run for row in rows}))
     return ProbeLine(label, rows[0].scored_with, runs, whole, by_depth)
