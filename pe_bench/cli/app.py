@@ -342,7 +342,7 @@ def show(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Show an encoding's equation, options and claims, or draw it; or a task and an example of it."""
+    """Show an encoding's equation, options and claims; or a task."""
     from pe_bench.cli.show import show_encodings
 
     show_encodings(arguments or [], plot, config_dir or [])

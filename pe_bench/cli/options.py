@@ -21,7 +21,10 @@ def number(text: str) -> float:
         raise typer.BadParameter(f"'{text}' is not a number") from None
 
 
-LISTS = ("encodings", "modifiers", "models", "data", "tokenizers", "experiments", "keys", "runs", "studies")
+LISTS = (
+    *("encodings", "modifiers", "models", "data", "tasks", "tokenizers", "experiments", "keys", "runs"),
+    "studies",
+)
 FAMILIES = (
     *("none", "input", "ids", "rotary", "bias", "relative"),
     *("content", "distance", "mask", "scale", "schedule"),
