@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -14,6 +15,11 @@ from support.commands import Command, Outcome, tiny_overrides, write_corpus
 from pe_bench.cli import program
 from pe_bench.config import compose as composing
 from pe_bench.system.cache import cache_root
+
+# A shell that starts tests in the background, and `nohup`, have these ignored; what tests send must arrive.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:

@@ -1,12 +1,12 @@
 """The `show` command: the manual page of each encoding, and a picture of them."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pe_bench.errors import require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
-from pe_bench.inspection.show.task_page import names_task, task_page
 from pe_bench.system.terminal import say, width_of, write_out
 
 
@@ -15,7 +15,9 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence
 
     Raises `UserError` for arguments and files that cannot be, before anything is printed.
     """
-    if any(map(names_task, arguments)):
+    if any(map(_names_task, arguments)):
+        from pe_bench.inspection.show.task_page import task_page
+
         require(plot is None, "a task has no picture: leave --plot out")
         write_out(task_page(arguments, search, width_of(sys.stdout)))
         return
@@ -34,6 +36,10 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence
     write_out("\n\n".join(pages))
     if plot is not None:
         say(f"wrote {plot}")
+
+
+def _names_task(argument: str) -> bool:
+    return re.match(r"\+*task[.=]", argument) is not None
 
 
 def _draw(found: Sequence[ResolvedEncoding], plot: Path) -> None:

@@ -35,7 +35,7 @@ class LocalGlobal(Schedule):
         n_layers: int,
         local: NestedEncoding,
         global_: NestedEncoding,
-        window: int | None = None,
+        window: int | None,
         every: int = 4,
         first: bool = False,
         chunked: bool = False,

@@ -68,8 +68,11 @@ _request = StopRequest()
 def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
     """Raise `Stopped` in the main thread at signals that ask for an end."""
     _request.forget()
-    with signal_handlers(numbers, _request), restore_stopped():
-        yield
+    try:
+        with signal_handlers(numbers, _request), restore_stopped():
+            yield
+    finally:
+        _request.forget()
 
 
 @contextmanager

@@ -71,6 +71,7 @@ def test_yaml_names_every_option_and_its_default(name: str) -> None:
         options = {
             key: value for key, value in part.items() if key not in ("name", "class", "derived", "modifiers")
         }
+        wanted = {name.removesuffix("_"): parameter for name, parameter in wanted.items()}
         assert set(options) == set(wanted) - {"self"}
         for option in set(options) - set(encoding.example(part)):
             assert wanted[option].default in (inspect.Parameter.empty, options[option])
@@ -83,7 +84,7 @@ def test_label_is_the_files_name_or_the_bases_and_the_modifiers(name: str) -> No
     assert list(modifiers) == [name] if modifiers else one.config["name"] == name
     label = "+".join([one.config["name"], *modifiers])
     assert one.spec.label.split(" ")[0] == label
-    if not any(part.example() for part in one.spec.parts):
+    if not any(part.example() or part.nested for part in one.spec.parts):
         assert one.spec.label == label
 
 

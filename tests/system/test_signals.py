@@ -87,6 +87,13 @@ def test_signal_handlers_are_restored():
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
+def test_a_request_is_over_with_what_it_ended() -> None:
+    with pytest.raises(Stopped), stop_on_signal():
+        os.kill(os.getpid(), signal.SIGTERM)
+    with finish_step_on_signal() as is_asked:
+        assert not is_asked()
+
+
 def asked_in_step(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
     """Send the signal during a step or its validation."""
     original = getattr(Trainer, method)

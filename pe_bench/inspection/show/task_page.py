@@ -1,6 +1,5 @@
 """The manual page of a task: its docstring, its options, and an example with the answers marked."""
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,6 @@ from pe_bench.inspection.show.page import COMMENT, align, reflow
 from pe_bench.system.terminal import PIPED_WIDTH, wrap
 
 MAX_SIZE = 8  # of the example
-
-
-def names_task(argument: str) -> bool:
-    """Return whether an argument of `show` asks for a task and not for an encoding."""
-    return re.match(r"\+*task[.=]", argument) is not None
 
 
 def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIPED_WIDTH) -> str:
