@@ -53,8 +53,11 @@ def explain_swept_option(option: str, without: str, with_: str) -> str:
     chosen, (key, value) = parse_override(with_), option.split("=", 1)
     group, name = chosen.key, chosen.value
     line = f"{key.removeprefix(f'{group}.')}: {value}"
+    both = f"{option} is for {with_} and not for {without}"
+    if group == "task":  # tasks share no table, so that one sweep over both is worth no file
+        return f"{both}: sweep over {with_} in a command that leaves {without} out"
     return (
-        f"{option} is for {with_} and not for {without}: to sweep over both, write it into a file of your "
+        f"{both}: to sweep over both, write it into a file of your "
         f"own, FOLDER/{group}/NAME.yaml with the lines 'defaults: [{name}]' and '{line}', and say "
         f"--config-dir FOLDER and {group}=NAME for {with_}"
     )

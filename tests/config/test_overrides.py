@@ -181,6 +181,17 @@ def test_an_option_that_some_values_of_a_sweep_know_is_refused_with_the_way_to_s
     assert checked_by(["-m", *other]).jobs == 2
 
 
+@pytest.mark.parametrize("tasks", ["copy,index", "index,copy"])
+def test_an_option_of_one_task_of_a_sweep_is_refused_with_the_way_to_sweep_over_it(tasks):
+    with pytest.raises(UserError) as error:
+        checked_by(["-m", f"task={tasks}", "encoding=rope,nope", "task.reach=4"])
+    assert str(error.value).startswith(
+        "task.reach=4 is for task=index and not for task=copy: "
+        "sweep over task=index in a command that leaves task=copy out"
+    )
+    assert checked_by(["-m", "task=index", "encoding=rope,nope", "task.reach=4"]).jobs == 2
+
+
 def test_an_option_that_no_value_of_a_sweep_knows_is_refused_as_in_a_run():
     with pytest.raises(UserError, match="data.subset=x has no effect with data=stdlib"):
         checked_by(["-m", "data=stdlib,files", "data.subset=x", "seed=0"])
