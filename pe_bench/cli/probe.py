@@ -26,7 +26,8 @@ EXAMPLES = """\
 pe-bench probe --lengths 512,2048
 pe-bench probe rope alibi --depths 3 --windows 32
 pe-bench probe rope --lengths 256 --with yarn,rope_ntk --plot probe.png
-pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096"""
+pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096
+pe-bench probe hf:FOLDER --task niah_multikey_3,vt,fwe --lengths 4096"""
 
 
 def probe(
@@ -52,6 +53,13 @@ def probe(
             help="Windows at each length and depth; fewer are part of more.  [default: 64]", **Count
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Prompts of RULER for a checkpoint, instead: niah_multikey_3, vt or fwe.",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw a heat map by length and depth to a PNG, SVG or PDF file.")
     ] = None,
@@ -74,7 +82,8 @@ def probe(
     endings? No words and no judge. Without RUN, --where and --all, that is the run
     that finished last. Finished scores are reused; report --probe shows them again.
     """
-    from pe_bench.cli.probe_runs import ProbeOptions, probe_runs
+    from pe_bench.cli.probe_runs import ProbeOptions, probe_prompts, probe_runs
+    from pe_bench.errors import require
     from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe
     from pe_bench.scoring.other_encodings import read_with
 
@@ -91,4 +100,8 @@ def probe(
         plot=plot,
     )
     asked = Probe(None, depths or DEFAULT_DEPTHS, windows or DEFAULT_WINDOWS)
+    if task is not None:
+        require(depths is None, "--depths has no effect with --task: leave it out")
+        probe_prompts(task, lengths, asked, options, results_dir)
+        return
     probe_runs(lengths, asked, options, results_dir)

@@ -8,9 +8,10 @@ from typing import Any
 from pe_bench.cli.checkpoint import has_checkpoint, only_checkpoint
 from pe_bench.cli.eval import naming
 from pe_bench.cli.outputs import Outputs, check_outputs
-from pe_bench.cli.report import report_option
+from pe_bench.cli.report import print_run, report_option
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, UserError, require
+from pe_bench.experiment.checkpoint import check_prompts
 from pe_bench.interface.checkpoint import prepare_checkpoint_scoring
 from pe_bench.interface.evaluate import Scoring, prepare_scoring
 from pe_bench.interface.request import Request
@@ -50,16 +51,7 @@ def probe_runs(lengths: str | None, probe: Probe, options: ProbeOptions, results
     runs that could not be scored.
     """
     check_outputs(Outputs(plot=options.plot))
-    probe = replace(probe, lengths=parse_lengths(lengths) if lengths is not None else None)
-    probe.check()
-    request = Request(
-        {"precision": options.precision},
-        options.machine,
-        options.code,
-        options.data_path,
-        options.others,
-        probe=probe,
-    )
+    request = _request(_with_lengths(probe, lengths), options)
     if has_checkpoint(options.names):
         _probe_checkpoint(request, options, results_dir)
         return
@@ -79,6 +71,45 @@ def probe_runs(lengths: str | None, probe: Probe, options: ProbeOptions, results
     if failures:
         more = f" (and {len(failures) - 1} more of {len(scorings)} runs)" if len(failures) > 1 else ""
         raise RunError(f"{failures[0]}{more}")
+
+
+def probe_prompts(
+    kinds: str, lengths: str | None, probe: Probe, options: ProbeOptions, results_dir: Path
+) -> None:
+    """Score prompts of each kind with a checkpoint, and print their tables.
+
+    Raises `UserError` for all that can be wrong, before anything is scored.
+    """
+    require(options.plot is None, "--plot draws depths, which --task has none of: leave it out")
+    message = "--task is for a checkpoint (hf:FOLDER); a run is trained on a task: pe-bench list tasks"
+    require(has_checkpoint(options.names), message)
+    probe = _with_lengths(probe, lengths)
+    probes = [replace(probe, prompts=kind.strip()) for kind in kinds.split(",")]
+    checkpoint, overrides = _checkpoint_in(options)
+    check_prompts(checkpoint, overrides, probes)
+    for probe in probes:
+        request = _request(probe, options)
+        scoring = prepare_checkpoint_scoring(checkpoint, overrides, request, results_dir, plain=options.plain)
+        run = scoring.score()
+        print_run(run.scored, run.path, run.margin, probe.lengths or ())
+
+
+def _with_lengths(probe: Probe, lengths: str | None) -> Probe:
+    """Return what is probed. Raise `UserError` for lengths and depths that cannot work."""
+    probe = replace(probe, lengths=parse_lengths(lengths) if lengths is not None else None)
+    probe.check()
+    return probe
+
+
+def _request(probe: Probe, options: ProbeOptions) -> Request:
+    return Request(
+        {"precision": options.precision},
+        options.machine,
+        options.code,
+        options.data_path,
+        options.others,
+        probe=probe,
+    )
 
 
 def _score(scorings: Sequence[Scoring], results_dir: Path) -> tuple[list[Row], list[str]]:
@@ -103,14 +134,17 @@ def _score(scorings: Sequence[Scoring], results_dir: Path) -> tuple[list[Row], l
 
 
 def _probe_checkpoint(request: Request, options: ProbeOptions, results_dir: Path) -> None:
-    of_runs = {"--where": options.where, "--all": options.everything, "--code": options.code}
-    given = [option for option, value in of_runs.items() if value]
-    checkpoint, overrides = only_checkpoint(options.names, given)
+    checkpoint, overrides = _checkpoint_in(options)
     scoring = prepare_checkpoint_scoring(checkpoint, overrides, request, results_dir, plain=options.plain)
     run = scoring.score()
     _show(run.scored, {run.name: run.path}, options.plot, results_dir)
     if run.failure:
         raise RunError(run.failure)
+
+
+def _checkpoint_in(options: ProbeOptions) -> tuple[str, list[str]]:
+    of_runs = {"--where": options.where, "--all": options.everything, "--code": options.code}
+    return only_checkpoint(options.names, [option for option, value in of_runs.items() if value])
 
 
 def _show(rows: Sequence[Row], runs: dict[str, Path], plot: Path | None, results_dir: Path) -> None:

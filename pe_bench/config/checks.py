@@ -223,7 +223,7 @@ def _check_task(config: Config) -> None:
     require(config.task is not None, "data=task needs a task: say task=NAME, such as task=majority")
     require(protocol == TASK, f"{protocol} scores text, and a task has answers: leave it out")
     require(
-        config.tokenizer.kind == "bytes",
+        config.tokenizer.kind == "bytes" or config.checkpoint is not None,
         f"a task has tokens of its own: leave tokenizer={config.tokenizer.kind} out",
     )
     require(not config.eval.per_position, "a task is not scored by position: leave eval.per_position out")

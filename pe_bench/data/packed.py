@@ -17,6 +17,7 @@ from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.system.cache import cache_root, cached_folder, key_of, read_meta
 
 if TYPE_CHECKING:
+    from pe_bench.data.prompt import Prompts
     from pe_bench.data.task import Task
 
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
@@ -60,6 +61,7 @@ class Data:
     train: Split
     validation: Split
     task: "Task | None" = None  # whose examples take the place of text
+    prompts: "Prompts | None" = None  # of a checkpoint, in the place of text
 
     @property
     def vocab_size(self) -> int:

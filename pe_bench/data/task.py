@@ -16,14 +16,19 @@ from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, unknown
 
 FORMAT = 1  # of all examples: raise it when they change for an equal seed
+STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # no example of one side is drawn for the other
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
 class Example(NamedTuple):
-    """The token ids of an example, int64 [tokens], and which of them are answers, bool [tokens]."""
+    """The token ids of an example, int64 [tokens], and which of them are answers, bool [tokens].
+
+    number: the answer that each is a part of, int64 [tokens]; None where each answer is one token.
+    """
 
     tokens: np.ndarray
     is_answer: np.ndarray
+    number: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ class Task(ABC):
         return hashlib.sha256(repr((FORMAT, self.name, sorted(asdict(self).items()))).encode()).hexdigest()[
             :16
         ]
+
+    def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
+        """Return the examples to score at a length, of the largest size that fits, the same at every call."""
+        rng = np.random.default_rng([seed, STREAMS["validation"], length, 0])
+        return [self.example(rng, self.size_at(length)) for _ in range(count)]
 
     def ids(self, *texts: str) -> list[int]:
         """Return the ids of tokens by their texts."""

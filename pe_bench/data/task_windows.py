@@ -3,9 +3,7 @@
 import numpy as np
 import torch
 
-from pe_bench.data.task import Example, Task
-
-STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # no example of one side is drawn for the other
+from pe_bench.data.task import STREAMS, Task
 
 
 class TaskWindows:
@@ -34,9 +32,3 @@ class TaskWindows:
             tokens[row, : len(example.tokens)] = example.tokens
             is_answer[row, : len(example.tokens)] = example.is_answer
         return torch.from_numpy(tokens), torch.from_numpy(is_answer)
-
-
-def examples_at(task: Task, length: int, count: int, seed: int) -> list[Example]:
-    """Return the examples to score at a length, all of the largest size that fits, the same at every call."""
-    rng = np.random.default_rng([seed, STREAMS["validation"], length, 0])
-    return [task.example(rng, task.size_at(length)) for _ in range(count)]

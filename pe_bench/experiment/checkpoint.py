@@ -17,8 +17,11 @@ from pe_bench.config.checks import refuse_unused, refuse_unused_options
 from pe_bench.config.compose import compose
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config, without_none
-from pe_bench.config.schema import CheckpointConfig, Config
-from pe_bench.data.packed import Data, load_data, summary
+from pe_bench.config.schema import CheckpointConfig, Config, TokenizerConfig
+from pe_bench.data.load import load_data_of
+from pe_bench.data.packed import Data, summary
+from pe_bench.data.prompt import Prompts
+from pe_bench.data.tokenizer import load_file
 from pe_bench.encodings.base import PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
@@ -29,9 +32,10 @@ from pe_bench.runs.commands import record_command
 from pe_bench.runs.config_file import with_absolute_paths, write_config
 from pe_bench.runs.gather import gather_and_warn, runs_folder
 from pe_bench.runs.lock import locked, record_error
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.setup import Setup
 from pe_bench.scoring.evaluate import TrainedModel, evaluate
+from pe_bench.scoring.needles import Probe
 from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import Planner, count_parts, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
@@ -74,15 +78,22 @@ def prepare_checkpoint(
     *,
     plain: bool = False,
     planner: Planner = make_plans,
+    prompts: str | None = None,
 ) -> CheckpointJob:
-    """Return the job of a checkpoint, and write nothing. Raise `UserError` for all that can be wrong."""
-    _check_overrides(overrides)
+    """Return the job of a checkpoint, and write nothing. Raise `UserError` for all that can be wrong.
+
+    prompts: the kind of prompts that it is scored on, in the place of text.
+    """
+    _check_overrides(overrides, has_text=prompts is None)
     source = read_source(text)
     loaded = load_config(source)
     length, length_from = _train_length(source, loaded, overrides)
     values = compose(
         [*overrides, "encoding=nope", *([] if _names_length(overrides) else [f"train.length={length}"])]
     )
+    if prompts is not None:
+        values |= {"data": {"name": prompts, "source": "task"}, "task": {"name": prompts}}
+        values["eval"]["protocol"] = TASK
     values["eval"].update(without_none(changes))
     values |= {**without_none(machine), "results_dir": str(results_dir)}
     values["train"] |= {"length": length, "steps": 0, "batch_tokens": length}
@@ -99,6 +110,19 @@ def prepare_checkpoint(
     refuse_unused([config], overrides)
     refuse_unused_options(config, changes)
     return _prepare(_up_to_longest(config), source, loaded, planner)
+
+
+def check_prompts(text: str, overrides: Sequence[str], probes: Sequence[Probe]) -> None:
+    """Raise `UserError` for probes with a kind of prompts that there is not, or that some length cannot hold.
+
+    The model is not loaded.
+    """
+    source = read_source(text)
+    length, _ = _train_length(source, load_config(source), overrides)
+    tokenizer = load_file(TokenizerConfig("file", str(source.tokenizer)))
+    begins = begin_of_text(source) is not None
+    for probe in probes:
+        Prompts(str(probe.prompts), tokenizer, begins).check(min(probe.resolved_lengths(length)))
 
 
 @explain_out_of_memory(LESS_MEMORY)
@@ -128,9 +152,11 @@ def _up_to_longest(config: Config) -> Config:
     return replace(config, eval=replace(config.eval, max_length=max(config.train.length, *lengths)))
 
 
-def _check_overrides(overrides: Sequence[str]) -> None:
+def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
     for text in overrides:
         key = parse_override(text).key.lstrip("+~")
+        is_of_text = key.split(".")[0] == "data"
+        require(has_text or not is_of_text, f"{text} has no effect with --task, which has its own text")
         is_known = key.split(".")[0] in SCORING_KEYS or key == TRAIN_LENGTH
         require(
             is_known,
@@ -163,7 +189,7 @@ def _prepare(config: Config, source: Source, loaded: Any, planner: Planner) -> C
     about = config.checkpoint
     assert about is not None
     device, threads = resolve_device(config.device), set_threads(config.threads)
-    data = load_data(config.data, config.tokenizer, config.cache_dir)
+    data = load_data_of(config)
     plans = planner(config, config.eval, data)
     dtype = DTYPES[config.eval.precision]
     opened = open_checkpoint(source, loaded, config.train.length, about.begin, dtype, plain=about.plain)
@@ -241,7 +267,8 @@ def score_checkpoint(
         write_config(setup.run, replace(setup.config, data=with_absolute_paths(setup.config.data)))
         _write_json(setup.run / "environment.json", environment(setup.device, setup.threads))
         evaluation = setup.config.eval
-        say(summary(job.data, evaluation.resolved_max_length(setup.config.train.length)))
+        if job.data.prompts is None:
+            say(summary(job.data, evaluation.resolved_max_length(setup.config.train.length)))
         for line in shortages(evaluation, job.plans):
             say(line)
         model = job.model.to(setup.device)

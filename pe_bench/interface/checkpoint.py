@@ -49,6 +49,7 @@ def prepare_checkpoint_scoring(
         results_dir,
         plain=plain,
         planner=make_plans if request.probe is None else request.probe.plans,
+        prompts=None if request.probe is None else request.probe.prompts,
     )
     if request.others.encodings:
         require_replaceable(job)

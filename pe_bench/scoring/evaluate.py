@@ -126,7 +126,8 @@ def _scores_of(plan: Plan, found: Scored, split: Split) -> Scores:
         documents, sizes = target_documents(plan.windows), target_bytes(split, plan.windows)
         return Scores(found.nll, documents, sizes, found.correct)
     documents = answer_documents(plan.answers)
-    return Scores(found.nll, documents, np.ones_like(documents), found.correct)
+    correct = None if found.correct is None else plan.answers.whole(found.correct)
+    return Scores(found.nll, documents, np.ones_like(documents), correct)
 
 
 def _encoding_lr(trained: TrainedModel) -> float:

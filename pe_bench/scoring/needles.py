@@ -35,6 +35,7 @@ from pe_bench.model.seeds import derive_seed
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.protocols import Needle, Plan, Window, batches
 from pe_bench.scoring.targets import target_blocks, tokens_needed
+from pe_bench.scoring.task_plans import task_plan
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE
@@ -49,11 +50,15 @@ FIRST = 1  # a checkpoint's beginning of text stands in the place of token 0
 
 @dataclass(frozen=True)
 class Probe:
-    """The windows that are asked for: at lengths, all default ones if None, and evenly spaced depths."""
+    """The windows that are asked for: at lengths, all default ones if None, and evenly spaced depths.
+
+    prompts: the kind of prompts of a checkpoint, in the place of needles; they have no depths.
+    """
 
     lengths: Sequence[int] | None = None
     depths: int = DEFAULT_DEPTHS
     windows: int = DEFAULT_WINDOWS
+    prompts: str | None = None
 
     def check(self) -> None:
         """Raise `UserError` for lengths and depths that cannot work."""
@@ -72,8 +77,11 @@ class Probe:
 
     def plans(self, config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
         """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
-        require(data.task is None, f"a probe needs text, and data={data.name} is a task: score it with eval")
         lengths = self.resolved_lengths(config.train.length)
+        if self.prompts is not None and data.prompts is not None:
+            return [task_plan(data.prompts, length, self.windows, evaluation.seed) for length in lengths]
+        is_text = data.task is None and data.prompts is None
+        require(is_text, f"a probe needs text, and data={data.name} is a task: score it with eval")
         return [
             plan
             for length in lengths

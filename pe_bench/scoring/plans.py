@@ -32,8 +32,9 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
     """
     train_length = config.train.length
     lengths = evaluation.resolved_lengths(train_length)
-    if data.task is not None:
-        return [task_plan(data.task, length, evaluation.targets, evaluation.seed) for length in lengths]
+    examples = data.task or data.prompts
+    if examples is not None:
+        return [task_plan(examples, length, evaluation.targets, evaluation.seed) for length in lengths]
     longest = max(train_length, evaluation.resolved_max_length(train_length))
     within = [length for length in lengths if length <= longest]
     beyond = [length for length in lengths if length > longest]

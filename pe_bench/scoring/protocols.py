@@ -59,12 +59,24 @@ class Answers:
     """The examples of a plan, in place of text.
 
     is_answer: which targets of each example's window are scored, bool [documents, targets]. chance: the
-    accuracy of guessing.
+    accuracy of guessing. number: the answer of its example that each target is a part of, of the same shape.
     """
 
     split: Split
     is_answer: np.ndarray
     chance: float
+    number: np.ndarray
+
+    def whole(self, correct: np.ndarray) -> np.ndarray:
+        """Return 1 for each scored target of an answer all of whose targets are correct, else 0.
+
+        correct: 1 or 0 for each scored target, in the order of the examples.
+        """
+        document, _ = np.nonzero(self.is_answer)
+        place = np.stack([document, self.number[self.is_answer]])
+        _, answer = np.unique(place, axis=1, return_inverse=True)
+        wrong = np.bincount(answer, weights=1 - correct)
+        return (wrong[answer] == 0).astype(correct.dtype)
 
 
 @dataclass(frozen=True)

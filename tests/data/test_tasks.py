@@ -11,7 +11,7 @@ from pe_bench.config.groups import config_dir
 from pe_bench.data.batches import Windows
 from pe_bench.data.load import task_data
 from pe_bench.data.task import Task, build_task
-from pe_bench.data.task_windows import TaskWindows, examples_at
+from pe_bench.data.task_windows import TaskWindows
 from pe_bench.errors import UserError
 from pe_bench.scoring.task_plans import task_plan
 from tests.support.configurations import choices
@@ -26,7 +26,7 @@ def shipped(name: str) -> Task:
 
 
 def texts(task: Task, size: int, seed: int) -> tuple[list[str], list[bool]]:
-    tokens, is_answer = task.example(np.random.default_rng(seed), size)
+    tokens, is_answer, _ = task.example(np.random.default_rng(seed), size)
     return [task.vocabulary[token] for token in tokens], is_answer.tolist()
 
 
@@ -213,7 +213,7 @@ def test_a_plan_is_a_function_of_task_seed_and_length_and_scores_answers_alone(n
     )
     assert plan.target_hash == again.target_hash
     assert len({plan.target_hash, other_seed.target_hash, longer.target_hash}) == 3
-    examples = examples_at(task, 32, 10, 0)
+    examples = task.examples_at(32, 10, 0)
     assert plan.targets == sum(int(example.is_answer.sum()) for example in examples)
     assert plan.documents == 10 and plan.chance == task.chance
     assert all(window.size <= 32 for window in plan.windows)

@@ -59,6 +59,6 @@ def _size(task: Task, length: int) -> int:
 
 
 def _example(task: Task, length: int, seed: int) -> str:
-    tokens, is_answer = task.example(np.random.default_rng(seed), _size(task, length))
+    tokens, is_answer, _ = task.example(np.random.default_rng(seed), _size(task, length))
     texts = [task.vocabulary[token] for token in tokens]
     return " ".join(f"[{text}]" if right else text for text, right in zip(texts, is_answer, strict=True))
