@@ -1,6 +1,7 @@
 """pe-bench: train short, test long. A runner for length-extrapolation experiments.
 
-From Python: `train`, `evaluate` and `results` do what the commands do, and raise `UserError` and `RunError`.
+From Python: `train`, `evaluate`, `probe` and `results` do what the commands do, and raise `UserError` and
+`RunError`.
 """
 
 from importlib import import_module
@@ -9,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pe_bench.errors import RunError, UserError
     from pe_bench.interface.evaluate import evaluate
+    from pe_bench.interface.probe import probe
     from pe_bench.interface.results import results
     from pe_bench.interface.train import train
 
-__all__ = ["RunError", "UserError", "evaluate", "results", "train"]
+__all__ = ["RunError", "UserError", "evaluate", "probe", "results", "train"]
 
 # Imported at their first use: PyTorch takes seconds, and `pe-bench --help` needs none of it.
 _MODULES = {
     "RunError": "pe_bench.errors",
     "UserError": "pe_bench.errors",
     "evaluate": "pe_bench.interface.evaluate",
+    "probe": "pe_bench.interface.probe",
     "results": "pe_bench.interface.results",
     "train": "pe_bench.interface.train",
 }

@@ -102,9 +102,9 @@ def _encodings() -> str:
 def _python() -> str:
     parts = [
         "# Python",
-        "Three calls do what the commands do. [A notebook](../quick-start.ipynb) shows them.",
+        "Four calls do what the commands do. [A notebook](../quick-start.ipynb) shows three of them.",
     ]
-    for name in ("train", "evaluate", "results"):
+    for name in ("train", "evaluate", "probe", "results"):
         call = getattr(pe_bench, name)
         parts += [
             f"## {name}",

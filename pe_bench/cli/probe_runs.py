@@ -14,6 +14,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment.checkpoint import check_prompts
 from pe_bench.interface.checkpoint import prepare_checkpoint_scoring
 from pe_bench.interface.evaluate import Scoring, prepare_scoring
+from pe_bench.interface.probe import read_probe
 from pe_bench.interface.request import Request
 from pe_bench.report.probes import show_probes
 from pe_bench.report.tables.build import probes_of_rows
@@ -59,6 +60,7 @@ def probe_runs(lengths: str | None, probe: Probe, options: ProbeOptions, results
     request.check_code()
     conditions = [*map(parse_condition, options.where)]
     runs = runs_to_score(options.names, conditions, results_dir, everything=options.everything)
+    request.check_runs(runs)
     if not (options.names or options.where or options.everything):
         say(f"the newest finished run: {runs[0]}")
     scorings: list[Scoring] = []
@@ -96,9 +98,7 @@ def probe_prompts(
 
 def _with_lengths(probe: Probe, lengths: str | None) -> Probe:
     """Return what is probed. Raise `UserError` for lengths and depths that cannot work."""
-    probe = replace(probe, lengths=parse_lengths(lengths) if lengths is not None else None)
-    probe.check()
-    return probe
+    return read_probe(parse_lengths(lengths) if lengths is not None else None, probe.depths, probe.windows)
 
 
 def _request(probe: Probe, options: ProbeOptions) -> Request:

@@ -13,14 +13,14 @@ from pe_bench.experiment.checkpoint import is_checkpoint
 from pe_bench.experiment.prepare import trusted
 from pe_bench.experiment.score import score_run
 from pe_bench.interface.checkpoint import prepare_checkpoint_scoring
-from pe_bench.interface.request import Request
+from pe_bench.interface.request import Request, listed, read_lengths, read_request
 from pe_bench.interface.run import Run
 from pe_bench.interface.values import plain as as_plain
 from pe_bench.runs.conditions import named_runs
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, require_finished
 from pe_bench.scoring.needles import Probe
-from pe_bench.scoring.other_encodings import OtherEncoding, find_others, read_with
+from pe_bench.scoring.other_encodings import OtherEncoding, find_others
 from pe_bench.scoring.plans import make_plans
 from pe_bench.system.signals import interruptible
 
@@ -81,28 +81,35 @@ def evaluate(
     Raises `UserError` (a `ValueError`) before anything is scored where there is no such run or an option
     cannot work, `RunError` where scoring fails.
     """
-    wanted = as_plain(lengths)
-    changes: dict[str, Any] = {"lengths": wanted if isinstance(wanted, list | None) else [wanted]}
+    changes: dict[str, Any] = {"lengths": read_lengths(lengths)}
     changes |= {"protocol": protocol, "max_length": as_plain(max_length), "targets": as_plain(targets)}
     changes |= {"stride": as_plain(stride), "controls": controls, "per_position": per_position}
     changes |= {"precision": precision}
-    machine = {"device": device, "threads": as_plain(threads), "cache_dir": as_plain(cache_dir)}
-    files = [*map(Path, _listed(code))]
-    others = read_with(_listed(with_), [*map(Path, _listed(config_dir))], force, has_code=bool(files))
-    data = None if data_path is None else Path(data_path)
-    request = Request(changes, machine, files, data, others)
+    machine = {"device": device, "threads": threads, "cache_dir": cache_dir}
+    request = read_request(changes, machine, with_, code, data_path, config_dir, force=force)
+    return score_named(run, request, Path(results_dir), listed(overrides), plain=plain, judge=key_tokens_of)
+
+
+def score_named(
+    run: Run | str | Path,
+    request: Request,
+    results_dir: Path,
+    overrides: Sequence[str],
+    *,
+    plain: bool,
+    judge: Run | str | Path | None = None,
+) -> Run:
+    """Score the run or the checkpoint that an argument of a call names. Raises `UserError`, `RunError`."""
     if not isinstance(run, Run) and is_checkpoint(str(run)):
-        for option, value in {"key_tokens_of": key_tokens_of, "code": code}.items():
+        for option, value in {"key_tokens_of": judge, "code": request.code}.items():
             require(not value, f"{option} has no effect on a checkpoint: leave it out")
-        scoring = prepare_checkpoint_scoring(
-            str(run), _listed(overrides), request, Path(results_dir), plain=plain
-        )
+        scoring = prepare_checkpoint_scoring(str(run), overrides, request, results_dir, plain=plain)
         return scoring.score()
     require(not overrides, "overrides are for a checkpoint (hf:FOLDER): a run keeps its data")
-    require(not plain, "plain is for a checkpoint: evaluate('hf:FOLDER', ...)")
-    path = run.path if isinstance(run, Run) else _find(str(run), Path(results_dir))
-    results = path.parent.parent if path.parent.name == "runs" else Path(results_dir)
-    judge = key_tokens_of.path if isinstance(key_tokens_of, Run) else key_tokens_of
+    require(not plain, "plain is for a checkpoint (hf:FOLDER): leave it out")
+    path = run.path if isinstance(run, Run) else _find(str(run), results_dir)
+    results = path.parent.parent if path.parent.name == "runs" else results_dir
+    judge = judge.path if isinstance(judge, Run) else judge
     judge = None if judge is None else find_run(str(judge), results)
     request.check_code()
     run_scoring = prepare_scoring(path, replace(request, judge=judge))
@@ -112,6 +119,7 @@ def evaluate(
 
 def prepare_scoring(run: Path, request: Request) -> Scoring:
     """Return how a run is scored. Raises `UserError` for a damaged run and for options that cannot work."""
+    request.check_runs([run])
     changed = _changed(read_config(run), request)
     config = trusted(changed, request.code, may_differ=request.others.force)
     others = find_others(request.others, run.name, config)
@@ -124,10 +132,6 @@ def _find(name: str, results_dir: Path) -> Path:
     names = ", ".join(run.name for run in found)
     require(len(found) == 1, f"'{name}' is the name of several runs: give one in full: {names}", name)
     return found[0]
-
-
-def _listed(values: str | Path | Sequence[Any]) -> list[Any]:
-    return [values] if isinstance(values, str | Path) else [*values]
 
 
 def _changed(trained: Config, request: Request) -> Config:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pe_bench.experiment.score import describe_failures
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, Row
+from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
 
 if TYPE_CHECKING:
     import pandas
@@ -52,10 +52,14 @@ class Run(RunFolder):
     def __str__(self) -> str:
         from rich.console import Console
 
-        from pe_bench.report.tables.build import run_tables
+        from pe_bench.report.probes import show_probes
+        from pe_bench.report.tables.build import probes_of_rows, run_tables
         from pe_bench.report.text import show
 
         text = io.StringIO()
         plain = Console(file=text, color_system=None, force_terminal=False, force_jupyter=False)
-        show(run_tables(self.scored, self.path, self.margin, self.asked), plain)
+        if any(row.protocol == PROBE for row in self.scored):  # and then all are
+            show_probes(probes_of_rows(self.scored, lambda name: self), plain)
+        else:
+            show(run_tables(self.scored, self.path, self.margin, self.asked), plain)
         return text.getvalue()

@@ -61,11 +61,12 @@ class Probe:
     prompts: str | None = None
 
     def check(self) -> None:
-        """Raise `UserError` for lengths and depths that cannot work."""
+        """Raise `UserError` for numbers that cannot work."""
         for length in self.lengths or []:
             message = f"--lengths {length} is too short for a probe: give {MIN_LENGTH} tokens or more"
             require(length >= MIN_LENGTH, message)
         require(self.depths >= 2, f"--depths {self.depths} is too few: give 2 (start and end) or more")
+        require(self.windows >= 1, f"--windows {self.windows} is too few: give 1 or more")
 
     def resolved_lengths(self, train_length: int) -> list[int]:
         usual = [times * train_length for times in DEFAULT_TIMES if times * train_length >= MIN_LENGTH]
@@ -80,8 +81,7 @@ class Probe:
         lengths = self.resolved_lengths(config.train.length)
         if self.prompts is not None and data.prompts is not None:
             return [task_plan(data.prompts, length, self.windows, evaluation.seed) for length in lengths]
-        is_text = data.task is None and data.prompts is None
-        require(is_text, f"a probe needs text, and data={data.name} is a task: score it with eval")
+        assert data.task is None and data.prompts is None, "only text has spans to find"
         return [
             plan
             for length in lengths

@@ -74,6 +74,23 @@ def test_what_cannot_work_is_one_line_before_anything_is_scored(
     assert (only_run(folder) / "eval.csv").read_bytes() == scored
 
 
+def test_a_run_of_a_task_has_no_text_to_probe(begin: Command, command: Command, folder: Path) -> None:
+    begin("encoding=nope")
+    small = ("model.d_model=16", "model.d_ff=24", "train.batch_tokens=64", "train.steps=2", "eval.targets=4")
+    done = command("train", "task=copy", "encoding=nope", *small, f"results_dir={folder / 'results'}")
+    assert done.code == 0, done.err
+    before = {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")}
+    outcome = command("probe", "--all", *SMALL)
+    assert (
+        outcome.code == 2
+        and "answers task=copy: score it with pe-bench eval, or leave it out" in outcome.line
+    )
+    assert {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")} == before
+    newest = command("probe", *SMALL)
+    assert newest.code == 2 and newest.line.endswith("answers task=copy: score it with pe-bench eval")
+    assert command("probe", "--where", "data!=copy", *SMALL).code == 0, "the way out is one"
+
+
 def test_a_report_of_probes_needs_one_and_has_no_latex(begin: Command, command: Command) -> None:
     begin("encoding=nope")
     outcome = command("report", *IN, "--probe")

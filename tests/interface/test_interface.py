@@ -1,4 +1,4 @@
-"""`pe_bench.train`, `evaluate` and `results` do what the commands do, and raise what those print."""
+"""`pe_bench.train`, `evaluate`, `probe` and `results` do what the commands do, and raise what those print."""
 
 import os
 import signal
@@ -191,6 +191,44 @@ def test_lost_weights_are_an_error_too(made: Any) -> None:
         path.unlink()
     with pytest.raises((UserError, RunError), match="no whole checkpoint"):
         pe_bench.evaluate(made, lengths=48)
+
+
+def test_a_run_is_probed_as_the_command_does(made: Any, folder: Path, command: Command) -> None:
+    probed = pe_bench.probe(made, 128, "rope_pi factor=8", depths=np.int64(2), windows=6)
+    assert probed.path == made.path
+    assert set(probed.scores["scored_with"]) == {"rope", "rope_pi factor=8.0"}
+    assert set(
+        zip(probed.scores["length"], probed.scores["depth"], probed.scores["control"], strict=True)
+    ) == {(128, depth, control) for depth in (0.0, 1.0) for control in ("none", "replaced")}
+    small = ("--lengths", "128", "--depths", "2", "--windows", "6", "--with", "rope_pi factor=8")
+    outcome = command("probe", *small, "--results-dir", str(folder / "results"))
+    assert outcome.code == 0 and "scored" not in outcome.err, "nothing is scored again"
+    table = str(probed).rstrip("\n")
+    assert "without  verdict" in table and outcome.out.startswith(table)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": 64}, "64 is too short for a probe"),
+        ({"lengths": ["far"]}, "lengths must be a list, each a whole number, not"),
+        ({"lengths": 100_000}, "no validation document has the 100001 tokens"),
+        ({"depths": 1}, "--depths 1 is too few: give 2"),
+        ({"windows": 0}, "--windows 0 is too few: give 1 or more"),
+        ({"windows": "many"}, "windows must be a whole number, not 'many'"),
+        ({"with_": "alibi"}, "alibi"),
+        ({"code": "nowhere.py"}, "nowhere.py is not a file"),
+        ({"overrides": "data=files"}, "overrides are for a checkpoint"),
+        ({"plain": True}, "plain is for a checkpoint"),
+    ],
+)
+def test_what_cannot_be_probed_is_a_user_error_before_anything_is_scored(
+    made: Any, options: dict[str, Any], message: str
+) -> None:
+    scored = (made.path / "eval.csv").read_bytes()
+    with pytest.raises(UserError, match=message):
+        pe_bench.probe(made, **{"lengths": 128, **options})
+    assert (made.path / "eval.csv").read_bytes() == scored
 
 
 def test_results_are_the_numbers_of_the_report(made: Any, command: Command, folder: Path) -> None:
