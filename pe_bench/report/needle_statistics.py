@@ -36,19 +36,23 @@ def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
     return replace(interval, low=interval.mean - unseen, high=interval.mean + unseen, spread=None)
 
 
-def judge_finding(gain: Interval, accuracy: Interval, lift: Interval) -> Finding:
+def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> Finding:
     """Return whether a model finds spans; positive gains mean that it reads them.
 
     gain: bits per byte that the answer costs less with the span than without. lift: how much more answers are
-    right with the span than without, where knowing the language has to do.
+    right with the span than without, where knowing the language has to do. chance: the accuracy of guessing.
 
         finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
-        chance    surely less than 5 % of the answers are right by the span: no more than by the language
+        chance    surely less than 5 % of the answers are right by the span: no more than by the language, or
+                  by guessing
         partly    surely some are
         unclear   anything else
+
+    Without the span its answer is the only one of the eight that the window does not hold. A model that
+    prefers whatever the window holds is therefore right more often with it, and still only guesses.
     """
     if accuracy.low >= FINDS and gain.low > 0:
         return "finds"
-    if lift.high < NO_LIFT:
+    if lift.high < NO_LIFT or accuracy.high < chance + NO_LIFT:
         return "chance"
-    return "partly" if lift.low > 0 else "unclear"
+    return "partly" if lift.low > 0 and accuracy.low > chance else "unclear"

@@ -15,13 +15,13 @@ from pe_bench.report.short_text import WIDTH
 from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.probes import Found, ProbeLine, ProbeTable
 from pe_bench.report.text import print_captured, print_lines
+from pe_bench.report.verdict_styles import STYLES
 from pe_bench.system.outside_text import csv_cell, markdown
 from pe_bench.system.terminal import wrap
 
 GAP = "  "
 HEADINGS = ("encoding", "length", "gain", "95 %", "accuracy", "95 %", "without", "verdict")
 MISSING = "-"
-STYLES = {"finds": "green", "partly": "yellow", "chance": "bold red", "unclear": "magenta"}
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "score_dtype"),
     *("encoding", "length", "depth", "seeds", "documents", "windows", "chance"),
@@ -56,8 +56,8 @@ def legend_of(table: ProbeTable) -> list[str]:
         "gain: bits per byte by which the other 16 are cheaper than where another span is in its place",
         f"accuracy: they are the likeliest of eight endings of spans in the window; chance: {chance}; "
         "without: the accuracy where the span is replaced, by the language alone",
-        f"finds: surely {100 * FINDS:g} % are right; partly: surely more than without; chance: surely less "
-        f"than {100 * NO_LIFT:g} points more than without",
+        f"finds: surely {100 * FINDS:g} % are right; partly: surely more than without and by guessing; "
+        f"chance: surely less than {100 * NO_LIFT:g} points more than without or by guessing",
         *table.notes,
     ]
 
@@ -109,7 +109,7 @@ def _record(
     gain, accuracy = found.gain, found.accuracy
     return [
         *place,
-        *(gain.seeds, gain.documents, found.windows, table.chance),
+        *(gain.seeds, found.documents, found.windows, table.chance),
         *(gain.mean, gain.low, gain.high, accuracy.mean, accuracy.low, accuracy.high),
         *(found.without, found.verdict, None),
     ]
@@ -146,27 +146,35 @@ def _bound(value: float, form: str) -> str:
 
 
 def _render(table: ProbeTable, width: int) -> Iterator[Text]:
-    rows = [HEADINGS, *rows_of(table)]
-    shown, last = [rows[0]], ""
-    for label, *cells in rows[1:]:
-        shown.append(("" if label == last else label, *cells))
-        last = label
-    widths = [max(cell_len(row[place]) for row in shown) for place in range(len(HEADINGS))]
-    widths[0] = min(widths[0], max(8, width - sum(widths[1:]) - len(GAP) * len(widths[1:])))
-    lines = [_aligned(row, widths) for row in shown]
     for part in wrap(title_of(table), width).split("\n"):
         yield Text(part, style="bold")
     if table.why:
         yield from (Text(part, style="italic") for part in wrap(table.why, width).split("\n"))
-    yield from (Text(), lines[0], Text("-" * max(line.cell_len for line in lines)), *lines[1:], Text())
+    heading, *lines = _grid(table, width)
+    yield from (Text(), heading, Text("-" * max(line.cell_len for line in [heading, *lines])), *lines, Text())
     for note in legend_of(table):
         yield from (Text(part, style="dim") for part in wrap(note, width).split("\n"))
 
 
+def _grid(table: ProbeTable, width: int) -> list[Text]:
+    """Return the heading and the rows: a name before its first row, or above it where that is too wide."""
+    rows = [*rows_of(table)]
+    widths = [max(map(cell_len, column)) for column in zip(HEADINGS, *rows, strict=True)]
+    is_above = sum(widths) + len(GAP) * (len(widths) - 1) > width
+    widths[0] = 0 if is_above else widths[0]
+    heading = _aligned(("" if is_above else HEADINGS[0], *HEADINGS[1:]), widths)
+    lines, last = [heading], ""
+    for label, *cells in rows:
+        if is_above and label != last:
+            lines += [Text(part) for part in wrap(label, width).split("\n")]
+        lines.append(_aligned(("" if is_above or label == last else label, *cells), widths))
+        last = label
+    return lines
+
+
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> Text:
     """Return a row with its name and its verdict to the left, and numbers to the right."""
-    name = row[0] if cell_len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…"
-    line = Text(name + " " * (widths[0] - cell_len(name)))
+    line = Text(row[0] + " " * (widths[0] - cell_len(row[0])))
     for cell, width in zip(row[1:-1], widths[1:-1], strict=True):
         line += Text(GAP + cell.rjust(width))
     return line + Text(GAP) + Text(row[-1], style=STYLES.get(row[-1], ""))

@@ -23,12 +23,14 @@ def interval(low: float, high: float) -> Interval:
         ((-0.1, 0.1), (0.10, 0.15), (-0.02, 0.02), "chance"),
         ((-0.1, 0.1), (0.10, 0.40), (-0.02, 0.08), "unclear"),
         ((0.5, 0.6), (0.10, 0.15), (-0.20, -0.02), "chance"),
+        ((0.5, 0.6), (0.10, 0.15), (0.08, 0.12), "chance"),  # more than without the span, and a guess
+        ((0.5, 0.6), (0.10, 0.30), (0.08, 0.12), "unclear"),
     ],
 )
 def test_the_verdict_follows_from_three_intervals(
     gain: tuple[float, float], accuracy: tuple[float, float], lift: tuple[float, float], verdict: str
 ) -> None:
-    assert judge_finding(interval(*gain), interval(*accuracy), interval(*lift)) == verdict
+    assert judge_finding(interval(*gain), interval(*accuracy), interval(*lift), 1 / 8) == verdict
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(1.0, 0.963, 1.0), (0.0, 0.0, 0.037)])

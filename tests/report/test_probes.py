@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from support.needles import Copying, probe_data, scored_probe
+from support.needles import AtTheEnd, Copying, Remembering, probe_data, scored_probe
 from support.results import add_run
 from support.scoring import trained_model
 
@@ -72,7 +72,7 @@ def only_table(results: Path) -> ProbeTable:
 
 def printed(tables: list[ProbeTable], width: int = 100) -> str:
     text = io.StringIO()
-    show_probes(tables, Console(file=text, width=width))
+    show_probes(tables, Console(file=text, width=width, force_terminal=True, color_system=None))
     return text.getvalue()
 
 
@@ -93,11 +93,33 @@ def test_a_model_that_copies_finds_and_one_of_random_weights_is_at_chance(result
 
 def test_few_documents_that_are_all_right_count_by_their_windows(tmp_path: Path) -> None:
     few = probe_data(3, 2_000)
-    rows = probed(tmp_path, "copier", Copying(), 0, Probe((128,), 2, 30), few)
+    rows = probed(tmp_path, "copier", Copying(), 0, Probe((128,), 2, 42), few)
     [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
     found = table.lines[0].whole[128]
     assert isinstance(found, Found) and found.verdict == "finds"
-    assert found.accuracy.low == pytest.approx(0.025 ** (1 / 60))
+    assert found.accuracy.low == pytest.approx(0.025 ** (1 / 42)), "depths of one window count once"
+    assert found.documents == 3
+    assert {row["documents"] for row in csv.DictReader(io.StringIO(probes_to_csv([table])))} == {"3"}
+
+
+def test_what_depends_on_the_depth_alone_is_no_spread_between_stretches_of_a_document(tmp_path: Path) -> None:
+    rows = probed(tmp_path, "half", AtTheEnd(), 0, Probe((128,), 2, 60), probe_data(1, 6_000))
+    [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
+    line = table.lines[0]
+    start, end, whole = line.by_depth[128, 0.0], line.by_depth[128, 1.0], line.whole[128]
+    assert isinstance(start, Found) and isinstance(end, Found) and isinstance(whole, Found)
+    assert start.accuracy.mean < 0.3 and end.accuracy.mean == 1
+    assert whole.accuracy.mean == pytest.approx((start.accuracy.mean + 1) / 2)
+    assert whole.accuracy.high - whole.accuracy.low < 0.2
+
+
+def test_a_model_that_only_prefers_the_tokens_of_the_window_does_not_find_spans(tmp_path: Path) -> None:
+    rows = probed(tmp_path, "bag", Remembering(), 0, Probe((128,), 3, 40))
+    [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
+    found = table.lines[0].whole[128]
+    assert isinstance(found, Found)
+    assert found.gain.low > 0 and found.lift.low > 0, "the span makes its tokens likelier"
+    assert found.verdict in ("chance", "unclear")
 
 
 def test_the_row_over_all_depths_is_the_mean_of_those_of_the_depths(results: Path) -> None:
@@ -129,6 +151,18 @@ def test_the_table_has_a_line_for_each_length_and_says_what_its_words_mean(resul
     assert "40 windows at each depth: 0 %, 100 %" in text and "chance: 12.5 %" in text
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_long_names_are_shown_in_full_and_no_line_is_wider_than_the_terminal(
+    results: Path, width: int
+) -> None:
+    table = only_table(results)
+    names = [f"rope -> {name} factor=16.0 original_length=128" for name in ("yarn", "rope_ntk_by_parts")]
+    lines = [replace(line, label=name) for line, name in zip(table.lines, names, strict=True)]
+    shown = printed([replace(table, lines=tuple(lines))], width).splitlines()
+    assert max(map(len, shown)) <= width
+    assert [shown.index(name) for name in names] and "…" not in "".join(shown)
+
+
 def test_a_length_without_a_number_says_why(results: Path) -> None:
     rows = probed(results, "copier", Copying(), seed=2)
     lost = next(row for row in rows if row.length == 128 and row.control == "none")
@@ -142,7 +176,19 @@ def test_a_length_without_a_number_says_why(results: Path) -> None:
 
 def test_of_several_sets_of_windows_the_one_of_most_runs_is_shown(results: Path) -> None:
     probed(results, "copier", Copying(), 0, Probe((128, 160), 2, 12))
-    assert only_table(results).windows == [40]
+    table = only_table(results)
+    assert table.windows == [40] and not table.notes
+
+
+def test_a_run_of_other_windows_than_most_is_left_out_and_named(results: Path) -> None:
+    probed(results, "alone", Copying(), 0, Probe((128, 160), 2, 12))
+    table = only_table(results)
+    assert [line.label for line in table.lines] == ["copier", "random"]
+    [note] = table.notes
+    assert note == (
+        "left out: alone at 128, 160, with other windows than most runs: "
+        "probe all of them with the same --windows"
+    )
 
 
 def test_a_depth_that_few_runs_have_has_a_place_in_the_map_and_changes_no_number_of_a_length(

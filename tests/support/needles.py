@@ -83,6 +83,22 @@ class Ignorant(Copying):
         return torch.zeros(len(tokens) - first, VOCABULARY)
 
 
+class Remembering(Copying):
+    """A model to which the tokens of the window are likelier, in any order: it finds no span."""
+
+    def _logits(self, tokens: list[int], first: int) -> Tensor:
+        counts = functional.one_hot(torch.tensor(tokens), VOCABULARY).cumsum(0).float()
+        return (1 + counts).log()[first:]
+
+
+class AtTheEnd(Copying):
+    """A model that copies only what lies in the second half of the window."""
+
+    def _logits(self, tokens: list[int], first: int) -> Tensor:
+        half = len(tokens) // 2
+        return super()._logits([*range(half), *tokens[half:]], first)
+
+
 def scored_probe(
     run: Path,
     probe: Probe,

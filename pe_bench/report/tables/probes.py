@@ -28,7 +28,7 @@ class Found:
     """How often a line finds spans at a length, at one depth or all.
 
     gain: bits per byte of the answer that the span saves. accuracy: the share of answers that are right;
-    without: where the span is replaced; lift: the difference. windows: at each depth.
+    without: where the span is replaced; lift: the difference. windows: at each depth, in so many documents.
     """
 
     gain: Interval
@@ -36,6 +36,7 @@ class Found:
     lift: Interval
     without: float
     windows: int
+    documents: int
     verdict: Finding
 
     @property
@@ -127,10 +128,13 @@ def _table(
     by: Callable[[Row], str],
     read: Callable[[Row], Scores],
 ) -> ProbeTable:
-    rows = _of_one_set_each(rows)
+    def label(row: Row) -> str:
+        return f"{label_of(row)} {by(row)}".rstrip()
+
+    found, rows = rows, _of_one_set_each(rows)
     by_line: dict[str, list[Row]] = {}
     for row in rows:
-        by_line.setdefault(f"{label_of(row)} {by(row)}".rstrip(), []).append(row)
+        by_line.setdefault(label(row), []).append(row)
     common = _common_places(rows)
     lines = [_line(label, own, common, read) for label, own in sorted(by_line.items())]
     return ProbeTable(
@@ -140,7 +144,7 @@ def _table(
         lines=tuple(lines),
         chance=max(row.chance or 0.0 for row in rows),
         why=why,
-        notes=tuple(_notes(lines)),
+        notes=(*_notes(lines), *_left_out(found, rows, label)),
     )
 
 
@@ -158,6 +162,22 @@ def _of_one_set_each(rows: Sequence[Row]) -> list[Row]:
         for place, counts in sets.items()
     }
     return [row for row in rows if row.target_hash == chosen[_place(row)]]
+
+
+def _left_out(found: Sequence[Row], shown: Sequence[Row], label: Callable[[Row], str]) -> list[str]:
+    """Return a line on the runs that have only other windows than those that are shown, at some lengths."""
+    there = {(row.run, row.scored_with, row.length) for row in shown}
+    lacking: dict[str, set[int]] = {}
+    for row in found:
+        if (row.run, row.scored_with, row.length) not in there:
+            lacking.setdefault(label(row), set()).add(row.length)
+    if not lacking:
+        return []
+    lines = [f"{name} at {', '.join(map(str, sorted(lengths)))}" for name, lengths in sorted(lacking.items())]
+    return [
+        f"left out: {'; '.join(lines)}, with other windows than most runs: "
+        "probe all of them with the same --windows"
+    ]
 
 
 def _common_places(rows: Sequence[Row]) -> set[Place]:
@@ -199,7 +219,8 @@ def _found(depths: Sequence[Mapping[str, Sequence[Row]]], read: Callable[[Row], 
         )
     try:
         pairs = [_pooled([(read(of[run][0]), read(of[run][1])) for of in depths]) for run in runs]
-        return _judged(pairs, max(of[runs[0]][0].targets for of in depths) // ANSWER)
+        windows = max(of[runs[0]][0].targets for of in depths) // ANSWER
+        return _judged(pairs, windows, depths[0][runs[0]][0].chance or 0.0)
     except RunError as error:
         return str(error)
 
@@ -218,15 +239,35 @@ def _joined(parts: Sequence[Scores]) -> Scores:
     correct = [part.correct for part in parts if part.correct is not None]
     if len(correct) < len(parts):
         raise RunError("its scores have no answers: delete its eval.csv and probe the run again")
+    order = _in_text_order(parts)
     return Scores(
-        np.concatenate([part.nll for part in parts]),
-        np.concatenate([part.document for part in parts]),
-        np.concatenate([part.bytes for part in parts]),
-        np.concatenate(correct),
+        np.concatenate([part.nll for part in parts])[order],
+        np.concatenate([part.document for part in parts])[order],
+        np.concatenate([part.bytes for part in parts])[order],
+        np.concatenate(correct)[order],
     )
 
 
-def _judged(pairs: Sequence[Pair], windows: int) -> Found:
+def _in_text_order(parts: Sequence[Scores]) -> np.ndarray:
+    """Return the order in which the windows of a stretch of a document come together, whatever their depth.
+
+    Documents are cut into stretches where there are few of them, and what a depth costs must not look like a
+    difference between stretches.
+    """
+    places = []
+    for part in parts:
+        clusters = part.clusters
+        place = np.empty(len(part.document), np.int64)  # of a target among those of its document
+        place[np.argsort(clusters.group, kind="stable")] = np.concatenate(
+            [np.arange(count) for count in clusters.counts]
+        )
+        places.append(place // ANSWER * ANSWER / clusters.counts[clusters.group])
+    return np.lexsort((np.concatenate(places), np.concatenate([part.document for part in parts])))
+
+
+def _judged(pairs: Sequence[Pair], windows: int, chance: float) -> Found:
+    """Return what pairs of scores, one of each run, show; windows: at each depth."""
+
     def stack(values: Callable[[Scores], np.ndarray], which: int) -> np.ndarray:
         return np.stack([values(pair[which]) for pair in pairs])
 
@@ -234,10 +275,11 @@ def _judged(pairs: Sequence[Pair], windows: int) -> Found:
     right = [stack(Scores.accuracy_by_cluster, which) for which in (0, 1)]
     gain = paired_interval(bits[1] - bits[0])
     clusters = pairs[0][0].clusters
-    count = len(clusters.documents) if clusters.segments == 1 else len(pairs[0][0].nll) // ANSWER
+    documents = len(clusters.documents)
+    count = documents if clusters.segments == 1 else windows
     accuracy, lift = share_interval(right[0], count), difference_of_shares(right[0] - right[1], count)
-    verdict = judge_finding(gain, accuracy, lift)
-    return Found(gain, accuracy, lift, float(right[1].mean()), windows, verdict)
+    verdict = judge_finding(gain, accuracy, lift, chance)
+    return Found(gain, accuracy, lift, float(right[1].mean()), windows, documents, verdict)
 
 
 def _notes(lines: Sequence[ProbeLine]) -> list[str]:
