@@ -1,7 +1,7 @@
 """Score a run with the encoding that it was trained with, and with others."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,12 +49,15 @@ def score_run(
     others: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
     planner: Planner = make_plans,
+    *,
+    waits: Callable[[str], None] | None = None,
 ) -> list[Row]:
     """Score a finished run at the lengths of its `config`, then its weights under `others`.
 
     The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
     judge: a run whose scores decide which targets are key. It gets none itself: they flatter it. planner:
-    what the run is scored on.
+    what the run is scored on. waits: called with the reason where another process works on the run, which is
+    then waited for; without it that is an error.
     """
     if judge is not None and judge.resolve() == run.resolve():
         say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
@@ -84,7 +87,7 @@ def score_run(
     if EncodingSpec(config.encoding).identity() != EncodingSpec(setup.config.encoding).identity():
         # The weights were trained with one version of its code, and the scores come from another.
         job = replace(job, setup=replace(setup, label=str(result.get("encoding", scored_with))))
-    with locked(run), say_what_is_kept(run, config.train.total_steps):
+    with locked(run, waits=waits), say_what_is_kept(run, config.train.total_steps):
         remove_leftovers(run)
         rows = score_encodings(job, trained, others, scored_with=scored_with)
         if judge is not None:

@@ -1,6 +1,6 @@
 """`pe_bench.evaluate`: a run at other lengths or under other encodings, as `pe-bench eval` scores it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,13 @@ class Scoring:
     judge: Path | None = None
     probe: Probe | None = None
 
-    def score(self, results_dir: Path) -> Run:
-        """Score the run, and gather all rows of `results_dir` where it lies there. Raises `RunError`."""
+    def score(self, results_dir: Path, *, waits: Callable[[str], None] | None = None) -> Run:
+        """Score the run, and gather all rows of `results_dir` where it lies there. Raises `RunError`.
+
+        Where another process works on the run, `waits` is called with that, and the run is waited for.
+        """
         planner = make_plans if self.probe is None else self.probe.plans
-        rows = score_run(self.run, self.config, results_dir, self.others, self.judge, planner)
+        rows = score_run(self.run, self.config, results_dir, self.others, self.judge, planner, waits=waits)
         return Run(self.run, rows, self.config.report.margin, self.asked)
 
 
@@ -137,6 +140,8 @@ def _find(name: str, results_dir: Path) -> Path:
 def _changed(trained: Config, request: Request) -> Config:
     """Return the run's configuration with the changes of the request, checked like any other."""
     changes = request.evaluation
+    if request.base is not None:
+        trained = replace(trained, eval=request.base)
     # A run may come from a stranger: where tokens are cached is for its reader to say.
     values = {**to_plain(trained), "cache_dir": None, **without_none(dict(request.machine))}
     if changes.get("protocol") not in (None, "paired"):

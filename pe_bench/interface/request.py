@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pe_bench.config.schema import EvalConfig
 from pe_bench.errors import UserError, require
 from pe_bench.interface.values import plain
 from pe_bench.runs.config_file import read_config
@@ -17,7 +18,8 @@ from pe_bench.scoring.other_encodings import WithOption, read_with
 class Request:
     """The changes of a run's configuration for a scoring; None leaves the run's own.
 
-    evaluation: keys of `eval`. machine: device, threads and cache_dir. code: trusted files of custom
+    evaluation: keys of `eval`. base: what they change, in place of the run's own section `eval`, which says
+    what its owner asked for. machine: device, threads and cache_dir. code: trusted files of custom
     encodings. data_path: where the data is now. others: encodings to score the weights under too.
     judge: a run whose scores decide which targets are key. probe: the needles to score in the place of a
     protocol's lengths.
@@ -30,6 +32,7 @@ class Request:
     others: WithOption = field(default_factory=WithOption)
     judge: Path | None = None
     probe: Probe | None = None
+    base: EvalConfig | None = None
 
     def check_code(self) -> None:
         """Raise `UserError` for a path of code that is not a file."""

@@ -1,11 +1,11 @@
 """What a study's runs measured: differences with their paired intervals, from the runs' own scores."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pe_bench.report.statistics import Interval, Verdict, judge_change
+from pe_bench.report.statistics import MARGIN, Interval, Verdict, judge_change
 from pe_bench.report.tables.anchors import unlearned
 from pe_bench.report.tables.cells import label_of
 from pe_bench.report.tables.differences import (
@@ -25,6 +25,7 @@ from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.studies.definition import Measure
+from pe_bench.studies.progress import RowKey, Step
 
 NOTHING = "not scored"
 
@@ -37,25 +38,24 @@ class Series(NamedTuple):
 
 
 class Measurements:
-    """The scores that a study made. All lengths are in tokens.
+    """The scores that the steps of a study made. All lengths are in tokens.
 
-    runs: the names of the runs of each sweep. target_hashes: of the sets that the study scored; a run may
-    have others, because its owner scored it again.
+    A run has others too, of other studies or of its owner: they have no part in the study's answers, which
+    would else depend on what was done before.
     """
 
-    def __init__(
-        self,
-        results_dir: Path,
-        runs: Mapping[str, Sequence[str]],
-        target_hashes: frozenset[str],
-        margin: float,
-    ) -> None:
+    def __init__(self, results_dir: Path, steps: Iterable[Step], margin: float = MARGIN) -> None:
         folder_of = folders_in(runs_folder(results_dir))
         self._anchors = read_anchors(results_dir / "anchors")
         self._files = ScoreFiles(self._anchors.with_folders(folder_of))
         self.margin = margin
+        runs: dict[str, dict[str, None]] = {}
+        keys: dict[str, set[RowKey]] = {}
+        for step in steps:
+            runs.setdefault(step.sweep, {}).update(dict.fromkeys(step.runs))
+            keys.setdefault(step.sweep, set()).update(step.keys)
         self._rows = {
-            sweep: [row for name in names for row in folder_of(name).rows if row.target_hash in target_hashes]
+            sweep: [row for name in names for row in folder_of(name).rows if row.key in keys[sweep]]
             for sweep, names in runs.items()
         }
 

@@ -1,24 +1,31 @@
-"""How far a study has come in a folder of results: which of its steps are done, and which runs they made."""
+"""How far a study has come in a folder of results: which of its steps are done, and what they scored."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pe_bench.errors import RunError
 from pe_bench.runs.gather import runs_folder
+from pe_bench.runs.rows import read_rows
 from pe_bench.system.files import write_text
 
 FOLDER = "studies"
 
+RowKey = tuple[str, ...]  # `Row.key`
+
 
 @dataclass(frozen=True)
 class Step:
-    """A sweep of a study, or a scoring of its runs. is_done: it came to its end."""
+    """A sweep of a study, or a scoring of its runs. is_done: it came to its end.
+
+    runs: their names. keys: of the rows that it asked for. A run that several studies share has more.
+    """
 
     sweep: str
     runs: tuple[str, ...]
-    target_hashes: tuple[str, ...]
+    keys: tuple[RowKey, ...]
     is_done: bool = True
 
 
@@ -26,7 +33,7 @@ class Progress:
     """A file with the steps of a study: repeating the command does those that are not done.
 
     A step has a key (`Variant.key`), so that a changed study, or another Python, has other steps. A step is
-    done only while all of its runs are there.
+    done only while all of its runs and rows are there.
     """
 
     def __init__(self, results_dir: Path, name: str) -> None:
@@ -36,19 +43,26 @@ class Progress:
     def find(self, key: str) -> Step | None:
         """Return the finished step of that key; None where it is still to do."""
         step = self._steps().get(key)
-        is_done = step is not None and step.is_done and all(map(self._is_finished, step.runs))
-        return step if is_done else None
+        return step if step is not None and step.is_done and self._has_all(step) else None
 
     def add(self, key: str, step: Step) -> None:
-        values = {known: vars(other) for known, other in self._steps().items()} | {key: vars(step)}
+        values = {known: asdict(other) for known, other in self._steps().items()} | {key: asdict(step)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, json.dumps(values, indent=1))
+        write_text(self.path, json.dumps(values))
 
     def finished_runs(self, keys: Iterable[str]) -> int:
         """Return how many runs of the steps of these keys are finished."""
         steps = self._steps()
         names = {run for key in keys if key in steps for run in steps[key].runs}
         return sum(map(self._is_finished, names))
+
+    def _has_all(self, step: Step) -> bool:
+        """Return whether its rows are there: a run that was trained again has lost those of before."""
+        try:
+            rows = {row.key for run in step.runs for row in read_rows(self.runs / run / "eval.csv")}
+        except RunError:
+            return False
+        return rows.issuperset(step.keys) and all(map(self._is_finished, step.runs))
 
     def _is_finished(self, run: str) -> bool:
         return (self.runs / run / "result.json").is_file()
@@ -63,8 +77,5 @@ class Progress:
 
 
 def _step(values: dict[str, Any]) -> Step:
-    def texts(name: str) -> tuple[str, ...]:
-        found: Sequence[Any] = values[name]
-        return tuple(str(value) for value in found)
-
-    return Step(str(values["sweep"]), texts("runs"), texts("target_hashes"), bool(values["is_done"]))
+    keys = tuple(tuple(map(str, key)) for key in values["keys"])
+    return Step(str(values["sweep"]), tuple(map(str, values["runs"])), keys, bool(values["is_done"]))

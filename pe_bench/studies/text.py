@@ -2,13 +2,13 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from pe_bench.report.statistics import Interval
 from pe_bench.studies.claims import Judged, Outcome
 from pe_bench.studies.definition import Claim
+from pe_bench.studies.outcomes import Outcomes
 from pe_bench.studies.ranking import Agreement
-from pe_bench.studies.table import TOLERANCE, Comparison, Difference, Incomparable, Level
+from pe_bench.studies.table import TOLERANCE, Difference, Incomparable
 from pe_bench.studies.variant import STDLIB, Variant
 
 ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
@@ -29,17 +29,6 @@ MEASURED = {
     "solves": "right",
     "misses": "right",
 }
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """All that a finished study has to say."""
-
-    variant: Variant
-    judged: Sequence[Judged]
-    agreement: Agreement | None
-    comparison: Comparison
-    ours: Sequence[Level]
 
 
 def render(outcomes: Outcomes, width: int) -> str:

@@ -2,32 +2,39 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.metadata import version
+from pathlib import Path
 from platform import python_version
 
 from pe_bench.config.override import quote
 from pe_bench.runs.identity import IDENTITY_VERSION
 from pe_bench.studies.definition import (
+    GROUP,
     MAX_QUICK_TOKENS,
     QUICK_LENGTH,
     QUICK_OVERRIDES,
     QUICK_SEEDS,
     QUICK_SHARE,
-    Claim,
     Study,
     Sweep,
 )
 
 STDLIB = "stdlib"
+CODE = (".yaml", ".py")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A study, its size and its text: `stdlib`, or a folder with text files."""
+    """A study, its size and its text: `stdlib`, or a folder with text files.
+
+    search: folders with the user's own YAML.
+    """
 
     study: Study
     is_quick: bool = False
     text: str = STDLIB
+    search: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -54,11 +61,26 @@ class Variant:
     def key(self, sweep: Sweep) -> str:
         """Return what a sweep's runs follow from: its overrides, and what gives other runs for the same."""
         made_with = f"identity {IDENTITY_VERSION}, Python {python_version()}, torch {version('torch')}"
-        return f"{made_with}: {' '.join(self.overrides(sweep))}"
+        return f"{made_with}{self._files}: {' '.join(self.overrides(sweep))}"
+
+    @property
+    def _files(self) -> str:
+        """Return a hash of the state of the text's files, and of the user's encodings; empty without any."""
+        own = [path for folder in self.search for path in folder.glob("*/*") if path.suffix in CODE]
+        files = [path for path in own if path.parent.name != GROUP]
+        files += (
+            [] if self.text == STDLIB else [path for path in Path(self.text).rglob("*") if path.is_file()]
+        )
+        states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
+        return f", files {sha256(repr(states).encode()).hexdigest()[:8]}" if states else ""
 
     def overrides(self, sweep: Sweep) -> list[str]:
         """Return the overrides of `train -m` that make the runs of a sweep."""
         return [*self._plain_overrides(sweep), f"encoding={','.join(sweep.encodings)}", self._seed_override]
+
+    def overrides_of_one(self, sweep: Sweep) -> list[str]:
+        """Return the overrides of `train` that make one run of a sweep."""
+        return [*self._plain_overrides(sweep), f"encoding={sweep.encodings[0]}"]
 
     @property
     def _seed_override(self) -> str:
@@ -82,6 +104,3 @@ class Variant:
         yield from study.overrides
         yield from sweep.overrides
         yield from study.quick.overrides if self.is_quick and study.quick else ()
-
-    def length_of(self, claim: Claim) -> int:
-        return round(claim.at * self.length)

@@ -184,7 +184,7 @@ def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     rows = run_checked(
         job, progress.bar, waits=lambda why: progress.change(at_once=True, has_begun=True, text=why)
     )
-    progress.change(has_rows=True)
+    progress.change(has_rows=True, keys=[row.key for row in rows])
     if failure := describe_failures(rows):
         return {"state": FAILED, "reason": failure}
     return {"state": DONE if progress.has_worked else SKIPPED}

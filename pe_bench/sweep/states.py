@@ -30,6 +30,7 @@ class JobState:
     expected: float = 0.0  # seconds that it may take in all, as far as it knows while it runs
     margin: float = 0.0  # bits per byte, of the table that the sweep ends with
     target_hashes: Sequence[str] = ()  # of the sets that it scored, which that table shows
+    keys: Sequence[Sequence[str]] = ()  # of the rows that it scored or found scored
 
 
 class SweepFolder:

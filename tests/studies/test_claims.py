@@ -12,6 +12,7 @@ from pe_bench.runs.scores import Scores, save_scores, score_file
 from pe_bench.studies.claims import Judged, judge_claim
 from pe_bench.studies.definition import Claim, Ranking
 from pe_bench.studies.measurements import Measurements
+from pe_bench.studies.progress import Step
 from pe_bench.studies.ranking import agreement
 
 LEVELS = {
@@ -34,8 +35,15 @@ def found(tmp_path: Path) -> Measurements:
 
 
 def measurements(results: Path, runs: list[Path], **sweeps: list[Path]) -> Measurements:
-    named = {sweep: [run.name for run in own] for sweep, own in ({"": runs} | sweeps).items()}
-    return Measurements(results, named, frozenset({ROW.target_hash}), 0.01)
+    """Return what the study measured in these runs, were all of their rows its own."""
+    return Measurements(results, [step(own, sweep) for sweep, own in ({"": runs} | sweeps).items()])
+
+
+def step(runs: list[Path], sweep: str = "", **wanted: object) -> Step:
+    """Return a step that asked for all rows of these runs, or for those with the values `wanted`."""
+    rows = [row for run in runs for row in read_rows(run / "eval.csv")]
+    keys = [row.key for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]
+    return Step(sweep, tuple(run.name for run in runs), tuple(keys))
 
 
 def judged(found: Measurements, kind: str, of: str, at: float = 2, **others: str) -> Judged:
@@ -107,7 +115,7 @@ def test_early_tokens_are_nonoverlapping_windows_less_sliding_ones(tmp_path: Pat
         add_run(tmp_path, "rope", {256: 2.2}, protocol="nonoverlapping", spread=0.001, **context),
         add_run(tmp_path, "rope", {256: 2.0}, sliding="half", spread=0.001, **context),
     ]
-    found = Measurements(tmp_path, {"": [runs[0].name]}, frozenset({"7e87"}), 0.01)
+    found = measurements(tmp_path, [runs[0]])
     claim = judged(found, "early_tokens", "rope")
     assert claim.outcome == "holds" and claim.interval is not None
     assert claim.interval.mean == pytest.approx(0.2, abs=1e-3)
@@ -136,13 +144,26 @@ def test_sweeps_with_the_same_encoding_are_compared_by_their_names(tmp_path: Pat
         assert claim.outcome == outcome
 
 
-def test_scores_of_other_sets_of_targets_have_no_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("column", "value"), [("target_hash", "0ther"), ("score_dtype", "bfloat16"), ("control", "swap")]
+)
+def test_scores_that_the_study_did_not_ask_for_have_no_part(tmp_path: Path, column: str, value: str) -> None:
     run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.0}, spread=0.001)
-    add_run(tmp_path, "rope", {128: 2.0, 256: 9.0}, target_hash="0ther", spread=0.001)
+    add_run(tmp_path, "rope", {128: 2.0, 256: 9.0}, spread=0.001, **{column: value})
     assert len(read_rows(run / "eval.csv")) == 4
-    found = measurements(tmp_path, [run])
+    own = step([run], **{column: getattr(ROW, column)})
+    found = Measurements(tmp_path, [own])
+    claim = judged(found, "holds", "rope")
+    assert claim.outcome == "holds" and claim.interval is not None and claim.interval.seeds == 1
+    assert len(found.rows[""]) == 2
+
+
+def test_a_length_that_another_study_scored_changes_no_answer(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 2.0, 192: 3.0, 256: 2.0}, spread=0.001)
+    assert judged(measurements(tmp_path, [run]), "holds", "rope").outcome == "contradicted"
+    keys = [row.key for row in read_rows(run / "eval.csv") if row.length != 192]
+    found = Measurements(tmp_path, [Step("", (run.name,), tuple(keys))])
     assert judged(found, "holds", "rope").outcome == "holds"
-    assert [row.target_hash for row in found.rows[""]] == [ROW.target_hash] * 2
 
 
 def test_a_failed_score_is_no_score(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
-from support.results import ROW, add_run
+from support.results import add_run
 
+from pe_bench.runs.rows import read_rows
 from pe_bench.studies.definition import read_study
 from pe_bench.studies.measurements import Measurements
 from pe_bench.studies.picture import Break, break_points, draw_study
+from pe_bench.studies.progress import Step
 
 HOLDING, BREAKING = {128: 2.0, 256: 2.0, 512: 2.0}, {128: 1.8, 256: 2.5, 512: 3.5}
 STUDY = """\
@@ -26,17 +28,18 @@ sweeps:
 @pytest.fixture
 def found(tmp_path: Path) -> Measurements:
     """Rope breaks after the long training alone, alibi never."""
-    runs: dict[str, list[str]] = {}
+    steps = []
     for sweep, tokens, levels in (("short", 1000, HOLDING), ("long", 2000, BREAKING)):
         options = {"train_tokens": tokens, "setting": sweep, "spread": 0.001}
         rope, alibi = (
             add_run(tmp_path, "rope", levels, **options),
             add_run(tmp_path, "alibi", HOLDING, **options),
         )
-        runs[sweep] = [rope.name, alibi.name]
+        keys = [row.key for run in (rope, alibi) for row in read_rows(run / "eval.csv")]
+        steps.append(Step(sweep, (rope.name, alibi.name), tuple(keys)))
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "budgets.yaml").write_text(STUDY)
-    return Measurements(tmp_path, runs, frozenset({ROW.target_hash}), 0.01)
+    return Measurements(tmp_path, steps)
 
 
 def test_break_points_come_in_the_order_of_training_tokens(found: Measurements, tmp_path: Path) -> None:

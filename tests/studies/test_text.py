@@ -11,9 +11,10 @@ from support.results import ROW
 from pe_bench.report.statistics import Interval
 from pe_bench.studies.claims import Judged, Outcome
 from pe_bench.studies.definition import Claim, Kind, Ranking, Study, Sweep
+from pe_bench.studies.outcomes import Outcomes
 from pe_bench.studies.ranking import Agreement
 from pe_bench.studies.table import Comparison, compare, levels_of
-from pe_bench.studies.text import MAX_SHOWN, Outcomes, render, sentence_of
+from pe_bench.studies.text import MAX_SHOWN, render, sentence_of
 from pe_bench.studies.variant import Variant
 
 STUDY = Study("toy", Path("toy.yaml"), "A toy", "why?", "nobody", 1, (Sweep(["rope"]),), [1.0, 2.0], ())

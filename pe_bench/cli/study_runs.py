@@ -1,0 +1,125 @@
+"""Make what is missing of a study's runs and scores, with the machinery of `train -m` and `eval`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
+from pe_bench.config.override import parse_override, quote
+from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.errors import RunError
+from pe_bench.studies.definition import ScoringStep, Sweep
+from pe_bench.studies.progress import Progress, Step
+from pe_bench.studies.variant import STDLIB, Variant
+from pe_bench.system.terminal import say
+
+if TYPE_CHECKING:
+    from pe_bench.scoring.other_encodings import WithOption
+
+MACHINE_KEYS = ("threads", "device", "cache_dir")  # and those of Hydra: nothing that changes a result
+QUICK_TOKENS = 4096  # that the toy size scores with the other protocols
+
+
+@dataclass(frozen=True)
+class StudyRuns:
+    """The runs of a study in a folder of results. machine: overrides that change no result."""
+
+    variant: Variant
+    machine: Sequence[str]
+    progress: Progress
+
+    def check(self) -> None:
+        """Raise `UserError` for a scoring with an unknown encoding, before anything is trained."""
+        for scoring in self.variant.study.scorings:
+            self._others(scoring)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield all steps of the study, each done now if it was not done before."""
+        for sweep in self.variant.study.sweeps:
+            key = self.variant.key(sweep)
+            trained = self.progress.find(key) or self._train(sweep)
+            yield trained
+            for scoring in self.variant.study.scorings:
+                key_of_scoring = f"{key} | {scoring}"
+                step = self.progress.find(key_of_scoring)
+                if step is None:
+                    step = self._score(scoring, sweep, trained)
+                    self.progress.add(key_of_scoring, step)
+                yield step
+
+    def _train(self, sweep: Sweep) -> Step:
+        """Run a sweep, note its runs, and raise `RunError` or `Stopped` where it is not done."""
+        from pe_bench.cli.train import launch, require_done
+        from pe_bench.sweep.summary import print_summary
+
+        count = len(sweep.encodings) * self.variant.seeds
+        name = f"{self.variant.study.name} {sweep.name}".strip()
+        say(f"{name}: {count} {'run' if count == 1 else 'runs'}, {', '.join(sweep.encodings)}")
+        results = f"results_dir={quote(str(self.progress.results_dir))}"
+        overrides = (*self.variant.overrides(sweep), *self.machine, results)
+        summary = launch(complete_command(HydraCommand(overrides, self._folder, multirun=True)))
+        print_summary(summary)
+        runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
+        keys = dict.fromkeys(tuple(key) for state in summary.states for key in state.keys)
+        step = Step(sweep.name, tuple(runs), tuple(keys), summary.is_done)
+        self.progress.add(self.variant.key(sweep), step)
+        require_done(summary)
+        return step
+
+    def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
+        """Score the runs of a sweep once more, as `eval` does."""
+        import yaml
+
+        from pe_bench.interface.evaluate import Request, prepare_scoring
+
+        here = {
+            parsed.key: yaml.safe_load(parsed.value or "") for parsed in map(parse_override, self.machine)
+        }
+        values: dict[str, Any] = {
+            "lengths": self.variant.lengths(scoring.times),
+            "protocol": scoring.protocol,
+        }
+        if scoring.protocol == "paired":
+            values["controls"] = scoring.controls
+        elif self.variant.is_quick:
+            values["tokens"] = QUICK_TOKENS
+        request = Request(
+            values,
+            {name: here[name] for name in MACHINE_KEYS if name in here},
+            data_path=None if self.variant.text == STDLIB or sweep.task else Path(self.variant.text),
+            others=self._others(scoring),
+            base=self._evaluation(sweep),
+        )
+        what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
+        keys: dict[tuple[str, ...], None] = {}
+        for place, run in enumerate(trained.runs, 1):
+            say(f"{run}: {what} ({place} of {len(trained.runs)})")
+            scored = prepare_scoring(self.progress.runs / run, request).score(
+                self.progress.results_dir, waits=say
+            )
+            if scored.failure:
+                raise RunError(scored.failure)
+            keys |= dict.fromkeys(row.key for row in scored.scored)
+        return Step(sweep.name, trained.runs, tuple(keys))
+
+    def _evaluation(self, sweep: Sweep) -> EvalConfig:
+        """Return how the runs of a sweep are scored.
+
+        Another study, or a plain `train`, may have made them, and then their own configuration says something
+        else, such as another `eval.max_length`: another set of targets.
+        """
+        configs: list[Config] = []
+        command = HydraCommand(tuple(self.variant.overrides_of_one(sweep)), self._folder)
+        run_job(complete_command(command), configs.append)
+        return configs[0].eval
+
+    def _others(self, scoring: ScoringStep) -> "WithOption":
+        from pe_bench.scoring.other_encodings import WithOption, read_with
+
+        search = self.variant.search
+        return read_with(scoring.scored_with, search) if scoring.scored_with else WithOption()
+
+    @property
+    def _folder(self) -> Path | None:
+        return self.variant.search[0] if self.variant.search else None
