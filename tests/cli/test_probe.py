@@ -5,7 +5,14 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
 from support.commands import Command, only_run
+from torch import Tensor
+
+from pe_bench.model.decoder import Decoder
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring import scorer
 
 IN = ("--results-dir", "../results")
 SMALL = ("--lengths", "128", "--depths", "2", "--windows", "6", *IN)
@@ -42,6 +49,77 @@ def test_what_is_scored_is_reused_and_other_encodings_can_be_probed_too(
     assert again.code == 0 and "scored" not in again.err
     outcome = command("probe", *SMALL, "--with", "rope_pi factor=8")
     assert outcome.code == 0 and "rope -> rope_pi" in outcome.out
+
+
+NO_MEMORY = {
+    "gpu": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nMore lines"),
+    "python": MemoryError("20 GiB"),
+}
+
+
+@pytest.mark.parametrize("error", NO_MEMORY.values(), ids=NO_MEMORY.keys())
+def test_a_length_that_runs_out_of_memory_says_so_and_is_tried_again(
+    begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    begin("encoding=nope")
+    ends = Decoder.ends
+
+    def hungry(self: Decoder, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+        if tokens_BCT.shape[-1] > 150:
+            raise error
+        return ends(self, tokens_BCT, ids, first)
+
+    both = ("--lengths", "128,160", *SMALL[2:])
+    monkeypatch.setattr(Decoder, "ends", hungry)
+    outcome = command("probe", *both)
+    assert outcome.code == 0, outcome.err
+    said = str(error).splitlines()[0]
+    assert f"no number for nope at 160: out of memory: {said}" in " ".join(outcome.out.split())
+    assert {row.status for row in probed(folder, 160)} == {"out_of_memory"}
+    assert {row.status for row in probed(folder, 128)} == {"ok"}
+    monkeypatch.setattr(Decoder, "ends", ends)
+    again = command("probe", *both)
+    assert "nope: probe, length 160 scored" in again.err and "length 128" not in again.err
+    assert {row.status for row in probed(folder, 160)} == {"ok"} and "no number" not in again.out
+
+
+def probed(folder: Path, length: int) -> list[Row]:
+    rows = read_rows(only_run(folder) / "eval.csv")
+    return [row for row in rows if row.protocol == "probe" and row.length == length]
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_probe_that_is_interrupted_keeps_what_is_scored_and_ends_with_the_same_numbers(
+    begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    def numbers() -> dict[tuple[str, ...], tuple[float | None, list[float]]]:
+        run = only_run(folder)
+        return {
+            row.key: (row.accuracy, load_scores(score_file(run, row)).nll.tolist())
+            for row in probed(folder, 128)
+        }
+
+    begin("encoding=nope")
+    unscored = (only_run(folder) / "eval.csv").read_bytes()
+    assert command("probe", *SMALL).code == 0
+    expected = numbers()
+    (only_run(folder) / "eval.csv").write_bytes(unscored)
+    scored: list[str] = []
+    score = scorer.score_needles
+
+    def stopped(*arguments):
+        if len(scored) == calls:
+            raise KeyboardInterrupt
+        scored.append("")
+        return score(*arguments)
+
+    monkeypatch.setattr(scorer, "score_needles", stopped)
+    outcome = command("probe", *SMALL)
+    assert outcome.code == 130 and len(numbers()) == calls
+    scored.clear()
+    monkeypatch.setattr(scorer, "score_needles", lambda *arguments: scored.append("") or score(*arguments))
+    assert command("probe", *SMALL).code == 0 and len(scored) == 4 - calls
+    assert numbers() == expected and len(expected) == 4
 
 
 def test_a_length_that_an_encoding_cannot_reach_says_why(begin: Command, command: Command) -> None:

@@ -214,15 +214,19 @@ def _found(depths: Sequence[Mapping[str, Sequence[Row]]], read: Callable[[Row], 
     runs = [run for run in depths[0] if all(_is_whole(of_runs.get(run, ())) for of_runs in depths)]
     if not runs:
         lacking = [row for of_runs in depths for rows in of_runs.values() for row in rows]
-        return next(
-            (row.reason or row.status for row in lacking if row.status != "ok"), "not scored at all depths"
-        )
+        return next((_reason(row) for row in lacking if row.status != "ok"), "not scored at all depths")
     try:
         pairs = [_pooled([(read(of[run][0]), read(of[run][1])) for of in depths]) for run in runs]
         windows = max(of[runs[0]][0].targets for of in depths) // ANSWER
         return _judged(pairs, windows, depths[0][runs[0]][0].chance or 0.0)
     except RunError as error:
         return str(error)
+
+
+def _reason(row: Row) -> str:
+    """Return why a row has no number; a length out of an encoding's reach needs no status."""
+    status = row.status.replace("_", " ")
+    return row.reason if row.status == "undefined" else f"{status}: {row.reason}"
 
 
 def _is_whole(rows: Sequence[Row]) -> bool:
