@@ -338,17 +338,18 @@ def dropped_text(dropped: Sequence[int]) -> str:
 def marks_of_task(table: Table) -> str:
     """Return what the marks after levels mean, those that are shown."""
     values = [value_at(line, length, table) for line in table.lines for length in short_lengths(table)]
-    values += [level_at_training(line, table) for line in table.lines]
-    marks = "".join(value.mark for value in values if value is not None)
+    marked = [value for value in values if value is not None and value.verdict]
+    marked += [value for line in table.lines if (value := level_at_training(line, table)) is not None]
     chances = {cell.answers.chance for line in table.lines for cell in line.cells.values() if cell.answers}
     guessing = " or ".join(f"{100 * chance:.3g} %" for chance in sorted(chances))
     meanings = {
+        "": f"no mark solves more than {100 * SOLVED:g} % of the examples for sure",
         ">": f"> partial, with more answers right than by guessing ({guessing})",
         "!": f"! chance, with no more answers right than by guessing ({guessing})",
         "?": "? unclear",
     }
-    found = [meaning for mark, meaning in meanings.items() if mark in marks]
-    return ", ".join([f"no mark solves more than {100 * SOLVED:g} % of the examples for sure", *found])
+    shown = {mark for value in marked for mark in (value.mark or [""])}
+    return ", ".join(meaning for mark, meaning in meanings.items() if mark in shown)
 
 
 def _marks_text(table: Table) -> str:
@@ -359,9 +360,12 @@ def _marks_text(table: Table) -> str:
         return ""
     if not table.baseline and max(short_lengths(table)) < table.key.train_length:
         return ""
+    values = [value_at(line, length, table) for line in table.lines for length in short_lengths(table)]
+    judged = [value for value in values if value is not None and value.verdict]
+    if not judged:
+        return ""
     if table.baseline:
         return "no mark the same, > worse, v better, ? unclear"
-    values = [value_at(line, length, table) for line in table.lines for length in short_lengths(table)]
-    is_known = any(value is not None and len(value.mark) > 1 for value in values)
+    is_known = any(len(value.mark) > 1 for value in judged)
     of_models = " (>? =? v?: sure of these models, not of other seeds)" if is_known else ""
     return f"no mark holds, > degrades, ! fails, v improves, ? unclear{of_models}"

@@ -276,6 +276,14 @@ def test_notes_that_change_how_it_is_read_stay_and_others_do_not(results: Path) 
     assert set(table.caveats) < set(table.notes)
 
 
+def test_marks_are_explained_only_where_a_change_is_judged(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", {128: 1.762, 256: 1.762})
+    assert "no mark holds" in printed(build_tables(tmp_path), 100)
+    for scores in tmp_path.glob("runs/alibi-*/scores/paired-256-*"):
+        scores.unlink()
+    assert "no mark" not in printed(build_tables(tmp_path), 100)
+
+
 def test_a_length_out_of_memory_is_not_a_fault_of_the_encoding(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: None})
     edit_rows(run, lambda row: replace(row, status="out_of_memory") if row.length == 256 else row)

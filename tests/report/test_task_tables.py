@@ -134,6 +134,15 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_the_legend_explains_the_marks_that_are_shown(tmp_path: Path) -> None:
+    add_task_run(tmp_path, "nope", {TRAINED: 0.7, 64: 0.6})
+    text = " ".join(line.plain for line in render_short(table(tmp_path), 80, ""))
+    assert "* not learned" in text and "no mark" not in text and "> partial" not in text
+    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.5})
+    text = " ".join(line.plain for line in render_short(table(tmp_path), 80, ""))
+    assert "no mark solves" in text and "> partial" in text and "! chance" not in text
+
+
 def test_a_task_that_one_seed_of_three_has_not_learned_is_not_learned(tmp_path: Path) -> None:
     for seed, share in enumerate((1.0, 1.0, 0.2)):
         add_task_run(tmp_path, "rope", {TRAINED: share, 64: share}, seed=seed)
