@@ -42,7 +42,7 @@ class TrainedModel:
 def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
-    Of a set of target blocks, those that the run has scored in another set are not scored again. After each
+    Target blocks and needles that the run has scored in another set are not scored again. After each
     length its scores and its row are on the disk. A length that the encoding cannot reach, or at which a
     user's own code fails, is a row with its status and reason, and the others go on.
     """
@@ -66,7 +66,7 @@ def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: ScoreWatcher) 
     for place, found in scorer.scores():
         (row, plan), part = todo[place], known[place]
         if part is not None and isinstance(found, Scored):
-            found = replace(found, nll=part.joined(found.nll))
+            found = part.joined(found)
         kept[row.key] = _with_scores(trained, plan, row, found)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
     keep_derived(setup.run, trained.data, plans, kept.values(), setup.config.train.length)

@@ -1,4 +1,4 @@
-"""Scores of one set of target blocks that are reused for another, because one set contains the other."""
+"""Scores of one set of target blocks, or of needles, that are reused for another, which it is nested with."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,22 +9,25 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring.needle_sets import NeedleSet
 from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.scorer import Scored
 from pe_bench.scoring.targets import TargetBlocks
 
 # A row says what computed all of its scores, so those of other code or of another device are not reused.
 SAME = (
-    *("run", "scored_with", "forced", "protocol", "control", "length", "target_tokens"),
+    *("run", "scored_with", "forced", "protocol", "control", "length", "target_tokens", "depth"),
     *("score_dtype", "device", "torch", "pe_bench"),
 )
 
 
 @dataclass(frozen=True)
 class Known:
-    """The NLLs of some targets of a plan: `is_known` bool [targets], and `nll` float32 [known targets]."""
+    """The scores of some targets of a plan: `is_known` bool [targets], the others as in `Scores`."""
 
     is_known: np.ndarray
     nll: np.ndarray
+    correct: np.ndarray | None
 
     def missing(self, plan: Plan) -> Plan:
         """Return the plan without the windows whose targets are all known."""
@@ -32,38 +35,46 @@ class Known:
         windows = zip(plan.windows, self.is_known[first_targets], strict=True)
         return replace(plan, windows=[window for window, is_known in windows if not is_known])
 
-    def joined(self, nll: np.ndarray) -> np.ndarray:
-        """Return the NLLs of all targets, given those that were missing."""
+    def joined(self, missing: Scored) -> Scored:
+        """Return the scores of all targets, given those that were missing."""
+        correct = None
+        if self.correct is not None and missing.correct is not None:
+            correct = self._joined(self.correct, missing.correct)
+        return replace(missing, nll=self._joined(self.nll, missing.nll), correct=correct)
+
+    def _joined(self, known: np.ndarray, missing: np.ndarray) -> np.ndarray:
         joined = np.empty(len(self.is_known), np.float32)
-        joined[self.is_known], joined[~self.is_known] = self.nll, nll
+        joined[self.is_known], joined[~self.is_known] = known, missing
         return joined
 
 
 def known_scores(run: Path, plan: Plan, row: Row, kept: Iterable[Row]) -> Known | None:
     """Return the scores of the plan of `row` that a run has already; None where it has none."""
-    if plan.blocks is None:
+    targets = plan.needles if plan.blocks is None else plan.blocks
+    if targets is None:
         return None
     of_plan = [getattr(row, name) for name in SAME]
     others = [
         other for other in kept if other.status == "ok" and [getattr(other, name) for name in SAME] == of_plan
     ]
     for other in sorted(others, key=lambda other: -other.targets):
-        found = _known_from(run, other, plan.blocks)
+        found = _known_from(run, other, targets)
         if found is not None:
             return found
     return None
 
 
-def _known_from(run: Path, other: Row, blocks: TargetBlocks) -> Known | None:
-    """Return what a row's scores have of the blocks; None where it is of another text, or has lost them."""
-    scored = blocks.first(other.targets // blocks.target_tokens)
+def _known_from(run: Path, other: Row, targets: TargetBlocks | NeedleSet) -> Known | None:
+    """Return what a row's scores have of the targets; None where it is of another text, or has lost them."""
+    scored = targets.first(other.targets // targets.target_tokens)
     if scored.hash != other.target_hash:
         return None
     try:
-        nll = load_scores(score_file(run, other)).nll
+        found = load_scores(score_file(run, other))
     except RunError:
         return None
-    if len(nll) != len(scored) * blocks.target_tokens:
+    if len(found.nll) != len(scored) * targets.target_tokens:
         return None
-    is_known = np.repeat(blocks.turn < len(scored), blocks.target_tokens)
-    return Known(is_known, nll[np.repeat(scored.turn < len(blocks), blocks.target_tokens)])
+    is_known = np.repeat(targets.turn < len(scored), targets.target_tokens)
+    is_wanted = np.repeat(scored.turn < len(targets), targets.target_tokens)
+    return Known(is_known, found.nll[is_wanted], None if found.correct is None else found.correct[is_wanted])

@@ -18,7 +18,6 @@ Windows follow from the text, the seed, the length and the depth. A smaller numb
 a larger one.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +32,8 @@ from pe_bench.errors import UserError, require
 from pe_bench.model.language_model import LanguageModel
 from pe_bench.model.seeds import derive_seed
 from pe_bench.runs.rows import PROBE
-from pe_bench.scoring.protocols import Needle, Plan, Window, batches
+from pe_bench.scoring.needle_sets import Needle, NeedleSet
+from pe_bench.scoring.protocols import Plan, Window, batches
 from pe_bench.scoring.targets import target_blocks, tokens_needed
 from pe_bench.scoring.task_plans import task_plan
 
@@ -100,21 +100,22 @@ def needle_plans(data: Data, length: int, depth: float, count: int, seed: int) -
             f"needs: the longest has {longest}; probe shorter --lengths, or use data with longer documents"
         )
     blocks = target_blocks(split, room, SPAN, count, seed, data.hash)
-    windows = []
-    for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
+    windows, turns = [], []
+    places = zip(blocks.document.tolist(), blocks.end.tolist(), blocks.turn.tolist(), strict=True)
+    for document, end, turn in places:
         start = end - room
         needle = find_needle(split.document(document)[start:end], start, depth)
         if needle is not None:
             windows.append(Window(document, start, length, length - ANSWER, ANSWER, needle=needle))
+            turns.append(turn)
     if not windows:
         raise UserError(
             f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once: "
             "use other data"
         )
-    places = [(window.document, window.start, window.needle) for window in windows]
-    words = repr((PROBE, data.hash, length, depth, places))
-    target_hash = hashlib.sha256(words.encode()).hexdigest()[:16]
-    plan = Plan(PROBE, length, windows, target_hash, depth=depth)
+    found = [(window.document, window.start, window.needle) for window in windows]
+    needles = NeedleSet(found, np.argsort(np.argsort(turns)), (PROBE, data.hash, length, depth), ANSWER)
+    plan = Plan(PROBE, length, windows, needles.hash, depth=depth, needles=needles)
     control = [replace(window, needle=_replaced(window)) for window in windows]
     return [plan, replace(plan, windows=control, control=REPLACED)]
 
@@ -145,7 +146,7 @@ def score_needles(
     show: Callable[[float], None],
 ) -> "Answers":
     """Return the NLLs of a plan's targets, and which answers are right."""
-    found, done = [], 0
+    found, done = [np.empty((0, CHOICES, ANSWER), np.float32)], 0
     for batch in batches(plan.windows, evaluation.batch_tokens):
         show(done / len(plan.windows))
         # One draw for each length, as for every protocol.

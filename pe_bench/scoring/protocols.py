@@ -17,21 +17,8 @@ import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
+from pe_bench.scoring.needle_sets import Needle, NeedleSet
 from pe_bench.scoring.targets import ScoredText, TargetBlocks, tokens_in_a_part
-
-
-@dataclass(frozen=True)
-class Needle:
-    """A span of a window's document that is to be found in the window, by places in the document.
-
-    target: the first of the targets, in the span. replacement: the span that takes its place; None where it
-    stays. others: the starts of spans whose ends are the wrong answers.
-    """
-
-    start: int
-    target: int
-    others: tuple[int, ...]
-    replacement: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +72,7 @@ class Plan:
 
     limit: every layer's attention is limited to so many tokens, for the control `window`. offset: how much
     later than in the text all positions are, for the control `offset`. blocks: the set of the paired
-    protocol. depth: of the needles of a probe. answers: of a task.
+    protocol. depth, needles: of a probe. answers: of a task.
     """
 
     protocol: str
@@ -99,6 +86,7 @@ class Plan:
     offset: int = 0
     depth: float | None = None
     blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)  # `target_hash` is theirs
+    needles: NeedleSet | None = field(default=None, compare=False, repr=False)
     answers: Answers | None = field(default=None, compare=False, repr=False)
 
     @property

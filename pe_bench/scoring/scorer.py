@@ -130,7 +130,7 @@ class Scorer:
                 found = score_needles(
                     self.model, self.split, self.device, self.evaluation, plan, self._progress_of(plan)
                 )
-            return Scored(found.nll, peak.mb, found.correct)
+            return Scored(found.nll, peak.mb if plan.windows else None, found.correct)
         if not self._shares(plan):
             with PeakMemory(self.device) as peak:
                 nll, correct = self._run(plan, self._progress_of(plan))
