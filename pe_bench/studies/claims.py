@@ -7,7 +7,7 @@ with twenty of them, one is judged wrongly by chance.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pe_bench.report.statistics import Interval, breaks_at, holds_up_to, judge_gain_over_control
 from pe_bench.report.tables.differences import Paired
@@ -20,28 +20,46 @@ OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "ho
 
 UNLEARNED = "not learned at the training length"
 UNDECIDED = "no length where one surely breaks and the other surely holds"
+UNSOLVED = "no encoding solves it at the training length: the training may be too short"
 BROKEN = ("degrades", "fails")
+
+
+class Finding(NamedTuple):
+    """What our runs say of a claim, and the difference that decides it, at the length that decides it."""
+
+    outcome: Outcome
+    measured: Paired
+    length: int
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what our runs say of it. missing: why there is no interval."""
+    """A claim with what our runs say of it.
+
+    length: that the claim is about. decided_at: the length that `interval` is of. missing: why there is no
+    interval, or why it decides nothing.
+    """
 
     claim: Claim
     length: int
     outcome: Outcome
     interval: Interval | None
+    decided_at: int
     missing: str = ""
+
+
+Judge = Callable[[Claim, Measurements, int], Finding]
 
 
 def judge_claim(claim: Claim, found: Measurements) -> Judged:
     """Return what our runs say of a claim; unclear where they do not have its scores."""
-    length = _deciding_length(claim, found) or round(claim.at * found.length)
-    series = {_first(claim), _second(claim)}
-    if length > found.length and not all(map(found.has_learned, series)):
-        return Judged(claim, length, "unclear", None, UNLEARNED)
-    measured, outcome = _JUDGES[claim.kind](claim, found, length)
-    return Judged(claim, length, outcome, measured.interval, measured.missing)
+    length = round(claim.at * found.length)
+    is_beyond = length > found.length or claim.kind == "breaks_first"
+    if is_beyond and not all(map(found.has_learned, {_first(claim), _second(claim)})):
+        return Judged(claim, length, "unclear", None, length, UNLEARNED)
+    finding = _JUDGES[claim.kind](claim, found, length)
+    measured = finding.measured
+    return Judged(claim, length, finding.outcome, measured.interval, finding.length, measured.missing)
 
 
 def _first(claim: Claim) -> Series:
@@ -52,60 +70,54 @@ def _second(claim: Claim) -> Series:
     return Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
 
 
-def _order(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+def _order(claim: Claim, found: Measurements, length: int) -> Finding:
     measured = found.difference(_first(claim), _second(claim), length, claim.protocol, claim.measure)
     below = _below(measured.interval, 0.0)
-    return measured, OPPOSITE[below] if claim.protocol == TASK else below  # of answers, more is better
+    outcome = OPPOSITE[below] if claim.protocol == TASK else below  # of answers, more is better
+    return Finding(outcome, measured, length)
 
 
-def _falls(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+def _falls(claim: Claim, found: Measurements, length: int) -> Finding:
     measured = found.change(_first(claim), length, claim.protocol)
-    return measured, _below(measured.interval, 0.0)
+    return Finding(_below(measured.interval, 0.0), measured, length)
 
 
-def _rises(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
-    measured, falls = _falls(claim, found, length)
-    return measured, OPPOSITE[falls]
-
-
-def _breaks(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+def _breaks(claim: Claim, found: Measurements, length: int) -> Finding:
     measured = found.change(_first(claim), length, claim.protocol)
-    return measured, OPPOSITE[_below(measured.interval, found.margin)]
+    return Finding(OPPOSITE[_below(measured.interval, found.margin)], measured, length)
 
 
-def _holds(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+def _holds(claim: Claim, found: Measurements, length: int) -> Finding:
+    """Decide at the first length that is known to break, or is not known to hold, if there is one."""
     series = _first(claim)
     verdicts = {
         scored: verdict
         for scored, verdict in found.verdicts(series, claim.protocol).items()
         if scored <= length
     }
-    measured = found.change(series, length, claim.protocol)
+    broken, held = breaks_at(verdicts), holds_up_to(verdicts)
+    unknown = min((scored for scored in verdicts if held is None or scored > held), default=None)
+    decided_at = length if length not in verdicts else broken or unknown or length
+    measured = found.change(series, decided_at, claim.protocol)
     if length not in verdicts:
-        return measured, "unclear"
-    if breaks_at(verdicts) is not None:
-        return measured, "contradicted"
-    return measured, "holds" if holds_up_to(verdicts) == length else "unclear"
+        return Finding("unclear", measured, length)
+    outcome: Outcome = "contradicted" if broken else "unclear" if unknown else "holds"
+    return Finding(outcome, measured, decided_at)
 
 
-def _deciding_length(claim: Claim, found: Measurements) -> int | None:
-    """Return the first length at which one of two encodings surely breaks while the other surely holds.
+def _breaks_first(claim: Claim, found: Measurements, length: int) -> Finding:
+    """Decide at the first length at which one of two surely breaks while the other surely holds.
 
-    None where there is none, for other kinds of claims, and where the two change places.
+    Where the two change places there is none.
     """
-    if claim.kind != "breaks_first":
-        return None
-    verdicts = [found.verdicts(series, claim.protocol) for series in (_first(claim), _second(claim))]
+    series = _first(claim), _second(claim)
+    verdicts = [found.verdicts(own, claim.protocol) for own in series]
     earlier, later = _breaks_where_other_holds(*verdicts), _breaks_where_other_holds(*reversed(verdicts))
-    return None if earlier and later else min(earlier | later, default=None)
-
-
-def _breaks_first(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
-    if _deciding_length(claim, found) is None:
-        return Paired(None, None, UNDECIDED), "unclear"
-    breaks = found.verdicts(_first(claim), claim.protocol)[length] in BROKEN
-    measured = found.difference(_first(claim), _second(claim), length, claim.protocol, "change")
-    return measured, "holds" if breaks else "contradicted"
+    if bool(earlier) is bool(later):
+        return Finding("unclear", Paired(None, None, UNDECIDED), length)
+    decided_at = min(earlier | later)
+    measured = found.difference(*series, decided_at, claim.protocol, "change")
+    return Finding("holds" if earlier else "contradicted", measured, decided_at)
 
 
 def _breaks_where_other_holds(verdicts: Mapping[int, str], others: Mapping[int, str]) -> set[int]:
@@ -113,36 +125,41 @@ def _breaks_where_other_holds(verdicts: Mapping[int, str], others: Mapping[int, 
     return broken & {length for length, verdict in others.items() if verdict in ("holds", "improves")}
 
 
-def _early_tokens(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
-    series = _first(claim)
-    measured = found.between_protocols(series, length, "nonoverlapping", "sliding")
-    return measured, OPPOSITE[_below(measured.interval, 0.0)]
+def _early_tokens(claim: Claim, found: Measurements, length: int) -> Finding:
+    measured = found.between_protocols(_first(claim), length, "nonoverlapping", "sliding")
+    return Finding(OPPOSITE[_below(measured.interval, 0.0)], measured, length)
 
 
-def _reads_past_window(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+def _reads_past_window(claim: Claim, found: Measurements, length: int) -> Finding:
     measured = found.gain_over_window(_first(claim), length)
     if measured.interval is None:
-        return measured, "unclear"
+        return Finding("unclear", measured, length)
     answers: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
-    return measured, answers[judge_gain_over_control(measured.interval, found.margin)]
+    return Finding(answers[judge_gain_over_control(measured.interval, found.margin)], measured, length)
 
 
-def _stays_in_window(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
-    measured, reads_past = _reads_past_window(claim, found, length)
-    return measured, OPPOSITE[reads_past]
-
-
-def _solves(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
+def _solves(claim: Claim, found: Measurements, length: int) -> Finding:
     interval, verdict = found.answers(_first(claim), length)
     if interval is None or verdict is None:
-        return Paired(None, None, NOTHING), "unclear"
+        return Finding("unclear", Paired(None, None, NOTHING), length)
     outcomes: dict[str, Outcome] = {"solves": "holds", "partial": "contradicted", "chance": "contradicted"}
-    return Paired(interval.mean, interval, ""), outcomes.get(verdict, "unclear")
+    return Finding(outcomes.get(verdict, "unclear"), Paired(interval.mean, interval, ""), length)
 
 
-def _misses(claim: Claim, found: Measurements, length: int) -> tuple[Paired, Outcome]:
-    measured, solves = _solves(claim, found, length)
-    return measured, OPPOSITE[solves]
+def _misses(claim: Claim, found: Measurements, length: int) -> Finding:
+    finding = _opposite_of(_solves)(claim, found, length)
+    if finding.outcome == "holds" and length <= found.length and not found.is_solved_by_any(claim.sweep):
+        unsolved = finding.measured._replace(missing=UNSOLVED)
+        return Finding("unclear", unsolved, length)
+    return finding
+
+
+def _opposite_of(judge: Judge) -> Judge:
+    def judge_opposite(claim: Claim, found: Measurements, length: int) -> Finding:
+        finding = judge(claim, found, length)
+        return finding._replace(outcome=OPPOSITE[finding.outcome])
+
+    return judge_opposite
 
 
 def _below(interval: Interval | None, bound: float) -> Outcome:
@@ -154,16 +171,16 @@ def _below(interval: Interval | None, bound: float) -> Outcome:
     return "contradicted" if interval.low > bound else "unclear"
 
 
-_JUDGES: dict[Kind, Callable[[Claim, Measurements, int], tuple[Paired, Outcome]]] = {
+_JUDGES: dict[Kind, Judge] = {
     "order": _order,
     "falls": _falls,
-    "rises": _rises,
+    "rises": _opposite_of(_falls),
     "holds": _holds,
     "breaks": _breaks,
     "breaks_first": _breaks_first,
     "early_tokens": _early_tokens,
     "reads_past_window": _reads_past_window,
-    "stays_in_window": _stays_in_window,
+    "stays_in_window": _opposite_of(_reads_past_window),
     "solves": _solves,
     "misses": _misses,
 }

@@ -204,15 +204,20 @@ def _check(study: Study) -> None:
     """Raise `UserError` for claims that the study's runs cannot answer."""
     sweeps = {sweep.name for sweep in study.sweeps}
     require(len(sweeps) == len(study.sweeps), f"{study.path}: two sweeps have one name")
-    scored = {*study.times, *(time for step in study.scorings for time in step.times)}
+    scored = {("paired", time) for time in study.times}
+    scored |= {(step.protocol, time) for step in study.scorings for time in step.times}
     for claim in study.claims:
         what = f"{study.path}: the claim '{claim.kind}' of {claim.of}"
         compares = bool(claim.than or claim.than_sweep)
         require(compares is (claim.kind in get_args(Comparing)), f"{what} needs 'than', or has one too many")
         require({claim.sweep, claim.than_sweep or claim.sweep} <= sweeps, f"{what}: name one of the sweeps")
-        require(claim.at in scored, f"{what}: {claim.at:g} is not among the times that are scored")
+        for protocol in ("nonoverlapping", "sliding") if claim.kind == "early_tokens" else (claim.protocol,):
+            is_scored = (protocol, claim.at) in scored
+            require(is_scored, f"{what}: {claim.at:g} is not among the times that are scored ({protocol})")
     if study.ranking is not None:
         few = len(study.ranking.numbers) < MIN_RANKED
         for name, number in study.ranking.numbers.items():
             check_type(number, float, f"{study.path}: ranking.numbers.{name}")
+        at = study.ranking.at
+        require(at in study.times, f"{study.path}: ranking.at={at:g} is not among the times that are scored")
         require(not few, f"{study.path}: a ranking needs {MIN_RANKED} encodings: fewer prove no order")

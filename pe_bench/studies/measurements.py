@@ -149,6 +149,11 @@ class Measurements:
             return None, None
         return found.intervals.exact, judge_answers(found.intervals, found.chance)
 
+    def is_solved_by_any(self, sweep: str) -> bool:
+        """Return whether any encoding of a sweep surely solves its task at the training length."""
+        labels = {label_of(row) for row in self._rows.get(sweep, [])}
+        return any(self.answers(Series(label, sweep), self.length)[1] == "solves" for label in labels)
+
     def by_seed(self, series: Series, length: int, of: Measure) -> dict[int, float]:
         """Return the level, or the change, of each seed."""
         if of == "level":

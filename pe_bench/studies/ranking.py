@@ -24,12 +24,15 @@ class Agreement:
 
 
 def agreement(ranking: Ranking, found: Measurements) -> Agreement | None:
-    """Return the mean over seeds with its interval; None for fewer than four encodings, or undefined."""
+    """Return the mean over seeds with its interval; None where it is undefined.
+
+    It is for fewer than four encodings; those that have not learned are not ranked, for they lose nothing.
+    """
     from scipy.stats import kendalltau  # imported here: it takes longer than a report
 
     length = round(ranking.at * found.length)
     ours = {name: found.by_seed(Series(name), length, ranking.measure) for name in ranking.numbers}
-    ours = {name: numbers for name, numbers in ours.items() if numbers}
+    ours = {name: numbers for name, numbers in ours.items() if numbers and found.has_learned(Series(name))}
     if len(ours) < MIN_RANKED:
         return None
     seeds = sorted(set.intersection(*(set(numbers) for numbers in ours.values())))

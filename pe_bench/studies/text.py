@@ -102,8 +102,9 @@ def _name(label: str, sweep: str) -> str:
 def _evidence(judged: Judged) -> str:
     if judged.interval is None:
         return judged.missing or "no interval"
-    place = f" at {judged.length:,}" if judged.claim.kind == "breaks_first" else ""
-    return f"{MEASURED[judged.claim.kind]}{place} {interval_text(judged.interval)}"
+    place = f" at {judged.decided_at:,}" if judged.decided_at != judged.length else ""
+    reason = f": {judged.missing}" if judged.missing else ""
+    return f"{MEASURED[judged.claim.kind]}{place} {interval_text(judged.interval)}{reason}"
 
 
 def interval_text(interval: Interval) -> str:
@@ -116,11 +117,15 @@ def _seeds(count: int) -> str:
 
 def _agreement(found: Agreement) -> str:
     low, high = found.bounds
-    bounds = "(no interval: one seed)" if found.seeds < 2 else f"[{low:.2f}, {high:.2f}]"
+    bounds = f"[{low:.2f}, {high:.2f}], {_seeds(found.seeds)}"
+    if found.seeds < 2:
+        bounds = "(no interval: one seed)"
+    elif low == high:
+        bounds = f"with each of {_seeds(found.seeds)}"
     measure = "changes from the training length" if found.ranking.measure == "change" else "levels"
     return (
         f"Kendall's tau-b with the paper's order of {len(found.encodings)} encodings by their {measure} at "
-        f"{found.length:,}: {found.tau:.2f} {bounds}, {_seeds(found.seeds)}; paper: {found.ranking.source}"
+        f"{found.length:,}: {found.tau:.2f} {bounds}; paper: {found.ranking.source}"
     )
 
 
@@ -141,7 +146,7 @@ def _comparison(outcomes: Outcomes) -> Iterator[str]:
         yield f"  and {len(comparison.differing) - MAX_SHOWN} more"
     for group in comparison.incomparable:
         cells = "1 level" if group.cells == 1 else f"{group.cells} levels"
-        yield f"{table}: {cells} not comparable: {_reason(group)}"
+        yield f"{table}: {cells} not comparable: {_reason(group, outcomes.variant.text)}"
 
 
 def _cell(cell: Difference) -> str:
@@ -154,11 +159,12 @@ def _cell(cell: Difference) -> str:
     )
 
 
-def _reason(group: Incomparable) -> str:
+def _reason(group: Incomparable, text: str) -> str:
     values = f"{group.ours[:SHORT_HASH]} here, {group.table[:SHORT_HASH]} in the table"
+    versions = "; the standard library differs between versions of Python" if text == STDLIB else ""
     return {
         "nothing there": "our runs have no score there",
-        "data_hash": f"other text ({values}); the standard library differs between versions of Python",
+        "data_hash": f"other text ({values}){versions}",
         "target_hash": f"other targets ({values})",
         "setting": f"another model or training ({values})",
         "seeds": f"other numbers of seeds ({values})",

@@ -85,9 +85,24 @@ def test_a_claim_holds_up_to_a_length_only_if_all_lengths_before_hold(found: Mea
     assert judged(found, "holds", "late", 4).outcome == "contradicted"
 
 
+def test_a_claim_to_hold_shows_the_length_that_decides_it(tmp_path: Path) -> None:
+    runs = [
+        add_run(tmp_path, "dip", {128: 2.0, 192: 2.5, 256: 2.0}, seed=seed, spread=0.001) for seed in range(3)
+    ]
+    wide = [
+        add_run(tmp_path, "wide", {128: 2.0, 192: level, 256: 2.0}, seed=seed, spread=0.001)
+        for seed, level in enumerate((1.8, 2.3, 2.2))
+    ]
+    found = measurements(tmp_path, [*runs, *wide])
+    for of, outcome, mean in (("dip", "contradicted", 0.5), ("wide", "unclear", 0.1)):
+        claim = judged(found, "holds", of)
+        assert (claim.outcome, claim.length, claim.decided_at) == (outcome, 256, 192)
+        assert claim.interval is not None and claim.interval.mean == pytest.approx(mean, abs=1e-3)
+
+
 def test_which_breaks_first_is_decided_where_one_breaks_and_the_other_holds(found: Measurements) -> None:
     decided = judged(found, "breaks_first", "failing", 1, than="late")
-    assert decided.length == 256 and decided.interval is not None
+    assert decided.decided_at == 256 and decided.interval is not None
     assert decided.interval.mean == pytest.approx(0.7, abs=1e-3)
     for of, than in (("flat", "falling"), ("failing", "failing")):
         assert "no length where one surely breaks" in judged(found, "breaks_first", of, 1, than=than).missing
@@ -214,6 +229,18 @@ def test_a_task_is_solved_or_missed_by_the_share_of_right_examples(
     assert judged(task, kind, of, at, protocol="task").outcome == outcome
 
 
+def test_a_task_that_nobody_solves_shows_no_miss_at_the_training_length(tmp_path: Path) -> None:
+    shares = {"rope": 0.5, "nope": 0.2}
+    runs = [
+        add_answers(tmp_path, name, {128: share}, seed)
+        for name, share in shares.items()
+        for seed in (0, 1, 2)
+    ]
+    claim = judged(measurements(tmp_path, runs), "misses", "rope", 1, protocol="task")
+    assert claim.outcome == "unclear" and claim.interval is not None
+    assert "the training may be too short" in claim.missing
+
+
 def test_more_right_examples_are_better(task: Measurements) -> None:
     for of, than, at, outcome in (
         ("nope", "rope", 2, "holds"),
@@ -257,6 +284,12 @@ def test_tau_is_the_mean_over_seeds_with_an_interval_within_minus_1_and_1(ordere
     assert agreed is not None
     assert agreed.tau == pytest.approx(1 / 3)  # 1, 1 and -1
     assert agreed.bounds == (-1.0, 1.0)
+
+
+def test_what_has_not_learned_is_not_ranked(ordered: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agreement(ranking("a", "b", "c", "d"), ordered) is not None
+    monkeypatch.setattr(ordered, "has_learned", lambda series: series.label != "a")
+    assert agreement(ranking("a", "b", "c", "d"), ordered) is None
 
 
 def test_three_encodings_have_no_tau(found: Measurements) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from support.commands import Command, Outcome
+from support.results import add_run
 
 from pe_bench.config.groups import config_dir
+from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.studies.definition import read_study, study_names
 from pe_bench.studies.progress import Progress, Step
 from pe_bench.studies.table import read_table
@@ -100,6 +102,7 @@ def _check_comparisons(reproduce: Command, path: Path, cells: int) -> None:
     other = reproduce()
     assert other.code == 0
     assert "not comparable: other text (" in other.out and f"{cells} levels" in other.out
+    assert "versions of Python" not in other.out  # which matter to the standard library alone
     path.unlink()
 
 
@@ -145,6 +148,8 @@ def test_a_study_goes_on_after_ctrl_c(study: Path, folder: Path) -> None:
         (["windwed"], "unknown study 'windwed': did you mean 'windowed'?"),
         (["alibi", "kerple"], "one study at a time: alibi, kerple"),
         (["alibi", "train.lr=3"], "train.lr=3 would change the study"),
+        (["alibi", "threads=1,2"], "threads=1,2 would make each run of the study several times"),
+        (["alibi", "hydrant=1"], "hydrant=1 would change the study"),
         (["alibi", "--text", "nowhere"], "--text nowhere is neither stdlib nor a folder"),
         (["--quick"], "one study at a time: name one"),
         (["--gpu"], "the study gpu needs a GPU"),
@@ -164,6 +169,15 @@ def test_a_mistake_is_one_line_before_anything_is_written(
         (("kind: holds", "kind: hold"), "claims.kind must be"),
         (("than: nope, ", ""), "the claim 'order' of rope needs 'than'"),
         (("at: 4", "at: 3"), "3 is not among the times"),
+        (("holds, of: rope, at: 4", "early_tokens, of: rope, at: 2"), "times that are scored (sliding)"),
+        (
+            ("at: 4, source", "at: 4, protocol: nonoverlapping, source"),
+            "times that are scored (nonoverlapping)",
+        ),
+        (
+            ("sweeps:", "ranking: {at: 3, numbers: {a: 1, b: 2, c: 3, d: 4}, source: x}\nsweeps:"),
+            "ranking.at=3 is not among the times",
+        ),
         (("seeds: 1", "sedes: 1"), "did you mean 'seeds'?"),
         (("claims:", "claimed:"), "a study has sweeps and claims"),
         (("title: A toy", "title: ["), "cannot be read"),
@@ -180,6 +194,32 @@ def test_a_mistake_in_a_study_names_its_file(
     path.write_text(STUDY.replace(*change))
     outcome = reproduce()
     assert outcome.code == 2 and str(path) in outcome.line and said in outcome.line
+
+
+def test_a_changed_text_or_encoding_is_another_step(folder: Path, study: Path) -> None:
+    text, code = folder / "corpus" / "new.txt", study / "encoding" / "mine.py"
+    code.parent.mkdir()
+    read = read_study("toy", [study])
+    variant = Variant(read, text=str(folder / "corpus"), search=(study,))
+    [sweep] = read.sweeps
+    keys = [variant.key(sweep)]
+    for path in (text, code):
+        path.write_text("x = 1\n")
+        keys.append(variant.key(sweep))
+    assert len(set(keys)) == 3
+    (study / "study" / "other.yaml").write_text(STUDY)
+    assert variant.key(sweep) == keys[-1]
+
+
+def test_a_step_whose_rows_are_gone_is_to_be_done_again(tmp_path: Path) -> None:
+    run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
+    keys = tuple(row.key for row in read_rows(run / "eval.csv"))
+    progress = Progress(tmp_path, "toy")
+    progress.add("a", Step("", (run.name,), keys))
+    assert progress.find("a") == Step("", (run.name,), keys)
+    write_rows(run / "eval.csv", read_rows(run / "eval.csv")[:1])
+    assert progress.find("a") is None
+    assert progress.finished_runs(["a"]) == 1
 
 
 def listed(command: Command, *arguments: str) -> Outcome:

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from support.results import ROW
 
-from pe_bench.errors import UserError
+from pe_bench.errors import RunError, UserError
+from pe_bench.studies.definition import Study, Sweep
+from pe_bench.studies.outcomes import Outcomes
 from pe_bench.studies.table import Level, compare, levels_of, read_table, write_table
+from pe_bench.studies.variant import Variant
 
 
 def levels(*values: float, **changes: object) -> list[Level]:
@@ -84,6 +87,20 @@ def test_a_table_is_read_as_it_was_written_and_keeps_levels_of_other_texts(tmp_p
     write_table(path, files)
     write_table(path, levels(1.9))
     assert sorted(read_table(path), key=lambda level: level.data) == [*files, *levels(1.9)]
+
+
+def test_levels_that_lack_seeds_are_not_written(tmp_path: Path) -> None:
+    study = Study(
+        "toy", tmp_path / "toy.yaml", "A toy", "?", "nobody", 1, (Sweep(["rope"]),), [1.0], (), seeds=2
+    )
+    both = levels_of({"": [replace(ROW, seed=seed) for seed in range(2)]}, "full")
+    [alone] = levels(1.8, score_dtype="bfloat16")
+    outcomes = Outcomes(Variant(study), [], None, compare([], []), [*both, alone])
+    with pytest.raises(RunError, match=r"toy\.csv is not written: .* rope at 128 .* 1 seeds in place of 2"):
+        outcomes.write_table()
+    assert not study.table.exists()
+    replace(outcomes, ours=both).write_table()
+    assert read_table(study.table) == both
 
 
 def test_a_study_without_a_table_has_no_levels_and_a_damaged_one_is_named(tmp_path: Path) -> None:

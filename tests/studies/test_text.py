@@ -24,7 +24,7 @@ NOTHING = Comparison((), ())
 
 def judged(outcome: Outcome, kind: Kind = "holds", **others: str) -> Judged:
     claim = Claim(kind, "rope", "table 2, +0.017", 2, **others)  # type: ignore[arg-type]
-    return Judged(claim, 256, outcome, CHANGE)
+    return Judged(claim, 256, outcome, CHANGE, 256)
 
 
 def printed(*claims: Judged, comparison: Comparison = NOTHING, tau: Agreement | None = None) -> list[str]:
@@ -47,6 +47,11 @@ def test_a_claim_has_its_interval_and_its_source_below() -> None:
     assert lines[place + 1].strip() == "change +0.120 [+0.050, +0.200], 3 seeds (paper: table 2, +0.017)"
 
 
+def test_the_length_that_decides_is_named_where_the_claim_is_about_another() -> None:
+    lines = printed(replace(judged("contradicted"), decided_at=160))
+    assert any(line.strip().startswith("change at 160 +0.120") for line in lines)
+
+
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_every_kind_of_claim_is_a_sentence_about_its_encoding(kind: Kind) -> None:
     text = sentence_of(judged("holds", kind, than="alibi"))
@@ -65,6 +70,8 @@ def test_tau_has_its_interval_and_says_where_one_seed_has_none() -> None:
     ranking = Ranking(2, {}, "table 2")
     tau = Agreement(ranking, 256, ("a", "b", "c", "d"), 3, 0.5, (-0.25, 1.0))
     assert "0.50 [-0.25, 1.00], 3 seeds" in " ".join(" ".join(printed(tau=tau)).split())
+    same = replace(tau, bounds=(0.5, 0.5))
+    assert "0.50 with each of 3 seeds" in " ".join(" ".join(printed(tau=same)).split())
     alone = replace(tau, seeds=1, bounds=(-1.0, 1.0))
     assert "0.50 (no interval: one seed)" in " ".join(" ".join(printed(tau=alone)).split())
 
