@@ -7,6 +7,7 @@ are right exactly when greedy decoding gives them.
 
 import hashlib
 import importlib
+import math
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,33 +61,31 @@ class Prompts:
         return [self._longest(length, [seed, STREAM, length, number]) for number in range(count)]
 
     def _longest(self, length: int, seed: Sequence[int]) -> Example:
-        """Return the example of a seed whose size is the largest that fits, or nearly so."""
-        size, least = self._size_at(length, seed), _module_of(self.name).LEAST
+        """Return the example of a seed with the largest size that fits. Raise `UserError` if none does."""
+        longest = example = self.shortest(length, seed)
+        size = fits = int(_module_of(self.name).LEAST)
+        too_large = math.inf
         while True:
+            estimate = size * length // (len(example.tokens) - 1)
+            size = int(min(max(estimate, fits + 1), too_large - 1))
+            if size <= fits:
+                return longest
             example = self.example(np.random.default_rng(seed), size)
-            excess = len(example.tokens) - 1 - length
-            if excess <= 0:
-                return example
-            size = max(least, min(size - 1, size * length // (length + excess)))
+            if len(example.tokens) - 1 <= length:
+                longest, fits = example, size
+            else:
+                too_large = size
 
-    def check(self, length: int, seed: Sequence[int] = ()) -> None:
-        """Raise `UserError` for a length with no room for a prompt."""
-        shortest = self._inputs(_module_of(self.name).LEAST, seed or [0, STREAM, length, 0])
-        if shortest > length:
+    def shortest(self, length: int, seed: Sequence[int] = (0,)) -> Example:
+        """Return an example of the smallest size. Raise `UserError` for a length with no room for it."""
+        example = self.example(np.random.default_rng(seed), int(_module_of(self.name).LEAST))
+        inputs = len(example.tokens) - 1
+        if inputs > length:
             raise UserError(
-                f"the shortest prompt of {self.name} has {shortest} tokens with this tokenizer, and "
+                f"the shortest prompt of {self.name} has {inputs} tokens with this tokenizer, and "
                 f"{length} are too few: give longer --lengths"
             )
-
-    def _size_at(self, length: int, seed: Sequence[int]) -> int:
-        """Return a size from which on examples do not fit, by those of two smaller ones."""
-        self.check(length, seed)
-        least = _module_of(self.name).LEAST
-        first, second = (self._inputs(size, seed) for size in (least, 2 * least))
-        return least + int((length - first) * least / (second - first)) + 1
-
-    def _inputs(self, size: int, seed: Sequence[int]) -> int:
-        return len(self.example(np.random.default_rng(seed), size).tokens) - 1
+        return example
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
         """Return the tokens of a prompt and its answers, and the number of the answer that each is of."""

@@ -122,7 +122,7 @@ def check_prompts(text: str, overrides: Sequence[str], probes: Sequence[Probe]) 
     tokenizer = load_file(TokenizerConfig("file", str(source.tokenizer)))
     begins = begin_of_text(source) is not None
     for probe in probes:
-        Prompts(str(probe.prompts), tokenizer, begins).check(min(probe.resolved_lengths(length)))
+        Prompts(str(probe.prompts), tokenizer, begins).shortest(min(probe.resolved_lengths(length)))
 
 
 @explain_out_of_memory(LESS_MEMORY)
