@@ -16,7 +16,7 @@ from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, unknown
 
 FORMAT = 1  # of all examples: raise it when they change for an equal seed
-STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # no example of one side is drawn for the other
+STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # of random numbers, one for each side
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
@@ -78,9 +78,8 @@ class Task(ABC):
     @property
     def hash(self) -> str:
         """Return a hash of the task and its options: equal hashes, equal examples for a seed."""
-        return hashlib.sha256(repr((FORMAT, self.name, sorted(asdict(self).items()))).encode()).hexdigest()[
-            :16
-        ]
+        parts = repr((FORMAT, self.name, sorted(asdict(self).items())))
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
         """Return the examples to score at a length, of the largest size that fits, the same at every call."""
@@ -99,7 +98,8 @@ class Task(ABC):
         """
         size = self.least
         least = self.tokens(size) - 1
-        require(least <= length, f"an example of task={self.name} needs {least} tokens, and not {length}")
+        message = f"length {length} is too short for task={self.name}: its smallest example needs {least}"
+        require(least <= length, message)
         while self.tokens(size + 1) <= length + 1:
             size += 1
         most = self.most
@@ -107,12 +107,18 @@ class Task(ABC):
             longest = self.tokens(most + 1) - 2
             raise UserError(
                 f"length {length} needs examples of size {size}, and task={self.name} with its options has "
-                f"none above {most}: name lengths up to {longest}, or raise task.symbols"
+                f"none above {most}: keep train.length and eval.lengths to {longest} at most, or raise "
+                "task.symbols"
             )
         return size
 
 
-def symbols(count: int) -> list[str]:
+def require_at_least(least: int, value: int, option: str) -> None:
+    """Raise `UserError` for an option of a task that is too small."""
+    require(value >= least, f"task.{option} must be at least {least}, not {value}")
+
+
+def symbol_texts(count: int) -> list[str]:
     """Return the texts of so many symbols: letters where they are enough, else numbers."""
     return [chr(ord("a") + place) for place in range(count)] if count <= 26 else [*map(str, range(count))]
 

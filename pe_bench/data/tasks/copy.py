@@ -11,32 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, END, SEPARATOR, Example, Task, symbols
-from pe_bench.errors import require
+from pe_bench.data.string_copy import StringCopy
 
 
 @dataclass(frozen=True)
-class Copy(Task):
+class Copy(StringCopy):
     """Copy of a string, symbols of which may repeat."""
 
     symbols: int = 26
 
-    def __post_init__(self) -> None:
-        require(self.symbols >= 2, f"task.symbols must be at least 2, not {self.symbols}")
-
-    @property
-    def symbols_and_signs(self) -> list[str]:
-        return [*symbols(self.symbols), BEGIN, SEPARATOR, END]
-
-    @property
-    def chance(self) -> float:
-        return 1 / (self.symbols + 1)
-
-    def tokens(self, size: int) -> int:
-        return 2 * size + 3
-
-    def example(self, rng: np.random.Generator, size: int) -> Example:
-        string = rng.integers(self.symbols, size=size)
-        begin, separator, end = self.ids(BEGIN, SEPARATOR, END)
-        tokens = np.array([begin, *string, separator, *string, end])
-        return Example(tokens, np.arange(len(tokens)) > size + 1)
+    def string(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        return rng.integers(self.symbols, size=size)

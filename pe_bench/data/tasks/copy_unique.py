@@ -12,36 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, END, SEPARATOR, Example, Task, symbols
-from pe_bench.errors import require
+from pe_bench.data.string_copy import StringCopy
 
 
 @dataclass(frozen=True)
-class CopyUnique(Task):
+class CopyUnique(StringCopy):
     """Copy of a string of different symbols."""
 
     symbols: int = 128
-
-    def __post_init__(self) -> None:
-        require(self.symbols >= 2, f"task.symbols must be at least 2, not {self.symbols}")
-
-    @property
-    def symbols_and_signs(self) -> list[str]:
-        return [*symbols(self.symbols), BEGIN, SEPARATOR, END]
-
-    @property
-    def chance(self) -> float:
-        return 1 / (self.symbols + 1)
 
     @property
     def most(self) -> int:
         return self.symbols
 
-    def tokens(self, size: int) -> int:
-        return 2 * size + 3
-
-    def example(self, rng: np.random.Generator, size: int) -> Example:
-        string = rng.permutation(self.symbols)[:size]
-        begin, separator, end = self.ids(BEGIN, SEPARATOR, END)
-        tokens = np.array([begin, *string, separator, *string, end])
-        return Example(tokens, np.arange(len(tokens)) > size + 1)
+    def string(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        return rng.permutation(self.symbols)[:size]

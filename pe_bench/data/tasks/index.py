@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, SEPARATOR, Example, Task, symbols
-from pe_bench.errors import require
+from pe_bench.data.task import BEGIN, SEPARATOR, Example, Task, require_at_least, symbol_texts
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,12 @@ class Index(Task):
     reach: int = 8
 
     def __post_init__(self) -> None:
-        require(self.symbols >= 2, f"task.symbols must be at least 2, not {self.symbols}")
-        require(self.reach >= 1, f"task.reach must be at least 1, not {self.reach}")
+        require_at_least(2, self.symbols, "symbols")
+        require_at_least(1, self.reach, "reach")
 
     @property
     def symbols_and_signs(self) -> list[str]:
-        return [*symbols(self.symbols), *(f"{offset:+}" for offset in self._offsets), BEGIN, SEPARATOR]
+        return [*symbol_texts(self.symbols), *(f"{offset:+}" for offset in self._offsets), BEGIN, SEPARATOR]
 
     @property
     def chance(self) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, Example, Task
+from pe_bench.data.task import BEGIN, Example, Task, require_at_least
 from pe_bench.errors import require
 
 BLANK = "_"
@@ -28,7 +28,7 @@ class MultiQueryRecall(Task):
     spread: int = 8
 
     def __post_init__(self) -> None:
-        require(self.symbols >= 2, f"task.symbols must be at least 2, not {self.symbols}")
+        require_at_least(2, self.symbols, "symbols")
         require(
             self.spread >= 4 and self.spread % 2 == 0,
             f"task.spread must be an even number of at least 4 (a pair, a query and its value), "

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, END, SEPARATOR, Example, Task, symbols
-from pe_bench.errors import require
+from pe_bench.data.task import BEGIN, END, SEPARATOR, Example, Task, require_at_least, symbol_texts
 
 BLANK = "_"
 
@@ -25,12 +24,12 @@ class SelectiveCopy(Task):
     blanks: int = 1
 
     def __post_init__(self) -> None:
-        require(self.symbols >= 2, f"task.symbols must be at least 2, not {self.symbols}")
-        require(self.blanks >= 0, f"task.blanks must not be negative, and is {self.blanks}")
+        require_at_least(2, self.symbols, "symbols")
+        require_at_least(0, self.blanks, "blanks")
 
     @property
     def symbols_and_signs(self) -> list[str]:
-        return [*symbols(self.symbols), BLANK, BEGIN, SEPARATOR, END]
+        return [*symbol_texts(self.symbols), BLANK, BEGIN, SEPARATOR, END]
 
     @property
     def chance(self) -> float:
