@@ -11,6 +11,7 @@
 # GPU_TEXT=FOLDER is the study's text, better 100 MB or more. GPU_TOY=1 does all parts at a toy size on a CPU.
 set -uo pipefail
 results=$(realpath -m "${GPU_RESULTS:-results/gpu}")
+text=${GPU_TEXT:+$(realpath -m "$GPU_TEXT")}
 cd "$(dirname "$0")/.."
 python=$(command -v .venv/bin/python || command -v python3)
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
@@ -31,7 +32,7 @@ else
 fi
 training+=(--output "$results/training.csv")
 scoring+=(--output "$results/scoring.csv")
-study+=(--results-dir "$results/study" ${GPU_TEXT:+--text "$GPU_TEXT"})
+study+=(--results-dir "$results/study" ${text:+--text "$text"})
 
 do_part() { # name, minutes
     local -n arguments=$1
@@ -51,6 +52,7 @@ declare -A minutes=([correctness]=8 [training]=4 [scoring]=6 [study]=22)
 for part in "$@"; do
     [ "${minutes[$part]:-}" ] || { echo "gpu.sh: no part $part: correctness, training, scoring, study" >&2; exit 2; }
 done
+[ -z "$text" ] || [ -d "$text" ] || { echo "gpu.sh: GPU_TEXT=$GPU_TEXT is not a folder: name one with texts" >&2; exit 2; }
 mkdir -p "$results"
 failed=0
 for part in correctness training scoring study; do

@@ -204,6 +204,12 @@ def _check(study: Study) -> None:
     """Raise `UserError` for claims that the study's runs cannot answer."""
     sweeps = {sweep.name for sweep in study.sweeps}
     require(len(sweeps) == len(study.sweeps), f"{study.path}: two sweeps have one name")
+    longest = max(study.times)
+    for time in (time for step in study.scorings for time in step.times):
+        message = (
+            f"scorings.times has {time:g}, and times ends at {longest:g}: longer ones have other targets"
+        )
+        require(time <= longest, f"{study.path}: {message}, so add it to times")
     scored = {("paired", time) for time in study.times}
     scored |= {(step.protocol, time) for step in study.scorings for time in step.times}
     for claim in study.claims:

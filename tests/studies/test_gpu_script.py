@@ -9,8 +9,14 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
 
 
-def gpu(results: Path, *parts: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "GPU_TOY": "1", "GPU_RESULTS": str(results), "OMP_NUM_THREADS": "1"}
+def gpu(results: Path, *parts: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "GPU_TOY": "1",
+        "GPU_RESULTS": str(results),
+        "OMP_NUM_THREADS": "1",
+        "GPU_TEXT": text,
+    }
     return subprocess.run([SCRIPT, *parts], capture_output=True, text=True, env=env, check=False)
 
 
@@ -24,6 +30,12 @@ def test_paths_are_held_against_float64_and_the_part_is_done(tmp_path: Path) -> 
 def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     done = gpu(tmp_path / "none", "trainig")
     assert done.returncode == 2 and "no part trainig" in done.stderr and not (tmp_path / "none").exists()
+
+
+def test_a_text_that_is_not_there_is_named_before_the_first_part(tmp_path: Path) -> None:
+    done = gpu(tmp_path / "none", text="nowhere")
+    assert done.returncode == 2 and "GPU_TEXT=nowhere is not a folder" in done.stderr
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.full

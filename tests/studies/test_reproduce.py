@@ -169,6 +169,7 @@ def test_a_mistake_is_one_line_before_anything_is_written(
         (("kind: holds", "kind: hold"), "claims.kind must be"),
         (("than: nope, ", ""), "the claim 'order' of rope needs 'than'"),
         (("at: 4", "at: 3"), "3 is not among the times"),
+        (("times: [2], scored", "times: [8], scored"), "scorings.times has 8, and times ends at 4"),
         (("holds, of: rope, at: 4", "early_tokens, of: rope, at: 2"), "times that are scored (sliding)"),
         (
             ("at: 4, source", "at: 4, protocol: nonoverlapping, source"),
