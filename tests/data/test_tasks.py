@@ -1,8 +1,6 @@
 """Each task: its answers are right by an independent oracle, and its examples are what they claim to be."""
 
 import hashlib
-from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from pe_bench.data.task_windows import TaskWindows
 from pe_bench.errors import UserError
 from pe_bench.scoring.task_plans import task_plan
 from tests.support.configurations import choices
+from tests.support.task_oracles import ORACLES
 
 TASKS = choices("task")
 every_task = pytest.mark.parametrize("name", TASKS)
@@ -29,48 +28,6 @@ def shipped(name: str) -> Task:
 def texts(task: Task, size: int, seed: int) -> tuple[list[str], list[bool]]:
     tokens, is_answer, _ = task.example(np.random.default_rng(seed), size)
     return [task.vocabulary[token] for token in tokens], is_answer.tolist()
-
-
-# Oracles: they read the texts before an answer, and return what it has to be.
-
-
-def majority(before: list[str]) -> str:
-    return max("01", key=before.count)
-
-
-def copied(before: list[str]) -> str:
-    string, said = " ".join(before[1:]).split(" <sep>")
-    place = len(said.split())
-    return [*string.split(), "<end>"][place]
-
-
-def selected(before: list[str]) -> str:
-    return copied([text for text in before if text != "_"])
-
-
-def recalled(before: list[str]) -> str:
-    return before[before.index(before[-1]) + 1]
-
-
-def read(before: list[str]) -> str:
-    written = [bit for instruction, bit in pairwise(before) if instruction == "w"]
-    return written[-1]
-
-
-def indexed(before: list[str]) -> str:
-    *string, _, symbol, offset = before[1:]
-    return string[string.index(symbol) + int(offset)]
-
-
-ORACLES: dict[str, Callable[[list[str]], str]] = {
-    "majority": majority,
-    "copy": copied,
-    "copy_unique": copied,
-    "selective_copy": selected,
-    "mqar": recalled,
-    "flip_flop": read,
-    "index": indexed,
-}
 
 
 @every_task
