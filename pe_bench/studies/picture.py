@@ -42,7 +42,11 @@ def draw_study(study: Study, found: Measurements, results_dir: Path, path: Path)
         longer = [length for length in lengths if length > found.length]
         save_picture(lambda: _draw(study, points, longer), path)
         return
-    where = (Condition("target_hash", "=", tuple(sorted({row.target_hash for row in rows}))),)
+    # Other studies may have scored the same runs at other lengths and under other encodings.
+    where = tuple(
+        Condition(column, "=", tuple(sorted({str(getattr(row, column)) for row in rows})))
+        for column in ("target_hash", "length", "scored_with")
+    )
     runs = sorted({row.run for row in rows})
     plot_tables(build_tables(results_dir, runs, selection=Selection(where=where)), path)
 
