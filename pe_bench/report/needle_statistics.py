@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from pe_bench.report.statistics import CONFIDENCE, Interval, paired_interval
+from pe_bench.report.statistics import CONFIDENCE, MARGIN, Interval, paired_interval
 
 Finding = Literal["finds", "partly", "chance", "unclear"]
 
@@ -44,15 +44,16 @@ def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: fl
 
         finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
         chance    surely less than 5 % of the answers are right by the span: no more than by the language, or
-                  by guessing
+                  by guessing; or the span surely saves less than MARGIN, 0.01 bits per byte
         partly    surely some are
         unclear   anything else
 
     Without the span its answer is the only one of the eight that the window does not hold. A model that
-    prefers whatever the window holds is therefore right more often with it, and still only guesses.
+    prefers whatever the window holds is therefore right more often with it, and still only guesses. Where
+    the span changes no score, as past a window of attention, all lifts are zero: their interval is wide.
     """
     if accuracy.low >= FINDS and gain.low > 0:
         return "finds"
-    if lift.high < NO_LIFT or accuracy.high < chance + NO_LIFT:
+    if lift.high < NO_LIFT or accuracy.high < chance + NO_LIFT or gain.high < MARGIN:
         return "chance"
     return "partly" if lift.low > 0 and accuracy.low > chance else "unclear"

@@ -12,7 +12,7 @@ from rich.text import Text
 from pe_bench.report.needle_statistics import FINDS, NO_LIFT
 from pe_bench.report.short import setting_title
 from pe_bench.report.short_text import WIDTH
-from pe_bench.report.statistics import Interval
+from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.report.tables.probes import Found, ProbeLine, ProbeTable
 from pe_bench.report.text import print_captured, print_lines
 from pe_bench.report.verdict_styles import STYLES
@@ -57,7 +57,8 @@ def legend_of(table: ProbeTable) -> list[str]:
         f"accuracy: they are the likeliest of eight endings of spans in the window; chance: {chance}; "
         "without: the accuracy where the span is replaced, by the language alone",
         f"finds: surely {100 * FINDS:g} % are right; partly: surely more than without and by guessing; "
-        f"chance: surely less than {100 * NO_LIFT:g} points more than without or by guessing",
+        f"chance: surely less than {100 * NO_LIFT:g} points more than without or by guessing, or a gain "
+        f"surely below {MARGIN:g}",
         *table.notes,
     ]
 

@@ -25,6 +25,8 @@ def interval(low: float, high: float) -> Interval:
         ((0.5, 0.6), (0.10, 0.15), (-0.20, -0.02), "chance"),
         ((0.5, 0.6), (0.10, 0.15), (0.08, 0.12), "chance"),  # more than without the span, and a guess
         ((0.5, 0.6), (0.10, 0.30), (0.08, 0.12), "unclear"),
+        ((-0.001, 0.009), (0.10, 0.30), (-0.06, 0.06), "chance"),  # the span changes no score
+        ((-0.001, 0.011), (0.10, 0.30), (-0.06, 0.06), "unclear"),
     ],
 )
 def test_the_verdict_follows_from_three_intervals(

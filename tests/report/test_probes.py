@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from support.needles import AtTheEnd, Copying, Remembering, probe_data, scored_probe
+from support.needles import AtTheEnd, Copying, Ignorant, Remembering, probe_data, scored_probe
 from support.results import add_run
 from support.scoring import trained_model
 
@@ -120,6 +120,13 @@ def test_a_model_that_only_prefers_the_tokens_of_the_window_does_not_find_spans(
     assert isinstance(found, Found)
     assert found.gain.low > 0 and found.lift.low > 0, "the span makes its tokens likelier"
     assert found.verdict in ("chance", "unclear")
+
+
+def test_a_model_whose_scores_the_span_does_not_change_is_at_chance(tmp_path: Path) -> None:
+    rows = probed(tmp_path, "ignorant", Ignorant(), 0, Probe((128,), 2, 40))
+    [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
+    found = table.lines[0].whole[128]
+    assert isinstance(found, Found) and found.gain.high == 0 and found.verdict == "chance"
 
 
 def test_the_row_over_all_depths_is_the_mean_of_those_of_the_depths(results: Path) -> None:
