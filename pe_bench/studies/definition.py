@@ -4,6 +4,7 @@ The files lie with all other YAML, in configs/study: so they are installed with 
 folder (--config-dir) can have more. They are no group of Hydra, because a study has no keys of one run.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -202,8 +203,8 @@ def _is_read(kind: Any) -> bool:
 
 def _check(study: Study) -> None:
     """Raise `UserError` for claims that the study's runs cannot answer."""
-    sweeps = {sweep.name for sweep in study.sweeps}
-    require(len(sweeps) == len(study.sweeps), f"{study.path}: two sweeps have one name")
+    names = [sweep.name for sweep in study.sweeps]
+    require(len({*names}) == len(names), f"{study.path}: two sweeps have one name")
     longest = max(study.times)
     for time in (time for step in study.scorings for time in step.times):
         message = (
@@ -214,9 +215,7 @@ def _check(study: Study) -> None:
     scored |= {(step.protocol, time) for step in study.scorings for time in step.times}
     for claim in study.claims:
         what = f"{study.path}: the claim '{claim.kind}' of {claim.of}"
-        compares = bool(claim.than or claim.than_sweep)
-        require(compares is (claim.kind in get_args(Comparing)), f"{what} needs 'than', or has one too many")
-        require({claim.sweep, claim.than_sweep or claim.sweep} <= sweeps, f"{what}: name one of the sweeps")
+        _check_encodings(study, claim, what)
         for protocol in ("nonoverlapping", "sliding") if claim.kind == "early_tokens" else (claim.protocol,):
             is_scored = (protocol, claim.at) in scored
             require(is_scored, f"{what}: {claim.at:g} is not among the times that are scored ({protocol})")
@@ -227,3 +226,21 @@ def _check(study: Study) -> None:
         at = study.ranking.at
         require(at in study.times, f"{study.path}: ranking.at={at:g} is not among the times that are scored")
         require(not few, f"{study.path}: a ranking needs {MIN_RANKED} encodings: fewer prove no order")
+
+
+def _check_encodings(study: Study, claim: Claim, what: str) -> None:
+    """Raise `UserError` for encodings that the sweeps do not train, or not on what the claim is about."""
+    is_one, second = claim.kind not in get_args(Comparing), claim.than or claim.than_sweep
+    require(bool(second) or is_one, f"{what} compares two encodings: add 'than' or 'than_sweep'")
+    require(not (is_one and second), f"{what} is about one encoding: remove '{second}'")
+    sweep_of, of_tasks = {sweep.name: sweep for sweep in study.sweeps}, get_args(OfTask)
+    for label, name in ((claim.of, claim.sweep), (claim.than or claim.of, claim.than_sweep or claim.sweep)):
+        sweep = sweep_of.get(name)
+        if sweep is None:
+            raise UserError(f"{what}: there is no sweep '{name}', but {', '.join(map(repr, sweep_of))}")
+        trained = re.split("[ +@]", label)[0]
+        known = ", ".join(sweep.encodings)
+        require(trained in sweep.encodings, f"{what}: its sweep trains {known}, not {trained}")
+        fits = claim.kind == "order" or (claim.kind in of_tasks) is bool(sweep.task)
+        kinds = " and ".join(of_tasks)
+        require(fits, f"{what}: {kinds} are claims of a task, with order alone, and not of text")

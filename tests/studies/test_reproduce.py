@@ -38,7 +38,7 @@ scorings:
   - {times: [2], scored_with: [rope_pi factor=2]}
 claims:
   - {kind: holds, of: rope, at: 4, source: nobody}
-  - {kind: order, of: rope, than: nope, at: 2, source: table 1}
+  - {kind: order, of: rope, than: rope -> rope_pi factor=2.0, at: 2, source: table 1}
 """
 
 
@@ -65,7 +65,7 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     first = reproduce()
     assert first.code == 0, first.err
     assert "unclear       rope holds up to 64" in first.out
-    assert "rope is better than nope at 32\n" in first.out
+    assert "rope is better than rope -> rope_pi factor=2.0 at 32\n" in first.out
     assert "not learned at the training length (paper: table 1)" in first.out
     assert "2 claims: 0 contradicted, 0 holds, 2 unclear" in first.out
     assert "toy.csv has nothing of this size and text" in first.out
@@ -167,7 +167,15 @@ def test_a_mistake_is_one_line_before_anything_is_written(
     [
         (("minutes: 1", "minutes: soon"), "study.minutes must be a whole number, not 'soon'"),
         (("kind: holds", "kind: hold"), "claims.kind must be"),
-        (("than: nope, ", ""), "the claim 'order' of rope needs 'than'"),
+        (("than: rope -> rope_pi factor=2.0, ", ""), "'order' of rope compares two encodings: add 'than'"),
+        (("kind: order", "kind: breaks"), "'breaks' of rope is about one encoding: remove 'rope -> rope_pi"),
+        (("of: rope, at: 4", "of: roep, at: 4"), "its sweep trains rope, nope, not roep"),
+        (("at: 4, source", "at: 4, sweep: long, source"), "there is no sweep 'long', but ''"),
+        (("kind: holds", "kind: solves"), "solves and misses are claims of a task"),
+        (
+            ("- encodings", "- task: copy\n    encodings"),
+            "'holds' of rope: solves and misses are claims of a task, with order alone",
+        ),
         (("at: 4", "at: 3"), "3 is not among the times"),
         (("times: [2], scored", "times: [8], scored"), "scorings.times has 8, and times ends at 4"),
         (("holds, of: rope, at: 4", "early_tokens, of: rope, at: 2"), "times that are scored (sliding)"),
