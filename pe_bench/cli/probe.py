@@ -30,39 +30,43 @@ pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096
 pe-bench probe hf:FOLDER --task niah_multikey_3,vt,fwe --lengths 4096"""
 
 
+Everything = Annotated[bool, typer.Option("--all", help="Probe every finished run, not only the last.")]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N",
+        help="Window lengths in tokens, from 128.  [default: 1, 2, 4 and 16 x training length]",
+    ),
+]
+Depths = Annotated[
+    int | None,
+    typer.Option(help="Evenly spaced places of the span, from start to end.  [default: 5]", **Count),
+]
+Windows = Annotated[
+    int | None,
+    typer.Option(help="Windows at each length and depth; fewer are part of more.  [default: 64]", **Count),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME",
+        help="Prompts of RULER for a checkpoint, instead: niah_multikey_3, vt or fwe.",
+    ),
+]
+Plot = Annotated[
+    Path | None, typer.Option(help="Draw a heat map by length and depth to a PNG, SVG or PDF file.")
+]
+
+
 def probe(
     runs: Runs = None,
     where: Where = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Probe every finished run, not only the last.")
-    ] = False,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N",
-            help="Window lengths in tokens, from 128.  [default: 1, 2, 4 and 16 x training length]",
-        ),
-    ] = None,
-    depths: Annotated[
-        int | None,
-        typer.Option(help="Evenly spaced places of the span, from start to end.  [default: 5]", **Count),
-    ] = None,
-    windows: Annotated[
-        int | None,
-        typer.Option(
-            help="Windows at each length and depth; fewer are part of more.  [default: 64]", **Count
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME",
-            help="Prompts of RULER for a checkpoint, instead: niah_multikey_3, vt or fwe.",
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw a heat map by length and depth to a PNG, SVG or PDF file.")
-    ] = None,
+    everything: Everything = False,
+    lengths: Lengths = None,
+    depths: Depths = None,
+    windows: Windows = None,
+    task: Prompts = None,
+    plot: Plot = None,
     precision: Precision = None,
     device: Device = None,
     threads: Threads = None,

@@ -1,4 +1,4 @@
-"""What tasks that copy a string have in common: all but how the string is drawn."""
+"""The common part of tasks that copy a string: all but how the string is drawn."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

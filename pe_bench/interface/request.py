@@ -1,4 +1,4 @@
-"""What a caller of `evaluate`, of `probe` or of a command of that name asks for."""
+"""The request of a caller of `evaluate`, of `probe` or of a command of that name."""
 
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a table's levels are: bits per byte of text, or the share of a task's examples that are right."""
+"""The quantity of a table's levels: bits per byte of text, or the share of examples that are right."""
 
 from dataclasses import dataclass
 

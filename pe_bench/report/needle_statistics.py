@@ -1,4 +1,4 @@
-"""What is known of how often spans are found: intervals of shares, and the verdict on them."""
+"""Statistics of a probe: intervals of shares of answers, and the verdict on whether spans are found."""
 
 from dataclasses import replace
 from typing import Literal

@@ -181,6 +181,12 @@ def test_a_length_without_a_number_says_why(results: Path) -> None:
     assert "missing" in probes_to_csv([table])
 
 
+def test_a_length_that_only_some_runs_of_a_line_have_says_how_many(results: Path) -> None:
+    probed(results, "copier", Copying(), 2, Probe((128,), 2, 40))
+    table = only_table(results)
+    assert table.notes == ("not all runs have a number: copier at 160 (2 of 3)",)
+
+
 def test_of_several_sets_of_windows_the_one_of_most_runs_is_shown(results: Path) -> None:
     probed(results, "copier", Copying(), 0, Probe((128, 160), 2, 12))
     table = only_table(results)

@@ -287,10 +287,14 @@ def _judged(pairs: Sequence[Pair], windows: int, chance: float) -> Found:
 
 
 def _notes(lines: Sequence[ProbeLine]) -> list[str]:
-    """Return a line for each reason why a number is missing, with all that lack it."""
+    """Return a line for each reason why numbers are missing, and one on lines that lack some runs."""
     lacking: dict[str, list[str]] = {}
+    fewer = []
     for line in lines:
         for length, found in line.whole.items():
             if isinstance(found, str):
                 lacking.setdefault(found, []).append(f"{line.label} at {length}")
-    return [f"no number for {', '.join(places)}: {reason}" for reason, places in lacking.items()]
+            elif found.gain.seeds < line.seeds:
+                fewer.append(f"{line.label} at {length} ({found.gain.seeds} of {line.seeds})")
+    notes = [f"no number for {', '.join(places)}: {reason}" for reason, places in lacking.items()]
+    return [*notes, *([f"not all runs have a number: {', '.join(fewer)}"] if fewer else [])]
