@@ -4,11 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from support.commands import Command
+
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.runs.identity import identity, run_name
+from pe_bench.studies.definition import read_study
+from pe_bench.studies.variant import Variant
 
 MODEL = """[model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
   train.warmup_steps=2, train.validation_tokens=64, eval.targets=6, eval.controls=none]"""
@@ -84,62 +90,61 @@ def trainings(results: str) -> list[str]:
     return sorted(line.split(":")[0] for log in logs for line in log.splitlines() if ": trained in" in line)
 
 
-def test_two_studies_train_what_they_share_once_and_their_order_changes_nothing(
-    reproduce: Callable[[str, str], str],
-) -> None:
-    first, second = reproduce("first", "one"), reproduce("second", "one")
-    assert reproduce("second", "two") == second
-    assert reproduce("first", "two") == first
-    names = [path.name for path in sorted(Path("one/runs").iterdir())]
-    assert [name.split("-")[0] for name in names] == ["nope", "rope", "rope"]
-    assert trainings("one") == trainings("two") == names
-    assert "not scored" not in first + second and reproduce("first", "one") == first
-
-
-def test_runs_of_a_plain_train_with_other_scores_are_taken_as_they_are(
-    command: Command, reproduce: Callable[[str, str], str], own: Path
-) -> None:
-    data = ["data=files", f"data.path={own.parent / 'corpus'}"]
-    plain = [*PLAIN, "eval.lengths=[16,24]", "eval.max_length=24", "eval.targets=4"]
-    trained = command("train", *plain, *data, "encoding=rope", "results_dir=mixed", "threads=1")
-    assert trained.code == 0, trained.err
-    [name] = [path.name for path in Path("mixed/runs").iterdir()]
-    assert reproduce("first", "mixed") == reproduce("first", "fresh")
-    assert name not in trainings("mixed") and len(trainings("mixed")) == 1
-
-
-def test_two_studies_at_the_same_time_wait_for_each_other_and_train_nothing_twice(own: Path) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "pe_bench", *arguments(own, name, "both")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for name in ("first", "second")
-    ]
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        assert "not scored" not in out
-    assert trainings("both") == sorted(path.name for path in Path("both/runs").iterdir())
-
-
-def test_a_run_that_another_process_works_on_is_waited_for_before_it_is_scored(
+def test_studies_take_the_runs_that_are_there_and_say_the_same_in_any_order(
     reproduce: Callable[[str, str], str], command: Command, own: Path
 ) -> None:
-    first = reproduce("first", "held")
-    path = Path("held/studies/first-files.json")
+    plain = [*PLAIN, "eval.lengths=[16,24]", "eval.max_length=24", "eval.targets=4", "data=files"]
+    plain += [f"data.path={own.parent / 'corpus'}", "results_dir=mixed", "threads=1"]
+    trained = command("train", *plain, "encoding=rope")
+    assert trained.code == 0, trained.err
+    [rope] = [path.name for path in Path("mixed/runs").iterdir()]
+
+    first, second = reproduce("first", "mixed"), reproduce("second", "mixed")
+    assert "not scored" not in first + second
+    assert (reproduce("second", "fresh"), reproduce("first", "fresh")) == (second, first)
+    names = [path.name for path in sorted(Path("fresh/runs").iterdir())]
+    assert [name.split("-")[0] for name in names] == ["nope", "rope", "rope"] and rope in names
+    assert trainings("fresh") == names
+    assert trainings("mixed") == [name for name in names if name != rope]
+    _check_waiting(command, own, Path("fresh/runs", rope), first)
+
+
+@pytest.mark.parametrize("name", ["alibi", "kerple", "nope_same_targets", "scalings", "windowed"])
+def test_the_shipped_studies_share_the_runs_of_a_plain_train(name: str) -> None:
+    def named(overrides: Sequence[str]) -> str:
+        config = parse_config(compose(overrides))
+        return run_name(config, identity(config, "data", "float32", []))
+
+    study = read_study(name)
+    [sweep] = study.sweeps
+    assert named(Variant(study).overrides_of_one(sweep)) == named([f"encoding={sweep.encodings[0]}"])
+
+
+def _check_waiting(command: Command, own: Path, run: Path, printed: str) -> None:
+    """Check that a run that another process works on is waited for before it is scored."""
+    path = Path("fresh/studies/first-files.json")
     steps = {key: step for key, step in json.loads(path.read_text()).items() if " | " not in key}
     assert len(steps) == 1
     path.write_text(json.dumps(steps))
-    run = next(iter(Path("held/runs").iterdir()))
     lock = f"filelock.FileLock({str(run / 'lock')!r})"
     holding = f"import filelock, time\nwith {lock}: print(flush=True); time.sleep(3)"
     with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline()
-        outcome = command(*arguments(own, "first", "held"))
-    assert outcome.code == 0 and outcome.out == first
+        outcome = command(*arguments(own, "first", "fresh"))
+    assert outcome.code == 0 and outcome.out == printed
     assert f"waits for another process that is working on {run}" in outcome.err
+
+
+@pytest.mark.full
+def test_two_studies_at_the_same_time_wait_for_each_other_and_train_nothing_twice(own: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pe_bench"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
+    processes = [
+        subprocess.Popen([*command, *arguments(own, name, "both")], **pipes) for name in ("first", "second")
+    ]
+    for process in processes:
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        assert "not scored" not in out
+    assert trainings("both") == sorted(path.name for path in Path("both/runs").iterdir())
