@@ -93,10 +93,15 @@ class Clusters:
     @cached_property
     def cluster(self) -> np.ndarray:
         """Return the place of each target's segment among `names`, int64 [targets]."""
-        place = np.empty(len(self.group), np.int64)  # of a target among those of its document
+        return self.group * self.segments + self.place * self.segments // self.counts[self.group]
+
+    @cached_property
+    def place(self) -> np.ndarray:
+        """Return the place of each target among those of its document, int64 [targets]."""
+        place = np.empty(len(self.group), np.int64)
         order = np.argsort(self.group, kind="stable")
         place[order] = np.concatenate([np.arange(count) for count in self.counts])
-        return self.group * self.segments + place * self.segments // self.counts[self.group]
+        return place
 
     @cached_property
     def names(self) -> np.ndarray:

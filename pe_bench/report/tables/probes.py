@@ -258,15 +258,10 @@ def _in_text_order(parts: Sequence[Scores]) -> np.ndarray:
     Documents are cut into stretches where there are few of them, and what a depth costs must not look like a
     difference between stretches.
     """
-    places = []
-    for part in parts:
-        clusters = part.clusters
-        place = np.empty(len(part.document), np.int64)  # of a target among those of its document
-        place[np.argsort(clusters.group, kind="stable")] = np.concatenate(
-            [np.arange(count) for count in clusters.counts]
-        )
-        places.append(place // ANSWER * ANSWER / clusters.counts[clusters.group])
-    return np.lexsort((np.concatenate(places), np.concatenate([part.document for part in parts])))
+    shares = []  # of its document that lies before each window
+    for clusters in (part.clusters for part in parts):
+        shares.append(clusters.place // ANSWER * ANSWER / clusters.counts[clusters.group])
+    return np.lexsort((np.concatenate(shares), np.concatenate([part.document for part in parts])))
 
 
 def _judged(pairs: Sequence[Pair], windows: int, chance: float) -> Found:
