@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from pe_bench.report.statistics import Interval, breaks_at, holds_up_to, judge_gain_over_control
 from pe_bench.report.tables.differences import Paired
+from pe_bench.report.tables.lines import Unlearned
 from pe_bench.runs.rows import TASK
 from pe_bench.studies.definition import Claim, Kind
 from pe_bench.studies.measurements import NOTHING, Measurements, Series
@@ -18,7 +19,11 @@ from pe_bench.studies.measurements import NOTHING, Measurements, Series
 Outcome = Literal["contradicted", "holds", "unclear"]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 
-UNLEARNED = "not learned at the training length"
+UNLEARNED: dict[Unlearned, str] = {
+    "frequencies": "not learned: at the training length no better than token frequencies",
+    "trigram": "not learned yet: at the training length worse than a trigram",
+    "task": "not learned: the task is not solved at the training length",
+}
 UNDECIDED = "no length where one surely breaks and the other surely holds"
 UNSOLVED = "no encoding solves it at the training length: the training may be too short"
 BROKEN = ("degrades", "fails")
@@ -54,12 +59,18 @@ Judge = Callable[[Claim, Measurements, int], Finding]
 def judge_claim(claim: Claim, found: Measurements) -> Judged:
     """Return what our runs say of a claim; unclear where they do not have its scores."""
     length = round(claim.at * found.length)
-    is_beyond = length > found.length or claim.kind == "breaks_first"
-    if is_beyond and not all(map(found.has_learned, {_first(claim), _second(claim)})):
-        return Judged(claim, length, "unclear", None, length, UNLEARNED)
+    if claim.protocol != TASK or length > found.length:  # of a task, its learning may be the claim
+        for series in dict.fromkeys((_first(claim), _second(claim))):
+            if reason := found.unlearned(series):
+                missing = f"{name_of(*series)} has {UNLEARNED[reason]}"
+                return Judged(claim, length, "unclear", None, length, missing)
     finding = _JUDGES[claim.kind](claim, found, length)
     measured = finding.measured
     return Judged(claim, length, finding.outcome, measured.interval, finding.length, measured.missing)
+
+
+def name_of(label: str, sweep: str) -> str:
+    return f"{label} ({sweep})" if sweep else label
 
 
 def _first(claim: Claim) -> Series:

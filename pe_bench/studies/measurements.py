@@ -18,6 +18,7 @@ from pe_bench.report.tables.differences import (
     pairs_by_run,
     pairs_by_seed,
 )
+from pe_bench.report.tables.lines import Unlearned
 from pe_bench.report.tables.task_cells import make_task_cell
 from pe_bench.report.task_statistics import TaskVerdict, judge_answers
 from pe_bench.runs.anchors import read_anchors
@@ -85,10 +86,10 @@ class Measurements:
         own = [row for row in rows if label_of(row) == series.label and has_number(row)]
         return sorted({row.length for row in own if (row.protocol, row.control) == (protocol, "none")})
 
-    def has_learned(self, series: Series) -> bool:
-        """Return whether its models have learned at their training length: others hold by knowing nothing.
+    def unlearned(self, series: Series) -> Unlearned:
+        """Return what its models have not learned to beat at their training length; empty where they have.
 
-        They are better than token frequencies, or solve their task.
+        A model that knows nothing holds, and breaks after all others.
         """
         rows = self._rows.get(series.sweep, [])
         runs = {row.run for row in rows if label_of(row) == series.label}
@@ -100,7 +101,7 @@ class Measurements:
             and row.protocol in ("paired", TASK)
             and row.control == "none"
         ]
-        return unlearned(own, self._anchors, self._files) not in ("frequencies", "task")
+        return unlearned(own, self._anchors, self._files)
 
     def change(self, series: Series, length: int, protocol: str) -> Paired:
         """Return the change from the training length, where runs are scored as they were trained."""

@@ -22,6 +22,7 @@ from pe_bench.studies.definition import Study
 from pe_bench.studies.measurements import Measurements, Series
 
 PANEL_WIDTH, PANEL_HEIGHT = 6.0, 3.2  # inches
+NO_VERDICT = ("frequencies", "task")  # a model that is worse than a trigram has one
 NOTE = "hollow: does not surely break up to the longest length; none: no better than token frequencies"
 
 
@@ -57,7 +58,7 @@ def break_points(study: Study, found: Measurements) -> dict[str, list[Break]]:
     for sweep in study.sweeps:
         for name in sweep.encodings:
             series = Series(name, sweep.name)
-            verdicts = found.verdicts(series, "paired") if found.has_learned(series) else {}
+            verdicts = {} if found.unlearned(series) in NO_VERDICT else found.verdicts(series, "paired")
             tokens = {row.train_tokens for row in found.rows[sweep.name]}
             if verdicts and len(tokens) == 1:
                 length = breaks_at(verdicts)

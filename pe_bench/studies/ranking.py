@@ -32,7 +32,7 @@ def agreement(ranking: Ranking, found: Measurements) -> Agreement | None:
 
     length = round(ranking.at * found.length)
     ours = {name: found.by_seed(Series(name), length, ranking.measure) for name in ranking.numbers}
-    ours = {name: numbers for name, numbers in ours.items() if numbers and found.has_learned(Series(name))}
+    ours = {name: numbers for name, numbers in ours.items() if numbers and not found.unlearned(Series(name))}
     if len(ours) < MIN_RANKED:
         return None
     seeds = sorted(set.intersection(*(set(numbers) for numbers in ours.values())))

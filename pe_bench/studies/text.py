@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from pe_bench.report.statistics import Interval
-from pe_bench.studies.claims import Judged, Outcome
+from pe_bench.studies.claims import Judged, Outcome, name_of
 from pe_bench.studies.definition import Claim
 from pe_bench.studies.outcomes import Outcomes
 from pe_bench.studies.ranking import Agreement
@@ -72,7 +72,10 @@ def _claims(judged: Sequence[Judged]) -> Iterator[str]:
 def sentence_of(judged: Judged) -> str:
     """Return a claim as a sentence."""
     claim, length = judged.claim, f"{judged.length:,}"
-    name, other = _name(claim.of, claim.sweep), _name(claim.than or claim.of, claim.than_sweep or claim.sweep)
+    name, other = (
+        name_of(claim.of, claim.sweep),
+        name_of(claim.than or claim.of, claim.than_sweep or claim.sweep),
+    )
     sentence = {
         "order": _order_sentence(claim, name, other, length),
         "falls": f"{name} is better at {length} than at its training length",
@@ -93,10 +96,6 @@ def _order_sentence(claim: Claim, name: str, other: str, length: str) -> str:
     if claim.measure == "level":
         return f"{name} is better than {other} at {length}"
     return f"{name} loses less than {other} from its training length to {length}"
-
-
-def _name(label: str, sweep: str) -> str:
-    return f"{label} ({sweep})" if sweep else label
 
 
 def _evidence(judged: Judged) -> str:
@@ -153,7 +152,7 @@ def _cell(cell: Difference) -> str:
     ours, table = cell.ours, cell.table
     control = f", control {table.control}" if table.control != "none" else ""
     return (
-        f"{_name(table.encoding, table.sweep)} at {table.length:,} ({table.protocol}{control}): "
+        f"{name_of(table.encoding, table.sweep)} at {table.length:,} ({table.protocol}{control}): "
         f"{ours.level:.3f} here, {table.level:.3f} in the table, "
         f"may differ by {cell.tolerance:.3f}"
     )

@@ -229,6 +229,23 @@ def test_a_task_is_solved_or_missed_by_the_share_of_right_examples(
     assert judged(task, kind, of, at, protocol="task").outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [("trigram", "worse than a trigram"), ("frequencies", "no better than token frequencies")],
+)
+def test_no_claim_is_judged_by_a_model_that_has_not_learned(
+    found: Measurements, monkeypatch: pytest.MonkeyPatch, reason: str, said: str
+) -> None:
+    monkeypatch.setattr(found, "unlearned", lambda series: reason if series.label == "flat" else "")
+    for kind, others in (("holds", {}), ("order", {"than": "late"}), ("breaks_first", {"than": "late"})):
+        for at in (1, 2):
+            claim = judged(found, kind, "flat", at, **others)
+            assert (claim.outcome, claim.interval) == ("unclear", None)
+            assert claim.missing.startswith("flat has not learned") and said in claim.missing
+    assert judged(found, "order", "failing", than="flat").outcome == "unclear"
+    assert judged(found, "order", "late", than="failing").outcome == "holds"
+
+
 def test_a_task_that_nobody_solves_shows_no_miss_at_the_training_length(tmp_path: Path) -> None:
     shares = {"rope": 0.5, "nope": 0.2}
     runs = [
@@ -288,7 +305,7 @@ def test_tau_is_the_mean_over_seeds_with_an_interval_within_minus_1_and_1(ordere
 
 def test_what_has_not_learned_is_not_ranked(ordered: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
     assert agreement(ranking("a", "b", "c", "d"), ordered) is not None
-    monkeypatch.setattr(ordered, "has_learned", lambda series: series.label != "a")
+    monkeypatch.setattr(ordered, "unlearned", lambda series: "trigram" if series.label == "a" else "")
     assert agreement(ranking("a", "b", "c", "d"), ordered) is None
 
 

@@ -66,7 +66,7 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     assert first.code == 0, first.err
     assert "unclear       rope holds up to 64" in first.out
     assert "rope is better than rope -> rope_pi factor=2.0 at 32\n" in first.out
-    assert "not learned at the training length (paper: table 1)" in first.out
+    assert "rope has not learned: at the training length no better than token frequencies" in first.out
     assert "2 claims: 0 contradicted, 0 holds, 2 unclear" in first.out
     assert "toy.csv has nothing of this size and text" in first.out
     assert max(map(len, first.out.splitlines())) <= 100
