@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from pe_bench.report.statistics import Interval
 from pe_bench.studies.claims import Judged, Outcome, name_of
-from pe_bench.studies.definition import Claim
+from pe_bench.studies.definition import MIN_RANKED, Claim
 from pe_bench.studies.outcomes import Outcomes
 from pe_bench.studies.ranking import Agreement
 from pe_bench.studies.table import TOLERANCE, Difference, Incomparable
@@ -36,6 +36,8 @@ def render(outcomes: Outcomes, width: int) -> str:
     lines = [*_heading(outcomes.variant), "", *_claims(outcomes.judged)]
     if outcomes.agreement is not None:
         lines += ["", _agreement(outcomes.agreement)]
+    elif outcomes.variant.study.ranking is not None:
+        lines += ["", f"no Kendall's tau-b: under {MIN_RANKED} ranked encodings have learned and have scores"]
     lines += ["", *_comparison(outcomes)]
     return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
 

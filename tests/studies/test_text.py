@@ -76,6 +76,13 @@ def test_tau_has_its_interval_and_says_where_one_seed_has_none() -> None:
     assert "0.50 (no interval: one seed)" in " ".join(" ".join(printed(tau=alone)).split())
 
 
+def test_a_study_with_a_ranking_says_why_it_has_no_tau() -> None:
+    study = replace(STUDY, ranking=Ranking(2, {}, "table 2"))
+    text = render(Outcomes(Variant(study), [], None, NOTHING, []), 80)
+    assert "no Kendall's tau-b: under 4 ranked encodings have learned" in text
+    assert "tau" not in " ".join(printed())
+
+
 def test_levels_that_differ_are_named_and_counted() -> None:
     rows = [replace(ROW, length=100 + place) for place in range(MAX_SHOWN + 2)]
     ours = levels_of({"": rows}, "full")
