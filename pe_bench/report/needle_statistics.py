@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from pe_bench.report.statistics import CONFIDENCE, MARGIN, Interval, paired_interval
+from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares
 
 Finding = Literal["finds", "partly", "chance", "unclear"]
 
@@ -20,20 +20,6 @@ def share_interval(shares: np.ndarray, count: int) -> Interval:
     """
     interval = difference_of_shares(shares, count)
     return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
-
-
-def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
-    """Return the interval of the mean of differences of shares, float64 [seeds, documents].
-
-    Where all are alike there is no spread to judge by. Then a share of `1 - 0.025 ** (1 / count)` of all
-    may be different, and none of `count` is with a chance of 2.5 % (Clopper and Pearson). count: of what is
-    taken as independent, documents, or windows where there are few documents.
-    """
-    interval = paired_interval(differences)
-    if np.ptp(differences) > 0:
-        return interval
-    unseen = 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
-    return replace(interval, low=interval.mean - unseen, high=interval.mean + unseen, spread=None)
 
 
 def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> Finding:

@@ -184,6 +184,21 @@ def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) ->
     return Interval(mean, *_bounds(mean, spread, seeds, documents, CONFIDENCE), seeds, documents, spread)
 
 
+def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
+    """Return the interval of the mean of differences of shares, float64 [seeds, documents].
+
+    Where all are alike there is no spread to judge by. Then a share of `1 - 0.025 ** (1 / count)` of all
+    may be different, and none of `count` is with a chance of 2.5 % (Clopper and Pearson). count: of what is
+    taken as independent, documents, or parts of them where there are few.
+    """
+    interval = paired_interval(differences)
+    if np.ptp(differences) > 0 or interval.documents == 1:
+        return interval
+    unseen = 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
+    spread = Spread((unseen / _critical(interval.documents, CONFIDENCE)) ** 2, 0.0, 0.0)
+    return replace(interval, low=interval.mean - unseen, high=interval.mean + unseen, spread=spread)
+
+
 def judge_change(interval: Interval, margin: float = MARGIN) -> Verdict:
     """Return the verdict on the interval of a change in bits per byte, positive being worse."""
     if interval.low > FAILURE:

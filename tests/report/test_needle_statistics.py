@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pe_bench.report.needle_statistics import difference_of_shares, judge_finding, share_interval
-from pe_bench.report.statistics import Interval
+from pe_bench.report.needle_statistics import judge_finding, share_interval
+from pe_bench.report.statistics import Interval, difference_of_shares
 
 
 def interval(low: float, high: float) -> Interval:
@@ -52,3 +52,9 @@ def test_a_share_lies_between_nothing_and_all() -> None:
 def test_a_difference_of_shares_may_be_negative() -> None:
     assert difference_of_shares(np.array([[-0.5, -0.4, -0.6, -0.5]]), 4).high < 0
     assert difference_of_shares(np.zeros((1, 30)), 30).high == pytest.approx(0.116, abs=1e-3)
+
+
+def test_differences_that_are_all_alike_have_wider_intervals_at_more_confidence() -> None:
+    found = difference_of_shares(np.zeros((3, 128)), 128)
+    assert found.at(0.95) == (found.low, found.high)
+    assert found.high == pytest.approx(0.0284, abs=1e-4) and found.at(0.99)[1] > 1.2 * found.high

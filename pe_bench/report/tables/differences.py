@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pe_bench.errors import RunError
-from pe_bench.report.statistics import Interval, paired_interval
+from pe_bench.report.statistics import Interval, difference_of_shares, paired_interval
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.means import Means, compute_means
 from pe_bench.runs.rows import ALL, TASK, Row
@@ -99,11 +99,17 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     try:
         differences = np.stack([_difference(*pair, files) for pair in pairs])
         sizes = files.sizes(pairs[0][0])
-        interval = paired_interval(differences, sizes)
     except RunError as error:
         means = [level_of(row) - level_of(other) for row, other in pairs]
         return Paired(float(np.mean(means)), None, str(error))
-    of_models = paired_interval(differences.mean(axis=0, keepdims=True), sizes) if len(pairs) > 1 else None
+
+    def interval_of(differences: np.ndarray) -> Interval:
+        if pairs[0][0].protocol == TASK:
+            return difference_of_shares(differences, differences.shape[1])
+        return paired_interval(differences, sizes)
+
+    interval = interval_of(differences)
+    of_models = interval_of(differences.mean(axis=0, keepdims=True)) if len(pairs) > 1 else None
     return Paired(interval.mean, interval, "", files.segments(pairs[0][0]), of_models)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pe_bench.errors import RunError
-from pe_bench.report.needle_statistics import Finding, difference_of_shares, judge_finding, share_interval
-from pe_bench.report.statistics import Interval, paired_interval
+from pe_bench.report.needle_statistics import Finding, judge_finding, share_interval
+from pe_bench.report.statistics import Interval, difference_of_shares, paired_interval
 from pe_bench.report.tables.cells import label_of
 from pe_bench.report.tables.grouping import explain_separation
 from pe_bench.report.tables.selection import RunKeys, Selection
