@@ -87,6 +87,7 @@ class StudyRuns:
         request = Request(
             values,
             {name: here[name] for name in MACHINE_KEYS if name in here},
+            code=[path for folder in self.variant.search for path in folder.glob("encoding/*.py")],
             data_path=None if self.variant.text == STDLIB or sweep.task else Path(self.variant.text),
             others=self._others(scoring),
             base=self._evaluation(sweep),

@@ -1,5 +1,6 @@
 """What a study's runs measured: differences with their paired intervals, from the runs' own scores."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from pe_bench.studies.definition import Measure
 from pe_bench.studies.progress import RowKey, Step
 
 NOTHING = "not scored"
+CODE_VERSION = re.compile("@[0-9a-f]{4}")  # in labels
 
 
 class Series(NamedTuple):
@@ -36,6 +38,12 @@ class Series(NamedTuple):
 
     label: str
     sweep: str = ""
+
+
+def _is_of(row: Row, series: Series) -> bool:
+    """Return whether a row is of a series; the version of a user's own encoding need not be named."""
+    label = label_of(row)
+    return series.label in (label, CODE_VERSION.sub("", label))
 
 
 class Measurements:
@@ -75,7 +83,7 @@ class Measurements:
         return [
             row
             for row in self._rows.get(series.sweep, [])
-            if label_of(row) == series.label
+            if _is_of(row, series)
             and (row.length, row.protocol, row.control) == (length, protocol, control)
             and has_number(row)
         ]
@@ -83,7 +91,7 @@ class Measurements:
     def lengths(self, series: Series, protocol: str) -> list[int]:
         """Return the lengths of a series, in rising order."""
         rows = self._rows.get(series.sweep, [])
-        own = [row for row in rows if label_of(row) == series.label and has_number(row)]
+        own = [row for row in rows if _is_of(row, series) and has_number(row)]
         return sorted({row.length for row in own if (row.protocol, row.control) == (protocol, "none")})
 
     def unlearned(self, series: Series) -> Unlearned:
@@ -92,7 +100,7 @@ class Measurements:
         A model that knows nothing holds, and breaks after all others.
         """
         rows = self._rows.get(series.sweep, [])
-        runs = {row.run for row in rows if label_of(row) == series.label}
+        runs = {row.run for row in rows if _is_of(row, series)}
         own = [
             row
             for row in rows

@@ -68,7 +68,8 @@ def _claims(judged: Sequence[Judged]) -> Iterator[str]:
     is_task = any(claim.claim.protocol == "task" for claim in judged)
     unit = "of the share of examples that are right" if is_task else "in bits per byte"
     yield ""
-    yield f"{len(judged)} claims: {', '.join(counts)} (each by a 95 % interval, {unit})"
+    claims = "1 claim" if len(judged) == 1 else f"{len(judged)} claims"
+    yield f"{claims}: {', '.join(counts)} (each by a 95 % interval, {unit})"
 
 
 def sentence_of(judged: Judged) -> str:

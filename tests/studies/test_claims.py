@@ -173,6 +173,12 @@ def test_scores_that_the_study_did_not_ask_for_have_no_part(tmp_path: Path, colu
     assert len(found.rows[""]) == 2
 
 
+def test_the_version_of_a_persons_own_encoding_need_not_be_named(tmp_path: Path) -> None:
+    found = measurements(tmp_path, [add_run(tmp_path, "mine@1a2b", {128: 2.0, 256: 2.0}, spread=0.001)])
+    assert judged(found, "holds", "mine").outcome == judged(found, "holds", "mine@1a2b").outcome == "holds"
+    assert judged(found, "holds", "mine@3c4d").missing == "not scored"
+
+
 def test_a_length_that_another_study_scored_changes_no_answer(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 2.0, 192: 3.0, 256: 2.0}, spread=0.001)
     assert judged(measurements(tmp_path, [run]), "holds", "rope").outcome == "contradicted"

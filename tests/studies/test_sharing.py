@@ -49,9 +49,19 @@ tokens: 512
 times: [1, 2]
 overrides: {MODEL}
 sweeps:
-  - encodings: [nope, rope]
+  - encodings: [mine, rope]
+scorings:
+  - {{protocol: nonoverlapping, times: [1]}}
 claims:
-  - {{kind: order, of: rope, than: nope, at: 1, source: nobody}}
+  - {{kind: order, of: rope, than: mine, at: 1, source: nobody}}
+"""
+CODE = """\
+from pe_bench.encodings import LayerEncoding
+
+
+class Mine(LayerEncoding):
+    def distance_bias(self, distance):
+        return -distance.sqrt()
 """
 PLAIN = [text.strip() for text in MODEL.strip("[]").split(",") if "eval." not in text]
 PLAIN += ["train.length=16", "train.tokens=512"]
@@ -63,6 +73,9 @@ def own(folder: Path) -> Path:
     study.mkdir(parents=True)
     (study / "first.yaml").write_text(FIRST)
     (study / "second.yaml").write_text(SECOND)
+    (folder / "own" / "encoding").mkdir()
+    (folder / "own" / "encoding" / "mine.py").write_text(CODE)
+    (folder / "own" / "encoding" / "mine.yaml").write_text("name: mine\nclass: mine.py:Mine\n")
     return folder / "own"
 
 
@@ -85,7 +98,7 @@ def reproduce(command: Command, own: Path) -> Callable[[str, str], str]:
 
 
 def trainings(results: str) -> list[str]:
-    """Return the lines of all jobs' logs that say that a run was trained."""
+    """Return the names of the runs that jobs trained, by their logs."""
     logs = [path.read_text() for path in Path(results, "sweeps").glob("*/jobs/*.log")]
     return sorted(line.split(":")[0] for log in logs for line in log.splitlines() if ": trained in" in line)
 
@@ -103,7 +116,7 @@ def test_studies_take_the_runs_that_are_there_and_say_the_same_in_any_order(
     assert "not scored" not in first + second
     assert (reproduce("second", "fresh"), reproduce("first", "fresh")) == (second, first)
     names = [path.name for path in sorted(Path("fresh/runs").iterdir())]
-    assert [name.split("-")[0] for name in names] == ["nope", "rope", "rope"] and rope in names
+    assert [name.split("-")[0] for name in names] == ["mine", "rope", "rope"] and rope in names
     assert trainings("fresh") == names
     assert trainings("mixed") == [name for name in names if name != rope]
     _check_waiting(command, own, Path("fresh/runs", rope), first)
