@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pe_bench.cli.outputs import Outputs, check_outputs, text_of
 from pe_bench.errors import require
-from pe_bench.interface.results import read_report, say_problems
+from pe_bench.interface.results import read_report, require_levels, say_problems
 from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probes
 from pe_bench.report.statistics import MARGIN
@@ -108,9 +108,7 @@ def print_report(
     """
     check_outputs(outputs)
     report = read_report(results_dir, names, protocol, selection, everything=everything)
-    require(
-        bool(report.tables), "these runs have no levels, but a probe: say pe-bench report --probe to see it"
-    )
+    require_levels(report)
     if outputs.printed:
         write_out(text_of(outputs.printed[0], report.tables, details))
         if "--csv" in outputs.printed:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pe_bench.config.checks import check_margin
 from pe_bench.config.schema import Protocol, Slice
+from pe_bench.errors import require
 from pe_bench.report.export import to_frame
 from pe_bench.report.tables.build import build_report
 from pe_bench.report.tables.ranking import check_sort
@@ -56,6 +57,7 @@ def results(
     names = [runs] if isinstance(runs, str) else runs
     selection = read_selection(conditions, by, None, baseline, margin, best, slice)
     report = read_report(Path(results_dir), names, protocol, selection, everything=True)
+    require_levels(report)
     say_problems(report)
     return to_frame(report.tables)
 
@@ -105,6 +107,12 @@ def read_report(
     runs = [run.name for run in named_runs(names, results_dir)] or None
     newest_only = not (everything or runs or selection.where)
     return build_report(results_dir, runs, protocol, selection, newest_only=newest_only)
+
+
+def require_levels(report: Report) -> None:
+    """Raise `UserError` for runs that were only probed."""
+    message = "these runs have no levels, but a probe: say pe-bench report --probe to see it"
+    require(bool(report.tables), message)
 
 
 def say_problems(report: Report) -> None:

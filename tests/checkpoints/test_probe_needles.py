@@ -65,6 +65,10 @@ def test_a_checkpoint_is_probed_and_the_call_from_python_is_the_same(
     assert done.out.startswith(str(again).rstrip("\n"))
     shown = command("report", "--probe", "--results-dir", str(tmp_path / "results"))
     assert shown.code == 0 and "rope -> yarn factor=4.0" in shown.out
+    said = "these runs have no levels, but a probe: say pe-bench report --probe"
+    assert said in command("report", "--results-dir", str(tmp_path / "results")).line
+    with pytest.raises(UserError, match=said):
+        pe_bench.results(tmp_path / "results")
 
 
 def test_the_scores_of_endings_are_those_of_transformers(tmp_path: Path) -> None:
