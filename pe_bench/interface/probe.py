@@ -1,8 +1,11 @@
 """`pe_bench.probe`: can a run find a span of the text, as `pe-bench probe` asks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from pe_bench.errors import require
+from pe_bench.experiment.checkpoint import is_checkpoint
 from pe_bench.interface.evaluate import score_named
 from pe_bench.interface.request import listed, read_lengths, read_request
 from pe_bench.interface.run import Run
@@ -16,8 +19,9 @@ def probe(
     lengths: int | Sequence[int] | None = None,
     with_: str | Sequence[str] = (),
     *,
-    depths: int = DEFAULT_DEPTHS,
+    depths: int | None = None,
     windows: int = DEFAULT_WINDOWS,
+    task: str | None = None,
     precision: str | None = None,
     device: str | None = None,
     threads: int | None = None,
@@ -35,7 +39,8 @@ def probe(
         print(pe_bench.probe(run, lengths=[512, 2048], with_="yarn"))
 
     run, with_, overrides: as of `evaluate`. lengths: of windows in tokens, from 128; 1, 2, 4 and 16 times the
-    training length if None. depths: evenly spaced places of the span. windows: at each length and depth. All
+    training length if None. depths: evenly spaced places of the span, 5 if None. windows: at each length and
+    depth. task: prompts of RULER for a checkpoint, instead: niah_multikey_3, vt or fwe. All
     other arguments are the options of `pe-bench probe`. Finished scores are reused.
 
     `print` shows the table of the command, and `scores` has a row for each length, depth and control.
@@ -43,7 +48,13 @@ def probe(
     Raises `UserError` (a `ValueError`) before anything is scored where there is no such run or an option
     cannot work, `RunError` where scoring fails.
     """
-    wanted = read_probe(read_lengths(lengths), as_plain(depths), as_plain(windows))
+    if task is not None:
+        is_run = isinstance(run, Run) or not is_checkpoint(str(run))
+        require(not is_run, f"task={task} is for a checkpoint (hf:FOLDER): probe {run} without it")
+        require(depths is None, f"depths={depths} has no effect on prompts: leave it out")
+    wanted_depths = DEFAULT_DEPTHS if depths is None else as_plain(depths)
+    wanted = read_probe(read_lengths(lengths), wanted_depths, as_plain(windows))
+    wanted = replace(wanted, prompts=task)
     machine = {"device": device, "threads": threads, "cache_dir": cache_dir}
     changes = {"precision": precision}
     request = read_request(changes, machine, with_, code, data_path, config_dir, force=force, probe=wanted)

@@ -9,7 +9,9 @@ import torch
 from support.checkpoints import write_checkpoint
 from support.commands import Command, Outcome
 
+import pe_bench
 from pe_bench.checkpoints.model import CheckpointModel
+from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
 
@@ -87,6 +89,18 @@ def test_prompts_are_scored_under_other_encodings_and_at_more_lengths_later(
     assert command(*later).code == 0
     found = {(row.scored_with, row.length) for row in rows_in(tmp_path)["vt"]}
     assert found == {("rope", 850), ("rope", 900), ("rope", LENGTH), ("yarn factor=4.0", 900)}
+
+
+def test_python_gets_the_rows_of_the_command(tmp_path: Path, probe: Callable[..., Outcome]) -> None:
+    done = probe("--task", "fwe", "--lengths", "800")
+    name = f"hf:{tmp_path / 'llama'}"
+    run = pe_bench.probe(name, 800, task="fwe", windows=3, threads=1, results_dir=tmp_path / "results")
+    assert [(row.exact, row.length, row.data) for row in run.scored] == [(0.0, 800, "fwe")]
+    assert str(run).splitlines()[:4] == done.out.splitlines()[:4]
+    with pytest.raises(UserError, match="task=fwe is for a checkpoint"):
+        pe_bench.probe("rope", 800, task="fwe", results_dir=tmp_path / "results")
+    with pytest.raises(UserError, match="depths=3 has no effect on prompts"):
+        pe_bench.probe(name, 800, task="fwe", depths=3, results_dir=tmp_path / "results")
 
 
 @pytest.mark.parametrize(
