@@ -150,9 +150,9 @@ def eval(  # noqa: A001  (the command's name)
 ) -> None:
     """Score runs or checkpoints at other lengths or encodings.
 
-    Without RUN, --where and --all, that is the run that finished last. Whatever no
-    option changes stays as in the run's configuration. hf:FOLDER and hf:OWNER/NAME
-    are checkpoints of Hugging Face, with data and lengths as KEY=VALUE.
+    Without RUN, --where and --all, the run that finished last is scored. Options
+    replace values of the run's configuration. hf:FOLDER and hf:OWNER/NAME are
+    checkpoints of Hugging Face, with data and lengths as KEY=VALUE.
     """
     from pe_bench.cli.checkpoint import has_checkpoint, score_named_checkpoint
     from pe_bench.cli.eval import score_runs
@@ -243,7 +243,7 @@ def report(
         bool, typer.Option("--details", help="Add intervals, controls, speed and all notes.")
     ] = False,
     probes: Annotated[
-        bool, typer.Option("--probe", help="Show what pe-bench probe found, in the place of levels.")
+        bool, typer.Option("--probe", help="Show what pe-bench probe found, instead of levels.")
     ] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Print every table, not only the newest run's.")

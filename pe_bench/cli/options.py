@@ -134,7 +134,9 @@ Protocol = Annotated[
 
 Margin = Annotated[
     float | None,
-    typer.Option(help="A change of up to this many bits per byte holds.", parser=number, metavar="VALUE"),
+    typer.Option(
+        help="A change of up to this many bits per byte counts as holding.", parser=number, metavar="VALUE"
+    ),
 ]
 
 Slice = Annotated[

@@ -40,17 +40,21 @@ Lengths = Annotated[
 ]
 Depths = Annotated[
     int | None,
-    typer.Option(help="Evenly spaced places of the span, from start to end.  [default: 5]", **Count),
+    typer.Option(
+        help="Number of evenly spaced places of the span, from start to end.  [default: 5]", **Count
+    ),
 ]
 Windows = Annotated[
     int | None,
-    typer.Option(help="Windows at each length and depth; fewer are part of more.  [default: 64]", **Count),
+    typer.Option(
+        help="Windows at each length and depth; a larger number reuses scores.  [default: 64]", **Count
+    ),
 ]
 Prompts = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,NAME",
-        help="Prompts of RULER for a checkpoint, instead: niah_multikey_3, vt or fwe.",
+        help="Ask a checkpoint prompts of RULER instead: niah_multikey_3, vt or fwe.",
     ),
 ]
 Plot = Annotated[
@@ -83,8 +87,8 @@ def probe(
 
     A window of validation text ends with the first half of a span that it has
     somewhere: does that make the second half likelier, and the likeliest of eight
-    endings? No words and no judge. Without RUN, --where and --all, that is the run
-    that finished last. Finished scores are reused; report --probe shows them again.
+    endings? No judge model is needed. Without RUN, --where and --all, the run that
+    finished last is probed. Finished scores are reused; report --probe shows them.
     """
     from pe_bench.cli.probe_runs import ProbeOptions, probe_prompts, probe_runs
     from pe_bench.errors import require

@@ -80,10 +80,10 @@ def probe_prompts(
 ) -> None:
     """Score prompts of each kind with a checkpoint, and print their tables.
 
-    Raises `UserError` for all that can be wrong, before anything is scored.
+    Raises `UserError` for every wrong option before anything is scored.
     """
-    require(options.plot is None, "--plot draws depths, which --task has none of: leave it out")
-    message = "--task is for a checkpoint (hf:FOLDER); a run is trained on a task: pe-bench list tasks"
+    require(options.plot is None, "--plot draws scores by depth, and --task has no depths: leave it out")
+    message = "--task is for a checkpoint (hf:FOLDER): train a run on a task instead (pe-bench list tasks)"
     require(has_checkpoint(options.names), message)
     probe = _with_lengths(probe, lengths)
     probes = [replace(probe, prompts=kind.strip()) for kind in kinds.split(",")]

@@ -26,17 +26,17 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="NAME | KEY=VALUE",
-            help="A study, and keys of the machine: threads, device, cache_dir, hydra/launcher.",
+            help="A study, then settings of this machine: threads, device, cache_dir, hydra/launcher.",
             autocompletion=_complete_studies,
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Toy models, in minutes: does everything work?")
+        bool, typer.Option("--quick", help="Train toy models, in minutes, to see that everything works.")
     ] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="The study named gpu, which needs a GPU.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Run the study named gpu, which needs a GPU.")] = False,
     text: Annotated[
         str,
-        typer.Option(metavar="stdlib|DIR", help="The text: the standard library's, or a folder of files."),
+        typer.Option(metavar="stdlib|DIR", help="The text: Python's standard library, or a folder of files."),
     ] = "stdlib",
     write_table: Annotated[
         bool, typer.Option("--write-table", help="Make our levels the study's table (for maintainers).")
@@ -46,9 +46,9 @@ def reproduce(
 ) -> None:
     """Repeat a paper's experiment at our scale, and test its claims.
 
-    Runs what is missing; Ctrl-C and the same command go on. Then our levels are held against the
-    study's table (exit code 1 where they differ), and the paper's claims against our runs: each holds,
-    is contradicted or stays unclear. Without NAME it lists the studies.
+    Trains and scores what is missing; after Ctrl-C, repeat the command to continue. Then compares
+    our levels with the study's table (exit code 1 if they differ), and tests the paper's claims on our
+    runs: each holds, is contradicted or stays unclear. Without NAME, lists the studies.
     """
     from pe_bench.cli.study import reproduce_study
 

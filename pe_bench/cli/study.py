@@ -1,4 +1,4 @@
-"""Run a study: what is missing of its sweeps and scores; then compare with its table and judge its claims."""
+"""Run the missing sweeps and scores of a study, compare its levels with its table, and judge its claims."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Make what is missing of a study's runs and scores, with the machinery of `train -m` and `eval`."""
+"""Make the missing runs and scores of a study, with the machinery of `train -m` and `eval`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from pe_bench.system.terminal import say
 if TYPE_CHECKING:
     from pe_bench.scoring.other_encodings import WithOption
 
-MACHINE_KEYS = ("threads", "device", "cache_dir")  # and those of Hydra: nothing that changes a result
-QUICK_TOKENS = 4096  # that the toy size scores with the other protocols
+MACHINE_KEYS = ("threads", "device", "cache_dir")  # beside Hydra's keys; none changes a result
+QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StudyRuns:
             self._others(scoring)
 
     def steps(self) -> Iterator[Step]:
-        """Yield all steps of the study, each done now if it was not done before."""
+        """Yield all steps of the study; do each that is not done yet."""
         for sweep in self.variant.study.sweeps:
             key = self.variant.key(sweep)
             trained = self.progress.find(key) or self._train(sweep)
@@ -107,8 +107,8 @@ class StudyRuns:
     def _evaluation(self, sweep: Sweep) -> EvalConfig:
         """Return how the runs of a sweep are scored.
 
-        Another study, or a plain `train`, may have made them, and then their own configuration says something
-        else, such as another `eval.max_length`: another set of targets.
+        The runs may come from another study or a plain `train`. Their own configuration may then differ, for
+        example in `eval.max_length`, which changes the set of targets.
         """
         configs: list[Config] = []
         command = HydraCommand(tuple(self.variant.overrides_of_one(sweep)), self._folder)

@@ -54,7 +54,7 @@ def explain_swept_option(option: str, without: str, with_: str) -> str:
     group, name = chosen.key, chosen.value
     line = f"{key.removeprefix(f'{group}.')}: {value}"
     both = f"{option} is for {with_} and not for {without}"
-    if group == "task":  # tasks share no table, so that one sweep over both is worth no file
+    if group == "task":  # tasks share no table: one sweep over both gains nothing
         return f"{both}: sweep over {with_} in a command that leaves {without} out"
     return (
         f"{both}: to sweep over both, write it into a file of your "

@@ -1,8 +1,8 @@
 """Prompts of a checkpoint: text of any size that ends with a question, whose answers are known.
 
-Each kind is one file in `pe_bench/data/prompts`. Its examples are of the size that just fits a length with
-the checkpoint's tokenizer. Only the answers are scored, each after the right ones before it: so all of them
-are right exactly when greedy decoding gives them.
+Each kind is one file in `pe_bench/data/prompts`. Its examples have the largest size that fits a length with
+the checkpoint's tokenizer. Only the answers are scored, each with the right earlier answers in the input, so
+all of them are right exactly when greedy decoding gives them.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from pe_bench.errors import UserError
 from pe_bench.values import unknown
 
 FORMAT = 1  # of all prompts: raise it when they change for an equal seed
-STREAM = 0x7A5E  # of random numbers, another than those of tasks
+STREAM = 0x7A5E  # of random numbers, different from those of tasks
 
 
 class Prompt(NamedTuple):
@@ -49,12 +49,12 @@ class Prompts:
 
     @property
     def hash(self) -> str:
-        """Return a hash of all that prompts follow from: equal hashes, equal prompts for a seed."""
+        """Return a hash of all that determines prompts: equal hashes and seeds give equal prompts."""
         parts = repr((FORMAT, self.name, self.tokenizer.identity, self.begins))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
-        """Return prompts that just fit a window of `length` inputs, the same at every call.
+        """Return the longest prompts that fit `length` inputs, the same at every call.
 
         Raises `UserError` where not even the smallest fits.
         """

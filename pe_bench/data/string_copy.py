@@ -1,4 +1,4 @@
-"""The common part of tasks that copy a string: all but how the string is drawn."""
+"""The common part of tasks that copy a string; each task draws the string in its own way."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

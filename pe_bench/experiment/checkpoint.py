@@ -113,7 +113,7 @@ def prepare_checkpoint(
 
 
 def check_prompts(text: str, overrides: Sequence[str], probes: Sequence[Probe]) -> None:
-    """Raise `UserError` for probes with a kind of prompts that there is not, or that some length cannot hold.
+    """Raise `UserError` for an unknown kind of prompts, or one that does not fit the shortest length.
 
     The model is not loaded.
     """

@@ -55,9 +55,9 @@ def score_run(
     """Score a finished run at the lengths of its `config`, then its weights under `others`.
 
     The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
-    judge: a run whose scores decide which targets are key. It gets none itself: they flatter it. planner:
-    what the run is scored on. waits: called with the reason where another process works on the run, which is
-    then waited for; without it that is an error.
+    judge: a run whose scores decide which targets are key. It gets no key targets itself: they
+    flatter it. planner: what the run is scored on. waits: called with the reason where another process works
+    on the run, which is then waited for; without `waits`, that is an error.
     """
     if judge is not None and judge.resolve() == run.resolve():
         say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")

@@ -39,7 +39,7 @@ class Scoring:
     def score(self, results_dir: Path, *, waits: Callable[[str], None] | None = None) -> Run:
         """Score the run, and gather all rows of `results_dir` where it lies there. Raises `RunError`.
 
-        Where another process works on the run, `waits` is called with that, and the run is waited for.
+        Where another process works on the run, `waits` is called with a message, and the run is waited for.
         """
         planner = make_plans if self.probe is None else self.probe.plans
         rows = score_run(self.run, self.config, results_dir, self.others, self.judge, planner, waits=waits)

@@ -40,8 +40,8 @@ def probe(
 
     run, with_, overrides: as of `evaluate`. lengths: of windows in tokens, from 128; 1, 2, 4 and 16 times the
     training length if None. depths: evenly spaced places of the span, 5 if None. windows: at each length and
-    depth. task: prompts of RULER for a checkpoint, instead: niah_multikey_3, vt or fwe. All
-    other arguments are the options of `pe-bench probe`. Finished scores are reused.
+    depth. task: ask a checkpoint prompts of RULER instead: niah_multikey_3, vt or fwe. All other arguments
+    are the options of `pe-bench probe`. Finished scores are reused.
 
     `print` shows the table of the command, and `scores` has a row for each length, depth and control.
 
@@ -62,7 +62,7 @@ def probe(
 
 
 def read_probe(lengths: Sequence[int] | None, depths: int, windows: int) -> Probe:
-    """Return the windows that are asked for. Raises `UserError`."""
+    """Return the probe that is asked for. Raises `UserError`."""
     known = None if lengths is None else check_type([*lengths], list[int], "lengths")
     found = Probe(known, check_type(depths, int, "depths"), check_type(windows, int, "windows"))
     found.check()

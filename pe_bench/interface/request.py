@@ -1,4 +1,4 @@
-"""The request of a caller of `evaluate`, of `probe` or of a command of that name."""
+"""The request of a caller of `evaluate` or `probe`, in Python or on the command line."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,10 @@ from pe_bench.scoring.other_encodings import WithOption, read_with
 class Request:
     """The changes of a run's configuration for a scoring; None leaves the run's own.
 
-    evaluation: keys of `eval`. base: what they change, in place of the run's own section `eval`, which says
-    what its owner asked for. machine: device, threads and cache_dir. code: trusted files of custom
-    encodings. data_path: where the data is now. others: encodings to score the weights under too.
-    judge: a run whose scores decide which targets are key. probe: the needles to score in the place of a
-    protocol's lengths.
+    evaluation: keys of `eval`. base: the section `eval` that these keys change; the run's own if None.
+    machine: device, threads and cache_dir. code: trusted files of custom encodings. data_path: where the
+    data is now. others: encodings to score the weights under too. judge: a run whose scores decide which
+    targets are key. probe: the needles to score in the place of a protocol's lengths.
     """
 
     evaluation: Mapping[str, Any] = field(default_factory=dict)

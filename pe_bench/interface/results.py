@@ -111,7 +111,7 @@ def read_report(
 
 def require_levels(report: Report) -> None:
     """Raise `UserError` for runs that were only probed."""
-    message = "these runs have no levels, but a probe: say pe-bench report --probe to see it"
+    message = "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
     require(bool(report.tables), message)
 
 

@@ -25,18 +25,18 @@ def share_interval(shares: np.ndarray, count: int) -> Interval:
 def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> Finding:
     """Return whether a model finds spans; positive gains mean that it reads them.
 
-    gain: bits per byte that the answer costs less with the span than without. lift: how much more answers are
-    right with the span than without, where knowing the language has to do. chance: the accuracy of guessing.
+    gain: bits per byte that the answer costs less with the span than without. lift: the accuracy with the
+    span minus that without, which knowing the language gives. chance: the accuracy of guessing.
 
         finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
-        chance    surely less than 5 % of the answers are right by the span: no more than by the language, or
-                  by guessing; or the span surely saves less than MARGIN, 0.01 bits per byte
-        partly    surely some are
+        chance    the accuracy is surely less than 5 points above that without the span, or above guessing; or
+                  the span surely saves less than MARGIN, 0.01 bits per byte
+        partly    the accuracy is surely above both
         unclear   anything else
 
-    Without the span its answer is the only one of the eight that the window does not hold. A model that
-    prefers whatever the window holds is therefore right more often with it, and still only guesses. Where
-    the span changes no score, as past a window of attention, all lifts are zero: their interval is wide.
+    Without the span, the right answer is the only one of the eight that is not in the window. A model that
+    prefers whatever the window holds is therefore right more often with the span, and still only guesses.
+    Where the span changes no score, as past an attention window, all lifts are zero: their interval is wide.
     """
     if accuracy.low >= FINDS and gain.low > 0:
         return "finds"

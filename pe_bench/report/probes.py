@@ -55,9 +55,9 @@ def legend_of(table: ProbeTable) -> list[str]:
         f"{windows} windows at each depth: {depths}",
         "gain: bits per byte by which the other 16 are cheaper than where another span is in its place",
         f"accuracy: they are the likeliest of eight endings of spans in the window; chance: {chance}; "
-        "without: the accuracy where the span is replaced, by the language alone",
-        f"finds: surely {100 * FINDS:g} % are right; partly: surely more than without and by guessing; "
-        f"chance: surely less than {100 * NO_LIFT:g} points more than without or by guessing, or a gain "
+        "without: the accuracy with the span replaced, which knowing the language gives",
+        f"finds: surely {100 * FINDS:g} % are right; partly: surely above without and above guessing; "
+        f"chance: surely less than {100 * NO_LIFT:g} points above without or above guessing, or a gain "
         f"surely below {MARGIN:g}",
         *table.notes,
     ]

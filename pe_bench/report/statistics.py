@@ -187,9 +187,9 @@ def paired_interval(differences: np.ndarray, sizes: np.ndarray | None = None) ->
 def difference_of_shares(differences: np.ndarray, count: int) -> Interval:
     """Return the interval of the mean of differences of shares, float64 [seeds, documents].
 
-    Where all are alike there is no spread to judge by. Then a share of `1 - 0.025 ** (1 / count)` of all
-    may be different, and none of `count` is with a chance of 2.5 % (Clopper and Pearson). count: of what is
-    taken as independent, documents, or parts of them where there are few.
+    Where all are equal there is no spread to judge by. The interval then allows that a share of
+    `1 - 0.025 ** (1 / count)` differs: none of `count` would show it with a probability of 2.5 % (Clopper
+    and Pearson). count: how many units are independent: documents, or parts of them where there are few.
     """
     interval = paired_interval(differences)
     if np.ptp(differences) > 0 or interval.documents == 1:

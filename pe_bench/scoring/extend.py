@@ -1,4 +1,4 @@
-"""Scores of one set of target blocks, or of needles, that are reused for another, which it is nested with."""
+"""Reuse of scores between nested sets of target blocks or of needles."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

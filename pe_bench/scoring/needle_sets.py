@@ -1,4 +1,4 @@
-"""Spans of a text that are to be found, and the sets of them: a smaller set is part of every larger one."""
+"""Needles, the spans of a text that a model is to find, and nested sets of them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class Needle:
 class NeedleSet:
     """The needles of a length and a depth, by document, start of the window, and needle.
 
-    turn: the rank of each in the order in which windows are dealt, int64 [windows]; the first n in turn are
-    the set of n windows. about: what else the hash is of. target_tokens: of each needle.
+    turn: the rank of each window, int64 [windows]: the set of n windows has ranks 0 to n - 1. about: what
+    else enters the hash. target_tokens: of each needle.
     """
 
     places: Sequence[tuple[int, int, Needle | None]]

@@ -14,8 +14,8 @@ once more in the window, or in what replaces it, is passed over for the nearest 
 text itself would repeat the answer. One that lies further off than a twentieth of the body is not taken, and
 the window is left out at this depth.
 
-Windows follow from the text, the seed, the length and the depth. A smaller number of them is the beginning of
-a larger one.
+Windows follow from the text, the seed, the length and the depth. A smaller set of them is part of a larger
+one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ FIRST = 1  # a checkpoint's beginning of text stands in the place of token 0
 
 @dataclass(frozen=True)
 class Probe:
-    """The windows that are asked for: at lengths, all default ones if None, and evenly spaced depths.
+    """The windows that a probe scores: at some lengths (default ones if None), at evenly spaced depths.
 
     prompts: the kind of prompts of a checkpoint, in the place of needles; they have no depths.
     """

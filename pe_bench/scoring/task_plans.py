@@ -1,6 +1,6 @@
-"""The plan of a task at a length: examples, each a document, of which answers alone are scored.
+"""The plan of a task at a length: each example is a document, and only its answers are scored.
 
-Other lengths have other examples, so that no two of them are paired; encodings are, at each length.
+Each length has its own examples, so lengths are not paired with each other; encodings at one length are.
 """
 
 import hashlib

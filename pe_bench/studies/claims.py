@@ -41,8 +41,8 @@ class Finding(NamedTuple):
 class Judged:
     """A claim with what our runs say of it.
 
-    length: that the claim is about. decided_at: the length that `interval` is of. missing: why there is no
-    interval, or why it decides nothing.
+    length: the length in the claim. decided_at: the length of `interval`. missing: why there is no interval,
+    or why it decides nothing.
     """
 
     claim: Claim
@@ -59,7 +59,7 @@ Judge = Callable[[Claim, Measurements, int], Finding]
 def judge_claim(claim: Claim, found: Measurements) -> Judged:
     """Return what our runs say of a claim; unclear where they do not have its scores."""
     length = round(claim.at * found.length)
-    if claim.protocol != TASK or length > found.length:  # of a task, its learning may be the claim
+    if claim.protocol != TASK or length > found.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys((_first(claim), _second(claim))):
             if reason := found.unlearned(series):
                 missing = f"{name_of(*series)} has {UNLEARNED[reason]}"

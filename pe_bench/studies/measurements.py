@@ -49,8 +49,8 @@ def _is_of(row: Row, series: Series) -> bool:
 class Measurements:
     """The scores that the steps of a study made. All lengths are in tokens.
 
-    A run has others too, of other studies or of its owner: they have no part in the study's answers, which
-    would else depend on what was done before.
+    A run may also have scores that other studies or its owner asked for. They are left out, so that the
+    answers do not depend on what was scored before.
     """
 
     def __init__(self, results_dir: Path, steps: Iterable[Step], margin: float = MARGIN) -> None:
@@ -95,7 +95,7 @@ class Measurements:
         return sorted({row.length for row in own if (row.protocol, row.control) == (protocol, "none")})
 
     def unlearned(self, series: Series) -> Unlearned:
-        """Return what its models have not learned to beat at their training length; empty where they have.
+        """Return why a series counts as not learned at its training length; empty if it has learned.
 
         A model that knows nothing holds, and breaks after all others.
         """

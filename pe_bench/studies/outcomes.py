@@ -1,4 +1,4 @@
-"""All that a finished study has to say: its claims judged, its order, its levels beside the table's."""
+"""The outcomes of a finished study: its judged claims, its ranking, and its levels beside the table's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pe_bench.studies.variant import Variant
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The outcomes of a study. agreement: None for a study without a ranking, or too little to rank."""
+    """The outcomes of a study. agreement: None without a ranking, or with too few encodings to rank."""
 
     variant: Variant
     judged: Sequence[Judged]

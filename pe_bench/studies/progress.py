@@ -20,7 +20,8 @@ RowKey = tuple[str, ...]  # `Row.key`
 class Step:
     """A sweep of a study, or a scoring of its runs. is_done: it came to its end.
 
-    runs: their names. keys: of the rows that it asked for. A run that several studies share has more.
+    runs: the names of its runs. keys: of the rows that this step asked for; a run that several studies share
+    has more rows.
     """
 
     sweep: str
@@ -57,7 +58,7 @@ class Progress:
         return sum(map(self._is_finished, names))
 
     def _has_all(self, step: Step) -> bool:
-        """Return whether its rows are there: a run that was trained again has lost those of before."""
+        """Return whether all rows of the step are there: training a run again deletes its earlier rows."""
         try:
             rows = {row.key for run in step.runs for row in read_rows(self.runs / run / "eval.csv")}
         except RunError:

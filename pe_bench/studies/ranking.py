@@ -26,7 +26,8 @@ class Agreement:
 def agreement(ranking: Ranking, found: Measurements) -> Agreement | None:
     """Return the mean over seeds with its interval; None where it is undefined.
 
-    It is for fewer than four encodings; those that have not learned are not ranked, for they lose nothing.
+    It is undefined for fewer than four encodings. Encodings that have not learned are not ranked, because
+    they have nothing to lose.
     """
     from scipy.stats import kendalltau  # imported here: it takes longer than a report
 

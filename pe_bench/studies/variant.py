@@ -59,13 +59,13 @@ class Variant:
         return sorted({round(time * self.length) for time in times})
 
     def key(self, sweep: Sweep) -> str:
-        """Return what a sweep's runs follow from: its overrides, and what gives other runs for the same."""
+        """Return all that determines a sweep's runs: overrides, software versions, and the user's files."""
         made_with = f"identity {IDENTITY_VERSION}, Python {python_version()}, torch {version('torch')}"
         return f"{made_with}{self._files}: {' '.join(self.overrides(sweep))}"
 
     @property
     def _files(self) -> str:
-        """Return a hash of the state of the text's files, and of the user's encodings; empty without any."""
+        """Return a hash of the state of the text's files and the user's encodings; empty without any."""
         own = [path for folder in self.search for path in folder.glob("*/*") if path.suffix in CODE]
         files = [path for path in own if path.parent.name != GROUP]
         files += (

@@ -65,7 +65,7 @@ def test_a_checkpoint_is_probed_and_the_call_from_python_is_the_same(
     assert done.out.startswith(str(again).rstrip("\n"))
     shown = command("report", "--probe", "--results-dir", str(tmp_path / "results"))
     assert shown.code == 0 and "rope -> yarn factor=4.0" in shown.out
-    said = "these runs have no levels, but a probe: say pe-bench report --probe"
+    said = "these runs were only probed and have no levels: say pe-bench report --probe"
     assert said in command("report", "--results-dir", str(tmp_path / "results")).line
     with pytest.raises(UserError, match=said):
         pe_bench.results(tmp_path / "results")

@@ -1,14 +1,14 @@
-"""Frequent words: coded words by a power law, of which the three most frequent are asked for.
+"""Frequent words: random words with power-law frequencies; the question asks for the three most frequent.
 
     kdjwqa ... bxtzze kdjwqa ... ... pomnfd (size words)
     Question: Which three words are the most frequent, the most frequent first? Leave out the dots.
     Answer: [kdjwqa] [bxtzze] [pomnfd]
 
-The r-th word in rank stands there in proportion to r to the power of -2, and the first rank is dots: they are
-61 % of the text, and the three words 15, 7 and 4 %.
+The frequency of the word of rank r is proportional to r ** -2. The first rank is dots, with 61 % of the text;
+the three words have 15, 7 and 4 %.
 
 Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `fwe` with an exponent of 2, words of six letters and a
-vocabulary of 2,000). The sentences are ours, and theirs may be answered in any order.
+vocabulary of 2,000). The sentences are ours; RULER accepts the answers in any order.
 """
 
 import math

@@ -1,11 +1,11 @@
-"""A needle among needles: pairs of a random key and a random value, one of which is asked for.
+"""A needle among needles: pairs of a random key and a random value; the question asks for one value.
 
     The value of 3f1c...-9a is 07be...-41.
     (size such lines)
     What is the value of 88d0...-2c? The value of 88d0...-2c is [5e02...-77]
 
-Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `niah_multikey_3`): all of the text is such pairs of
-UUIDs. The sentences are ours.
+Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `niah_multikey_3`): all of the text consists of
+such pairs of UUIDs. The sentences are ours.
 """
 
 import uuid

@@ -1,14 +1,14 @@
-"""Variable tracking: a number is assigned to a variable, which is assigned to another, four times on.
+"""Variable tracking: a number is assigned to a variable, and passed on to another one, four times.
 
-    (a short example of all that follows, with its answer)
+    (a short example of the same form, with its answer)
     The wind is mild. VAR QWERT = 48213. The road is long. ... VAR ASDFG = VAR QWERT. ...
     Question: Which five variables have the value 48213, in the order of their assignment?
     Answer: [QWERT] [ASDFG] [...] [...] [...]
 
-The assignments lie at random places among `size` sentences that say nothing, in their order.
+The assignments lie at random places among `size` filler sentences, and keep their order.
 
 Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `vt` with one chain of four hops and a repeated text as
-noise, one example before it). The sentences are ours, and theirs may be answered in any order.
+noise, one example before it). The sentences are ours; RULER accepts the answers in any order.
 """
 
 import numpy as np

@@ -28,7 +28,8 @@ class Found:
     """How often a line finds spans at a length, at one depth or all.
 
     gain: bits per byte of the answer that the span saves. accuracy: the share of answers that are right;
-    without: where the span is replaced; lift: the difference. windows: at each depth, in so many documents.
+    without: the same where the span is replaced; lift: the difference of both. windows: their number at each
+    depth. documents: how many these windows come from.
     """
 
     gain: Interval
@@ -253,10 +254,10 @@ def _joined(parts: Sequence[Scores]) -> Scores:
 
 
 def _in_text_order(parts: Sequence[Scores]) -> np.ndarray:
-    """Return the order in which the windows of a stretch of a document come together, whatever their depth.
+    """Return an order that puts windows of the same part of a document together, whatever their depth.
 
-    Documents are cut into stretches where there are few of them, and what a depth costs must not look like a
-    difference between stretches.
+    Where documents are few, they are cut into parts. Each part then has windows of all depths, so that a
+    difference between depths does not look like one between parts.
     """
     shares = []  # of its document that lies before each window
     for clusters in (part.clusters for part in parts):
