@@ -57,7 +57,7 @@ def explain_swept_option(option: str, without: str, with_: str) -> str:
     if group == "task":  # tasks share no table: one sweep over both gains nothing
         return f"{both}: sweep over {with_} in a command that leaves {without} out"
     return (
-        f"{both}: to sweep over both, write it into a file of your "
+        f"{both}: to sweep over both, write the option into a file of your "
         f"own, FOLDER/{group}/NAME.yaml with the lines 'defaults: [{name}]' and '{line}', and say "
         f"--config-dir FOLDER and {group}=NAME for {with_}"
     )

@@ -243,4 +243,4 @@ def _check_encodings(study: Study, claim: Claim, what: str) -> None:
         require(trained in sweep.encodings, f"{what}: its sweep trains {known}, not {trained}")
         fits = claim.kind == "order" or (claim.kind in of_tasks) is bool(sweep.task)
         kinds = " and ".join(of_tasks)
-        require(fits, f"{what}: {kinds} are claims of a task, with order alone, and not of text")
+        require(fits, f"{what}: {kinds} are claims about tasks, order about both, all others about text")

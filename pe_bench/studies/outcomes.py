@@ -29,7 +29,7 @@ class Outcomes:
             if level.seeds < seeds:
                 raise RunError(
                     f"{path} is not written: the level of {level.encoding} at {level.length} "
-                    f"({level.protocol}) is of {level.seeds} seeds in place of {seeds}: "
+                    f"({level.protocol}) has {level.seeds} seeds instead of {seeds}: "
                     f"`pe-bench report {level.encoding} --details` says which scores failed"
                 )
         write_table(path, self.ours)

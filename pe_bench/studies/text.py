@@ -37,7 +37,10 @@ def render(outcomes: Outcomes, width: int) -> str:
     if outcomes.agreement is not None:
         lines += ["", _agreement(outcomes.agreement)]
     elif outcomes.variant.study.ranking is not None:
-        lines += ["", f"no Kendall's tau-b: under {MIN_RANKED} ranked encodings have learned and have scores"]
+        lines += [
+            "",
+            f"no Kendall's tau-b: fewer than {MIN_RANKED} ranked encodings have learned and have scores",
+        ]
     lines += ["", *_comparison(outcomes)]
     return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
 

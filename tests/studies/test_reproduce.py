@@ -171,10 +171,10 @@ def test_a_mistake_is_one_line_before_anything_is_written(
         (("kind: order", "kind: breaks"), "'breaks' of rope is about one encoding: remove 'rope -> rope_pi"),
         (("of: rope, at: 4", "of: roep, at: 4"), "its sweep trains rope, nope, not roep"),
         (("at: 4, source", "at: 4, sweep: long, source"), "there is no sweep 'long', but ''"),
-        (("kind: holds", "kind: solves"), "solves and misses are claims of a task"),
+        (("kind: holds", "kind: solves"), "solves and misses are claims about tasks"),
         (
             ("- encodings", "- task: copy\n    encodings"),
-            "'holds' of rope: solves and misses are claims of a task, with order alone",
+            "'holds' of rope: solves and misses are claims about tasks, order about both",
         ),
         (("at: 4", "at: 3"), "3 is not among the times"),
         (("times: [2], scored", "times: [8], scored"), "scorings.times has 8, and times ends at 4"),

@@ -96,7 +96,7 @@ def test_levels_that_lack_seeds_are_not_written(tmp_path: Path) -> None:
     both = levels_of({"": [replace(ROW, seed=seed) for seed in range(2)]}, "full")
     [alone] = levels(1.8, score_dtype="bfloat16")
     outcomes = Outcomes(Variant(study), [], None, compare([], []), [*both, alone])
-    with pytest.raises(RunError, match=r"toy\.csv is not written: .* rope at 128 .* 1 seeds in place of 2"):
+    with pytest.raises(RunError, match=r"toy\.csv is not written: .* rope at 128 .* 1 seeds instead of 2"):
         outcomes.write_table()
     assert not study.table.exists()
     replace(outcomes, ours=both).write_table()

@@ -79,7 +79,7 @@ def test_tau_has_its_interval_and_says_where_one_seed_has_none() -> None:
 def test_a_study_with_a_ranking_says_why_it_has_no_tau() -> None:
     study = replace(STUDY, ranking=Ranking(2, {}, "table 2"))
     text = render(Outcomes(Variant(study), [], None, NOTHING, []), 80)
-    assert "no Kendall's tau-b: under 4 ranked encodings have learned" in text
+    assert "no Kendall's tau-b: fewer than 4 ranked encodings have learned" in text
     assert "tau" not in " ".join(printed())
 
 
