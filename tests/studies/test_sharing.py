@@ -122,15 +122,22 @@ def test_studies_take_the_runs_that_are_there_and_say_the_same_in_any_order(
     _check_waiting(command, own, Path("fresh/runs", rope), first)
 
 
-@pytest.mark.parametrize("name", ["alibi", "kerple", "nope_same_targets", "scalings", "windowed"])
-def test_the_shipped_studies_share_the_runs_of_a_plain_train(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *((name, []) for name in ("alibi", "kerple", "scalings", "windowed")),
+        ("nope_same_targets", ["train.tokens=2048000"]),
+        ("budget", ["train.tokens=2048000"]),
+    ],
+)
+def test_the_shipped_studies_share_the_runs_of_a_plain_train(name: str, more: list[str]) -> None:
     def named(overrides: Sequence[str]) -> str:
         config = parse_config(compose(overrides))
         return run_name(config, identity(config, "data", "float32", []))
 
     study = read_study(name)
-    [sweep] = study.sweeps
-    assert named(Variant(study).overrides_of_one(sweep)) == named([f"encoding={sweep.encodings[0]}"])
+    sweep = study.sweeps[-1]
+    assert named(Variant(study).overrides_of_one(sweep)) == named([f"encoding={sweep.encodings[0]}", *more])
 
 
 def _check_waiting(command: Command, own: Path, run: Path, printed: str) -> None:
