@@ -106,3 +106,20 @@ def test_gradients_do_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyPatch) 
             patch.setattr(running_sums, "BLOCK", 1_000)
             for one, other in zip(in_blocks, gradients(encoding), strict=True):
                 assert worst(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("size", [1.0, 20.0])
+@pytest.mark.parametrize("window", [5, 30])
+def test_gradient_of_stick_breaking_is_that_of_the_product(window: int, size: float) -> None:
+    torch.manual_seed(0)
+    scores, direction = size * torch.randn(3, 30, 30).double(), torch.randn(3, 30, 30).double()
+    visible = torch.ones(30, 30).tril(-1).triu(1 - window).bool()
+    scores.requires_grad_()
+    broken = scores.sigmoid()
+    left = torch.where(visible, 1 - broken, 1).flip(-1).cumprod(-1).flip(-1)
+    product = torch.where(visible, broken * torch.nn.functional.pad(left[..., 1:], (0, 1), value=1), 0)
+    weights = StickBreaking().weights(scores, visible)
+    assert worst(weights, product) < 1e-12
+    (found,) = torch.autograd.grad(weights, scores, direction)
+    (expected,) = torch.autograd.grad(product, scores, direction)
+    assert worst(found, expected) < 1e-12
