@@ -63,17 +63,17 @@ bool try_shape(const Shape& shape, bool with_bias) {
     auto v = random_numbers(rows * shape.value_width), slope = random_numbers(rows * shape.value_width);
     auto bias = random_floats(shape.heads * shape.tokens);
     std::vector<Number> out(v.size()), dq(q.size()), dk(k.size()), dv(v.size());
-    std::vector<float> log_sum(static_cast<size_t>(rows)), of_each(log_sum.size()), of_bias(bias.size());
+    std::vector<float> normalizers(static_cast<size_t>(2 * rows)), of_each(normalizers.size() / 2), of_bias(bias.size());
     const Tensor Q = seen_as(q, shape, shape.width), K = seen_as(k, shape, shape.width);
     const Tensor V = seen_as(v, shape, shape.value_width), OUT = seen_as(out, shape, shape.value_width);
     const Tensor SLOPE = seen_as(slope, shape, shape.value_width), DQ = seen_as(dq, shape, shape.width);
     const Tensor DK = seen_as(dk, shape, shape.width), DV = seen_as(dv, shape, shape.value_width);
     const float* given = with_bias ? bias.data() : nullptr;
-    if (pe_bench_forward(&shape, &Q, &K, &V, given, &OUT, log_sum.data())) return false;
-    if (pe_bench_backward(&shape, &Q, &K, &V, given, &OUT, log_sum.data(), &SLOPE, &DQ, &DK, &DV,
+    if (pe_bench_forward(&shape, &Q, &K, &V, given, &OUT, normalizers.data())) return false;
+    if (pe_bench_backward(&shape, &Q, &K, &V, given, &OUT, normalizers.data(), &SLOPE, &DQ, &DK, &DV,
                           with_bias ? of_each.data() : nullptr, with_bias ? of_bias.data() : nullptr))
         return false;
-    return all_finite(out) && all_finite(log_sum) && all_finite(dq) && all_finite(dk) && all_finite(dv) &&
+    return all_finite(out) && all_finite(normalizers) && all_finite(dq) && all_finite(dk) && all_finite(dv) &&
            all_finite(of_bias);
 }
 
