@@ -1,4 +1,5 @@
-// Runs a kernel on many shapes, under the sanitizers it is compiled with; ends with 0 where nothing is amiss.
+// Runs a kernel, and what lies between attentions, on many shapes, under the sanitizers it is compiled with; ends
+// with 0 where nothing is amiss.
 #ifdef EMULATED_TILES  // slow, and all of one size
 #include "../../pe_bench/native/amx.cpp"
 #define SOME_TOKENS {1, 31, 32, 33, 161}
@@ -77,6 +78,38 @@ bool try_shape(const Shape& shape, bool with_bias) {
            all_finite(of_bias);
 }
 
+#ifndef EMULATED_TILES
+bool try_layers(int64_t rows, int64_t width, int threads) {
+    const auto x = random_floats(rows * width), slope = random_floats(rows * width), weight = random_floats(width);
+    const auto both = random_floats(2 * rows * width);
+    std::vector<float> out(x.size()), of_x(x.size()), of_both(both.size()), factor(static_cast<size_t>(rows));
+    std::vector<float> of_weight(static_cast<size_t>(chunks_of(rows) * width)), nll(factor.size());
+    std::vector<float> normalizers(2 * factor.size());
+    std::vector<int64_t> targets(factor.size());
+    for (size_t row = 0; row < targets.size(); ++row) targets[row] = int64_t(row) % width;
+    pe_bench_rms_norm(rows, width, threads, 1e-5f, x.data(), weight.data(), out.data(), factor.data());
+    for (const float* also : {x.data(), static_cast<const float*>(nullptr)})
+        pe_bench_rms_norm_backward(rows, width, threads, slope.data(), x.data(), weight.data(), factor.data(), also,
+                                   of_x.data(), of_weight.data());
+    bool is_finite = all_finite(out) && all_finite(of_x) && all_finite(of_weight);
+    pe_bench_swiglu(rows, width, threads, both.data(), out.data());
+    pe_bench_swiglu_backward(rows, width, threads, slope.data(), both.data(), of_both.data());
+    is_finite = is_finite && all_finite(out) && all_finite(of_both);
+    pe_bench_nll(rows, width, threads, x.data(), targets.data(), nll.data(), normalizers.data());
+    pe_bench_nll_backward(rows, width, threads, nll.data(), x.data(), targets.data(), normalizers.data(), of_x.data());
+    return is_finite && all_finite(nll) && all_finite(of_x);
+}
+
+bool try_rotation(const Shape& shape, int64_t pairs) {
+    auto x = random_numbers(shape.batch * shape.heads * shape.tokens * shape.width);
+    const auto angles = random_floats(shape.tokens * pairs);
+    std::vector<Number> out(x.size());
+    const Tensor X = seen_as(x, shape, shape.width), OUT = seen_as(out, shape, shape.width);
+    pe_bench_rotate(&shape, &X, angles.data(), angles.data(), 0, pairs, -1, &OUT);
+    return all_finite(out);
+}
+#endif
+
 }  // namespace
 
 int main() {
@@ -90,5 +123,15 @@ int main() {
                         return 1;
                     }
                 }
+#ifndef EMULATED_TILES
+    for (const int64_t rows : {1, 31, 32, 33, 100})
+        for (const int64_t width : {1, 7, 16, 33, 128})
+            for (const int threads : {1, 3})
+                if (!try_layers(rows, width, threads) ||
+                    !try_rotation({2, 2, rows, width, width, 0.3f, threads}, width / 2)) {
+                    std::printf("failed: layers of %ld rows, width %ld\n", long(rows), long(width));
+                    return 1;
+                }
+#endif
     return 0;
 }
