@@ -61,7 +61,7 @@ def _of_answers(table: Table) -> Iterator[str]:
     )
     yield (
         f"verdict (from the 95 % intervals): solves (exact above {SOLVED:g}), chance (accuracy less than "
-        f"{NEAR_CHANCE:g} above guessing), partial (neither), unclear"
+        f"{NEAR_CHANCE:g} above guessing), partial (exact below {SOLVED:g}, and not chance), unclear"
     )
 
 

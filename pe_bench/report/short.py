@@ -344,12 +344,18 @@ def marks_of_task(table: Table) -> str:
     guessing = " or ".join(f"{100 * chance:.3g} %" for chance in sorted(chances))
     meanings = {
         "": f"no mark solves more than {100 * SOLVED:g} % of the examples for sure",
-        ">": f"> partial, with more answers right than by guessing ({guessing})",
-        "!": f"! chance, with no more answers right than by guessing ({guessing})",
+        ">": f"> partial: fewer than {100 * SOLVED:g} %",
+        "!": f"! chance: as few answers right as by guessing ({guessing})",
         "?": "? unclear",
     }
     shown = {mark for value in marked for mark in (value.mark or [""])}
-    return ", ".join(meaning for mark, meaning in meanings.items() if mark in shown)
+    return ", ".join(meaning for mark, meaning in meanings.items() if mark in shown) + _of_models_text(marked)
+
+
+def _of_models_text(values: Sequence[Value]) -> str:
+    """Return what two marks at a number mean, with an example of each that is shown."""
+    doubled = sorted({value.mark for value in values if len(value.mark) > 1})
+    return f" ({' '.join(doubled)}: sure of these models, not of other seeds)" if doubled else ""
 
 
 def _marks_text(table: Table) -> str:
@@ -366,6 +372,5 @@ def _marks_text(table: Table) -> str:
         return ""
     if table.baseline:
         return "no mark the same, > worse, v better, ? unclear"
-    is_known = any(len(value.mark) > 1 for value in judged)
-    of_models = " (>? =? v?: sure of these models, not of other seeds)" if is_known else ""
+    of_models = _of_models_text(judged)
     return f"no mark holds, > degrades, ! fails, v improves, ? unclear{of_models}"

@@ -6,7 +6,7 @@ or all wrong show no spread; the interval is therefore never narrower than Wilso
 
     solves    all of the interval of `exact` is above SOLVED, 0.9
     chance    all of the interval of the accuracy is below what guessing gets plus NEAR_CHANCE, 0.05
-    partial   all of `exact` is below SOLVED, and all of the accuracy above what guessing gets
+    partial   all of `exact` is below SOLVED, and the accuracy is not surely that of guessing
     unclear   anything else
 """
 
@@ -53,9 +53,7 @@ def judge_answers(found: AnswerIntervals, chance: float) -> TaskVerdict:
         return "solves"
     if found.accuracy.high < chance + NEAR_CHANCE:
         return "chance"
-    if found.exact.high < SOLVED and found.accuracy.low > chance:
-        return "partial"
-    return "unclear"
+    return "partial" if found.exact.high < SOLVED else "unclear"
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:

@@ -80,7 +80,8 @@ def interval(low: float, high: float) -> Interval:
         ((0.0, 0.1), (0.06, 0.2), "partial"),
         ((0.0, 0.1), (0.0, 0.09), "chance"),
         ((0.0, 0.1), (0.06, 0.099), "chance"),
-        ((0.0, 0.1), (0.04, 0.2), "unclear"),
+        ((0.0, 0.1), (0.04, 0.2), "partial"),
+        ((0.5, 0.92), (0.5, 0.95), "unclear"),
     ],
 )
 def test_a_verdict_is_a_sure_claim(
