@@ -34,6 +34,7 @@ NOT_KEYS = (
 )
 # These choose what is shown; a row that is not may still be a reference.
 SHOWN = ("length", "scored_with")
+SYNONYMS = {"task": "data"}  # what a run was started with, and the column that has it
 LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
 
 
@@ -70,6 +71,7 @@ def parse_condition(word: str) -> Condition:
             f"--where '{word}' cannot be read: say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
         )
     key, sign, text = found.groups()
+    key = SYNONYMS.get(key, key)
     sign = sign.replace("==", "=")
     values = tuple(value.strip() for value in text.split(",")) if sign in ("=", "!=") else (text,)
     if sign in ORDERS and not is_number(text):

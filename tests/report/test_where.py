@@ -22,6 +22,7 @@ from pe_bench.runs.conditions import Condition, parse_condition
         ("train.lr >= 1e-3", Condition("train.lr", ">=", ("1e-3",))),
         ("model!=tiny", Condition("model", "!=", ("tiny",))),
         ("seed==61", Condition("seed", "=", ("61",))),
+        ("task=copy", Condition("data", "=", ("copy",))),
     ],
 )
 def test_a_condition_is_parsed(word: str, expected: Condition) -> None:
