@@ -1,6 +1,7 @@
 """What every encoding under configs/encoding promises, whatever it is: nothing here knows a name."""
 
 import inspect
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -147,7 +148,7 @@ def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None
     try:
         one = with_enough_rows(find_case(name, (f"modifier=[{modifier}]",)))
     except UserError as refusal:
-        if "both replace ids" not in str(refusal):
+        if not re.search("both replace ids|which the encoding replaces", str(refusal)):
             raise
         return
     assert modifier in one.config["modifiers"]
