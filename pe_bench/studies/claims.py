@@ -154,15 +154,10 @@ def _solves(claim: Claim, found: Measurements, length: int) -> Finding:
     if interval is None or verdict is None:
         return Finding("unclear", Paired(None, None, NOTHING), length)
     outcomes: dict[str, Outcome] = {"solves": "holds", "partial": "contradicted", "chance": "contradicted"}
-    return Finding(outcomes.get(verdict, "unclear"), Paired(interval.mean, interval, ""), length)
-
-
-def _misses(claim: Claim, found: Measurements, length: int) -> Finding:
-    finding = _opposite_of(_solves)(claim, found, length)
-    if finding.outcome == "holds" and length <= found.length and not found.is_solved_by_any(claim.sweep):
-        unsolved = finding.measured._replace(missing=UNSOLVED)
-        return Finding("unclear", unsolved, length)
-    return finding
+    outcome = outcomes.get(verdict, "unclear")
+    if outcome == "contradicted" and length <= found.length and not found.is_solved_by_any(claim.sweep):
+        return Finding("unclear", Paired(interval.mean, interval, UNSOLVED), length)
+    return Finding(outcome, Paired(interval.mean, interval, ""), length)
 
 
 def _opposite_of(judge: Judge) -> Judge:
@@ -193,5 +188,5 @@ _JUDGES: dict[Kind, Judge] = {
     "reads_past_window": _reads_past_window,
     "stays_in_window": _opposite_of(_reads_past_window),
     "solves": _solves,
-    "misses": _misses,
+    "misses": _opposite_of(_solves),
 }
