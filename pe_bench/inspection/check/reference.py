@@ -58,6 +58,7 @@ def error_of(encoding_class: EncodingClass, entry: Entry) -> float:
     _fill(built, entry.get("parameters", {}))
     with torch.no_grad():
         found = QUANTITIES[entry["of"]](built, entry).flatten().double()
+    found = found[entry["at"]] if "at" in entry else found
     expected = torch.tensor(entry["numbers"], dtype=torch.float64)
     return math.inf if found.shape != expected.shape else float((found - expected).abs().max())
 
@@ -122,7 +123,7 @@ def _scores(encoding: nn.Module, entry: Entry) -> Tensor:
 def _logits(encoding: nn.Module, entry: Entry) -> Tensor:
     x, q, k, _ = _inputs(entry)
     layer = _layer(encoding, entry)
-    return logits(layer, *project(layer, x, q, k, torch.arange(T)), K**-0.5)[0][0, 0, -1]
+    return logits(layer, *project(layer, x, q, k, torch.arange(q.shape[-2])), K**-0.5)[0][0, 0, -1]
 
 
 def _query(encoding: nn.Module, entry: Entry) -> Tensor:
