@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from pe_bench.runs.untrusted import read_regular
@@ -44,6 +46,28 @@ def recorded_commands(run: Path) -> tuple[str, ...]:
     except (OSError, ValueError, RecursionError):
         return ()
     return tuple(command for command in found if _is_ours(command)) if isinstance(found, list) else ()
+
+
+def takes_code_from(command: str, results: Path) -> bool:
+    """Return whether a recorded command names code, or a folder of configurations, that lies in the results.
+
+    A stranger's run may bring both, and whoever repeated its command would run them.
+    """
+    arguments = shlex.split(command)
+    for option, argument in pairwise(arguments):
+        words = re.split(r"[=:,{}\[\]\s'\"]+", argument)
+        is_folder = option.startswith(("-c", "--config")) or argument.startswith(("-c", "--config"))
+        named = [word for word in words if word and (is_folder or word.endswith(".py"))]
+        modules = [Path(f"{word.replace('.', '/')}.py") for word in words if word]
+        paths = [*map(Path, named), *(path for path in modules if path.is_file())]
+        if any(lies_in(path, [results]) for path in paths):
+            return True
+    return False
+
+
+def lies_in(path: Path, folders: Iterable[Path]) -> bool:
+    """Return whether a path, links followed, is one of these folders or inside one."""
+    return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _is_ours(command: object) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pe_bench.errors import UserError
-from pe_bench.runs.commands import recorded_commands
+from pe_bench.runs.commands import recorded_commands, takes_code_from
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.repeat import Repeater, with_scored_lengths
 
@@ -59,18 +59,21 @@ class RunRecord:
 
 def provenance(folders: Iterable[RunFolder]) -> list[RunRecord]:
     """Return the records of runs, in the order of their names."""
-    repeater = Repeater()
-    return [_record(folder, repeater) for folder in sorted(folders, key=lambda folder: folder.path.name)]
+    folders = sorted(folders, key=lambda folder: folder.path.name)
+    repeater = Repeater(folder.path.parent.parent for folder in folders)
+    return [_record(folder, repeater) for folder in folders]
 
 
 def _record(run: RunFolder, repeater: Repeater) -> RunRecord:
-    rows, found = run.rows, run.environment
+    rows, found, results = run.rows, run.environment, run.path.parent.parent
     repeat, needs, missing = _repeat(run, repeater)
     trained = _environment(found)
     scored = dict.fromkeys(_environment(vars(row)) for row in rows)
     return RunRecord(
         run=run.path.name,
-        commands=recorded_commands(run.path),
+        commands=tuple(
+            command for command in recorded_commands(run.path) if not takes_code_from(command, results)
+        ),
         repeat=repeat,
         needs=needs,
         missing=missing,

@@ -4,10 +4,12 @@ The overrides name the groups, and then whatever differs from what those hold. T
 identity, and so to the same run: one of a sweep, or one whose command was not kept, can be made again.
 """
 
+import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,6 +19,7 @@ from pe_bench.config.groups import config_dir
 from pe_bench.config.override import parse_overrides, quote
 from pe_bench.config.schema import DataConfig, EvalConfig
 from pe_bench.errors import UserError
+from pe_bench.runs.commands import lies_in
 from pe_bench.runs.config_file import RETIRED_KEYS
 from pe_bench.runs.rows import Row
 
@@ -29,9 +32,13 @@ INTERPOLATION = "${"
 
 
 class Repeater:
-    """A writer of overrides that repeat runs; the groups that runs share are composed once."""
+    """A writer of overrides that repeat runs; the groups that runs share are composed once.
 
-    def __init__(self) -> None:
+    untrusted: folders of results, which may be a stranger's: no command takes code from them.
+    """
+
+    def __init__(self, untrusted: Iterable[Path] = ()) -> None:
+        self._untrusted = set(untrusted)
         self._file = cache(_read_group_file)
         self._composed = cache(_compose)
 
@@ -39,7 +46,7 @@ class Repeater:
         """Return the overrides after `pe-bench train` for a resolved configuration and precision.
 
         Where results and caches lie and what machine is used stay open. Raises `UserError` for a
-        configuration that this version cannot express.
+        configuration that this version cannot express, and for code from outside that is not here.
         """
         groups = [*self._encoding_overrides(config["encoding"]), f"seed={config.get('seed', 0)}"]
         return [*groups, f"precision={precision}", *self._section_overrides(config)]
@@ -64,8 +71,7 @@ class Repeater:
         parts = {"encoding": (f"encoding/{name}", encoding)}
         parts |= {f"encoding.modifiers.{key}": (f"modifier/{key}", part) for key, part in modifiers.items()}
         for key, (file, part) in parts.items():
-            default = self._file(file)
-            for prefix, name, value in _differing(part, default):
+            for prefix, name, value in self._differing(part, file):
                 overrides.append(f"{prefix}{key}.{name}={quote(value)}")
             for name, value in _nested_in(part).items():
                 overrides.append(f"{key}.{name}={quote(self._nested(value))}")
@@ -73,14 +79,42 @@ class Repeater:
 
     def _nested(self, encoding: Mapping[str, Any]) -> dict[str, Any]:
         """Return the shortest mapping that stands for an encoding that an option of another holds."""
-        default = self._file(f"encoding/{encoding['name']}")
-        values = {name: value for _, name, value in _differing(encoding, default)}
+        file = f"encoding/{encoding['name']}"
+        values = {name: value for _, name, value in self._differing(encoding, file)}
         values |= {name: self._nested(value) for name, value in _nested_in(encoding).items()}
         modifiers = {
-            name: {option: value for _, option, value in _differing(part, self._file(f"modifier/{name}"))}
+            name: {option: value for _, option, value in self._differing(part, f"modifier/{name}")}
             for name, part in (encoding.get("modifiers") or {}).items()
         }
         return {"name": encoding["name"], **values, **({"modifiers": modifiers} if modifiers else {})}
+
+    def _differing(self, part: Mapping[str, Any], file: str) -> Iterator[tuple[str, str, Any]]:
+        """Yield options that differ from the shipped file, with a prefix; without a file, all not derived."""
+        default, derived = self._file(file), part.get("derived") or []
+        for name, value in part.items():
+            if name in (*NOT_OPTIONS, *_nested_in(part)):
+                continue
+            if default is None:
+                if name not in ("name", "class", *derived):
+                    yield "", name, value
+            elif name not in default:
+                yield "+", name, value
+            elif not (name in derived if _is_derived(default[name]) else default[name] == value):
+                if name == "class":
+                    self._require_code_here(value, part.get("code_sha256"))
+                yield "", name, value
+
+    def _require_code_here(self, specification: str, sha256: str | None) -> None:
+        """Raise `UserError` unless a class is pe-bench's own or in a file of the user's with this hash."""
+        if specification.startswith("pe_bench.encodings."):
+            return
+        path = Path(specification.rpartition(":")[0]).resolve()
+        is_here = path.suffix == ".py" and path.is_file() and not lies_in(path, self._untrusted)
+        if not is_here or hashlib.sha256(path.read_bytes()).hexdigest()[:16] != sha256:
+            raise UserError(
+                f"the code of its encoding, {specification} with hash {sha256}, is not here, and none is "
+                "taken from a folder of results: name a file that you trust with encoding.class=FILE.py:CLASS"
+            )
 
     def _section_overrides(self, config: Mapping[str, Any]) -> list[str]:
         """Group by group: their files, options that the files give, and then what follows from neither."""
@@ -128,21 +162,6 @@ def with_scored_lengths(config: Mapping[str, Any], rows: Iterable[Row]) -> Mappi
     if scored <= asked:
         return config
     return {**config, "eval": {**evaluation, "lengths": sorted(asked | scored)}}
-
-
-def _differing(part: Mapping[str, Any], default: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Any]]:
-    """Yield options that differ from the shipped file, with a prefix; without a file, all not derived."""
-    derived = part.get("derived") or []
-    for name, value in part.items():
-        if name in (*NOT_OPTIONS, *_nested_in(part)):
-            continue
-        if default is None:
-            if name not in ("name", "class", *derived):
-                yield "", name, value
-        elif name not in default:
-            yield "+", name, value
-        elif not (name in derived if _is_derived(default[name]) else default[name] == value):
-            yield "", name, value
 
 
 def _nested_in(part: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

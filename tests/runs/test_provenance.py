@@ -101,3 +101,31 @@ def test_the_command_includes_lengths_that_were_scored_after_training(tmp_path):
     run = add_whole_run(tmp_path, overrides=["eval.lengths=[64,128]"])
     [record] = records_of(tmp_path, [run.name])
     assert "'eval.lengths=[64,128,256]'" in record.repeat
+
+
+def test_commands_of_a_run_from_outside_take_no_code_from_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "results"
+    run = add_whole_run(results)
+    folder = f"results/runs/{run.name}"
+    for path in (run / "x.py", results / "x.py", tmp_path / "mine.py"):
+        path.write_text("raise SystemExit(1)")
+    write_config(run, parse_config(compose(["encoding=rope", f"encoding.class={folder}/x.py:Y"])))
+    harmless = [
+        f"pe-bench eval {folder} --results-dir results",
+        "pe-bench train encoding.class=mine.py:Y --config-dir mine",
+    ]
+    taking = [
+        f"pe-bench train encoding.class={folder}/x.py:Y",
+        "pe-bench train encoding.class=results.x:Y",
+        f"pe-bench train 'encoding.local={{name: rope, class: {folder}/x.py:Y}}'",
+        f"pe-bench train encoding={folder}/x.py:Y",
+        f"pe-bench eval rope-s0 --code {run}/x.py",
+        f"pe-bench train encoding=x --config-dir {folder}",
+        f"pe-bench train encoding=x --config-dir=./{folder}",
+        f"pe-bench train encoding=x -cd {folder}",
+    ]
+    (run / "commands.json").write_text(json.dumps([*taking, *harmless]))
+    [record] = records_of(results, [run.name])
+    assert list(record.commands) == harmless
+    assert record.repeat == "" and f"{folder}/x.py:Y with hash None, is not here" in record.missing

@@ -11,6 +11,7 @@ from pe_bench.config.checks import refuse_unused
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
+from pe_bench.encodings.load import digest
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.identity import identity, run_name
@@ -132,6 +133,40 @@ def test_a_custom_encoding_is_repeated_with_its_files_which_are_named(tmp_path):
     assert "encoding/linear.yaml" in file and "--config-dir" in file
     assert code.startswith("linear.py:Linear (sha256 ")
     assert repeater.requirements(as_written(composed([]))) == []
+
+
+def test_a_command_names_code_only_where_the_user_s_own_file_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "results"
+    (results / "runs" / "rope-s0").mkdir(parents=True)
+    for path in ("mine.py", "results/x.py", "results/runs/rope-s0/x.py"):
+        (tmp_path / path).write_text(LINEAR)
+    (tmp_path / "link.py").symlink_to(results / "x.py")
+    (tmp_path / "package.py").write_text(LINEAR)
+    encoding = {**composed(["encoding=alibi"]).encoding, "code_sha256": digest(LINEAR.encode())}
+    config, repeater = as_written(composed(["encoding=alibi"])), Repeater([results])
+
+    def overrides(specification, **changes):
+        part = {**encoding, "class": specification, **changes}
+        nested = {"name": "local_global", "class": "pe_bench.encodings.local_global:LocalGlobal"}
+        modified = {**composed([]).encoding, "modifiers": {"logn": {"name": "logn", **part}}}
+        for values in (part, {**nested, "local": part}, modified):
+            yield lambda values=values: repeater.overrides({**config, "encoding": values}, "float32")
+
+    for specification, changes in [
+        ("results/runs/rope-s0/x.py:Linear", {}),
+        (str(results / "x.py:Linear"), {}),
+        ("elsewhere/../results/x.py:Linear", {}),
+        ("link.py:Linear", {}),
+        ("gone.py:Linear", {}),
+        ("package:Linear", {}),
+        ("mine.py:Linear", {"code_sha256": "0123456789abcdef"}),
+        ("mine.py:Linear", {"code_sha256": None}),
+    ]:
+        for call in overrides(specification, **changes):
+            with pytest.raises(UserError, match=r"the code of its encoding, .* is not here"):
+                call()
+    assert "encoding.class=mine.py:Linear" in next(overrides("mine.py:Linear"))()
 
 
 def test_a_key_that_this_version_lacks_is_named():
