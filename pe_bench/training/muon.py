@@ -19,6 +19,7 @@ MOMENTUM = 0.95
 # often it is applied (Jordan et al. 2024).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+EPSILON = 1e-7  # the least norm that a matrix is scaled by, as in PyTorch's Muon: smaller ones are damped
 # The root mean square of an update is about this multiple of the learning rate, as AdamW's is, so that both
 # can share a rate (Liu et al. 2025, arXiv:2502.16982, section 2.2).
 UPDATE_SIZE = 0.2
@@ -59,13 +60,14 @@ class Muon(torch.optim.Optimizer):
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Return matrices (B, M, N) with their singular vectors and with singular values near 1.
 
-    A value above 0.02 of its matrix's norm ends between 0.67 and 1.15. An odd polynomial of a matrix X is
+    A value above 0.02 of its matrix's norm ends between 0.67 and 1.15. Where that norm is below `EPSILON`, all
+    are smaller: its squares have lost their digits, and would end as numbers of any size. An odd polynomial of a matrix X is
     P X, with P a polynomial of X Xᵀ, so all iterations work on that square of the shorter side.
     """
     if matrices.size(-2) > matrices.size(-1):
         return orthogonalise(matrices.mT).mT
     linear, cubic, quintic = COEFFICIENTS
-    norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(torch.finfo(matrices.dtype).tiny)
+    norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(EPSILON)
     scaled = matrices / norms
     square = scaled @ scaled.mT
     identity = torch.eye(square.size(-1), dtype=square.dtype, device=square.device)
