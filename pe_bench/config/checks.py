@@ -96,7 +96,7 @@ def unused_keys(data: DataConfig, evaluation: EvalConfig) -> dict[str, tuple[str
     }
     if data.source == "task":
         unused = {key: (value, f"choose {FILES}") for key, (value, _) in unused.items()}
-        keys = ("text_column", "max_tokens", "validation_fraction")
+        keys = ("text_column", "newlines", "max_tokens", "validation_fraction")
         unused |= {f"data.{key}": (f"data={data.name}", f"choose {FILES}") for key in keys}
     if data.source == "stdlib":
         unused["data.text_column"] = (f"data={data.name}", f"choose {FILES} or {HUB}")

@@ -44,6 +44,7 @@ class DataConfig:
     subset: str | None = None
     revision: str | None = None
     text_column: str = "text"
+    newlines: Literal["universal", "keep"] = "universal"
     max_tokens: int | None = None
     validation_fraction: float = 0.2
 

@@ -15,9 +15,9 @@ def read_corpus(
     if config.source == "hub":
         return hub.read(config, byte_budget)
     if config.source == "stdlib":
-        return list(within_budget(standard_library.read(), byte_budget)), None
-    train = list(within_budget(text_files.read(config.path or ".", config.text_column), byte_budget))
+        return list(within_budget(standard_library.read(config), byte_budget)), None
+    train = list(within_budget(text_files.read(config.path or ".", config), byte_budget))
     if config.validation_path is None:
         return train, None
-    validation = text_files.read(config.validation_path, config.text_column, "data.validation_path")
+    validation = text_files.read(config.validation_path, config, "data.validation_path")
     return train, list(within_budget(validation, byte_budget))

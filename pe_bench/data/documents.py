@@ -1,5 +1,6 @@
 """A document, and cutting documents to size."""
 
+import codecs
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Document:
-    """A name to show, and the unchanged bytes of the source, which are valid UTF-8."""
+    """A name to show, and the bytes of a text, which are valid UTF-8."""
 
     name: str
     text: bytes
@@ -16,6 +17,16 @@ class Document:
     @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.text).hexdigest()
+
+
+def read_newlines(text: bytes, newlines: str) -> bytes:
+    r"""Return a text with `\n` for every line end and without a byte-order mark; with `keep`, as it is.
+
+    Both come from the machine that wrote the text: a model would learn them and be scored on them.
+    """
+    if newlines == "keep":
+        return text
+    return text.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def within_budget(documents: Iterable[Document], byte_budget: int | None) -> Iterator[Document]:

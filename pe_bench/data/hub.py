@@ -116,8 +116,8 @@ def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -
     where = f"data.path={config.path}, split {split},"
     names = getattr(rows, "column_names", None)
     if names and config.text_column not in names:  # before a stream is opened, which would leave threads
-        row_text(dict.fromkeys(names), config.text_column, where)
-    texts = (row_text(row, config.text_column, where) for row in rows)
+        row_text(dict.fromkeys(names), config, where)
+    texts = (row_text(row, config, where) for row in rows)
     if str(config.path).rpartition("/")[2] == "wikitext":
         yield from _articles(texts)
     else:

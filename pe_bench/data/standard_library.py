@@ -5,7 +5,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from pe_bench.data.documents import Document
+from pe_bench.config.schema import DataConfig
+from pe_bench.data.documents import Document, read_newlines
 from pe_bench.errors import UserError
 
 # Not the library itself: tests, other people's packages, applications, copies, and tables.
@@ -27,7 +28,7 @@ GENERATED = {"html/entities.py", "keyword.py", "re/_casefix.py", "stringprep.py"
 GENERATED_PREFIXES = ("_sysconfigdata", "config-")
 
 
-def read() -> Iterator[Document]:
+def read(config: DataConfig) -> Iterator[Document]:
     """Yield documents, named and sorted by their paths. Raises `UserError` if there are none."""
     folder = Path(sysconfig.get_path("stdlib"))
     found = False
@@ -35,7 +36,7 @@ def read() -> Iterator[Document]:
         text = (folder / name).read_bytes()
         if text and _is_utf8(text):
             found = True
-            yield Document(name, text)
+            yield Document(name, read_newlines(text, config.newlines))
     if not found:
         raise UserError(
             f"this Python has no sources of its standard library in {folder}: use data=files data.path=DIR"

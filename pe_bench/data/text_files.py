@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pe_bench.data.documents import Document
+from pe_bench.config.schema import DataConfig
+from pe_bench.data.documents import Document, read_newlines
 from pe_bench.errors import UserError
 
 TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".json": "json", ".parquet": "parquet"}
 ROWS = 256  # of Parquet that are in memory at once
 
 
-def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Document]:
+def read(path: str, config: DataConfig, key: str = "data.path") -> Iterator[Document]:
     """Yield every document under `path`, a folder or one file, in the order of the names.
 
     Hidden files and empty ones are passed over. Raises `UserError`, with `key` in its text, for a
@@ -22,13 +23,13 @@ def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Docume
     if not root.exists():
         where = "" if root.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file", key)
-    files = _files_in(root) if root.is_dir() else [root]
+    files = files_in(root, key) if root.is_dir() else [root]
     if not files:
         raise UserError(f"{key}={path} holds no files (hidden ones are ignored): put text files into it", key)
     found = False
     for file in files:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
-        for document in _read_file(file, name, text_column):
+        for document in _read_file(file, name, config):
             if document.text:
                 found = True
                 yield document
@@ -37,24 +38,35 @@ def read(path: str, text_column: str, key: str = "data.path") -> Iterator[Docume
         raise UserError(f"{key}={path} holds {what}: choose files that have text in them", key)
 
 
-def _files_in(folder: Path) -> list[Path]:
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted(
-        (path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).as_posix()
-    )
+def files_in(folder: Path, key: str) -> list[Path]:
+    """Return the files below a folder in the order of their names, without hidden ones.
+
+    Raises `UserError`, with `key` in its text, for a folder below it that cannot be read.
+    """
+
+    paths: list[Path] = []
+    folders = [str(folder)]
+    while folders:  # `os.walk` calls itself for each level
+        try:
+            with os.scandir(folders.pop()) as entries:
+                shown = [entry for entry in entries if not entry.name.startswith(".")]
+        except OSError as error:
+            raise UserError(
+                f"{key}: {error.filename!s:.200} cannot be read: {error.strerror}", key
+            ) from error
+        folders += [entry.path for entry in shown if entry.is_dir(follow_symlinks=False)]
+        paths += [Path(entry.path) for entry in shown if entry.is_file()]
+    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def _read_file(path: Path, name: str, text_column: str) -> Iterator[Document]:
+def _read_file(path: Path, name: str, config: DataConfig) -> Iterator[Document]:
     table = next((kind for ending, kind in TABLES.items() if path.name.endswith(ending)), None)
     if path.stat().st_size == 0:
         return
     if table is not None:
-        yield from _read_table(path, name, table, text_column)
+        yield from _read_table(path, name, table, config)
     else:
-        yield Document(name, _read_text(path))
+        yield Document(name, read_newlines(_read_text(path), config.newlines))
 
 
 def _read_text(path: Path) -> bytes:
@@ -72,12 +84,12 @@ def _read_text(path: Path) -> bytes:
     return text
 
 
-def _read_table(path: Path, name: str, kind: str, text_column: str) -> Iterator[Document]:
+def _read_table(path: Path, name: str, kind: str, config: DataConfig) -> Iterator[Document]:
     """Yield the rows of a table, named `file:row`, as a stream: nothing is copied to another cache."""
     try:
-        rows = _parquet_rows(path, text_column) if kind == "parquet" else _json_rows(path)
+        rows = _parquet_rows(path, config.text_column) if kind == "parquet" else _json_rows(path)
         for row, values in enumerate(rows):
-            yield Document(f"{name}:{row}", row_text(values, text_column, f"{path}, row {row},"))
+            yield Document(f"{name}:{row}", row_text(values, config, f"{path}, row {row},"))
     except UserError:
         raise
     except Exception as error:  # pyarrow, json, gzip and datasets each raise their own kinds
@@ -109,8 +121,9 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
         datasets.logging.set_verbosity(verbosity)
 
 
-def row_text(values: dict[str, Any], text_column: str, where: str) -> bytes:
+def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
     """Return the bytes of one row's text; empty where the row has none."""
+    text_column = config.text_column
     if text_column not in values:
         columns = ", ".join(values)
         raise UserError(f"{where} has no column '{text_column}': set data.text_column to one of {columns}")
@@ -119,7 +132,7 @@ def row_text(values: dict[str, Any], text_column: str, where: str) -> bytes:
         kind = type(text).__name__
         raise UserError(f"{where} holds {kind} in column '{text_column}', not text: set data.text_column")
     try:
-        return (text or "").encode()
+        return read_newlines((text or "").encode(), config.newlines)
     except UnicodeEncodeError as error:
         raise UserError(
             f"{where} holds a broken character in column '{text_column}': {error.reason}"

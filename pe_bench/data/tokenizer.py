@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -35,9 +36,11 @@ class Tokenizer(Protocol):
     """A tokenizer; `vocabulary` has the text of every id, also of end-of-text, which no document has."""
 
     label: str
-    identity: str
     vocab_size: int
     end_of_text: int
+
+    @property
+    def identity(self) -> str: ...
 
     @property
     def vocabulary(self) -> list[str]: ...
@@ -77,8 +80,12 @@ class SubwordTokenizer:
         self.end_of_text = named[0] if named else self.vocab_size
         self.vocab_size = max(self.vocab_size, self.end_of_text + 1)
         self.label = label
-        entries = json.dumps(sorted(vocabulary.items())).encode()
-        self.identity = f"{label} {hashlib.sha256(entries).hexdigest()}"
+
+    @cached_property
+    def identity(self) -> str:
+        """Return a hash of all that makes tokens of a text: vocabulary, merges, normaliser, pre-tokeniser."""
+        meaning = json.dumps(json.loads(self.tokenizer.to_str()), sort_keys=True)
+        return hashlib.sha256(meaning.encode()).hexdigest()
 
     @property
     def vocabulary(self) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from platform import python_version
 
 from pe_bench.config.override import quote
+from pe_bench.data.text_files import files_in
 from pe_bench.runs.identity import IDENTITY_VERSION
 from pe_bench.studies.definition import (
     GROUP,
@@ -68,9 +69,7 @@ class Variant:
         """Return a hash of the state of the text's files and the user's encodings; empty without any."""
         own = [path for folder in self.search for path in folder.glob("*/*") if path.suffix in CODE]
         files = [path for path in own if path.parent.name != GROUP]
-        files += (
-            [] if self.text == STDLIB else [path for path in Path(self.text).rglob("*") if path.is_file()]
-        )
+        files += [] if self.text == STDLIB else files_in(Path(self.text), "--text")
         states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
         return f", files {sha256(repr(states).encode()).hexdigest()[:8]}" if states else ""
 

@@ -60,9 +60,11 @@ class Muon(torch.optim.Optimizer):
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Return matrices (B, M, N) with their singular vectors and with singular values near 1.
 
-    A value above 0.02 of its matrix's norm ends between 0.67 and 1.15. Where that norm is below `EPSILON`, all
-    are smaller: its squares have lost their digits, and would end as numbers of any size. An odd polynomial of a matrix X is
-    P X, with P a polynomial of X Xᵀ, so all iterations work on that square of the shorter side.
+    A value above 0.02 of its matrix's norm ends between 0.67 and 1.15, where that norm is above `EPSILON`.
+    Squares of smaller numbers have lost their digits, and the polynomial would make anything of them.
+
+    An odd polynomial of a matrix X is P X, with P a polynomial of X Xᵀ, so all iterations work on that square
+    of the shorter side.
     """
     if matrices.size(-2) > matrices.size(-1):
         return orthogonalise(matrices.mT).mT

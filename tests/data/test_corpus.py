@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -63,8 +64,8 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_empty_files(t
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
     texts = {
-        "b/x.txt": "tief\r\n",
-        "c.md": "\ufeffé",
+        "b/x.txt": "tief\n",
+        "c.md": "é",
         "a.py": "x = 1",
         ".hidden": "h",
         ".git/y.txt": "y",
@@ -74,7 +75,51 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_empty_files(t
         (tmp_path / name).write_bytes(text.encode())
     documents, _ = read_corpus(files(tmp_path))
     expected = [Document(name, texts[name].encode()) for name in ("a.py", "b/x.txt", "c.md")]
-    assert documents == expected, "and nothing is normalised: line ends and marks stay"
+    assert documents == expected
+
+
+def test_every_reader_gives_line_feeds_and_no_mark_unless_newlines_are_kept(tmp_path):
+    text, read = "\ufeffone\r\ntwo\rthree\n\r\n\ufeff", "one\ntwo\nthree\n\n\ufeff"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    write_rows(tmp_path / "b.jsonl", {"text": text})
+    datasets.Dataset.from_list([{"text": text}]).to_parquet(tmp_path / "c.parquet")
+    (tmp_path / "d.txt").write_bytes(b"\xef\xbb\xbf")
+    for newlines, expected in (("universal", read), ("keep", text)):
+        documents, _ = read_corpus(files(tmp_path, newlines=newlines))
+        assert [document.text.decode() for document in documents[:3]] == [expected] * 3
+        assert len(documents) == (3 if newlines == "universal" else 4), "a mark alone is no text"
+
+
+def test_json_lines_may_begin_with_a_mark_and_end_with_carriage_returns(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n')
+    documents, _ = read_corpus(files(tmp_path))
+    assert [document.text for document in documents] == [b"one", b"two"]
+
+
+def test_folders_within_each_other_are_read_or_told_in_one_line_however_many(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    messages, depth = [], 0
+    try:
+        for depth in range(1, 2_501):
+            os.mkdir("a")
+            os.chdir("a")
+            if depth == 1_500:
+                Path("deep.txt").write_text("deep")
+                assert read_corpus(files(tmp_path))[0][0].text == b"deep"
+        messages.append(one_line(files(tmp_path)))
+    finally:
+        for _ in range(depth):  # which pytest could not remove
+            os.chdir("..")
+            for path in os.listdir("."):
+                os.rmdir(path) if path == "a" else os.remove(path)
+    assert "a/a/a" in messages[0] and messages[0].endswith("File name too long")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable for root")
+def test_a_folder_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "good.txt").write_text("good")
+    (tmp_path / "closed").mkdir(mode=0)
+    assert f"{tmp_path / 'closed'} cannot be read" in one_line(files(tmp_path))
 
 
 def test_one_file_is_one_document(tmp_path):

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,44 @@ def test_the_hash_follows_the_text_and_the_tokenizer_but_no_names(corpus, root):
     (moved / "00.txt").write_text("something else")
     changed = load_data(DataConfig(source="files", path=str(moved)), TokenizerConfig(), str(root))
     assert changed.hash != first.hash
+
+
+def test_carriage_returns_count_only_where_they_are_kept(corpus, root):
+    def load(**options) -> packed.Data:
+        config = DataConfig(source="files", path=corpus.path, **options)
+        return load_data(config, TokenizerConfig(), str(root))
+
+    plain = load()
+    assert load(newlines="keep").hash == plain.hash, "the text has none"
+    for path in Path(str(corpus.path)).iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    kept = load(newlines="keep")
+    assert load().hash == plain.hash != kept.hash
+    assert kept.train.byte_count > plain.train.byte_count
+
+
+def test_a_tokenizer_is_what_it_makes_of_a_text_wherever_its_file_lies(corpus, root, tmp_path):
+    def load(folder: str, change: Callable[[dict], object] = lambda values: None) -> packed.Data:
+        values = json.loads(json.dumps(original))
+        change(values)
+        path = tmp_path / folder / "tokenizer.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(values))
+        return load_data(corpus, TokenizerConfig(kind="file", name=str(path)), str(root))
+
+    load_data(corpus, TokenizerConfig(kind="bpe", vocab_size=280), str(root))
+    original = json.loads((entries(root)[0] / "tokenizer.json").read_text())
+    first, second = load("a"), load("b")
+    assert first.hash == second.hash and (first.tokenizer, second.tokenizer) == ("a", "b")
+    assert load("c", lambda values: values.update(version="1.0", truncation=None)).hash == first.hash
+    changes = [
+        lambda values: values["model"]["merges"].reverse(),
+        lambda values: values["pre_tokenizer"].update(add_prefix_space=True),
+        lambda values: values.update(normalizer={"type": "Lowercase"}),
+        lambda values: values["model"].update(ignore_merges=True),
+    ]
+    hashes = {load("a", change).hash for change in changes}
+    assert len(hashes) == len(changes) and first.hash not in hashes
 
 
 def test_a_bpe_vocabulary_is_kept_and_counts_every_byte(corpus, root, builds):
