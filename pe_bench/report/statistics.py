@@ -68,9 +68,9 @@ document. Simulated were sizes that are lognormal with a deviation of 1 (1.04 is
 `stdlib`, 70 documents); the percentage of 4,000 intervals that held the true mean:
 
                          1 x 30  1 x 70  3 x 30  3 x 70  5 x 30  5 x 70
-    normal                 94.5    94.6    97.7    97.9    96.3    96.5
-    exponential            93.2    94.4    97.2    97.5    94.8    96.1
-    lognormal              91.5    92.6    97.0    97.9    94.7    96.2
+    normal                 93.9    94.2    97.4    97.7    96.0    96.4
+    exponential            92.5    94.2    97.0    97.3    94.4    96.0
+    lognormal              91.1    92.5    96.9    97.9    94.3    96.1
 
 Wrong claims, in percent: of 400 lines of 8 lengths with a wrong "holds up to" or "breaks at", and of 2,000
 single verdicts, where documents are independent and every true change lies a hair beyond a boundary, so that
@@ -92,6 +92,8 @@ Thirty documents, or stretches of documents, keep the 5 % in every case, and so 
 ones do not in the worst case: the tail is hardly seen where the level is high. `judge_context_use` is wrong
 in at most 2.4 % over thirty documents, and in 5.5 % over ten at the edge of its margin. Three seeds cost
 power: the critical value of two degrees of freedom is 4.3, so that what differs between seeds stays unclear.
+Seeds are taken to differ normally. Where their effects are lognormal and as large as those of documents or
+larger, three to five seeds do not show the tail, and intervals hold the truth in 84 to 92 %.
 """
 
 import math
@@ -332,7 +334,7 @@ def _with_sizes(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """
     share = sizes / sizes.sum()
     means = differences @ share
-    deviations = (differences - means[:, None]) * share * len(sizes) / (1 - share)
+    deviations = (differences - means[:, None]) * share * (len(sizes) - 1) / (1 - share)
     return means[:, None] + deviations - deviations.mean(axis=1, keepdims=True)
 
 

@@ -60,8 +60,18 @@ def test_the_simulation_notices_intervals_of_other_means(monkeypatch: pytest.Mon
 def test_equal_sizes_change_nothing() -> None:
     differences = np.random.default_rng(1).normal(size=(3, 40))
     plain, by_size = paired_interval(differences), paired_interval(differences, np.full(40, 7.0))
-    assert by_size.mean == pytest.approx(plain.mean)
-    assert by_size.high - by_size.low == pytest.approx(plain.high - plain.low, rel=0.03)
+    assert (by_size.mean, by_size.low, by_size.high) == pytest.approx((plain.mean, plain.low, plain.high))
+
+
+def test_the_spread_of_a_mean_by_sizes_is_the_exact_jackknife() -> None:
+    generator = np.random.default_rng(1)
+    differences, sizes = generator.normal(size=12), generator.integers(1, 30, 12).astype(float)
+    without = [
+        np.average(np.delete(differences, place), weights=np.delete(sizes, place)) for place in range(12)
+    ]
+    spread = paired_interval(differences[None, :], sizes).spread
+    assert spread is not None
+    assert spread.variance == pytest.approx(11 / 12 * np.sum((without - np.mean(without)) ** 2))
 
 
 def test_the_mean_is_that_of_all_targets_together() -> None:
