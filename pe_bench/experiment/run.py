@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import summary
+from pe_bench.errors import UserError, first_line
 from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, prepare_job
 from pe_bench.experiment.progress import TrainingProgress
@@ -14,7 +15,7 @@ from pe_bench.experiment.score import report_shortages, score_encodings, score_m
 from pe_bench.experiment.trackers import Tracking, tracking
 from pe_bench.model.attention import is_kernel_here, training_kernel
 from pe_bench.runs.commands import record_command
-from pe_bench.runs.config_file import with_absolute_paths, write_config
+from pe_bench.runs.config_file import read_config, with_absolute_paths, write_config
 from pe_bench.runs.gather import gather_and_warn, read_result
 from pe_bench.runs.lock import locked, record_error
 from pe_bench.runs.rows import Row, read_rows
@@ -91,6 +92,7 @@ def _rows_if_finished(job: Job, bars: Bars) -> list[Row] | None:
         _reopen(job)
         return None
     say(f"{setup.run} is already trained")
+    _mend_config(setup)
     if trained is not None:
         return score_encodings(job, trained, bars=bars)
     report_shortages(job)
@@ -162,6 +164,15 @@ def _describe_run(setup: Setup) -> None:
     _write_json(setup.run / "environment.json", about)
     if setup.device.type == "cpu" and not is_kernel_here():
         say(f"attention: {kernel}")
+
+
+def _mend_config(setup: Setup) -> None:
+    """Write a finished run's config.yaml again where it is damaged: the same command made it before."""
+    try:
+        read_config(setup.run)
+    except UserError as error:
+        write_config(setup.run, replace(setup.config, data=with_absolute_paths(setup.config.data)))
+        say(f"warning: {first_line(error).partition(': ')[0]}, and was written again")
 
 
 def _write_result(job: Job, trained: Checkpoint) -> None:

@@ -25,7 +25,7 @@ from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.slices import keep_slices
 from pe_bench.scoring.anchor_scores import score_anchors
-from pe_bench.scoring.evaluate import TrainedModel, evaluate, scored_rows
+from pe_bench.scoring.evaluate import TrainedModel, evaluate, scored_rows, with_lost_plans
 from pe_bench.scoring.key_tokens import OPTION, key_slices
 from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import Planner, count_parts, make_plans, shortages
@@ -127,7 +127,8 @@ def score_encodings(
         model.encoding.to(setup.device)
     report_shortages(job)
     rows = scored_rows(setup, job.plans) if is_changed else []
-    rows += _rows(replace(own, forced=is_changed), job.plans, bars)
+    plans = job.plans if is_changed else with_lost_plans(setup, job.data, job.plans)
+    rows += _rows(replace(own, forced=is_changed), plans, bars)
     for model, other in zip(models, others, strict=True):
         rows += _rows(
             replace(own, model=model, scored_with=other.label, forced=other.forced), job.plans, bars

@@ -18,6 +18,7 @@ from pe_bench.report.tables.swept import check_best
 from pe_bench.runs.conditions import named_runs, parse_condition
 from pe_bench.runs.gather import require_results_folder
 from pe_bench.runs.rows import ALL
+from pe_bench.runs.scores import explain_lost_scores, lengths_without_scores
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
 
@@ -119,3 +120,8 @@ def say_problems(report: Report) -> None:
     """Print the problems that tables show as notes and a data frame has no place for."""
     for problem in report.problems:
         say(f"warning: {problem}")
+    runs = dict.fromkeys(run for table in report.tables for line in table.lines for run in line.runs)
+    for folder in map(report.folder_of, runs):
+        lengths = lengths_without_scores(folder.path, folder.rows)
+        if lengths:
+            say(f"warning: {folder.path.name}: {explain_lost_scores(folder.path.name, lengths)}")

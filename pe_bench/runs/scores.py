@@ -3,8 +3,9 @@
 import hashlib
 import json
 import math
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -207,6 +208,25 @@ def score_file(run: Path, row: Row) -> Path:
         name += f"-{hashlib.sha256(other.encode()).hexdigest()[:8]}"
     name += f"-{row.score_dtype}" if row.score_dtype != "float32" else ""
     return run.joinpath("scores", f"{name}.safetensors")  # at once, because a report does it for each row
+
+
+def lengths_without_scores(run: Path, rows: Iterable[Row]) -> list[int]:
+    """Return the lengths of the rows of a run whose files of scores are not there."""
+    try:
+        files = set(os.listdir(run / "scores"))
+    except OSError:
+        files = set()
+    return sorted(
+        {row.length for row in rows if row.status == "ok" and score_file(run, row).name not in files}
+    )
+
+
+def explain_lost_scores(run: str, lengths: Iterable[int]) -> str:
+    """Return what is missing of a run's scores, and the command that makes it again."""
+    named = ",".join(map(str, lengths))
+    return f"its files of scores at {named.replace(',', ', ')} are missing: make them again with " + (
+        f"`pe-bench eval {run} --lengths {named}`"
+    )
 
 
 def save_scores(path: Path, scores: Scores) -> None:

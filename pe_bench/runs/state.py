@@ -11,6 +11,7 @@ from pe_bench.runs.gather import folders_of_runs, read_result
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.lock import ERROR
 from pe_bench.runs.rows import APART, Row, read_rows
+from pe_bench.runs.scores import explain_lost_scores, lengths_without_scores
 from pe_bench.runs.untrusted import read_json
 from pe_bench.system.outside_text import one_line
 
@@ -19,8 +20,8 @@ from pe_bench.system.outside_text import one_line
 class RunState:
     """A run, how far it came, and what is wrong with it; fields that are not known are empty.
 
-    state: finished, not finished, failed, no scores (finished, and without rows) or damaged. encoding: its
-    label in tables. steps, asked: done, and asked for. lengths: that have a number.
+    state: finished, not finished, failed, no scores (finished, and without rows), scores lost or damaged.
+    encoding: its label in tables. steps, asked: done, and asked for. lengths: that have a number.
     """
 
     run: str
@@ -57,15 +58,20 @@ def _state(run: Path, name: str) -> RunState:
     rows = read_rows(run / "eval.csv")
     is_read = result is not None and rows and _has_whole_config(run)
     asked = rows[0].steps if is_read else read_config(run).train.total_steps
+    lost: list[int] = []
     if result is None:
         state = "failed" if (run / ERROR).exists() else "not finished"
         steps, loss = _of_newest_checkpoint(run)
     else:
-        state = "finished" if rows else "no scores"
+        lost = lengths_without_scores(run, rows)
+        state = ("scores lost" if lost else "finished") if rows else "no scores"
         steps, loss = result["steps"], f"{result['loss']:.3f}" if "checkpoint" not in result else ""
-    way_out = f"it has no eval.csv: make its scores with `pe-bench eval {name}`"
+    problems = {
+        "no scores": f"it has no eval.csv: make its scores with `pe-bench eval {name}`",
+        "scores lost": explain_lost_scores(name, lost),
+    }
     label = rows[0].encoding if rows else encoding_in(name)
-    problem = way_out if state == "no scores" else ""
+    problem = problems.get(state, "")
     return RunState(name, label, state, str(steps), str(asked), loss, _scored_lengths(rows), problem)
 
 

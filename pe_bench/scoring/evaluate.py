@@ -14,6 +14,7 @@ from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_fi
 from pe_bench.runs.setup import Setup
 from pe_bench.scoring.controls import remark
 from pe_bench.scoring.extend import known_scores
+from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import (
     Plan,
     answer_documents,
@@ -90,6 +91,28 @@ def scored_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row]:
     kept = {row.key: row for row in read_rows(setup.run / "eval.csv")}
     found = [kept.get(_key(setup, plan)) for plan in plans]
     return [row for row in found if row is not None and _is_scored(setup.run, row)]
+
+
+def with_lost_plans(setup: Setup, data: Data, plans: Sequence[Plan]) -> list[Plan]:
+    """Add the plans of other sets of targets whose files of scores are lost, at the lengths of `plans`.
+
+    A run may have been scored up to lengths that this command does not name, or on more targets.
+    """
+    planned, lengths = {_key(setup, plan) for plan in plans}, {plan.length for plan in plans}
+    rows = read_rows(setup.run / "eval.csv")
+    lost = [
+        row
+        for row in rows
+        if row.key not in planned and row.length in lengths and row.target_tokens and row.status == "ok"
+        if not has_whole_scores(setup.run, row)
+    ]
+    found = {}
+    for row in lost:
+        of_set = sorted({other.length for other in rows if other.target_hash == row.target_hash})
+        targets = row.targets // (row.target_tokens or 1)
+        evaluation = replace(setup.config.eval, lengths=of_set, targets=targets, controls="all")
+        found |= {_key(setup, plan): plan for plan in make_plans(setup.config, evaluation, data)}
+    return [*plans, *(found[row.key] for row in lost if row.key in found)]
 
 
 def _key(setup: Setup, plan: Plan) -> tuple[str, ...]:

@@ -170,6 +170,33 @@ def test_a_configuration_damaged_anywhere_is_named(rescore, run):
     assert rescore().code == 0
 
 
+@pytest.mark.parametrize("damage", [flip, cut, lambda path, drawn: path.unlink()])
+def test_the_training_command_makes_a_damaged_configuration_whole(train, rescore, run, folder, damage):
+    unbroken = contents(folder / "results")
+    damage(run / "config.yaml", random.Random(1))
+    assert rescore().code == 2
+    again = train(*ARGUMENTS)
+    assert again.code == 0 and "already trained" in again.err and "was written again" in again.err
+    assert contents(folder / "results") == unbroken
+    assert rescore().code == 0
+
+
+def test_a_lost_file_of_scores_is_named_everywhere_and_made_again_by_eval_at_its_length(command, run, folder):
+    results = ("--results-dir", str(folder / "results"))
+    scored = ("eval", str(run), "--threads", "1", *results)
+    assert command(*scored, "--lengths", "128").code == 0  # which is beyond the run's own set of targets
+    unbroken = contents(folder / "results")
+    for path in sorted((run / "scores").iterdir()):
+        length = path.name.split("-")[1]
+        path.unlink()
+        listed, csv = command("list", "runs", *results), command("report", "--csv", "-", *results)
+        assert "scores lost" in listed.out
+        for outcome in (listed, csv):
+            assert f"make them again with `pe-bench eval {run.name} --lengths {length}`" in outcome.err
+        assert command(*scored, "--lengths", length).code == 0
+        assert contents(folder / "results") == unbroken
+
+
 def test_a_configuration_written_by_hand_is_accepted(rescore, run):
     path = run / "config.yaml"
     path.write_text("".join(path.read_text().splitlines(True)[1:-1]))
