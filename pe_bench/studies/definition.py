@@ -15,7 +15,7 @@ from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.runs.yaml_file import parse_mapping
-from pe_bench.values import check_type, unknown
+from pe_bench.values import check_type, shown, unknown
 
 GROUP = "study"
 Comparing = Literal["order", "breaks_first"]  # two encodings, or one in two sweeps
@@ -23,6 +23,7 @@ OfTask = Literal["solves", "misses"]
 OfProtocol = Literal["early_tokens", "reads_past_window", "stays_in_window"]
 Kind = Literal[Comparing, OfTask, OfProtocol, "falls", "rises", "holds", "breaks"]
 Measure = Literal["level", "change"]
+MAX_SEEDS = 1_000
 MIN_RANKED = 4  # of three encodings no order proves anything: one in six agrees by chance
 QUICK_OVERRIDES = ("experiment=quick",)
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
@@ -164,11 +165,10 @@ def _parse(name: str, path: Path, values: Mapping[str, Any]) -> Study:
     part = partial(_part, path=path)
     require("claims" in values and "sweeps" in values, f"{path}: a study has sweeps and claims")
     found = dict(values)
-    found["sweeps"] = tuple(part(Sweep, sweep, key="sweeps") for sweep in values["sweeps"])
-    found["claims"] = tuple(part(Claim, claim, key="claims") for claim in values["claims"])
-    found["scorings"] = tuple(
-        part(ScoringStep, step, key="scorings") for step in values.get("scorings") or ()
-    )
+    for key, kind in (("sweeps", Sweep), ("claims", Claim), ("scorings", ScoringStep)):
+        parts = values.get(key, [])
+        require(isinstance(parts, list), f"{path}: {key} must be a list, not {shown(parts)}")
+        found[key] = tuple(part(kind, one, key=key) for one in parts)
     for key, kind in (("ranking", Ranking), ("quick", Quick)):
         found[key] = part(kind, values[key], key=key) if values.get(key) else None
     study = part(Study, {**found, "name": name, "path": path}, key="study")
@@ -205,6 +205,12 @@ def _check(study: Study) -> None:
     """Raise `UserError` for claims that the study's runs cannot answer."""
     names = [sweep.name for sweep in study.sweeps]
     require(len({*names}) == len(names), f"{study.path}: two sweeps have one name")
+    is_few = 1 <= study.seeds <= MAX_SEEDS
+    require(is_few, f"{study.path}: seeds must lie between 1 and {MAX_SEEDS}, not {study.seeds}")
+    require(
+        any(study.times) and min(study.times) > 0,
+        f"{study.path}: times must be lengths over the training length, such as [1, 2], not {study.times}",
+    )
     longest = max(study.times)
     for time in (time for step in study.scorings for time in step.times):
         message = (

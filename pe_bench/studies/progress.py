@@ -73,7 +73,7 @@ class Progress:
         try:
             values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
             return {key: _step(step) for key, step in values.items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {}
 
 

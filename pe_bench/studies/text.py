@@ -10,6 +10,7 @@ from pe_bench.studies.outcomes import Outcomes
 from pe_bench.studies.ranking import Agreement
 from pe_bench.studies.table import TOLERANCE, Difference, Incomparable
 from pe_bench.studies.variant import STDLIB, Variant
+from pe_bench.system.outside_text import one_line
 
 ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
 INDENT = max(map(len, ORDER)) + 2
@@ -42,7 +43,7 @@ def render(outcomes: Outcomes, width: int) -> str:
             f"no Kendall's tau-b: fewer than {MIN_RANKED} ranked encodings have learned and have scores",
         ]
     lines += ["", *_comparison(outcomes)]
-    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
+    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(one_line(line), width))
 
 
 def _wrap(line: str, width: int) -> list[str]:

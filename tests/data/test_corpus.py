@@ -115,13 +115,6 @@ def test_folders_within_each_other_are_read_or_told_in_one_line_however_many(tmp
     assert "a/a/a" in messages[0] and messages[0].endswith("File name too long")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable for root")
-def test_a_folder_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "good.txt").write_text("good")
-    (tmp_path / "closed").mkdir(mode=0)
-    assert f"{tmp_path / 'closed'} cannot be read" in one_line(files(tmp_path))
-
-
 def test_one_file_is_one_document(tmp_path):
     (tmp_path / "a.txt").write_text("hello")
     assert read_corpus(files(tmp_path / "a.txt"))[0] == [Document("a.txt", b"hello")]

@@ -190,6 +190,11 @@ def test_a_mistake_is_one_line_before_anything_is_written(
         (("seeds: 1", "sedes: 1"), "did you mean 'seeds'?"),
         (("claims:", "claimed:"), "a study has sweeps and claims"),
         (("title: A toy", "title: ["), "cannot be read"),
+        (("times: [1, 2, 4]", "times: []"), "times must be lengths over the training length"),
+        (("times: [1, 2, 4]", "times: [0, 1]"), "such as [1, 2], not [0.0, 1.0]"),
+        (("sweeps:\n  - encodings: [rope, nope]", "sweeps:"), "sweeps must be a list, not null"),
+        (("- encodings: [rope, nope]", "- encodings: []"), "its sweep trains , not rope"),
+        (("seeds: 1", "seeds: 1000000000"), "seeds must lie between 1 and 1000, not 1000000000"),
         (
             ("sweeps:", "ranking: {at: 2, numbers: {a: 1, b: 2, c: 3}, source: x}\nsweeps:"),
             "a ranking needs 4 encodings",
@@ -229,6 +234,14 @@ def test_a_step_whose_rows_are_gone_is_to_be_done_again(tmp_path: Path) -> None:
     write_rows(run / "eval.csv", read_rows(run / "eval.csv")[:1])
     assert progress.find("a") is None
     assert progress.finished_runs(["a"]) == 1
+
+
+def test_a_damaged_file_of_progress_is_no_progress(command: Command, folder: Path) -> None:
+    path = Path("results/studies/windowed.json")
+    path.parent.mkdir(parents=True)
+    for text in ("[" * 100_000, '{"a":' * 100_000, '{"a": 5}', "nothing"):
+        path.write_text(text)
+        assert "windowed" in listed(command, "reproduce").out
 
 
 def listed(command: Command, *arguments: str) -> Outcome:
