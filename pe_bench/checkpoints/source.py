@@ -15,6 +15,7 @@ from typing import Any
 
 from pe_bench.errors import UserError, require
 from pe_bench.system.outside_text import one_line
+from pe_bench.system.paths import check_name, expand_path
 
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -94,8 +95,10 @@ def read_source(text: str) -> Source:
     """Return the checkpoint that `hf:REPO_OR_FOLDER[@revision]` names; a repository is downloaded."""
     named = text.removeprefix(PREFIX)
     require(named != "", f"{text} names no checkpoint: say hf:FOLDER or hf:OWNER/NAME")
-    if Path(named).expanduser().is_dir():
-        return checked(Source(named, Path(named).expanduser().resolve()))
+    folder = expand_path(named, PREFIX)
+    if folder.is_dir():
+        check_name(str(folder.resolve()), PREFIX)
+        return checked(Source(named, folder.resolve()))
     require(not named.startswith((".", "/", "~")), f"{text} is not a folder{_close_folder(named)}")
     repository, _, revision = named.partition("@")
     require(

@@ -24,6 +24,7 @@ from pe_bench.config.schema import (
 )
 from pe_bench.config.unknown_keys import UnusableKeyError
 from pe_bench.errors import UserError, require
+from pe_bench.system.paths import expand_path
 from pe_bench.values import shown
 
 MAX_THREADS = 1_024
@@ -119,7 +120,7 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
     Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
     """
     require(str(folder) != "", f"{key} is empty: name a folder")
-    path = Path(folder).expanduser()
+    path = expand_path(folder, f"{key}=")
     existing = next((place for place in (path, *path.parents) if os.path.lexists(place)), Path())
     require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
     if is_written and not os.access(existing, os.W_OK):

@@ -1,6 +1,5 @@
 """The configuration of one job: Hydra composes it from a command's overrides."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.config.unknown_keys import CONFIG, search_override
 from pe_bench.errors import UserError, first_line
+from pe_bench.system.paths import expand_path
 
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
@@ -99,7 +99,9 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("quotient", lambda a, b: max(1, a // b), replace=True)
     OmegaConf.register_new_resolver("times", lambda a, b: a * b, replace=True)
     OmegaConf.register_new_resolver("required", _require_value, replace=True)
-    OmegaConf.register_new_resolver("expanduser", lambda path: os.path.expanduser(str(path)), replace=True)
+    OmegaConf.register_new_resolver(
+        "expanduser", lambda path: str(expand_path(path, "results_dir=")), replace=True
+    )
 
 
 def _require_value(otherwise: str) -> NoReturn:

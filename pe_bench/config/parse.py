@@ -19,6 +19,7 @@ from pe_bench.config.schema import (
     ScorePrecision,
 )
 from pe_bench.errors import UserError, require
+from pe_bench.system.paths import check_name, expand_path
 from pe_bench.values import check_type, shown, unknown
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
 
     Raises `UserError` for an unknown key, a value of the wrong type or one that cannot work.
     """
+    _check_texts(values)
     parsed: dict[str, Any] = {}
     hints = typing.get_type_hints(Config)
     for key, value in values.items():
@@ -80,6 +82,18 @@ def _parse_section(section: type[T], values: Any, name: str) -> T:
     return section(**parsed)
 
 
+def _check_texts(value: Any, key: str = "") -> None:
+    """Raise `UserError` for a text in plain values that would damage the file of the configuration."""
+    if isinstance(value, str):
+        check_name(value, f"{key}=")
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            _check_texts(inner, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for inner in value:
+            _check_texts(inner, key)
+
+
 def _parse_value(value: Any, wanted: Any, key: str) -> Any:
     require(value != "", f"{key} is empty: give it a value, or remove it")
     if wanted in (Precision, ScorePrecision) and isinstance(value, str):
@@ -90,14 +104,16 @@ def _parse_value(value: Any, wanted: Any, key: str) -> Any:
 def _with_home(config: Config) -> Config:
     """Replace `~` in paths by the user's folder; a shell leaves it as it is inside KEY=VALUE."""
 
-    def expanded(path: str | None) -> str | None:
-        return None if path is None else os.path.expanduser(path)
+    def expanded(path: str | None, key: str) -> str | None:
+        return None if path is None else str(expand_path(path, f"{key}="))
 
     data = config.data
     if data.source == "files":
-        paths = {"path": expanded(data.path), "validation_path": expanded(data.validation_path)}
+        paths = {name: expanded(getattr(data, name), f"data.{name}") for name in ("path", "validation_path")}
         data = dataclasses.replace(data, **paths)
-    folders = {"results_dir": expanded(config.results_dir), "cache_dir": expanded(config.cache_dir)}
+        for name, path in paths.items():  # which a run's configuration has in full
+            check_name(os.path.realpath(path or ""), f"data.{name}=")
+    folders = {name: expanded(getattr(config, name), name) for name in ("results_dir", "cache_dir")}
     return dataclasses.replace(config, data=data, **folders)
 
 

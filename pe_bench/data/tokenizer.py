@@ -14,6 +14,7 @@ from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
 from pe_bench.errors import UserError, first_line
 from pe_bench.system.outside_text import printable
+from pe_bench.system.paths import expand_path
 
 if TYPE_CHECKING:
     import tokenizers
@@ -150,7 +151,7 @@ def vocabulary_size(config: TokenizerConfig) -> int:
 
 def tokenizer_file(config: TokenizerConfig) -> Path:
     """Return the file that `tokenizer.name` means. Raises `UserError` where there is none."""
-    named = Path(str(config.name)).expanduser()
+    named = expand_path(str(config.name), "tokenizer.name=")
     path = named / "tokenizer.json" if named.is_dir() else named
     if not path.is_file():
         raise UserError(f"tokenizer.name={config.name}: there is no file {path}")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_args
 
 from pe_bench.encodings.base import Claim, LayerEncoding, PositionalEncoding
 from pe_bench.errors import UserError, first_line
+from pe_bench.system.paths import same_working_folder
 from pe_bench.values import unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
@@ -93,7 +94,8 @@ def _load_file(path: Path, content: bytes) -> ModuleType:
     module.__file__ = str(path)
     sys.modules[name] = module
     try:
-        exec(compile(content, str(path), "exec"), vars(module))
+        with same_working_folder():
+            exec(compile(content, str(path), "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
         raise UserError(f"{_line_of(error, path)}: {type(error).__name__}: {_text_of(error)}") from error
@@ -115,7 +117,8 @@ def _text_of(error: Exception) -> str:
 
 def _load_module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with same_working_folder():
+            return importlib.import_module(name)
     except Exception as error:
         reason = error if isinstance(error, ImportError) else f"{type(error).__name__}: {_text_of(error)}"
         raise UserError(f"the encoding's module {name} could not be imported: {reason}") from error

@@ -49,7 +49,7 @@ class Scoring:
 def evaluate(
     run: Run | str | Path,
     lengths: int | Sequence[int] | None = None,
-    with_: str | Sequence[str] = (),
+    with_: str | Sequence[str] | None = None,
     *,
     protocol: str | None = None,
     max_length: int | None = None,
@@ -62,12 +62,12 @@ def evaluate(
     threads: int | None = None,
     force: bool = False,
     key_tokens_of: Run | str | Path | None = None,
-    config_dir: str | Path | Sequence[str | Path] = (),
-    code: str | Path | Sequence[str | Path] = (),
+    config_dir: str | Path | Sequence[str | Path] | None = None,
+    code: str | Path | Sequence[str | Path] | None = None,
     data_path: str | Path | None = None,
     cache_dir: str | Path | None = None,
     results_dir: str | Path = "results",
-    overrides: str | Sequence[str] = (),
+    overrides: str | Sequence[str] | None = None,
     plain: bool = False,
 ) -> Run:
     """Score a finished run at other lengths, or its weights under other encodings, and return the run.

@@ -17,7 +17,7 @@ from pe_bench.values import check_type
 def probe(
     run: Run | str | Path,
     lengths: int | Sequence[int] | None = None,
-    with_: str | Sequence[str] = (),
+    with_: str | Sequence[str] | None = None,
     *,
     depths: int | None = None,
     windows: int = DEFAULT_WINDOWS,
@@ -26,12 +26,12 @@ def probe(
     device: str | None = None,
     threads: int | None = None,
     force: bool = False,
-    config_dir: str | Path | Sequence[str | Path] = (),
-    code: str | Path | Sequence[str | Path] = (),
+    config_dir: str | Path | Sequence[str | Path] | None = None,
+    code: str | Path | Sequence[str | Path] | None = None,
     data_path: str | Path | None = None,
     cache_dir: str | Path | None = None,
     results_dir: str | Path = "results",
-    overrides: str | Sequence[str] = (),
+    overrides: str | Sequence[str] | None = None,
     plain: bool = False,
 ) -> Run:
     """Ask a finished run to find a span of its validation text, and return the run.

@@ -56,10 +56,10 @@ class Request:
 def read_request(
     evaluation: Mapping[str, Any],
     machine: Mapping[str, Any],
-    with_: str | Sequence[str],
-    code: str | Path | Sequence[str | Path],
+    with_: str | Sequence[str] | None,
+    code: str | Path | Sequence[str | Path] | None,
     data_path: str | Path | None,
-    config_dir: str | Path | Sequence[str | Path],
+    config_dir: str | Path | Sequence[str | Path] | None,
     *,
     force: bool,
     probe: Probe | None = None,
@@ -79,5 +79,8 @@ def read_lengths(lengths: int | Sequence[int] | None) -> list[int] | None:
     return values if isinstance(values, list | None) else [values]
 
 
-def listed(values: str | Path | Sequence[Any]) -> list[Any]:
+def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
+    """Return values, or a single one, as a list; None stands for no value."""
+    if values is None:
+        return []
     return [values] if isinstance(values, str | Path) else [*values]

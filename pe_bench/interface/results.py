@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from pe_bench.config.checks import check_margin
 from pe_bench.config.schema import Protocol, Slice
 from pe_bench.errors import require
+from pe_bench.interface.request import listed
+from pe_bench.interface.values import plain
 from pe_bench.report.export import to_frame
 from pe_bench.report.tables.build import build_report
 from pe_bench.report.tables.ranking import check_sort
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 def results(
     results_dir: str | Path = "results",
-    runs: str | Sequence[str] = (),
+    runs: str | Sequence[str] | None = None,
     *,
-    where: str | Sequence[str] = (),
+    where: str | Sequence[str] | None = None,
     by: str | None = None,
     best: str | None = None,
     baseline: str | None = None,
@@ -54,10 +56,11 @@ def results(
     Raises `UserError` (a `ValueError`) where nothing was scored or a value cannot work, and `RunError` where
     all results are damaged.
     """
-    conditions = [where] if isinstance(where, str) else where
-    names = [runs] if isinstance(runs, str) else runs
-    selection = read_selection(conditions, by, None, baseline, margin, best, slice)
-    report = read_report(Path(results_dir), names, protocol, selection, everything=True)
+    by, best = check_type(by, str | None, "by"), check_type(best, str | None, "best")
+    baseline = check_type(baseline, str | None, "baseline")
+    margin = check_type(plain(margin), float | None, "margin")
+    selection = read_selection(listed(where), by, None, baseline, margin, best, slice)
+    report = read_report(Path(results_dir), listed(runs), protocol, selection, everything=True)
     require_levels(report)
     say_problems(report)
     return to_frame(report.tables)

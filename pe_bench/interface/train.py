@@ -64,6 +64,9 @@ def _train(config: Config, overrides: Sequence[str]) -> Run:
 def _overrides(key: str, value: Any) -> Iterator[str]:
     """Write a value as overrides in Hydra's grammar: one, or one for each key of a group."""
     if isinstance(value, Mapping):
+        require(
+            bool(value), f"{key}={{}} names no key and changes nothing: leave it out, or name a key in it"
+        )
         for name, inner in value.items():
             yield from _overrides(f"{key}.{name}", inner)
     else:

@@ -13,6 +13,7 @@ from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system.memory import is_out_of_memory
+from pe_bench.system.paths import same_working_folder
 
 
 @contextmanager
@@ -24,7 +25,8 @@ def user_code_errors(
     Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned.
     """
     try:
-        yield
+        with same_working_folder():
+            yield
     except (LengthError, UserError):
         raise
     except Exception as error:

@@ -27,6 +27,7 @@ from pe_bench.scoring.denormals import flush_denormals
 from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.memory import PeakMemory, is_out_of_memory
+from pe_bench.system.paths import same_working_folder
 
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
 MAX_SHARE_OF_QUERIES = 1 / 4
@@ -95,8 +96,9 @@ class Scorer:
         if impossible is not None:
             return Unscored(*impossible)
         try:
-            problem = self._find_lookahead(plan)
-            return Unscored("failed", problem) if problem else self.score(plan)
+            with same_working_folder():
+                problem = self._find_lookahead(plan)
+                return Unscored("failed", problem) if problem else self.score(plan)
         except LengthError as error:
             return Unscored("undefined", str(error))
         except Exception as error:

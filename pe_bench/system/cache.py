@@ -20,6 +20,7 @@ import platformdirs
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.system.files import TEMPORARY, flush_to_disk, write_text
+from pe_bench.system.paths import expand_path
 from pe_bench.system.terminal import say
 
 META, BLOCKS, CHECKSUM = "meta.json", "blocks", "checksum"
@@ -29,8 +30,10 @@ _compared: set[tuple[Any, ...]] = set()  # entries and their files that this pro
 
 def cache_root(cache_dir: str | None) -> Path:
     """Return `cache_dir`, else $PE_BENCH_CACHE, else the user's cache folder."""
-    chosen = cache_dir or os.environ.get("PE_BENCH_CACHE") or platformdirs.user_cache_dir("pe-bench")
-    return Path(chosen).expanduser()
+    if cache_dir:
+        return expand_path(cache_dir, "cache_dir=")
+    chosen = os.environ.get("PE_BENCH_CACHE")
+    return expand_path(chosen, "PE_BENCH_CACHE=") if chosen else platformdirs.user_cache_path("pe-bench")
 
 
 def key_of(*parts: Any) -> str:

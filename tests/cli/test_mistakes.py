@@ -49,6 +49,29 @@ from support.commands import files_in, only_run
         ),
         (["train", "results_dir=~/x"], """such as 'results_dir="~/x"'"""),
         (["train", "results_dir="], "results_dir is empty"),
+        *(
+            (
+                ["train", "experiment=quick", *keys.format("'~nobody-here/x'").split()],
+                "of ~nobody-here is not known",
+            )
+            for keys in (
+                "results_dir={}",
+                "cache_dir={}",
+                "data=files data.path={}",
+                "-m seed=0,1 results_dir={}",
+            )
+        ),
+        (["train", "tokenizer=file", "tokenizer.name='~nobody-here/x'"], "of ~nobody-here is not known"),
+        (["eval", "hf:~nobody-here/x"], "hf:~nobody-here/x: the folder of ~nobody-here is not known"),
+        (["report", "--results-dir", "~nobody-here/x"], "of ~nobody-here is not known"),
+        *(
+            (["train", *keys.format("d/" * 2_000).split()], "bytes: name a path of up to 1,000")
+            for keys in ("results_dir={}", "cache_dir={}", "data=files data.path={}")
+        ),
+        (["eval", f"hf:{'d/' * 2_000}"], "bytes: name a path of up to 1,000"),
+        (["train", 'results_dir="a\u202eb"'], r"'a\u202eb' has '\u202e' in it, which no run may hold"),
+        (["train", 'data.text_column="a\u202eb"'], "give it another name"),
+        (["probe", "--depths", "100000"], "--depths 100,000 is too many: give 100 or fewer"),
         (["train", "data=files", "data.path=x", "data.validation_path="], "data.validation_path is empty"),
         (["train", "train.lr=1" + "0" * 400], "train.lr must be a number, not 1000"),
         (["train", "threads=100000000000"], "up to 1024, not 100000000000"),
@@ -227,3 +250,22 @@ def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, fol
     (run / "result.json").unlink()
     outcome = command("eval", run.name, *results)
     assert outcome.code == 2 and "is not finished" in outcome.line
+
+
+@pytest.mark.parametrize("cache", ["~nobody-here/x", "d/" * 2_000])
+def test_a_cache_that_the_environment_names_and_no_system_has_is_refused(command, folder, monkeypatch, cache):
+    monkeypatch.setenv("PE_BENCH_CACHE", cache)
+    outcome = command("train", "data=files", f"data.path={folder / 'corpus'}")
+    assert outcome.code == 2 and outcome.line.startswith(f"pe-bench: PE_BENCH_CACHE={cache[:40]}")
+    assert files_in(folder / "work") == []
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "${oc.env:HOME}", "a\u202eb"])
+def test_a_folder_whose_name_no_run_can_hold_is_refused_before_anything_is_written(command, folder, name):
+    (folder / "corpus").rename(folder / name)
+    (folder / name / "config.json").write_text("{}")
+    typed = str(folder / name).replace("$", r"\$")
+    for arguments in (["eval", f"hf:{folder / name}"], ["train", "data=files", f"data.path='{typed}'"]):
+        outcome = command(*arguments)
+        assert outcome.code == 2 and "which no run may hold: give it another name" in outcome.line
+    assert files_in(folder / "work") == []

@@ -110,6 +110,7 @@ def test_a_value_is_what_it_is_whatever_hydra_reads_in_it(value: Any, override: 
         ([], {"encoding": "rope", "config_dir": "nowhere"}, "config_dir=nowhere is not a folder"),
         (["hydra.mode=MULTIRUN"], {"encoding": "rope"}, "call train once for each"),
         ([], {"encoding": "rope", "eval": {"stride": 3}}, "has no effect"),
+        ([], {"encoding": "rope", "train.steps": {}}, "train.steps={} names no key and changes nothing"),
     ],
 )
 def test_a_mistake_is_a_user_error_before_anything_is_written(
@@ -131,6 +132,23 @@ def test_scores_at_which_a_custom_encoding_fails_are_named(folder: Path) -> None
     assert "could not be scored at 32" in run.failure and "failure=" in repr(run)
 
 
+def test_the_working_folder_is_that_of_the_command_whatever_custom_code_makes_it(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    own, elsewhere = folder / "own" / "encoding", tmp_path_factory.mktemp("elsewhere")
+    own.mkdir(parents=True)
+    change = f"import os; os.chdir({str(elsewhere)!r})"
+    code = f"{change}\n{OWN}".replace("return self", f"{change}; return self").replace(
+        "super", f"{change}; super"
+    )
+    (own / "short.py").write_text(code)
+    (own / "short.yaml").write_text("name: short\nclass: short.py:Short\nn_heads: ${model.n_heads}\n")
+    keys = {"results_dir": "here", "eval.lengths": [16]}
+    run = pe_bench.train(*tiny_overrides(folder), encoding="short", config_dir=folder / "own", **keys)
+    assert Path.cwd() == folder / "work" and run.path.resolve().parents[1] == folder / "work" / "here"
+    assert list(run.scores["status"]) == ["ok"] and not list(elsewhere.iterdir())
+
+
 def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, folder: Path) -> None:
     scored = pe_bench.evaluate(made, lengths=[16, 48], with_=["yarn factor=2", "rope_pi"])
     assert scored.path == made.path
@@ -143,7 +161,7 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
 
 def test_lengths_may_be_numbers_of_numpy_or_a_column_of_scores(made: Any) -> None:
     for lengths in (np.array([16, 24]), np.int64(24), made.scores["length"].unique(), None):
-        scored = pe_bench.evaluate(made, lengths=lengths, targets=np.int64(6))
+        scored = pe_bench.evaluate(made, lengths=lengths, with_=None, code=None, targets=np.int64(6))
         assert {16} <= set(scored.scores["length"])
 
 
@@ -241,6 +259,7 @@ def test_results_are_the_numbers_of_the_report(made: Any, command: Command, fold
     assert {"rope", "alibi"} <= set(frame["encoding"])
     only = pe_bench.results(folder / "results", "alibi", where="length=32")
     assert set(only[~only["anchor"]]["encoding"]) == {"alibi"} and set(only["length"]) == {32}
+    assert pe_bench.results(folder / "results", None, where=None, baseline="rope").equals(frame)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +269,9 @@ def test_results_are_the_numbers_of_the_report(made: Any, command: Command, fold
         ({"where": "seed<<3"}, "needs a number"),
         ({"margin": 3}, "must be above 0"),
         ({"by": "length"}, "--by length"),
+        ({"by": 0}, "unknown --by '0'"),
+        ({"by": {}}, "by must be text or null, not {}"),
+        ({"margin": "much"}, "margin must be a number or null, not 'much'"),
         ({"protocol": "slidin"}, "sliding"),
     ],
 )
