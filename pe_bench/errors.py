@@ -31,5 +31,13 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         reason, name = error.strerror, error.filename
         return f"{name}: {reason[0].lower()}{reason[1:]}" if name is not None else reason
-    lines = (line.strip() for line in str(error).splitlines())
+    lines = (line.strip() for line in text_of(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's text, which is empty where a class of somebody else's fails to make one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""

@@ -105,7 +105,7 @@ def _lent_arguments(arguments: Sequence[str]) -> Iterator[None]:
     finally:
         sys.argv = before
         if shown is None:
-            del os.environ["HYDRA_FULL_ERROR"]
+            os.environ.pop("HYDRA_FULL_ERROR", None)  # users' code may have cleared all
         else:
             os.environ["HYDRA_FULL_ERROR"] = shown
 

@@ -1,5 +1,6 @@
 """Find an encoding's class: `class: module:Class`, a file, or an entry point."""
 
+import ast
 import hashlib
 import importlib
 import inspect
@@ -7,24 +8,25 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
-from pe_bench.encodings.base import Claim, LayerEncoding, PositionalEncoding
+from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
 from pe_bench.errors import UserError, first_line
 from pe_bench.system.paths import same_working_folder
-from pe_bench.values import unknown
+from pe_bench.system.signals import INTERRUPTIONS
+from pe_bench.values import shown, unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
 BUILT_IN = re.compile(r"pe_bench\.encodings\.[a-z0-9_]+:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
 ENTRY_POINTS = "pe_bench.encodings"
-# Names of attributes in version 0.1.0. A file that has them still works, because a run that was trained with
-# it holds its hash: editing the file would part the two.
-EARLIER_NAMES = {"may_follow": "compatible_with", "may_change": "changeable_after_training"}
+INSTALLED = ("site-packages", "dist-packages")  # folders whose files are other packages
+NEVER_OF_A_FOLDER = {*sys.stdlib_module_names, "pe_bench"}
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 
 
@@ -45,9 +47,8 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     location, _, name = specification.rpartition(":")
     if location and is_file(location):
         path = find_file(location, search)
-        content = path.read_bytes()
-        found = _checked(getattr(_load_file(path, content), name, None), specification)
-        return Code(found, specification, path, digest(content))
+        encoding_class = _checked(getattr(_load_file(path), name, None), specification)
+        return Code(encoding_class, specification, path, digest(path))
     found = _checked(
         getattr(_load_module(location), name, None) if location else _entry_point(specification),
         specification,
@@ -57,7 +58,7 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
         return Code(found, specification, path, None)
     if not location:
         specification = f"{found.__module__}:{found.__qualname__}"
-    return Code(found, specification, path, digest(path.read_bytes()))
+    return Code(found, specification, path, digest(path))
 
 
 def find_class(specification: str, search: Sequence[Path] = ()) -> EncodingClass:
@@ -81,28 +82,101 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
     raise UserError(f"the encoding's file {location} was not found in: {searched}")
 
 
-def digest(content: bytes) -> str:
+def digest(path: Path) -> str:
+    """Return 16 characters of a hash of a file and of those that it imports from its folder."""
+    first, *imported = sources(path)
+    content = first.read_bytes()
+    for other in imported:
+        content += b"\0%s\0%s" % (other.relative_to(path.parent).as_posix().encode(), other.read_bytes())
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _load_file(path: Path, content: bytes) -> ModuleType:
+def sources(path: Path) -> list[Path]:
+    """Return a file, and those of its folder that it imports, directly or through one another."""
+    folder = path.parent
+    files = {path: None}
+    if folder.name in INSTALLED:
+        return list(files)
+    todo = [path]
+    while todo:
+        file = todo.pop()
+        imported = [found for name in _imported_names(file, folder) for found in _files_of(name, folder)]
+        todo += [found for found in imported if found not in files]
+        files |= dict.fromkeys(imported)
+    return [path, *sorted(set(files) - {path})]
+
+
+def describe_sources(path: Path) -> str:
+    imported = ", ".join(str(file.relative_to(path.parent)) for file in sources(path)[1:])
+    return f"{path} (with {imported}, which it imports)" if imported else str(path)
+
+
+def _imported_names(file: Path, folder: Path) -> Iterator[str]:
+    """Yield the dotted names, seen from `folder`, of all that a file imports."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # which loading it tells
+        return
+    package = list(file.parent.relative_to(folder).parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *(node.module or "").split(".")]).strip(".")
+            names = [module, *(f"{module}.{alias.name}".strip(".") for alias in node.names)]
+        else:
+            continue
+        # In a package its own name may come first.
+        yield from names
+        yield from (name.removeprefix(f"{folder.name}.") for name in names)
+
+
+def _files_of(name: str, folder: Path) -> list[Path]:
+    """Return the files of `folder` that importing a dotted name runs, those of its packages among them."""
+    parts = name.split(".")
+    if parts[0] in NEVER_OF_A_FOLDER:
+        return []
+    stems = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
+    return [file for file in files if file.is_file()]
+
+
+def _load_file(path: Path) -> ModuleType:
     # By content, so that a file runs once in a process, and what it defines is found by its name.
-    name = f"{OUTSIDE_MODULE}{digest(content)}"
+    name = f"{OUTSIDE_MODULE}{digest(path)}"
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
     try:
-        with same_working_folder():
-            exec(compile(content, str(path), "exec"), vars(module))
-    except Exception as error:
+        with same_working_folder(), _importable_folder(path):
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:
         del sys.modules[name]
         raise UserError(f"{_line_of(error, path)}: {type(error).__name__}: {_text_of(error)}") from error
     return module
 
 
-def _line_of(error: Exception, path: Path) -> str:
+@contextmanager
+def _importable_folder(path: Path) -> Iterator[None]:
+    """Let a file import others of its folder, as they are now, before all of other folders."""
+    for file in sources(path)[1:]:
+        sys.modules.pop(".".join(file.relative_to(path.parent).with_suffix("").parts), None)
+    sys.path.insert(0, str(path.parent))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(path.parent))
+        if str(path.parent) not in sys.path:  # for what hooks import when they are called
+            sys.path.append(str(path.parent))
+
+
+def _line_of(error: BaseException, path: Path) -> str:
     """Return the line of a file at which loading it failed, as FILE:LINE."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
@@ -111,7 +185,7 @@ def _line_of(error: Exception, path: Path) -> str:
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 
-def _text_of(error: Exception) -> str:
+def _text_of(error: BaseException) -> str:
     return error.msg if isinstance(error, SyntaxError) else first_line(error)
 
 
@@ -119,7 +193,9 @@ def _load_module(name: str) -> ModuleType:
     try:
         with same_working_folder():
             return importlib.import_module(name)
-    except Exception as error:
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:
         reason = error if isinstance(error, ImportError) else f"{type(error).__name__}: {_text_of(error)}"
         raise UserError(f"the encoding's module {name} could not be imported: {reason}") from error
 
@@ -142,19 +218,9 @@ def _checked(found: Any, specification: str) -> EncodingClass:
             "that derives from LayerEncoding or PositionalEncoding"
         )
     if not is_built_in(specification):
-        _adopt_earlier_names(found)
         _refuse_no_hook(found)
-        _refuse_unknown_claims(found)
+        refuse_wrong_declarations(found)
     return found
-
-
-def _adopt_earlier_names(encoding: EncodingClass) -> None:
-    """Set attributes from those that have their earlier names, where the class does not set them itself."""
-    for earlier, name in EARLIER_NAMES.items():
-        if hasattr(encoding, earlier) and not getattr(encoding, name):
-            setattr(encoding, name, getattr(encoding, earlier))
-    if hasattr(encoding, "pieces"):
-        raise UserError(f"{encoding.__name__}.pieces is called terms: see pe_bench/encodings/base.py")
 
 
 def _refuse_no_hook(encoding: EncodingClass) -> None:
@@ -168,6 +234,14 @@ def _refuse_no_hook(encoding: EncodingClass) -> None:
         )
 
 
-def _refuse_unknown_claims(encoding: EncodingClass) -> None:
-    for claim in sorted(encoding.claims - set(get_args(Claim))):
-        raise UserError(f"{encoding.__name__}: {unknown(claim, 'claim', get_args(Claim))}")
+def refuse_wrong_declarations(encoding: EncodingClass | LayerEncoding | PositionalEncoding) -> None:
+    """Raise `UserError` where a class, or an instance of it, declares what has no meaning."""
+    name = encoding.__name__ if isinstance(encoding, type) else type(encoding).__name__
+    if not isinstance(encoding.claims, (frozenset, set)):
+        raise UserError(f"{name}.claims must be a set of texts, not {shown(encoding.claims)}")
+    for claim in sorted(map(str, encoding.claims - set(get_args(Claim)))):
+        raise UserError(f"{name}: {unknown(claim, 'claim', get_args(Claim))}")
+    if encoding.past_training not in get_args(PastTraining):
+        raise UserError(
+            f"{name}: {unknown(str(encoding.past_training), 'past_training', get_args(PastTraining))}"
+        )

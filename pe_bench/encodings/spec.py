@@ -10,7 +10,15 @@ from typing import Any, get_type_hints
 
 from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import Code, EncodingClass, digest, find_code, is_built_in
+from pe_bench.encodings.load import (
+    Code,
+    EncodingClass,
+    describe_sources,
+    digest,
+    find_code,
+    is_built_in,
+    refuse_wrong_declarations,
+)
 from pe_bench.errors import UserError
 from pe_bench.values import check_type, shown, unknown
 
@@ -104,8 +112,12 @@ class PartSpec:
         values = {**self.options, **{option: spec.build for option, spec in self.nested.items()}}
         options = {argument_of(option): value for option, value in values.items()}
         if issubclass(encoding, PositionalEncoding):
-            return encoding(**options)
-        return Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
+            built = encoding(**options)
+        else:
+            built = Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
+        if not self.is_built_in:
+            refuse_wrong_declarations(built if isinstance(built, encoding) else built.layer(0))
+        return built
 
     def identity(self) -> dict[str, Any]:
         """Return the class, the hash of outside code, options and rate: they identify a run."""
@@ -207,7 +219,7 @@ class EncodingSpec:
         Raises `UserError` where a class is not pe-bench's own and no file has its hash: nothing that a
         run directory names is ever imported. A file that `may_differ` only has the name of the class's.
         """
-        hashes = {digest(path.read_bytes()): path for path in files}
+        hashes = {digest(path): path for path in files}
 
         def trusted(part: PartSpec) -> dict[str, Any]:
             specification, wanted = str(part.values["class"]), part.values.get("code_sha256")
@@ -216,7 +228,7 @@ class EncodingSpec:
             location, _, name = specification.rpartition(":")
             changed = [path for path in files if may_differ and path.name == Path(location).name]
             if wanted not in hashes and not changed:
-                given = ", ".join(f"{path} has {found}" for found, path in hashes.items())
+                given = ", ".join(f"{describe_sources(path)} has {found}" for found, path in hashes.items())
                 as_it_was = (
                     "give the file as it was when the run was trained (--force scores the weights under a "
                     f"changed {Path(location).name} and labels the rows)"

@@ -11,7 +11,12 @@ from pe_bench.errors import UserError, first_line
 from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, prepare_job
 from pe_bench.experiment.progress import TrainingProgress
-from pe_bench.experiment.score import report_shortages, score_encodings, score_missing_anchors
+from pe_bench.experiment.score import (
+    report_shortages,
+    score_encodings,
+    score_missing_anchors,
+    warn_of_changed_code,
+)
 from pe_bench.experiment.trackers import Tracking, tracking
 from pe_bench.model.attention import is_kernel_here, training_kernel
 from pe_bench.runs.commands import record_command
@@ -93,6 +98,7 @@ def _rows_if_finished(job: Job, bars: Bars) -> list[Row] | None:
         return None
     say(f"{setup.run} is already trained")
     _mend_config(setup)
+    warn_of_changed_code(job)
     if trained is not None:
         return score_encodings(job, trained, bars=bars)
     report_shortages(job)

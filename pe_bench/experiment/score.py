@@ -33,6 +33,7 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.system.files import remove_leftovers
 from pe_bench.system.progress import Bars, progress_bar
 from pe_bench.system.terminal import say
+from pe_bench.system.versions import changed_files, git_commit, package_version
 from pe_bench.training.checkpoint import (
     Checkpoint,
     final_checkpoint,
@@ -83,6 +84,7 @@ def score_run(
         )
     judged = {} if judge is None else key_slices(judge, job.plans, config.train.length, job.data)
     _warn_of_other_data(job, result)
+    warn_of_changed_code(job)
     scored_with = setup.label
     if EncodingSpec(config.encoding).identity() != EncodingSpec(setup.config.encoding).identity():
         # The weights were trained with one version of its code, and the scores come from another.
@@ -168,6 +170,26 @@ def describe_failures(rows: Sequence[Row]) -> str:
         "LengthError where the encoding is undefined; then score the same weights with "
         f"`pe-bench eval {failed[0].run} --code FILE --force`"
     )
+
+
+def warn_of_changed_code(job: Job) -> None:
+    """Warn where pe-bench's own file of an encoding is not what the run's earlier rows were made with."""
+    encoding = EncodingSpec(job.setup.config.encoding)
+    files = [part.code.path for part in encoding.parts if part.is_built_in]
+    earlier = {(row.pe_bench, row.git): row for row in read_rows(job.setup.run / "eval.csv")}
+    now = _version(package_version(), git_commit())
+    for version, commit in earlier:
+        if commit == git_commit() and version == package_version():
+            continue
+        for file in dict.fromkeys(changed_files(version, commit, files)):
+            say(
+                f"warning: {file.name} is not what rows of {job.setup.run.name} were made with "
+                f"({_version(version, commit)} then, {now} now): old and new rows may not fit together"
+            )
+
+
+def _version(version: str, commit: str) -> str:
+    return f"pe-bench {version}, git {commit}" if commit else f"pe-bench {version}"
 
 
 def report_shortages(job: Job) -> None:

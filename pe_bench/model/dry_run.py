@@ -28,12 +28,23 @@ def dry_run(model: Decoder, length: int, name: str = "NAME") -> None:
     """
     tokens = torch.zeros(1, length, dtype=torch.long)
     with user_code_errors(model.encoding):
+        before = set(model.encoding.state_dict())
         ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
         hidden = model.hidden(tokens, ids)
+        _refuse_late_parameters(set(model.encoding.state_dict()) - before)
     if not hidden.isfinite().all() and all(weight.isfinite().all() for weight in model.parameters()):
         with watched_hooks(model.encoding) as culprit:
             model.hidden(tokens, ids)
         raise UserError(
             f"{culprit() or 'the encoding'} gives values that are not finite in a window of {length} tokens: "
             f"try `pe-bench check {name}`"
+        )
+
+
+def _refuse_late_parameters(names: set[str]) -> None:
+    """Raise `UserError` for parameters that a hook has made: no saved weights would fit."""
+    for name in sorted(names):
+        raise UserError(
+            f"the encoding makes {name.rpartition('.')[2]} in a hook, where it would never learn: "
+            "make it in __init__"
         )

@@ -11,9 +11,10 @@ from torch import nn
 
 from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import OUTSIDE_MODULE
-from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.errors import RunError, UserError, first_line, text_of
 from pe_bench.system.memory import is_out_of_memory
 from pe_bench.system.paths import same_working_folder
+from pe_bench.system.signals import INTERRUPTIONS
 
 
 @contextmanager
@@ -27,16 +28,16 @@ def user_code_errors(
     try:
         with same_working_folder():
             yield
-    except (LengthError, UserError):
+    except (LengthError, UserError, *INTERRUPTIONS):
         raise
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, which would end the program as if all was done
         description = describe_user_code_error(error, *encodings)
         if description is None or is_out_of_memory(error):
             raise
         raise kind(description) from error
 
 
-def describe_user_code_error(error: Exception, *encodings: nn.Module) -> str | None:
+def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str | None:
     """Return `FILE:LINE: AttributeError: ...` for an error in a user's code, None for any other.
 
     Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned.
@@ -47,7 +48,7 @@ def describe_user_code_error(error: Exception, *encodings: nn.Module) -> str | N
     return f"{where}: {type(error).__name__}: {first_line(error)}"
 
 
-def user_code_line(error: Exception, *encodings: nn.Module) -> str | None:
+def user_code_line(error: BaseException, *encodings: nn.Module) -> str | None:
     """Return the innermost line of users' code in the traceback, or else the function that the error names.
 
     Users' code is what was loaded from a file, and the modules of those of `encodings` that are not
@@ -63,7 +64,7 @@ def user_code_line(error: Exception, *encodings: nn.Module) -> str | None:
     return next((line for module in reversed(modules) if (line := _find_named_function(error, module))), None)
 
 
-def _describe_bad_values(error: Exception, encodings: Sequence[nn.Module]) -> str | None:
+def _describe_bad_values(error: BaseException, encodings: Sequence[nn.Module]) -> str | None:
     if isinstance(error, (UserError, RunError, OSError)):
         return None
     file = next((module.__file__ for module in _users_modules(encodings)), None)
@@ -82,11 +83,11 @@ def _users_modules(encodings: Sequence[nn.Module]) -> list[ModuleType]:
     return [sys.modules[name] for name in dict.fromkeys(names) if name.partition(".")[0] != "pe_bench"]
 
 
-def _find_named_function(error: Exception, module: ModuleType) -> str | None:
+def _find_named_function(error: BaseException, module: ModuleType) -> str | None:
     """Find the user function named at the start of the error message; return where it begins."""
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     for function in filter(inspect.isfunction, (value for kind in classes for value in vars(kind).values())):
         code = function.__code__
-        if code.co_filename == module.__file__ and str(error).startswith(f"{function.__qualname__}()"):
+        if code.co_filename == module.__file__ and text_of(error).startswith(f"{function.__qualname__}()"):
             return f"{code.co_filename}:{code.co_firstlineno}"
     return None

@@ -28,6 +28,7 @@ from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.memory import PeakMemory, is_out_of_memory
 from pe_bench.system.paths import same_working_folder
+from pe_bench.system.signals import INTERRUPTIONS
 
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
 MAX_SHARE_OF_QUERIES = 1 / 4
@@ -101,7 +102,9 @@ class Scorer:
                 return Unscored("failed", problem) if problem else self.score(plan)
         except LengthError as error:
             return Unscored("undefined", str(error))
-        except Exception as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             if is_out_of_memory(error):
                 return Unscored("out_of_memory", first_line(error))
             description = describe_user_code_error(error, self.model.encoding)

@@ -15,7 +15,7 @@ from typing import Self
 
 import torch
 
-from pe_bench.errors import RunError, first_line
+from pe_bench.errors import RunError, first_line, text_of
 
 _CLEAR_HIGHEST, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 # Of malloc.h.
@@ -65,7 +65,7 @@ def _glibc() -> ctypes.CDLL | None:
 def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or "can't allocate memory" in str(error)  # how PyTorch says it on a CPU
+        or "can't allocate memory" in text_of(error)  # how PyTorch says it on a CPU
     )
 
 

@@ -39,6 +39,9 @@ class Stopped(BaseException):
     """
 
 
+INTERRUPTIONS = (Stopped, KeyboardInterrupt)  # what users' code may raise beside them is a failure of it
+
+
 class StopRequest:
     """A handler of signals that knows whether this process was asked to end, and may finish a step first."""
 

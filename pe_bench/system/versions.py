@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -10,6 +11,8 @@ from pathlib import Path
 import torch
 
 from pe_bench.system.machine import available_cores, processor_name
+
+CHECKOUT = Path(__file__).parents[2]
 
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
@@ -43,12 +46,27 @@ def today() -> str:
 @cache
 def git_commit() -> str:
     """Return the commit of a checkout of pe-bench, with `+` after changes; empty when installed."""
-    checkout = Path(__file__).parents[2]
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    if not (checkout / ".git").exists():
-        return ""
+    done = _git("describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*")
+    return done.stdout.strip() if done else ""
+
+
+def changed_files(version: str, commit: str, files: Iterable[Path]) -> list[Path]:
+    """Return those files of pe-bench that may differ from what they were at an earlier version and commit.
+
+    None do where the commit has them as they are; where it is not known, all do if the version is another.
+    """
+    commit, files = commit.rstrip("+"), list(files)
+    if commit and _git("cat-file", "-e", f"{commit}^{{commit}}"):
+        return [file for file in files if not _git("diff", "--quiet", commit, "--", str(file))]
+    return [] if version == package_version() else files
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str] | None:
+    """Run git in the checkout of pe-bench; None where there is none, or git fails."""
+    if not (CHECKOUT / ".git").exists():
+        return None
+    command = ["git", "-C", str(CHECKOUT), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None

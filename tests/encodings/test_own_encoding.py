@@ -1,12 +1,15 @@
 """A person's own encoding: one file and one YAML, outside the package."""
 
+import os
 import re
+import subprocess
 
 import pytest
 import yaml
 from support.commands import only_run
 
-from pe_bench.encodings.load import find_code
+from pe_bench.encodings.load import digest, sources
+from pe_bench.system.versions import CHECKOUT, changed_files, git_commit, package_version
 
 CODE = '''
 """A penalty that grows with the root of the distance."""
@@ -169,26 +172,6 @@ def test_a_misspelt_hook_is_refused(train, own):
     assert "distance_bias" in outcome.line
 
 
-def test_attributes_under_the_names_of_the_first_version_are_obeyed(own):
-    """A run that was trained with such a file holds its hash: nobody can rename what stands in it."""
-    lines = "may_follow = frozenset({'rope'})\n    may_change = frozenset({'strength'})"
-    (own / "encoding" / "mine.py").write_text(
-        CODE.replace("class RootBias(LayerEncoding):", f"class RootBias(LayerEncoding):\n    {lines}")
-    )
-    found = find_code(f"{own / 'encoding' / 'mine.py'}:RootBias").encoding_class
-    assert found.compatible_with == {"rope"}
-    assert found.changeable_after_training == {"strength"}
-
-
-def test_a_hook_under_the_name_of_the_first_version_is_refused(train, folder, own):
-    (own / "encoding" / "mine.py").write_text(
-        CODE.replace("class RootBias(LayerEncoding):", "class RootBias(LayerEncoding):\n    pieces = None")
-    )
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2 and "RootBias.pieces is called terms" in outcome.line
-    assert not (folder / "results").exists()
-
-
 def test_a_hook_with_other_arguments_is_named_with_its_line(train, folder, own):
     (own / "encoding" / "mine.py").write_text(CODE.replace("(self, distance)", "(self)"))
     outcome = train("--config-dir", str(own), "encoding=mine")
@@ -238,3 +221,127 @@ def test_a_hook_that_returns_another_shape_is_one_line_with_its_file(train, fold
     assert outcome.code == 2
     assert "mine.py: what a hook returns cannot be used: RuntimeError: The expanded" in outcome.line
     assert not (folder / "results").exists()
+
+
+def test_a_file_that_the_code_imports_belongs_to_it(train, command, folder, own):
+    helper = own / "encoding" / "roots.py"
+    helper.write_text("def root(x):\n    return x.sqrt()\n")
+    code = CODE.replace("import torch\n", "import torch\nfrom roots import root\n")
+    (own / "encoding" / "mine.py").write_text(code.replace("distance.sqrt()", "root(distance)"))
+    train("--config-dir", str(own), "encoding=mine")
+    before = digest(own / "encoding" / "mine.py")
+    score = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
+    score += ["--code", str(own / "encoding" / "mine.py")]
+    assert command(*score).code == 0
+
+    helper.write_text("def root(x):\n    return x / 10\n")
+    outcome = command(*score)
+    assert outcome.code == 2 and "(with roots.py, which it imports)" in outcome.line
+    assert before in outcome.line and digest(own / "encoding" / "mine.py") in outcome.line
+    train("--config-dir", str(own), "encoding=mine")
+    assert len(list((folder / "results" / "runs").iterdir())) == 2
+
+
+def test_sources_are_files_of_the_folder_that_are_imported_by_each_other(folder):
+    files = {
+        "mine.py": "import json, torch, near\nfrom pack import inner\n",
+        "near.py": "def f():\n    import far\n",
+        "far.py": "",
+        "unused.py": "",
+        "json.py": "",
+        "pack/__init__.py": "",
+        "pack/other.py": "",
+        "pack/inner.py": "from . import other\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    names = [str(path.relative_to(folder)) for path in sources(folder / "mine.py")]
+    assert names == ["mine.py", "far.py", "near.py", "pack/__init__.py", "pack/inner.py", "pack/other.py"]
+
+
+CLASSES = """
+class Silent(BaseException):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("raise SystemExit", "SystemExit"),
+        ("raise Silent", "Silent: Silent"),
+        ("raise GeneratorExit('enough')", "GeneratorExit: enough"),
+    ],
+)
+def test_a_hook_that_ends_the_program_in_training_is_a_failed_run(train, folder, own, statement, message):
+    body = f"if torch.is_grad_enabled():\n            {statement}\n        return -self"
+    code = CODE.replace("class RootBias", f"{CLASSES}class RootBias").replace("return -self", body)
+    (own / "encoding" / "mine.py").write_text(code)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 1 and outcome.line.endswith(message)
+    assert "mine.py:" in (only_run(folder) / "error.txt").read_text()
+
+
+@pytest.mark.parametrize("place", ["import torch\n", "super().__init__()\n", "distance):\n"])
+def test_a_file_that_ends_the_program_before_training_is_a_wrong_command(train, folder, own, place):
+    indent = "" if place.startswith("import") else "        "
+    code = CODE.replace(place, f"{place}{indent}raise SystemExit\n", 1)
+    (own / "encoding" / "mine.py").write_text(code)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and "SystemExit" in outcome.line and "mine.py:" in outcome.line
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("return -self.", "self.late = torch.nn.Parameter(distance.float())\n        return -self."),
+            "the encoding makes late in a hook",
+        ),
+        (('frozenset({"shift_invariant", "prefix_consistent", "decaying"})', '"text"'), "a set of texts"),
+        (("self.strength =", "self.claims = 'text'\n        self.strength ="), "a set of texts, not 'text'"),
+        (("self.strength =", "self.past_training = 'odd'\n        self.strength ="), "past_training 'odd'"),
+    ],
+)
+def test_what_a_class_may_not_do_is_one_line(train, folder, own, change, message):
+    (own / "encoding" / "mine.py").write_text(CODE.replace(*change))
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and message in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_a_file_may_clear_the_environment(train, own, monkeypatch):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    (own / "encoding" / "mine.py").write_text(f"import os\nos.environ.clear()\n{CODE}")
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_change_of_an_encodings_own_file_is_told_where_rows_would_join(train, command, folder, monkeypatch):
+    train("encoding=alibi")
+    repeat = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
+    assert "is not what rows" not in command(*repeat).err
+    monkeypatch.setattr("pe_bench.experiment.score.git_commit", lambda: "0123456789ab")
+    monkeypatch.setattr("pe_bench.experiment.score.changed_files", lambda version, commit, files: files)
+    for outcome in (command(*repeat), train("encoding=alibi")):
+        assert "warning: alibi.py is not what rows of alibi-s0-" in outcome.err
+        assert "git 0123456789ab now" in outcome.err and f"git {git_commit()} then" in outcome.err
+
+
+def test_files_are_compared_with_the_commit_that_rows_name():
+    here, readme = CHECKOUT / "pe_bench" / "errors.py", CHECKOUT / "README.md"
+    first = subprocess.run(
+        ["git", "-C", CHECKOUT, "rev-list", "--max-parents=0", "HEAD"], capture_output=True
+    )
+    old = first.stdout.decode().split()[0]
+    assert changed_files(package_version(), old, [here, readme]) == [here, readme]
+    head = git_commit()
+    if not head.endswith("+"):
+        assert changed_files("0.0.0", head, [here, readme]) == []
+    assert changed_files("0.0.0", "not a commit", [here]) == [here]
+    assert changed_files(package_version(), "", [here]) == []

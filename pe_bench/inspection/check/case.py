@@ -22,6 +22,7 @@ from pe_bench.errors import UserError, first_line
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.user_code import user_code_line
+from pe_bench.system.signals import INTERRUPTIONS
 
 # Small, and no two sizes are equal, so that none can be mistaken for another; but two heads share keys.
 MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
@@ -112,14 +113,14 @@ def _case(subject: ResolvedEncoding, name: str) -> Case:
     found = Case(name, spec, examples)
     try:
         found.as_built()
-    except UserError:
+    except (UserError, *INTERRUPTIONS):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise UserError(f"{name} cannot be built: {where(error)}: {first_line(error)}") from error
     return found
 
 
-def where(error: Exception) -> str:
+def where(error: BaseException) -> str:
     """Return the file that raised an error, or the user's that it passed through, and the error's type."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if "/torch/" not in frame.filename), frames[-1])

@@ -18,6 +18,7 @@ from pe_bench.inspection.check.case import (
 )
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.model.attention import reference_attention
+from pe_bench.system.signals import INTERRUPTIONS
 
 ELSEWHERE = "meta"
 
@@ -33,7 +34,9 @@ def follows_the_device(case: Case) -> Finding:
     encoding.to(ELSEWHERE)
     try:
         _call(encoding, layers)
-    except Exception as error:
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:
         if isinstance(error, RuntimeError) and " device" in str(error):
             return Finding("fails", f"{where(error)}: {first_line(error)}")
         return Finding("not claimed", f"{where(error)}: cannot be followed without values")

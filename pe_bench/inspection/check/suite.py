@@ -19,6 +19,7 @@ from pe_bench.inspection.check import (
 from pe_bench.inspection.check.case import Case, where
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.inspection.check.hooks import HOOKS, line_of, overridden
+from pe_bench.system.signals import INTERRUPTIONS
 
 
 class Property(NamedTuple):
@@ -221,7 +222,9 @@ def check(case: Case, wanted: Property) -> Finding:
     """Check one property; an encoding that raises has failed it, whatever it is."""
     try:
         finding = wanted.check(case)
-    except Exception as error:
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:
         return Finding("fails", f"{where(error)}: {first_line(error)}")
     if finding.state != "fails" or wanted in BASICS:  # which name the line
         return finding

@@ -11,6 +11,7 @@ from pe_bench.inspection.speed.measure import outcome_of, time_pass
 from pe_bench.inspection.speed.passes import Pass, ScoringPass, TrainingPass, dtype_of
 from pe_bench.inspection.speed.rows import Row
 from pe_bench.system.machine import processor_name
+from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.system.versions import device_name, package_version, today
 
 # The encodings of one length, the reference first.
@@ -51,7 +52,9 @@ class Bench:
             timed = self._pass(subject, length)
             row = replace(row, batch=timed.batch, path=timed.path, dtype=_name(timed.dtype))
             timing = time_pass(timed, timed if is_reference else reference, self.repeats)
-        except Exception as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             outcome = outcome_of(error)
             if outcome is None:
                 raise

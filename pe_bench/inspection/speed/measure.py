@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pe_bench.encodings import LengthError
+from pe_bench.errors import text_of
 from pe_bench.inspection.speed.passes import Pass
 from pe_bench.model.user_code import describe_user_code_error
 from pe_bench.system.memory import PeakMemory, give_back_free_memory, is_out_of_memory
@@ -64,9 +65,9 @@ def _pairs(timed: Pass, reference: Pass | None, repeats: int | None) -> Iterator
         done += 1
 
 
-def outcome_of(error: Exception) -> tuple[str, str] | None:
+def outcome_of(error: BaseException) -> tuple[str, str] | None:
     """Return the status and reason of a row without numbers; None if the error is our fault."""
-    reason = " ".join(str(error).split())
+    reason = " ".join(text_of(error).split())
     if isinstance(error, LengthError):
         return "undefined", reason
     if isinstance(error, NonFiniteError):
