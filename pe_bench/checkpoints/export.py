@@ -1,11 +1,13 @@
-"""A model of ours as one of transformers': Llama, Mistral where it has a window, SmolLM3 without positions.
+"""A model of ours as one of transformers': Llama, Mistral with a window, SmolLM3 where layers differ.
+
+SmolLM3 is also the one without positions.
 
 The three have our decoder's matrices under one set of names. Our decoder multiplies embeddings by sqrt(D), so
 they go out multiplied, and apart from the head.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +33,7 @@ from pe_bench.model.decoder import Decoder
 
 EXPORTED = (
     "rope, p_rope, nope, rope_pi, rope_ntk, rope_dynamic_ntk, yarn, llama3 and longrope, each also with the "
-    "modifier sliding_window"
+    "modifier sliding_window; smollm3, cohere2, and local_global of rope and nope"
 )
 MAX_DIFFERENCE = 1e-4  # of logits, over the largest
 COMPARED_TIMES = 2  # the training length
@@ -51,39 +53,54 @@ Options = Mapping[str, Any]
 
 
 class Form(NamedTuple):
-    """What becomes of an encoding: the parameters of a rotation, if it has one, and a window."""
+    """What becomes of an encoding: one rotation and one window, and the layers that have them."""
 
     rotation: dict[str, Any] | None
+    is_interleaved: bool
     window: int | None
+    rotates: list[bool]  # by layer
+    has_window: list[bool]  # by layer
 
 
 def exported_form(config: Config, model: Decoder) -> Form:
     """Return what an encoding is in transformers. Raise `UserError` where it is nothing there."""
     spec = EncodingSpec(config.encoding)
-    layers = {
-        id(model.encoding.layer(number)): model.encoding.layer(number) for number in range(model.n_layers)
-    }
-    parts = [part for layer in layers.values() for part in getattr(layer, "parts", (layer,))]
-    kinds = [type(part) for part in parts]
-    windows = [part.window for part in parts if isinstance(part, SlidingWindow)]
-    turning = [part for part in parts if type(part) not in (SlidingWindow, NoPE)]
-    is_uniform = (
-        len(set(kinds)) == len(kinds) or len({tuple(_kinds(layer)) for layer in layers.values()}) == 1
-    )
+    layers = [_parts(model.encoding.layer(number)) for number in range(model.n_layers)]
+    rotations = [[part for part in parts if type(part) in ROTATIONS] for parts in layers]
+    windows = [[part.window for part in parts if isinstance(part, SlidingWindow)] for parts in layers]
+    kinds = {type(part) for parts in layers for part in parts} - ROTATIONS.keys()
     owns = any(part.overrides(hook) for part in _whole(model) for hook in ("ids", "embed"))
-    unknown = [part for part in turning if type(part) not in ROTATIONS]
-    if owns or unknown or not is_uniform or len(set(windows)) > 1:
+    rotating = [part for parts in rotations for part in parts]
+    if (
+        owns
+        or not kinds <= {SlidingWindow, NoPE}
+        or any(len(parts) > 1 for parts in (*rotations, *windows))
+        or len({window for parts in windows for window in parts}) > 1
+        or not (len(set(map(id, rotating))) == 1 == len(set(map(len, rotations))) or _are_one_rope(rotating))
+    ):
         raise UserError(
             f"no model of transformers has the encoding {spec.label}: these can be exported: {EXPORTED}"
         )
-    window = windows[0] if windows else None
-    if not turning:
-        return Form(None, window)
-    return Form(_rotation(spec, turning[0], config.train.length), window)
+    return Form(
+        _rotation(spec, rotating[0], config.train.length) if rotating else None,
+        bool(rotating) and getattr(rotating[0], "layout", "half") == "interleaved",
+        next((window for parts in windows for window in parts), None),
+        list(map(bool, rotations)),
+        list(map(bool, windows)),
+    )
 
 
-def _kinds(layer: LayerEncoding) -> list[type]:
-    return [type(part) for part in getattr(layer, "parts", (layer,))]
+def _are_one_rope(parts: Sequence[LayerEncoding]) -> bool:
+    """Return whether layers that are not all alike rotate alike where they do: by RoPE of one base."""
+    ropes = [part for part in parts if type(part) is RoPE]
+    return len(ropes) == len(parts) and all(
+        part.layout == ropes[0].layout and torch.equal(part.frequencies, ropes[0].frequencies)
+        for part in ropes
+    )
+
+
+def _parts(layer: LayerEncoding) -> Sequence[LayerEncoding]:
+    return getattr(layer, "parts", (layer,))
 
 
 def _whole(model: Decoder) -> list[Any]:
@@ -91,7 +108,9 @@ def _whole(model: Decoder) -> list[Any]:
 
 
 def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
-    options = {"train_length": train_length, "factor": 1.0, **spec.base.options}
+    # Encodings that differ from layer to layer hold another encoding, or have the options of RoPE themselves.
+    holders = [each for each in spec.parts if each.encoding_class is type(part)]
+    options = {"train_length": train_length, "factor": 1.0, **(holders or [spec.base])[0].options}
     if options.get("fraction", 1.0) != 1 and not isinstance(part, PRoPE):
         raise UserError(f"{spec.label} rotates a part of each head, and no exported model can")
     if options["factor"] is None:
@@ -166,9 +185,8 @@ def write_model(folder: Path, config: Config, model: Decoder, form: Form, end_of
         settings = transformers.AutoConfig.for_model(**_settings(config, model, form, end_of_text))
         with torch.device("meta"):
             exported = transformers.AutoModelForCausalLM.from_config(settings)
-        is_interleaved = EncodingSpec(config.encoding).base.options.get("layout") == "interleaved"
         exported.to_empty(device="cpu")
-        exported.load_state_dict(_weights(model, config.model.d_head if is_interleaved else None))
+        exported.load_state_dict(_weights(model, config.model.d_head if form.is_interleaved else None))
         exported.save_pretrained(folder)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
         difference = _difference(model, loaded, COMPARED_TIMES * config.train.length)
@@ -202,19 +220,20 @@ def _settings(config: Config, model: Decoder, form: Form, end_of_text: int) -> d
         "eos_token_id": end_of_text,
         "pad_token_id": None,
     }
-    if rotation is None:
-        kind = "sliding_attention" if form.window else "full_attention"
+    if rotation is not None:
+        settings["rope_parameters"] = rotation
+    if all(form.rotates) and all(form.has_window):
+        settings.update(model_type="mistral", sliding_window=form.window)
+    elif all(form.rotates) and form.window is None:
+        settings.update(model_type="llama")
+    else:
         settings.update(
             model_type="smollm3",
-            no_rope_layers=[0] * size.n_layers,
-            layer_types=[kind] * size.n_layers,
+            no_rope_layers=list(map(int, form.rotates)),
+            layer_types=["sliding_attention" if has else "full_attention" for has in form.has_window],
             use_sliding_window=form.window is not None,
             sliding_window=form.window,
         )
-    elif form.window is not None:
-        settings.update(model_type="mistral", rope_parameters=rotation, sliding_window=form.window)
-    else:
-        settings.update(model_type="llama", rope_parameters=rotation)
     return settings
 
 

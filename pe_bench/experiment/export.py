@@ -1,6 +1,9 @@
 """`export`: a finished run as a folder that transformers loads."""
 
+import json
+import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from pe_bench.checkpoints.export import exported_form, write_model
@@ -14,14 +17,15 @@ from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import matching_runs
 from pe_bench.system.files import TEMPORARY, name_write_errors
 from pe_bench.system.terminal import say
-from pe_bench.training.checkpoint import final_checkpoint, load_weights
+from pe_bench.training.checkpoint import WEIGHTS, final_checkpoint, load_weights
+
+ABOUT = "pe-bench.json"  # which run a folder is an export of; it is written last
 
 
 def export_run(name: str, folder: Path, results_dir: Path) -> None:
     """Write a run's final weights, encoding and tokenizer to a new folder. Raise `UserError`, `RunError`."""
     require(
-        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
-        f"--hf {folder} exists and is not empty: name a new folder",
+        folder.name not in ("", ".."), f"--hf {folder} is no name of a new folder: say --hf {folder}/NAME"
     )
     runs = matching_runs(name, results_dir, anywhere=True)
     require(
@@ -32,26 +36,42 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     config = read_config(run)
     require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
     require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
-    job = build_job(trusted(config, ()))
-    form = exported_form(config, job.model)
     trained = final_checkpoint(run, config.train.total_steps)
     if trained is None:
         raise UserError(f"{run / 'checkpoints'} has no whole checkpoint of step {config.train.total_steps}")
+    about = {"run": run.name, "weights_sha256": trained.meta.checksums[WEIGHTS]}
+    if _is_finished(folder, about):
+        say(f"{run.name} is already written to {folder}")
+        return
+    job = build_job(trusted(config, ()))
+    form = exported_form(config, job.model)
     load_weights(trained, job.model)
-    temporary = folder.with_name(f"{TEMPORARY}{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
     with name_write_errors(folder):
         temporary.mkdir(parents=True)
         try:
             difference = write_model(temporary, config, job.model.eval(), form, job.data.end_of_text)
             _write_tokenizer(temporary, config.tokenizer, cached_tokenizer(config))
-            if folder.exists():
-                folder.rmdir()
-            temporary.rename(folder)
+            (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            for path in temporary.iterdir():  # safetensors hides its files from others
+                path.chmod((temporary / ABOUT).stat().st_mode)
+            with suppress(OSError):  # another export may have ended meanwhile
+                temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+    require(_is_finished(folder, about), f"--hf {folder} could not be written: name a new folder")
     say(f"{run.name} is written to {folder}; its logits there are equal to {difference:.1g} of the largest")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+def _is_finished(folder: Path, about: dict[str, str]) -> bool:
+    """Return whether a folder holds this export. Raise `UserError` where it holds anything else."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    with suppress(OSError, ValueError):
+        if json.loads((folder / ABOUT).read_text(encoding="utf-8")) == about:
+            return True
+    raise UserError(f"--hf {folder} exists and is not empty: name a new folder")
 
 
 def _write_tokenizer(folder: Path, config: TokenizerConfig, cached: Path) -> None:

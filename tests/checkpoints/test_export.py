@@ -1,6 +1,7 @@
 """`export --hf`: transformers loads a run of ours, and both score every target alike."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,18 @@ EXPORTED = {
     "longrope": (
         "llama",
         ["encoding=longrope", "encoding.factor=4", "encoding.long_factors=[1,2,3,4]"],
+    ),
+}
+EXPORTED |= {
+    "smollm3": ("smollm3", ["encoding=smollm3", "encoding.every=2"]),
+    "cohere2": ("smollm3", ["encoding=cohere2", "encoding.every=2", "encoding.window=5"]),
+    "local_global": ("smollm3", ["encoding=local_global", "encoding.every=2"]),
+    "local_global reversed": (
+        "smollm3",
+        [
+            *("encoding=local_global", "encoding.every=2", "encoding.first=true", "encoding.window=null"),
+            *("encoding.local={name: nope}", "encoding.global={name: rope, base: 500}"),
+        ],
     ),
 }
 NARROW = ["model.d_head=8"]
@@ -122,6 +135,15 @@ def test_the_tokenizer_goes_along(
             "no model of transformers has the encoding learned",
         ),
         (["encoding=swan", "encoding.every=2"], "no model of transformers has the encoding swan"),
+        (["encoding=gemma3", "encoding.every=2"], "no model of transformers has the encoding gemma3"),
+        (
+            ["encoding=local_global", "encoding.every=2", "encoding.global={name: rope, base: 500}"],
+            "no model of transformers has the encoding local_global",
+        ),
+        (
+            ["encoding=local_global", "encoding.every=2", "encoding.local={name: yarn, factor: 2}"],
+            "no model of transformers has the encoding local_global",
+        ),
     ],
 )
 def test_what_transformers_does_not_have_is_refused(
@@ -142,6 +164,44 @@ def test_a_folder_that_is_not_empty_is_kept(train: Command, command: Command, fo
     assert done.code == 2
     assert "exists and is not empty" in done.line
     assert (folder / "out" / "mine").read_text() == "mine"
+
+
+def test_an_export_touches_nothing_beside_it_and_gives_its_files_the_usual_permissions(
+    train: Command, command: Command, folder: Path
+) -> None:
+    assert train("encoding=rope").code == 0
+    (folder / ".partial-out").mkdir()
+    (folder / ".partial-out" / "mine").write_text("mine")
+    out = exported(command, folder)
+    assert (folder / ".partial-out" / "mine").read_text() == "mine"
+    assert {path.stat().st_mode for path in out.iterdir()} == {
+        (folder / ".partial-out" / "mine").stat().st_mode
+    }
+
+
+def test_a_finished_export_is_recognised_also_where_another_one_ends_first(
+    train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train("encoding=rope").code == 0
+    rename = Path.rename
+
+    def twice(path: Path, target: Path) -> Path:
+        shutil.copytree(path, target)  # by another process
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", twice)
+    out = exported(command, folder)
+    monkeypatch.undo()
+    assert [path.name for path in folder.iterdir() if "out" in path.name] == ["out"]
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert exported(command, folder) == out
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_a_folder_without_a_name_is_refused(command: Command, name: str) -> None:
+    done = command("export", "rope", "--hf", name)
+    assert done.code == 2 and "is no name of a new folder" in done.line
 
 
 def test_an_export_that_is_not_equal_is_not_written(
