@@ -119,7 +119,7 @@ MAYBE_WHOLE = _WHOLE & _MAY_BE_EMPTY  # whole numbers that may be missing
 _FILE_NAME = re.compile(r"[\w.+-]*")
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
 MAX_KNOWN = 4096  # cells of a column that are remembered
-_AT_LEAST = {"train_length": 1, "length": 1}
+_AT_LEAST = {"train_length": 1, "length": 1, "targets": 1}
 # The last column of a run's file: in each row the hash of all other cells, so that the file is still a
 # table and a kill cannot part rows and checksum. Files of older versions have none.
 CHECKSUM = "rows_sha256"

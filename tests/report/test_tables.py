@@ -8,15 +8,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.results import add_run, edit_rows
-from support.tables import BREAKING, FLAT, line_of, only, printed_details
+from support.tables import BREAKING, FLAT, labels, line_of, only, printed_details
 
 from pe_bench.report.cell_text import break_text
+from pe_bench.report.short_text import render_short
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, save_scores, score_file
 
-BROKEN = ("degrades", "fails")
+
+def judged(
+    verdict: str, of_models: str = "", of_seeds: tuple[str, ...] = (), *, status: str = "ok"
+) -> SimpleNamespace:
+    return SimpleNamespace(
+        verdict=verdict, verdict_of_models=of_models, verdicts_of_seeds=of_seeds, status=status
+    )
 
 
 def test_seeds_are_averaged_and_perplexity_is_that_of_the_mean_nll(tmp_path: Path) -> None:
@@ -216,10 +223,7 @@ def test_the_break_point_says_where_it_is_unclear_and_has_numbers_to_sort_by(
     verdicts: dict[int, str], words: str, holds_to: int | None, works_to: int | None
 ) -> None:
     breaks_at = int(words.removeprefix("≤ ")) if words[-1].isdecimal() and "none" not in words else None
-    cells = {
-        length: SimpleNamespace(verdict=verdict, status="ok")
-        for length, verdict in {64: "holds", **verdicts}.items()
-    }
+    cells = {length: judged(verdict) for length, verdict in {64: "holds", **verdicts}.items()}
     found = find_break_point(cells, 128)  # pyright: ignore[reportArgumentType]
     assert break_text(found) == words
     assert (found.holds_to, found.works_to) == (holds_to, works_to)
@@ -230,8 +234,45 @@ def test_the_break_point_says_where_it_is_unclear_and_has_numbers_to_sort_by(
 def test_a_length_out_of_an_encodings_reach_is_where_it_stops_working_but_not_one_out_of_memory(
     status: str, works_to: int | None
 ) -> None:
-    cells = {256: SimpleNamespace(verdict="undefined", status=status)}
+    cells = {256: judged("undefined", status=status)}
     assert find_break_point(cells, 128).works_to == works_to  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("of_models", "of_seeds", "works_to"),
+    [
+        ("degrades", ("degrades", "unclear"), 256),
+        ("fails", ("fails", "degrades"), 256),
+        ("unclear", ("fails", "degrades"), 256),
+        ("unclear", ("fails", "unclear"), 1024),
+        ("holds", ("holds", "unclear"), 1024),
+        ("", (), 1024),  # of one seed
+    ],
+)
+def test_an_unclear_length_that_breaks_these_models_is_not_reached(
+    of_models: str, of_seeds: tuple[str, ...], works_to: int
+) -> None:
+    cells = {length: judged("unclear") for length in (256, 512, 1024)}
+    cells[512] = judged("unclear", of_models, of_seeds)
+    found = find_break_point(cells, 128)  # pyright: ignore[reportArgumentType]
+    assert (found.works_to, found.holds_to, found.breaks_at) == (works_to, 128, None)
+
+
+def test_seeds_that_all_break_at_a_length_do_not_work_to_it(tmp_path: Path) -> None:
+    for seed, broken in enumerate((0.04, 0.2, 0.5)):
+        levels = {128: 3.0, 160: 3.0 + 0.005 * seed, 256: 3 + broken, 512: 3 + 2 * broken}
+        add_run(tmp_path, "rope", levels, seed=seed, spread=0.001)
+    text = "\n".join(line.plain for line in render_short(only(tmp_path), 100, ""))
+    assert "+0.247>?" in text and "+0.493!?" in text
+    assert "160?" in text and "512?" not in text
+
+
+def test_rows_without_a_target_are_damaged_and_hide_no_other_run(tmp_path: Path) -> None:
+    edit_rows(add_run(tmp_path, "rope", BREAKING), lambda row: replace(row, targets=0))
+    add_run(tmp_path, "alibi", FLAT)
+    table = only(tmp_path)
+    assert labels(table) == ["alibi"]
+    assert any("rope-s0" in note and "targets is 0" in note for note in table.caveats)
 
 
 def test_the_cost_of_another_encoding_at_the_training_length_has_a_verdict(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Literal
 from pe_bench.report.statistics import breaks_at, holds_up_to
 from pe_bench.report.tables.cells import Cell
 
-CLAIMED = ("improves", "holds", "degrades", "fails", "unclear")
+HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
+CLAIMED = (*HELD, *BROKEN, "unclear")
 Kind = Literal["at", "by", "unclear", "none", "unknown"]
 
 
@@ -18,9 +19,10 @@ class BreakPoint:
 
     kind: it breaks `at` the length, or there or before (`by`, after an unclear one); it is `unclear` from the
     length on; it does not break up to the length (`none`); or nothing is known. holds_to: the last length up
-    to which it surely holds. works_to: the last one before it breaks or cannot be scored, unclear lengths
-    included. Both are the training length where the next one breaks, and 0 where that breaks itself, as it
-    may with an encoding that was not trained; None where no longer one was judged.
+    to which it surely holds. works_to: the last one before it breaks, or surely breaks these models or each
+    of them, or cannot be scored; other unclear lengths are included. Both are the training length where the
+    next one breaks, and 0 where that breaks itself, as it may with an encoding that was not trained; None
+    where no longer one was judged.
     """
 
     kind: Kind = "unknown"
@@ -49,7 +51,7 @@ def find_break_point(cells: Mapping[int, Cell], train_length: int) -> BreakPoint
     }
     verdicts = {length: cell.verdict for length, cell in judged.items()}
     held = holds_up_to(verdicts)
-    worked = _last(takewhile(lambda length: verdicts[length] in ("holds", "improves", "unclear"), verdicts))
+    worked = _last(takewhile(lambda length: _is_reached(judged[length]), judged))
     first = next(iter(judged.values()), None)
     is_judged = first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined")
     least = 0 if train_length in judged else train_length
@@ -60,6 +62,13 @@ def find_break_point(cells: Mapping[int, Cell], train_length: int) -> BreakPoint
         holds_to=(held or least) if is_judged else None,
         works_to=(worked or least) if is_judged else None,
     )
+
+
+def _is_reached(cell: Cell) -> bool:
+    """Return whether a length holds, or is unclear without surely breaking these models or each of them."""
+    broken = all(verdict in BROKEN for verdict in cell.verdicts_of_seeds or (cell.verdict_of_models,))
+    is_unclear = cell.verdict == "unclear" and cell.verdict_of_models not in BROKEN and not broken
+    return cell.verdict in HELD or is_unclear
 
 
 def _kind(verdicts: Mapping[int, str], held: int | None) -> tuple[Kind, int | None]:

@@ -50,13 +50,14 @@ class AnswerScores:
     """The scores of a task's answers at a length.
 
     accuracy: the share of right answers, and chance what guessing gets. of_models: the intervals for these
-    models alone; none for one seed.
+    models alone, and of_seeds those of each; none for one seed.
     """
 
     accuracy: float
     chance: float
     intervals: AnswerIntervals
     of_models: AnswerIntervals | None
+    of_seeds: tuple[AnswerIntervals, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Cell:
 
     levels: bits per byte, or the share of a task's examples that are right, one for each seed, in the order
     of the runs' names. A number that is not known is None; `missing` says why there is no change, or no
-    interval of it. of_models: the interval for these models alone, and verdict_of_models its verdict; none
-    for one seed.
+    interval of it. of_models: the interval for these models alone, with verdict_of_models; of_seeds and
+    verdicts_of_seeds: those of each model. One seed has none of these.
     """
 
     length: int
@@ -86,6 +87,8 @@ class Cell:
     segments: int = 1  # of each document, in the interval of the change
     of_models: Interval | None = None
     verdict_of_models: str = ""
+    of_seeds: tuple[Interval, ...] = ()
+    verdicts_of_seeds: tuple[str, ...] = ()
     changes: tuple[float, ...] = ()  # of each seed, where there is a change
     baseline: Difference | None = None  # none where the table has no baseline, or this is it
     use: ContextUse | None = None  # none where no control was scored
@@ -140,6 +143,7 @@ def make_cell(
         missing=change.missing,
         segments=change.segments,
         of_models=change.of_models,
+        of_seeds=change.of_seeds,
         target_hash=chosen,
         targets=min(row.targets for row in scored),
         documents=min(row.documents for row in scored),

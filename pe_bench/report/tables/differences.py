@@ -18,7 +18,8 @@ class Paired(NamedTuple):
     """A mean difference in bits per byte, its interval, and why either is missing.
 
     segments: into how many each document was cut for the interval. of_models: the interval for these models
-    alone, whatever other seeds would give; None for one seed, whose interval is that already.
+    alone, whatever other seeds would give; None for one seed, whose interval is that already. of_seeds: that
+    of each model; empty for one seed.
     """
 
     mean: float | None
@@ -26,6 +27,7 @@ class Paired(NamedTuple):
     missing: str
     segments: int = 1
     of_models: Interval | None = None
+    of_seeds: tuple[Interval, ...] = ()
 
 
 class ScoreFiles:
@@ -109,8 +111,12 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
         return paired_interval(differences, sizes)
 
     interval = interval_of(differences)
-    of_models = interval_of(differences.mean(axis=0, keepdims=True)) if len(pairs) > 1 else None
-    return Paired(interval.mean, interval, "", files.segments(pairs[0][0]), of_models)
+    segments = files.segments(pairs[0][0])
+    if len(pairs) == 1:
+        return Paired(interval.mean, interval, "", segments)
+    of_models = interval_of(differences.mean(axis=0, keepdims=True))
+    of_seeds = tuple(interval_of(of_seed[None, :]) for of_seed in differences)
+    return Paired(interval.mean, interval, "", segments, of_models, of_seeds)
 
 
 def paired_changes(

@@ -16,7 +16,7 @@ from pe_bench.errors import RunError
 from pe_bench.report.tables.break_point import BreakPoint, find_break_point
 from pe_bench.report.tables.cells import AnswerScores, Cell, empty_cell
 from pe_bench.report.tables.differences import ScoreFiles, has_number, level_of
-from pe_bench.report.task_statistics import answer_intervals, judge_answers
+from pe_bench.report.task_statistics import AnswerIntervals, answer_intervals, judge_answers
 from pe_bench.runs.rows import Row
 
 AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
@@ -58,8 +58,14 @@ def make_task_cell(rows: Sequence[Row], ranks: Mapping[str, Any], files: ScoreFi
         scored[0].chance or 0.0,
         answer_intervals(right, exact),
         of_models if len(scored) > 1 else None,
+        tuple(map(_of_seed, right)) if len(scored) > 1 else (),
     )
     return replace(cell, answers=answers)
+
+
+def _of_seed(right: np.ndarray) -> AnswerIntervals:
+    """Return the intervals of one model; right: the share of right answers of each example."""
+    return answer_intervals(right[None, :], (right == 1).astype(float)[None, :])
 
 
 def is_unlearned(own_rows: Sequence[Row], files: ScoreFiles) -> bool:
@@ -80,7 +86,12 @@ def judge_task(
     if is_unlearned:
         return judged, BreakPoint()
     as_changes = {
-        length: replace(cell, verdict=AS_CHANGES.get(cell.verdict, cell.verdict))
+        length: replace(
+            cell,
+            verdict=_as_change(cell.verdict),
+            verdict_of_models=_as_change(cell.verdict_of_models),
+            verdicts_of_seeds=tuple(map(_as_change, cell.verdicts_of_seeds)),
+        )
         for length, cell in judged.items()
     }
     return judged, find_break_point(as_changes, train_length)
@@ -90,6 +101,13 @@ def _judged(cell: Cell) -> Cell:
     found = cell.answers
     if found is None:
         return cell
-    of_models = "" if found.of_models is None else judge_answers(found.of_models, found.chance)
-    verdict = judge_answers(found.intervals, found.chance)
-    return replace(cell, verdict=verdict, verdict_of_models=of_models)
+    return replace(
+        cell,
+        verdict=judge_answers(found.intervals, found.chance),
+        verdict_of_models="" if found.of_models is None else judge_answers(found.of_models, found.chance),
+        verdicts_of_seeds=tuple(judge_answers(of_seed, found.chance) for of_seed in found.of_seeds),
+    )
+
+
+def _as_change(verdict: str) -> str:
+    return AS_CHANGES.get(verdict, verdict)

@@ -39,8 +39,12 @@ def _judge_line(line: Line, train_length: int, margin: float) -> Line:
 def _judge_cell(cell: Cell, margin: float) -> Cell:
     if cell.interval is None:
         return cell
-    of_models = "" if cell.of_models is None else judge_change(cell.of_models, margin)
-    return replace(cell, verdict=judge_change(cell.interval, margin), verdict_of_models=of_models)
+    return replace(
+        cell,
+        verdict=judge_change(cell.interval, margin),
+        verdict_of_models="" if cell.of_models is None else judge_change(cell.of_models, margin),
+        verdicts_of_seeds=tuple(judge_change(interval, margin) for interval in cell.of_seeds),
+    )
 
 
 def with_baseline(
