@@ -60,7 +60,7 @@ class Described:
 
 
 def describe(
-    answer: Answer, parameters: Sequence[Mapping[str, Any]], train_length: int, has_table: bool
+    answer: Answer, parameters: Sequence[Mapping[str, Any]], train_length: int, *, has_table: bool
 ) -> Described:
     """Return the encoding; `parameters` are those of rotations in the checkpoint's configuration.
 

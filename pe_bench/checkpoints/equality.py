@@ -22,6 +22,7 @@ MAX_WINDOW = 4_096
 # Scores of one layer, which transformers makes all at once; more where the weights are larger than these.
 MIN_SCORES, MAX_SCORES = 2**26, 2**28
 MAX_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest logit
+NARROW, FAR_TOKENS = 2, 16
 MAX_SHARE = 1e-2  # of what leaving out the rotation changes
 
 
@@ -58,6 +59,36 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
             f"attention, and {allowed:.2g} is allowed: {_first_different(states[0], states[1])}"
         )
     return difference / largest
+
+
+@torch.enable_grad()
+def reads_beside_attention(model: CheckpointModel) -> bool:
+    """Return whether outputs follow from tokens that attention to `NARROW` tokens in each layer cannot reach.
+
+    A gradient says it, for it is exactly 0 where nothing is read. Outputs themselves move by a rounding where
+    layers have experts, whose matrices are as large as the number of tokens that chose them.
+    """
+    beyond = FAR_TOKENS
+    count = beyond + model.n_layers * (NARROW - 1) + 1
+    if model.max_positions is not None and count > model.max_positions:
+        return False
+    embedded: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1]
+
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
+    handle = model.causal.get_input_embeddings().register_forward_hook(keep)
+    try:
+        last_D = model.hidden(tokens, torch.arange(count, device=tokens.device), NARROW)[0, -1].float()
+    finally:
+        handle.remove()
+    # A sum of normed features may be a constant, one with random factors is not.
+    factors_D = torch.randn(last_D.shape, generator=generator).to(last_D.device)
+    [gradient] = torch.autograd.grad((factors_D * last_D).sum(), embedded[:1])
+    return bool(gradient[:, :beyond].any())
 
 
 def _tokens(model: CheckpointModel, heads: int) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from pe_bench.checkpoints.source import CONFIG, Source
 from pe_bench.errors import UserError, first_line, require
+from pe_bench.system.memory import is_out_of_memory
 from pe_bench.system.terminal import say
 
 SILENT = 50  # nothing but what ends the program
@@ -112,8 +113,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 @torch.no_grad()
-def find_trunk(model: Any) -> Any:
-    """Return the part of a model that makes the hidden states: the first model inside it that it runs."""
+def find_trunk(source: Source, model: Any) -> Any:
+    """Return the part of a model that makes the hidden states: the first model inside it that it runs.
+
+    Raise `UserError` for a model that transformers builds and cannot run.
+    """
     with quiet() as transformers:
         parts = [
             part
@@ -124,6 +128,13 @@ def find_trunk(model: Any) -> Any:
         handles = [part.register_forward_pre_hook(lambda part, _: run.append(part)) for part in parts]
         try:
             model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+        except Exception as error:  # whatever a model of transformers raises
+            if is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"{source.name} cannot be run as its {CONFIG} describes it ({first_line(error)[:200]}): "
+                "download it again"
+            ) from error
         finally:
             for handle in handles:
                 handle.remove()

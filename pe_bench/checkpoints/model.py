@@ -15,6 +15,7 @@ from pe_bench.checkpoints.attention import PassMask, PassState
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.compose import Composition
 from pe_bench.model.loss import LOGIT_ELEMENTS
+from pe_bench.system.memory import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
@@ -26,7 +27,12 @@ class CheckpointModel(nn.Module):
     state: what its attention reads; None for a model that attends as it is. fixed: the encodings of layers
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. begin: the
     token that stands first in each window. max_positions: the size of a table of positions, if it has one.
+    stated_length: past which a model without one may fail. reads_beside_attention: information passes layers
+    in other ways too.
     """
+
+    stated_length: int | None = None
+    reads_beside_attention = False
 
     def __init__(
         self,
@@ -78,11 +84,24 @@ class CheckpointModel(nn.Module):
             self.state.begin(layers, ids, window, is_neutral=self.is_neutral)
         try:
             return self.trunk(**given)[0][:, first:]
-        except IndexError as error:  # of a table that ends
+        except (IndexError, RuntimeError) as error:  # of a table that ends
+            is_past = self.stated_length is not None and tokens_BT.shape[1] > self.stated_length
+            if is_out_of_memory(error) or not (is_past or isinstance(error, IndexError)):
+                raise
             raise LengthError(f"the model cannot compute position {int(ids.max())}: {error}") from error
         finally:
             if self.state is not None:
                 self.state.end()
+
+    def find_table(self, length: int) -> None:
+        """Find whether a table of positions ends at the length that the configuration states."""
+        self.stated_length = length
+        if not self.takes_positions:
+            return  # a table shows only past its end
+        try:
+            self.hidden(torch.zeros(1, 2, dtype=torch.long), torch.tensor([length - 1, length]))
+        except (LengthError, RuntimeError):
+            self.max_positions = length
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Return what `hidden` does of B x C windows, [B C, T - first, D], B of them at a time."""
@@ -121,6 +140,8 @@ class CheckpointModel(nn.Module):
             return "the model keeps its own attention, which cannot be limited to a window"
         if control == "window" and self.masks and not any(sees_all(mask, length) for mask in self.masks):
             return "the model is windowed itself"
+        if control == "window" and self.reads_beside_attention:
+            return "the model reads tokens beside its attention too, which a window does not limit"
         if control == "offset" and not self.takes_positions:
             return "the model takes no position ids"
         return ""

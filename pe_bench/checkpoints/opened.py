@@ -1,22 +1,23 @@
 """A checkpoint ready to be scored: its sizes, its training length, how its texts begin, and its model."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from pe_bench.checkpoints.attention import NAME, PassState, register
 from pe_bench.checkpoints.encoding import NEUTRAL, Described, describe
-from pe_bench.checkpoints.equality import MIN_TOKENS, require_equality
+from pe_bench.checkpoints.equality import MIN_TOKENS, reads_beside_attention, require_equality
 from pe_bench.checkpoints.load import find_trunk, load_model, quiet, takes_positions
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
-from pe_bench.checkpoints.rotation import Answer, ask, attach
+from pe_bench.checkpoints.rotation import Answer, ask, attach, rotary_modules
 from pe_bench.checkpoints.source import PREFIX, TOKENIZER_CONFIG, Source, read_json
 from pe_bench.config.schema import ModelConfig
+from pe_bench.data.tokenizer import library_errors
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 from pe_bench.model.lookahead import find_lookahead
 from pe_bench.system.memory import give_back_free_memory
 
@@ -65,13 +66,11 @@ def begin_of_text(source: Source) -> int | None:
     """Return the token that the checkpoint's tokenizer puts before a text; None where it puts none."""
     import tokenizers
 
-    try:
+    with library_errors(f"{source.tokenizer} cannot be read: save it with a fast tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_file(str(source.tokenizer))
-    except Exception as error:  # the library's own kind
-        raise UserError(f"{source.tokenizer} cannot be read: save it with a fast tokenizer") from error
-    text = "a"
-    whole = tokenizer.encode(text, add_special_tokens=True).ids
-    plain = tokenizer.encode(text, add_special_tokens=False).ids
+        text = "a"
+        whole = tokenizer.encode(text, add_special_tokens=True).ids
+        plain = tokenizer.encode(text, add_special_tokens=False).ids
     if len(whole) > len(plain) and whole[1 : 1 + len(plain)] == plain:
         return whole[0]
     path = source.folder / TOKENIZER_CONFIG
@@ -92,24 +91,26 @@ def open_checkpoint(
 ) -> Opened:
     """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
     loaded = load_model(source, config, dtype)
-    sizes, trunk = _sizes(source, config), find_trunk(loaded)
+    sizes, trunk = _sizes(source, config), find_trunk(source, loaded)
+    as_it_is = _as_it_is(source, loaded, trunk, sizes, begin)
     if plain or not loaded._can_set_attn_implementation():
-        return _as_it_is(source, loaded, trunk, sizes, begin)
+        return as_it_is
     register()
     state = attach(loaded)
-    positions = _PositionTable(loaded)
     try:
         with quiet():
             loaded.set_attn_implementation(NAME)
             answer = ask(loaded, trunk, state)
             if answer is None:
                 loaded.set_attn_implementation("eager")
-                return _as_it_is(source, loaded, trunk, sizes, begin)
-        described = describe(answer, rotations_of(config), train_length, positions.is_read)
-        model = _model(loaded, trunk, described, answer, state, begin, positions.limit)
+                return as_it_is
+        limit = as_it_is.model.max_positions
+        described = describe(answer, rotations_of(config), train_length, has_table=limit is not None)
+        model = _model(loaded, trunk, described, answer, state, begin, limit)
         split_feedforward(loaded)
         with quiet():
             difference = require_equality(model, sizes.n_heads)
+            model.reads_beside_attention = reads_beside_attention(model)
     except UserError as error:
         raise UserError(f"{source.name}: {error}; {PLAIN}") from error
     except (AttributeError, TypeError, RuntimeError, LookupError, NotImplementedError) as error:
@@ -117,8 +118,6 @@ def open_checkpoint(
         raise UserError(
             f"{source.name} does not run with our attention ({kind}: {str(error)[:200]}); {PLAIN}"
         ) from error
-    finally:
-        positions.stop()
     give_back_free_memory()  # the comparison took some, and scores are measured above what is held
     return Opened(model, described.values, _with_head(sizes, answer), difference)
 
@@ -149,15 +148,23 @@ def _model(
 
 
 def _as_it_is(source: Source, loaded: Any, trunk: Any, sizes: ModelConfig, begin: int | None) -> Opened:
+    """Return the model with its own attention. Raise `UserError` for one that cannot be scored at all."""
     values = {"name": AS_IT_IS, "class": NEUTRAL, "derived": [], "modifiers": {}}
     encoding = EncodingSpec(values).build(sizes.n_layers)
     model = CheckpointModel(
         loaded, trunk, encoding, sizes.n_layers, None, begin=begin, takes_positions=takes_positions(trunk)
     )
-    with quiet():
-        problem = find_lookahead(model, MIN_TOKENS)
-    if problem:
-        raise UserError(f"{source.name} reads later tokens, so its scores would mean nothing: {problem}")
+    stated = train_length_of(loaded.config)
+    with quiet(), torch.no_grad():
+        if stated is not None and not rotary_modules(loaded):
+            model.find_table(stated[0])
+        count = min(MIN_TOKENS, model.max_positions or MIN_TOKENS)
+        problem = find_lookahead(model, count)
+        ids = torch.arange(count)
+        largest = float(model.logits(model.hidden(ids[None] % model.vocab_size, ids)).abs().max())
+    require(not problem, f"{source.name} reads later tokens, so its scores would mean nothing: {problem}")
+    message = f"the largest logit of {source.name} is {largest:g}: its weights are damaged, download it again"
+    require(0 < largest < math.inf, message)
     return Opened(model, values, sizes, None)
 
 
@@ -185,30 +192,3 @@ def _sizes(source: Source, config: Any) -> ModelConfig:
 
 def _with_head(sizes: ModelConfig, answer: Answer) -> ModelConfig:
     return replace(sizes, d_head=answer.d_head, n_layers=len(answer.rotations))
-
-
-class _PositionTable:
-    """The size of a table of positions, if the model reads one: found as it is read."""
-
-    def __init__(self, model: Any) -> None:
-        self.limit: int | None = None
-        self.is_read = False
-        words = model.get_input_embeddings()
-        self._handles = [
-            module.register_forward_pre_hook(self._read)
-            for module in model.modules()
-            if isinstance(module, nn.Embedding) and module is not words
-        ]
-
-    def _read(self, module: nn.Module, arguments: Any) -> None:
-        """Keep the table's size, less the rows that it has before position 0."""
-        self.is_read = True
-        index = arguments[0] if arguments else torch.zeros(1)
-        is_rising = index.shape[-1] > 1 and bool((index.diff(dim=-1) == 1).all())
-        if is_rising and self.limit is None:
-            assert isinstance(module, nn.Embedding)
-            self.limit = module.num_embeddings - int(index.flatten()[0])
-
-    def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()

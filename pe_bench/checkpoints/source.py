@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.errors import UserError, require
+from pe_bench.system.cache import cache_root, cached_digest
 from pe_bench.system.outside_text import one_line
 from pe_bench.system.paths import check_name, expand_path
 
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+OTHER_WEIGHTS = "transformers_weights"  # a key by which a configuration names another file
 FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, "generation_config.json", INDEX, "model*.safetensors"]
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
@@ -55,40 +57,41 @@ class Source:
     def tokenizer(self) -> Path:
         return self.folder / TOKENIZER
 
-    @cached_property
-    def identity(self) -> str:
-        """Return a hash of the configuration, the tokenizer, and the headers and sizes of the weights."""
-        found = hashlib.sha256()
-        for path in (self.folder / CONFIG, self.tokenizer):
-            found.update(hashlib.sha256(path.read_bytes()).digest() if path.exists() else b"none")
+    def identity(self, cache_dir: str | None) -> str:
+        """Return a hash of all files that scores follow from; digests of weights are kept in the cache."""
+        hasher = hashlib.sha256()
+        for path in (self.folder / name for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG)):
+            hasher.update(hashlib.sha256(path.read_bytes()).digest() if path.exists() else b"none")
         for path in self.weights:
-            size = path.stat().st_size
-            with path.open("rb") as file:
-                header = int.from_bytes(file.read(8), "little")
-                require(header < size, f"{path} is damaged: its header is longer than the file")
-                found.update(path.name.encode() + size.to_bytes(8, "little") + file.read(header))
-        return found.hexdigest()[:16]
+            hasher.update(f"{path.name} {cached_digest(path, cache_root(cache_dir))}".encode())
+        return hasher.hexdigest()[:16]
 
     @cached_property
     def weights(self) -> list[Path]:
         """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
         index = self.folder / INDEX
-        if not index.exists():
-            found = [self.folder / WEIGHTS]
+        # transformers takes the one file where there is an index beside it.
+        if (self.folder / WEIGHTS).exists() or not index.exists():
+            paths = [self.folder / WEIGHTS]
         else:
-            names = set(map(str, read_json(index).get("weight_map", {}).values()))
+            weight_map = read_json(index).get("weight_map")
+            require(
+                isinstance(weight_map, dict) and bool(weight_map),
+                f"{index} names no weights: its weight_map has to give the file of each: download it again",
+            )
+            names = set(map(str, weight_map.values()))
             for name in names:
                 is_plain = name == Path(name).name and name.endswith(".safetensors")
                 require(is_plain, f"{index} names {one_line(name)!r}, which is not a file in its folder")
-            found = [self.folder / name for name in sorted(names)]
-        missing = [path.name for path in found if not path.is_file()]
+            paths = [self.folder / name for name in sorted(names)]
+        missing = [path.name for path in paths if not path.is_file()]
         if missing:
             pickled = sorted(path.name for path in self.folder.glob("*.bin"))
             also = f"; {', '.join(pickled)} would run code when read" if pickled else ""
             raise UserError(
                 f"{self.folder} has no {missing[0]}{also}: pe-bench reads weights as safetensors alone"
             )
-        return found
+        return paths
 
 
 def read_source(text: str) -> Source:
@@ -144,6 +147,12 @@ def checked(source: Source) -> Source:
         f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder",
     )
     require(source.tokenizer.is_file(), f"{folder} has no {TOKENIZER}: save it with a fast tokenizer")
+    other = source.config.get(OTHER_WEIGHTS)
+    require(
+        other is None,
+        f"{folder / CONFIG} takes the weights from {OTHER_WEIGHTS}={one_line(str(other))[:80]}, and pe-bench "
+        f"reads {WEIGHTS} or what {INDEX} names: delete the key and rename the file",
+    )
     quantised = source.config.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
@@ -160,6 +169,7 @@ def _refuse_outside(path: Path, folder: Path) -> None:
     if not path.is_symlink():
         require(path.is_file() or path.is_dir(), f"{path} is not a regular file: delete it")
         return
+    require(path.exists(), f"{path} is a symbolic link to nothing: replace it by the file itself")
     target, allowed = path.resolve(), [folder, folder.parent.parent / "blobs"]
     is_inside = any(target.is_relative_to(place) for place in allowed)
     require(is_inside, f"{path} is a symbolic link out of its folder: replace it by the file itself")

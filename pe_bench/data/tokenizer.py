@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.outside_text import printable
 from pe_bench.system.paths import expand_path
 
@@ -66,6 +67,17 @@ class ByteTokenizer:
             yield Encoded(np.frombuffer(text, np.uint8), ends)
 
 
+@contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+    """Turn what the tokenizers library raises into a `UserError`, a panic of its Rust code too."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{problem}: {first_line(error)[:200]}") from error
+
+
 class SubwordTokenizer:
     """A tokenizer of the `tokenizers` library, used so that it adds nothing to a document."""
 
@@ -76,6 +88,7 @@ class SubwordTokenizer:
         tokenizer.post_processor = None  # it would add special tokens and trim spaces off the offsets
         tokenizer.encode_special_tokens = True  # a special token that occurs in the text is text
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        require(bool(vocabulary), f"the tokenizer {label} has no tokens: use another one")
         self.vocab_size = max(vocabulary.values()) + 1
         named = [vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary]
         self.end_of_text = named[0] if named else self.vocab_size
@@ -99,13 +112,21 @@ class SubwordTokenizer:
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         rest = iter(texts)
+        size = count = 0
         while some := list(islice(rest, TOGETHER)):
-            encodings = self.tokenizer.encode_batch(
-                [text.decode() for text in some], add_special_tokens=False
-            )
+            with library_errors(f"the tokenizer {self.label} cannot read the text"):
+                encodings = self.tokenizer.encode_batch(
+                    [text.decode() for text in some], add_special_tokens=False
+                )
             for text, encoding in zip(some, encodings, strict=True):
-                ends = byte_ends(text, np.array(encoding.offsets).reshape(-1, 2)[:, 1]) if with_ends else None
+                offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+                size, count = size + len(text), count + len(offsets)
+                ends = byte_ends(text, offsets[:, 1]) if with_ends else None
                 yield Encoded(np.array(encoding.ids, np.int64), ends)
+        require(
+            count > 0 or size == 0,
+            f"the tokenizer {self.label} makes no token of {size:,} bytes of text: use another one",
+        )
 
 
 def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
@@ -163,10 +184,8 @@ def load_file(config: TokenizerConfig) -> SubwordTokenizer:
     import tokenizers
 
     path = tokenizer_file(config)
-    try:
+    with library_errors(f"{path} is no tokenizer of the tokenizers library"):
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library's own kind
-        raise UserError(f"{path} is no tokenizer of the tokenizers library: {first_line(error)}") from error
     return SubwordTokenizer(tokenizer, printable(path.resolve().parent.name) or "file")
 
 

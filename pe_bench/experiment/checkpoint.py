@@ -100,7 +100,7 @@ def prepare_checkpoint(
     values["tokenizer"] = {"kind": "file", "name": str(source.tokenizer)}
     values["checkpoint"] = {
         "source": source.address,
-        "identity": source.identity,
+        "identity": source.identity(values["cache_dir"]),
         "train_length_from": length_from,
         "revision": source.revision,
         "begin": begin_of_text(source),
@@ -132,9 +132,10 @@ def reopen_checkpoint(run: Path, config: Config, planner: Planner = make_plans) 
     assert about is not None
     revision = f"@{about.revision}" if about.revision else ""
     source = read_source(f"{about.source}{revision}")
+    identity = source.identity(config.cache_dir)
     require(
-        source.identity == about.identity,
-        f"{about.source} is not what {run.name} scored (hash {source.identity} now, {about.identity} then): "
+        identity == about.identity,
+        f"{about.source} is not what {run.name} scored (hash {identity} now, {about.identity} then): "
         f"score it as it is now with `pe-bench eval {about.source}`",
     )
     job = _prepare(config, source, load_config(source), planner)

@@ -33,6 +33,7 @@ from pe_bench.system.signals import INTERRUPTIONS
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
 MAX_SHARE_OF_QUERIES = 1 / 4
 SHARING = ("nonoverlapping", POSITIONS)
+MAX_REPEATED, MAX_REPEATED_COARSE = 1e-4, 1e-2  # nats by which rounding alone may move a score
 
 # Called with the protocol, the length, and the share of it that is done.
 ScoreWatcher = Callable[[str, int, float], None]
@@ -98,7 +99,7 @@ class Scorer:
             return Unscored(*impossible)
         try:
             with same_working_folder():
-                problem = self._find_lookahead(plan)
+                problem = self._find_problem(plan)
                 return Unscored("failed", problem) if problem else self.score(plan)
         except LengthError as error:
             return Unscored("undefined", str(error))
@@ -117,10 +118,13 @@ class Scorer:
                 ) from error
             return Unscored("failed", description)
 
-    def _find_lookahead(self, plan: Plan) -> str:
-        """Return what a user's own encoding reads ahead at this length, which it may not do in training."""
+    def _find_problem(self, plan: Plan) -> str:
+        """Return what a user's own encoding does wrong at this length, which it may not do in training."""
         if not plan.windows or not is_users_own(self.model.encoding):
             return ""
+        return self._find_lookahead(plan) or self._find_randomness(plan)
+
+    def _find_lookahead(self, plan: Plan) -> str:
         window = max(plan.windows, key=lambda window: window.size)
         key = window.size, tokens_without_query(window)
         if key not in self._problems:
@@ -128,18 +132,21 @@ class Scorer:
             self._problems[key] = problem and f"it reads later tokens: {problem}"
         return self._problems[key]
 
+    def _find_randomness(self, plan: Plan) -> str:
+        """Return how far the scores of the first block differ when it is scored twice; empty where equal."""
+        block = replace(plan, windows=next(batches(plan.windows, self.evaluation.batch_tokens)))
+        one, other = (self._run(block, lambda share: None)[0] for _ in range(2))
+        moved = float(np.abs(one - other).max())
+        is_random = moved > (MAX_REPEATED if self.evaluation.precision == "float32" else MAX_REPEATED_COARSE)
+        return f"it is random: a block that is scored twice differs by {moved:.2g} nats" if is_random else ""
+
     def score(self, plan: Plan) -> Scored:
         """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""
-        if plan.protocol == PROBE:
-            with PeakMemory(self.device) as peak, self._settings():
-                found = score_needles(
-                    self.model, self.split, self.device, self.evaluation, plan, self._progress_of(plan)
-                )
-            return Scored(found.nll, peak.mb if plan.windows else None, found.correct)
         if not self._shares(plan):
             with PeakMemory(self.device) as peak:
                 nll, correct = self._run(plan, self._progress_of(plan))
-            return Scored(nll, peak.mb if plan.windows else None, None if plan.answers is None else correct)
+            has_answers = plan.answers is not None or plan.protocol == PROBE
+            return Scored(nll, peak.mb if plan.windows else None, correct if has_answers else None)
         missing = [window for window in plan.windows if len(self._known(window)) < window.size]
         with PeakMemory(self.device) as peak:
             self._run_from_start(replace(plan, windows=missing))
@@ -193,7 +200,11 @@ class Scorer:
             yield
 
     def _run(self, plan: Plan, show: Callable[[float], None]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the NLL of each scored target, and of each answer of a task whether it is right."""
+        """Return the NLL of each scored target, and of each answer whether it is right."""
+        if plan.protocol == PROBE:
+            with self._settings():
+                answers = score_needles(self.model, self.split, self.device, self.evaluation, plan, show)
+            return answers.nll, answers.correct
         found, right, done = [np.empty(0, np.float32)], [np.empty(0, np.float32)], 0
         with self._settings():
             for batch in batches(plan.windows, self.evaluation.batch_tokens):

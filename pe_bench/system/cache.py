@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from pe_bench.system.terminal import say
 
 META, BLOCKS, CHECKSUM = "meta.json", "blocks", "checksum"
 BLOCK_BYTES = 1 << 23  # how much of a file one checksum is of
+DIGEST = re.compile("[0-9a-f]{64}")
 _compared: set[tuple[Any, ...]] = set()  # entries and their files that this process has checked
 
 
@@ -68,6 +70,22 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], dict[str, Any]])
             f"the cache folder {root} cannot be written ({reason}): set another cache_dir"
         ) from error
     return entry
+
+
+def cached_digest(path: Path, root: Path) -> str:
+    """Return the sha256 of a file, kept in the cache by the file's path, size and times."""
+    about = path.stat()
+    kept = root / "digests" / key_of(str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    with suppress(OSError, ValueError):
+        text = kept.read_text(encoding="utf-8")
+        if DIGEST.fullmatch(text):
+            return text
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    with suppress(OSError, RunError):  # a cache that is shared may be read-only
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_text(kept, digest)
+    return digest
 
 
 def read_meta(entry: Path) -> dict[str, Any]:

@@ -96,6 +96,17 @@ def test_another_checkpoint_in_the_same_folder_is_not_mixed_with_the_first(
     assert len(list(run.parent.iterdir())) == 2
 
 
+def test_other_weights_in_a_folder_of_the_same_name_are_another_run(tmp_path: Path, score: Command) -> None:
+    levels = set()
+    for seed, parent in enumerate("ab"):
+        write_checkpoint(tmp_path / parent / "checkpoint-100", "llama", seed)
+        done = score(f"{parent}/checkpoint-100", "--lengths", "32")
+        assert done.code == 0, done.err
+    for run in (tmp_path / "results" / "runs").iterdir():
+        levels |= {row.nll for row in read_rows(run / "eval.csv")}
+    assert len(levels) == 2
+
+
 def test_a_run_says_how_it_was_made(tmp_path: Path, score: Command) -> None:
     write_checkpoint(tmp_path / "gemma", "gemma3_text")
     assert score("gemma", "train.length=16", "--lengths", "32").code == 0

@@ -1,6 +1,9 @@
 """A checkpoint's folder is a stranger's: no code of it runs, and nothing outside it is read."""
 
+import hashlib
 import json
+import math
+import os
 import sys
 from pathlib import Path
 
@@ -54,9 +57,56 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/model.safetensors", "model.bin"])
 def test_an_index_names_files_of_its_folder_alone(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(UserError, match="which is not a file in its folder"):
         read_source(f"hf:{folder}")
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": ["model.safetensors"]}, {"weight_map": {}}])
+def test_an_index_that_names_no_weights_is_refused(folder: Path, index: dict[str, object]) -> None:
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="names no weights: its weight_map"):
+        read_source(f"hf:{folder}")
+
+
+def test_weights_of_a_file_beside_those_that_are_checked_are_refused(folder: Path) -> None:
+    edit_json(folder / "config.json", transformers_weights="other.safetensors")
+    with pytest.raises(UserError, match=r"takes the weights from transformers_weights=other\.safetensors"):
+        read_source(f"hf:{folder}")
+
+
+def test_the_one_file_counts_where_an_index_lies_beside_it(folder: Path) -> None:
+    (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "other.safetensors"}}')
+    assert [path.name for path in read_source(f"hf:{folder}").weights] == ["model.safetensors"]
+
+
+def test_a_link_to_itself_is_refused(folder: Path) -> None:
+    (folder / "me").symlink_to(folder / "me")
+    with pytest.raises(UserError, match="me is a symbolic link to nothing"):
+        read_source(f"hf:{folder}")
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("value", [0.0, math.inf, math.nan])
+def test_weights_that_make_no_logits_are_refused(folder: Path, value: float, plain: bool) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = {
+        name: torch.full_like(one, value) for name, one in load_file(folder / "model.safetensors").items()
+    }
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="the largest logit of llama is .*: its weights are damaged"):
+        opened(folder, plain=plain)
+
+
+def test_a_configuration_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "deepseek", "deepseek_v3")
+    edit_json(folder / "config.json", head_dim=24)
+    with pytest.raises(UserError, match=r"deepseek cannot be run as its config\.json describes it"):
+        opened(folder)
 
 
 def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -153,13 +203,40 @@ def test_a_mistyped_folder_is_no_repository(folder: Path, name: str, monkeypatch
         read_source(f"hf:{path}")
 
 
-def test_the_identity_follows_from_configuration_tokenizer_and_weights(folder: Path, tmp_path: Path) -> None:
-    first = read_source(f"hf:{folder}").identity
-    assert read_source(f"hf:{folder}").identity == first
+def test_the_identity_follows_from_all_that_is_read(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    def identity() -> str:
+        return read_source(f"hf:{folder}").identity(str(tmp_path / "cache"))
+
+    seen = [identity()]
+    assert identity() == seen[0]
     (folder / "README.md").write_text("other words")
-    assert read_source(f"hf:{folder}").identity == first
+    assert identity() == seen[0]
     edit_json(folder / "config.json", max_position_embeddings=64)
-    assert read_source(f"hf:{folder}").identity != first
+    seen.append(identity())
+    edit_json(folder / "tokenizer_config.json", add_bos_token=True)
+    seen.append(identity())
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] += 1  # of one size, under one header
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    seen.append(identity())
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_digest_is_made_once_and_again_when_a_file_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests: list[object] = []
+    make = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: digests.append(given) or make(*given))
+    cache = str(tmp_path / "cache")
+    first = read_source(f"hf:{folder}").identity(cache)
+    assert read_source(f"hf:{folder}").identity(cache) == first
+    assert len(digests) == 1
+    os.utime(folder / "model.safetensors", (1, 1))
+    assert read_source(f"hf:{folder}").identity(cache) == first
+    assert len(digests) == 2
 
 
 # What is read of the configuration and of the tokenizer

@@ -1,7 +1,9 @@
 """Tokenizers give ids back to the text, and count its bytes exactly."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,3 +151,40 @@ def test_what_is_no_tokenizer_file_is_refused(tmp_path: Path, content: str | Non
         path.write_text(content)
     with pytest.raises(UserError, match="there is no file|is no tokenizer of the tokenizers library"):
         load_file(TokenizerConfig(kind="file", name=str(path)))
+
+
+def no_tokens(values: dict[str, Any]) -> None:
+    values["model"]["vocab"], values["added_tokens"] = {}, []
+
+
+def no_text(values: dict[str, Any]) -> None:
+    values["normalizer"] = {"type": "Replace", "pattern": {"Regex": "[\\s\\S]+"}, "content": ""}
+
+
+def backtracking(values: dict[str, Any]) -> None:
+    pattern = {"Regex": "(a+|[a-z ]+)+$x"}
+    values["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (no_tokens, "has no tokens"),
+        (no_text, "makes no token of 40 bytes of text"),
+        (backtracking, "cannot read the text: Onig: Regex search error"),
+    ],
+)
+def test_a_tokenizer_that_makes_no_tokens_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], problem: str
+) -> None:
+    write_byte_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match=problem):
+        list(
+            load_file(TokenizerConfig(kind="file", name=str(path))).encode_documents(
+                [b"a b c " * 6 + b"text"]
+            )
+        )

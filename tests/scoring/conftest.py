@@ -1,4 +1,4 @@
-"""An untrained model to score, and scoring without the probe for lookahead."""
+"""An untrained model to score, and scoring that tries no encoding first."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ def trained(tmp_path: Path) -> TrainedModel:
 
 @pytest.fixture
 def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the probe, so that an encoding that records its calls is called for scores alone."""
-    monkeypatch.setattr("pe_bench.scoring.scorer.find_lookahead", lambda model, length, first: "")
+    """Leave out what tries a user's encoding: one that records its calls is called for scores alone."""
+    monkeypatch.setattr("pe_bench.scoring.scorer.Scorer._find_problem", lambda self, plan: "")
 
 
 @pytest.fixture

@@ -48,6 +48,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
     | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     | {"moe_intermediate_size": 16, "num_key_value_heads": 4},
+    "falcon_h1": SIZES
+    | {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_chunk_size": 16},
+    "gptj": GPT2 | {"rotary_dim": 8},
+    "mpt": {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
     "doge": SIZES,
     "opt": SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
     "cohere2": WINDOWED,
