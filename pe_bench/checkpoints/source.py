@@ -75,10 +75,10 @@ class Source:
             paths = [self.folder / WEIGHTS]
         else:
             weight_map = read_json(index).get("weight_map")
-            require(
-                isinstance(weight_map, dict) and bool(weight_map),
-                f"{index} names no weights: its weight_map has to give the file of each: download it again",
-            )
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise UserError(
+                    f"{index} names no weights: its weight_map has to give the file of each: download it again"
+                )
             names = set(map(str, weight_map.values()))
             for name in names:
                 is_plain = name == Path(name).name and name.endswith(".safetensors")
