@@ -77,7 +77,7 @@ class Source:
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise UserError(
-                    f"{index} names no weights: its weight_map has to give the file of each: download it again"
+                    f"{index} names no weights: its weight_map has to give the file of each: get it again"
                 )
             names = set(map(str, weight_map.values()))
             for name in names:
