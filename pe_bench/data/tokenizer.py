@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -95,7 +94,7 @@ class SubwordTokenizer:
         self.vocab_size = max(self.vocab_size, self.end_of_text + 1)
         self.label = label
 
-    @cached_property
+    @property
     def identity(self) -> str:
         """Return a hash of all that makes tokens of a text: vocabulary, merges, normaliser, pre-tokeniser."""
         meaning = json.dumps(json.loads(self.tokenizer.to_str()), sort_keys=True)
