@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.data.task_windows import TaskWindows
+from pe_bench.data.tasks import STREAMS, Task
 from pe_bench.errors import UserError
 
 STREAM = 0xDA7A  # keeps these draws apart from others that use the same seed
@@ -92,6 +92,34 @@ class TrainingWindows:
             source = self.joint if document[row] == last else self.tokens
             windows[row] = source[begin[row] : begin[row] + self.size]
         return torch.from_numpy(windows)
+
+
+class TaskWindows:
+    """The examples of a task in windows of `length + 1` tokens.
+
+    Sizes are drawn with equal chances, from the least to the largest that fits. Raises `UserError` where none
+    does.
+    """
+
+    def __init__(self, task: Task, length: int, side: str = "training") -> None:
+        self.task, self.size = task, length + 1
+        self.largest = task.size_at(length)
+        self.stream = STREAMS[side]
+
+    def batch(self, count: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return int64 [count, length + 1], and which of them are answers, bool of the same shape.
+
+        They are equal for equal arguments, whatever was drawn before.
+        """
+        rng = np.random.default_rng([seed, self.stream, step])
+        sizes = rng.integers(self.task.least, self.largest + 1, size=count)
+        tokens = np.full((count, self.size), self.task.padding, np.int64)
+        is_answer = np.zeros((count, self.size), bool)
+        for row, size in enumerate(sizes):
+            example = self.task.example(rng, int(size))
+            tokens[row, : len(example.tokens)] = example.tokens
+            is_answer[row, : len(example.tokens)] = example.is_answer
+        return torch.from_numpy(tokens), torch.from_numpy(is_answer)
 
 
 class Windows:

@@ -11,8 +11,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from pe_bench.config.schema import DataConfig
-from pe_bench.data.documents import Document, within_budget
-from pe_bench.data.text_files import row_text
+from pe_bench.data.sources import Document, row_text, within_budget
 from pe_bench.errors import UserError
 
 PROBE_SECONDS = 1.0

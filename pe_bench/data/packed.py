@@ -4,21 +4,19 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pe_bench.config.schema import Config, DataConfig, TokenizerConfig
+from pe_bench.data import hub
 from pe_bench.data import tokenizer as tokenizers
-from pe_bench.data.corpus import read_corpus
-from pe_bench.data.documents import Document
+from pe_bench.data.prompt import Prompts
+from pe_bench.data.sources import Document, read_files, read_stdlib, within_budget
 from pe_bench.data.split import split_corpus
+from pe_bench.data.tasks import Task, build_task
 from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.system.cache import cache_root, cached_folder, key_of, read_meta
-
-if TYPE_CHECKING:
-    from pe_bench.data.prompt import Prompts
-    from pe_bench.data.task import Task
 
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
 LAYOUT = 2  # of the files in the cache
@@ -60,12 +58,37 @@ class Data:
     end_of_text: int
     train: Split
     validation: Split
-    task: "Task | None" = None  # whose examples take the place of text
-    prompts: "Prompts | None" = None  # of a checkpoint, in the place of text
+    task: Task | None = None  # whose examples take the place of text
+    prompts: Prompts | None = None  # of a checkpoint, in the place of text
 
     @property
     def vocab_size(self) -> int:
         return len(self.vocabulary)
+
+
+NO_TEXT = Split(np.empty(0, np.uint16), np.zeros(1, np.int64), [], 0)
+
+
+def load_data_of(config: Config) -> Data:
+    """Return the data that a configuration names: packed text, examples of a task, a checkpoint's prompts.
+
+    Raises `UserError`, `RunError` as `load_data` does.
+    """
+    if config.task is None:
+        return load_data(config.data, config.tokenizer, config.cache_dir)
+    if config.checkpoint is None:
+        return task_data(build_task(config.task))
+    tokenizer = tokenizers.load_file(config.tokenizer)
+    prompts = Prompts(str(config.task["name"]), tokenizer, begins=config.checkpoint.begin is not None)
+    vocabulary, end = tuple(tokenizer.vocabulary), tokenizer.end_of_text
+    return Data(
+        prompts.name, prompts.hash, tokenizer.label, vocabulary, end, NO_TEXT, NO_TEXT, prompts=prompts
+    )
+
+
+def task_data(task: Task) -> Data:
+    """Return the data of a task: its vocabulary, and no text."""
+    return Data(task.name, task.hash, "symbols", task.vocabulary, task.padding, NO_TEXT, NO_TEXT, task)
 
 
 def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | None = None) -> Data:
@@ -108,6 +131,24 @@ def _read(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[list[Document],
     limit = data.max_tokens
     per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
     return read_corpus(data, None if limit is None else limit * per_token)
+
+
+def read_corpus(
+    config: DataConfig, byte_budget: int | None = None
+) -> tuple[list[Document], list[Document] | None]:
+    """Return training documents, and the source's validation documents (None: to be split off).
+
+    Each list stops at `byte_budget` bytes. Raises `UserError` for a source that cannot be read.
+    """
+    if config.source == "hub":
+        return hub.read(config, byte_budget)
+    if config.source == "stdlib":
+        return list(within_budget(read_stdlib(config), byte_budget)), None
+    train = list(within_budget(read_files(config.path or ".", config, "data.path"), byte_budget))
+    if config.validation_path is None:
+        return train, None
+    validation = read_files(config.validation_path, config, "data.validation_path")
+    return train, list(within_budget(validation, byte_budget))
 
 
 def _signature(documents: list[Document] | None) -> list[tuple[str, str]] | None:

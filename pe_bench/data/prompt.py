@@ -1,22 +1,20 @@
 """Prompts of a checkpoint: text of any size that ends with a question, whose answers are known.
 
-Each kind is one file in `pe_bench/data/prompts`. Its examples have the largest size that fits a length with
-the checkpoint's tokenizer. Only the answers are scored, each with the right earlier answers in the input, so
+Each kind is one function at the end. Its examples have the largest size that fits a length with the
+checkpoint's tokenizer. Only the answers are scored, each with the right earlier answers in the input, so
 all of them are right exactly when greedy decoding gives them.
 """
 
 import hashlib
-import importlib
 import math
-import pkgutil
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from pe_bench.data import prompts
-from pe_bench.data.task import Example
+from pe_bench.data.tasks import Example
 from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.errors import UserError
 from pe_bench.values import unknown
@@ -43,9 +41,8 @@ class Prompts:
     begins: bool
 
     def __post_init__(self) -> None:
-        kinds = [module.name for module in pkgutil.iter_modules(prompts.__path__)]
-        if self.name not in kinds:
-            raise UserError(unknown(self.name, "--task", kinds))
+        if self.name not in KINDS:
+            raise UserError(unknown(self.name, "--task", KINDS))
 
     @property
     def hash(self) -> str:
@@ -63,7 +60,7 @@ class Prompts:
     def _longest(self, length: int, seed: Sequence[int]) -> Example:
         """Return the example of a seed with the largest size that fits. Raise `UserError` if none does."""
         longest = example = self.shortest(length, seed)
-        size = fits = int(_module_of(self.name).LEAST)
+        size = fits = KINDS[self.name].least
         too_large = math.inf
         while True:
             estimate = size * length // (len(example.tokens) - 1)
@@ -78,7 +75,7 @@ class Prompts:
 
     def shortest(self, length: int, seed: Sequence[int] = (0,)) -> Example:
         """Return an example of the smallest size. Raise `UserError` for a length with no room for it."""
-        example = self.example(np.random.default_rng(seed), int(_module_of(self.name).LEAST))
+        example = self.example(np.random.default_rng(seed), KINDS[self.name].least)
         inputs = len(example.tokens) - 1
         if inputs > length:
             raise UserError(
@@ -89,7 +86,7 @@ class Prompts:
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
         """Return the tokens of a prompt and its answers, and the number of the answer that each is of."""
-        question, answers = _module_of(self.name).prompt(rng, size)
+        question, answers = KINDS[self.name].prompt(rng, size)
         ends = np.cumsum([len(question), *(1 + len(answer) for answer in answers)])  # all are ASCII
         text = " ".join([question, *answers]).encode()
         [encoded] = self.tokenizer.encode_documents([text], with_ends=True)
@@ -99,5 +96,115 @@ class Prompts:
         return Example(np.array([*first, *encoded.ids], np.int64), number > 0, number)
 
 
-def _module_of(name: str) -> Any:
-    return importlib.import_module(f"{prompts.__name__}.{name}")
+# The sentences of all kinds are ours; RULER accepts the answers in any order.
+
+
+def niah_multikey_3(rng: np.random.Generator, size: int) -> Prompt:
+    """Return a needle among needles: pairs of a random key and a random value; it asks for one value.
+
+        The value of 3f1c...-9a is 07be...-41.
+        (size such lines)
+        What is the value of 88d0...-2c? The value of 88d0...-2c is [5e02...-77]
+
+    Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `niah_multikey_3`): all of the text consists of
+    such pairs of UUIDs.
+    """
+    keys, values = ([_identifier(rng) for _ in range(size)] for _ in range(2))
+    lines = [f"The value of {key} is {value}." for key, value in zip(keys, values, strict=True)]
+    needle = int(rng.integers(size))
+    question = f"What is the value of {keys[needle]}? The value of {keys[needle]} is"
+    return Prompt("\n".join([*lines, question]), (values[needle],))
+
+
+def _identifier(rng: np.random.Generator) -> str:
+    return str(uuid.UUID(bytes=rng.bytes(16), version=4))
+
+
+NOISE = (
+    "The wind is mild.",
+    "The road is long.",
+    "The lake is calm.",
+    "Birds come by.",
+    "Birds leave again.",
+)
+VARIABLES, SENTENCES_OF_EXAMPLE = 5, 5
+
+
+def vt(rng: np.random.Generator, size: int) -> Prompt:
+    """Return variable tracking: a number is assigned to a variable, and passed on to another, four times.
+
+        (a short example of the same form, with its answer)
+        The wind is mild. VAR QWERT = 48213. The road is long. ... VAR ASDFG = VAR QWERT. ...
+        Question: Which five variables have the value 48213, in the order of their assignment?
+        Answer: [QWERT] [ASDFG] [...] [...] [...]
+
+    The assignments lie at random among `size` filler sentences, and keep their order.
+
+    Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `vt` with one chain of four hops and a repeated text
+    as noise, one example before it).
+    """
+    example, text = _assignments(rng, SENTENCES_OF_EXAMPLE), _assignments(rng, size)
+    return Prompt("\n\n".join([" ".join([example.question, *example.answers]), text.question]), text.answers)
+
+
+def _assignments(rng: np.random.Generator, size: int) -> Prompt:
+    names = _words(rng, VARIABLES, 5, "A")
+    number = int(rng.integers(10_000, 100_000))
+    values = [str(number), *(f"VAR {name}" for name in names)]
+    indices = np.sort(rng.integers(size + 1, size=VARIABLES)).tolist()
+    sentences = [NOISE[index % len(NOISE)] for index in range(size)]
+    for index, name, value in reversed([*zip(indices, names, values, strict=False)]):
+        sentences.insert(index, f"VAR {name} = {value}.")
+    question = (
+        f"Question: Which five variables have the value {number}, in the order of their assignment?\nAnswer:"
+    )
+    return Prompt("\n".join([" ".join(sentences), question]), tuple(names))
+
+
+VOCABULARY = 2_000
+
+
+def fwe(rng: np.random.Generator, size: int) -> Prompt:
+    """Return frequent words: random words with power-law frequencies; it asks for the three most frequent.
+
+        kdjwqa ... bxtzze kdjwqa ... ... pomnfd (size words)
+        Question: Which three words are the most frequent, the most frequent first? Leave out the dots.
+        Answer: [kdjwqa] [bxtzze] [pomnfd]
+
+    The frequency of the word of rank r is proportional to r ** -2. The first rank is dots, with 61 % of the
+    text; the three words have 15, 7 and 4 %.
+
+    Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `fwe` with an exponent of 2, words of six letters and
+    a vocabulary of 2,000).
+    """
+    zeta = math.pi**2 / 6  # the sum of all r ** -2
+    counts = [*np.round(size / (zeta * np.arange(1.0, VOCABULARY + 1) ** 2)).astype(int)]
+    counts = [count for count in counts if count]
+    counts += [1] * max(0, size - sum(counts))
+    words = ["...", *_words(rng, len(counts) - 1, 6, "a")]
+    text = np.repeat(words, counts)[:size]
+    rng.shuffle(text)
+    question = (
+        "Question: Which three words are the most frequent, the most frequent first? Leave out the dots.\n"
+        "Answer:"
+    )
+    return Prompt("\n".join([" ".join(text), question]), tuple(words[1:4]))
+
+
+def _words(rng: np.random.Generator, count: int, letters: int, first: str) -> list[str]:
+    """Return so many different words of random letters from `first` on."""
+    words: dict[str, None] = {}
+    while len(words) < count:
+        words["".join(chr(ord(first) + letter) for letter in rng.integers(26, size=letters))] = None
+    return [*words]
+
+
+class Kind(NamedTuple):
+    """How prompts of a kind are made, and the least size: lines, sentences or words."""
+
+    prompt: Callable[[np.random.Generator, int], Prompt]
+    least: int
+
+
+# Of 100 words, the three have 15, 7 and 4, and the next has 2.
+KINDS = {"niah_multikey_3": Kind(niah_multikey_3, 2), "vt": Kind(vt, 10), "fwe": Kind(fwe, 100)}

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
 from pe_bench.errors import UserError, first_line, require
+from pe_bench.system.files import write_text
 from pe_bench.system.outside_text import printable
 from pe_bench.system.paths import expand_path
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]", "<|eot_id|>")
 DEFAULT_VOCABULARY = 4_096
+PRINTED = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
 TOGETHER = 64  # documents that are encoded in parallel
 SMALLEST_VOCABULARY = 257  # 256 bytes and end-of-text
 
@@ -33,24 +35,11 @@ class Encoded(NamedTuple):
     byte_ends: np.ndarray | None
 
 
-class Tokenizer(Protocol):
-    """A tokenizer; `vocabulary` has the text of every id, also of end-of-text, which no document has."""
-
-    label: str
-    vocab_size: int
-    end_of_text: int
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def vocabulary(self) -> list[str]: ...
-
-    def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]: ...
-
-
 class ByteTokenizer:
-    """A tokenizer whose ids are bytes, so that a length means the same for everyone."""
+    """A tokenizer whose ids are bytes, so that a length means the same for everyone.
+
+    `vocabulary` has the text of every id, also of end-of-text, which no document has.
+    """
 
     label = identity = "bytes"
     vocab_size = 257
@@ -128,6 +117,9 @@ class SubwordTokenizer:
         )
 
 
+Tokenizer = ByteTokenizer | SubwordTokenizer
+
+
 def byte_ends(text: bytes, character_ends: np.ndarray) -> np.ndarray:
     """Return ends in characters [tokens] as ends in bytes [tokens]: rising, the last at the text's end.
 
@@ -199,3 +191,28 @@ def load_hub(config: TokenizerConfig) -> SubwordTokenizer:
             instead = "use tokenizer=bytes or tokenizer=bpe"
             raise UserError(hub.explain(error, online, f"tokenizer.name={config.name}", instead)) from error
     return SubwordTokenizer(tokenizer, f"hub-{config.name}")
+
+
+def characters_of_bytes() -> list[str]:
+    """Return the character that byte-level tokenizers write for each byte: itself, or one from 256 on."""
+    others = iter(range(256, 512))
+    return [chr(byte if byte in PRINTED else next(others)) for byte in range(256)]
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json, whose ids are those of `ByteTokenizer`."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {character: byte for byte, character in enumerate(characters_of_bytes())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    assert tokenizer.token_to_id(END_OF_TEXT) == ByteTokenizer.end_of_text
+    write_text(folder / "tokenizer.json", tokenizer.to_str())
+    write_tokenizer_config(folder)
+
+
+def write_tokenizer_config(folder: Path) -> None:
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "add_bos_token": False}
+    write_text(folder / "tokenizer_config.json", json.dumps(about, indent=1) + "\n")

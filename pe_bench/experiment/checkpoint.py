@@ -18,8 +18,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config, without_none
 from pe_bench.config.schema import CheckpointConfig, Config, TokenizerConfig
-from pe_bench.data.load import load_data_of
-from pe_bench.data.packed import Data, summary
+from pe_bench.data.packed import Data, load_data_of, summary
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.tokenizer import load_file
 from pe_bench.encodings.base import PositionalEncoding

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pe_bench.checkpoints.export import exported_form, write_model
 from pe_bench.config.schema import TokenizerConfig
-from pe_bench.data.byte_tokenizer_file import write_byte_tokenizer, write_tokenizer_config
 from pe_bench.data.packed import cached_tokenizer
-from pe_bench.data.tokenizer import load_hub, tokenizer_file
+from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config
 from pe_bench.errors import UserError, require
 from pe_bench.experiment.prepare import build_job, trusted
 from pe_bench.runs.config_file import read_config

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pe_bench.config.schema import Config
-from pe_bench.data.load import load_data_of
-from pe_bench.data.packed import Data
+from pe_bench.data.packed import Data, load_data_of
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
 from pe_bench.experiment.trackers import check_tracker

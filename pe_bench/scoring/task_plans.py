@@ -9,7 +9,7 @@ import numpy as np
 
 from pe_bench.data.packed import Split
 from pe_bench.data.prompt import Prompts
-from pe_bench.data.task import Example, Task
+from pe_bench.data.tasks import Example, Task
 from pe_bench.runs.rows import TASK
 from pe_bench.scoring.protocols import Answers, Plan, Window
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from platform import python_version
 
 from pe_bench.config.override import quote
-from pe_bench.data.text_files import files_in
+from pe_bench.data.sources import files_in
 from pe_bench.runs.identity import IDENTITY_VERSION
 from pe_bench.studies.definition import (
     GROUP,

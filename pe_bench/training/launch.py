@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from pe_bench.config.schema import Config
-from pe_bench.data.load import load_data_of
+from pe_bench.data.packed import load_data_of
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder

@@ -15,8 +15,8 @@ import yaml
 
 from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import DataConfig, TokenizerConfig
-from pe_bench.data.corpus import read_corpus
-from pe_bench.data.documents import Document, character_boundary, within_budget
+from pe_bench.data.packed import read_corpus
+from pe_bench.data.sources import Document, character_boundary, within_budget
 from pe_bench.errors import UserError
 
 
@@ -173,7 +173,7 @@ def test_no_thread_outlives_a_parquet_file_that_is_not_read_to_its_end(tmp_path)
     program = """
 import sys, pyarrow, pyarrow.parquet
 from pe_bench.config.schema import DataConfig
-from pe_bench.data.corpus import read_corpus
+from pe_bench.data.packed import read_corpus
 from pe_bench.errors import UserError
 rows = [f"{number} " * 3_000 for number in range(400)]
 pyarrow.parquet.write_table(pyarrow.table({"body": rows}), sys.argv[1], row_group_size=5)

@@ -11,8 +11,7 @@ from datasets import config as datasets_config
 from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import DataConfig, TokenizerConfig
 from pe_bench.data import hub
-from pe_bench.data.corpus import read_corpus
-from pe_bench.data.packed import load_data
+from pe_bench.data.packed import load_data, read_corpus
 from pe_bench.data.tokenizer import load_hub
 from pe_bench.errors import UserError
 

@@ -5,10 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from pe_bench.data import overlap
-from pe_bench.data.documents import Document
-from pe_bench.data.overlap import window_hashes, without_overlap
-from pe_bench.data.split import split_corpus
+from pe_bench.data import split
+from pe_bench.data.sources import Document
+from pe_bench.data.split import split_corpus, window_hashes, without_overlap
 from pe_bench.errors import UserError
 
 
@@ -66,7 +65,7 @@ def test_copies_are_removed_before_the_split():
 @pytest.mark.parametrize("rate", [1, 8])
 def test_a_validation_document_that_stands_in_training_is_dropped(monkeypatch, shared, kept, rate):
     training = Document("train", noise(40_000, 1))
-    monkeypatch.setattr(overlap, "KEPT_WINDOWS", 100_000 if rate == 1 else 40_000 // (rate - 1))
+    monkeypatch.setattr(split, "KEPT_WINDOWS", 100_000 if rate == 1 else 40_000 // (rate - 1))
     taken = int(10_000 * shared)
     text = noise(10_000 - taken, 2) + training.text[5_000 : 5_000 + taken]
     assert len(without_overlap([Document("validation", text)], [training])) == kept
@@ -90,9 +89,9 @@ def test_equal_windows_and_only_they_have_equal_hashes():
 
 def test_a_text_hashed_in_parts_has_the_same_windows(monkeypatch):
     text = noise(3_000, 4)
-    whole = overlap._sampled(text, 1)
-    monkeypatch.setattr(overlap, "CHUNK_BYTES", 100)
-    assert np.array_equal(whole, overlap._sampled(text, 1))
+    whole = split._sampled(text, 1)
+    monkeypatch.setattr(split, "CHUNK_BYTES", 100)
+    assert np.array_equal(whole, split._sampled(text, 1))
 
 
 def test_with_few_documents_each_gives_its_last_fifth_at_a_character():

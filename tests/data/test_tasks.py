@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from pe_bench.config.groups import config_dir
-from pe_bench.data.batches import Windows
-from pe_bench.data.load import task_data
-from pe_bench.data.task import Task, build_task
-from pe_bench.data.task_windows import TaskWindows
+from pe_bench.data.batches import TaskWindows, Windows
+from pe_bench.data.packed import task_data
+from pe_bench.data.tasks import Task, build_task
 from pe_bench.errors import UserError
 from pe_bench.scoring.task_plans import task_plan
 from tests.support.configurations import choices

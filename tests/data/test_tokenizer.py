@@ -12,8 +12,15 @@ from tokenizers import models, pre_tokenizers, processors
 
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
-from pe_bench.data.byte_tokenizer_file import write_byte_tokenizer
-from pe_bench.data.tokenizer import ByteTokenizer, SubwordTokenizer, byte_ends, load_file, load_hub, train_bpe
+from pe_bench.data.tokenizer import (
+    ByteTokenizer,
+    SubwordTokenizer,
+    byte_ends,
+    load_file,
+    load_hub,
+    train_bpe,
+    write_byte_tokenizer,
+)
 from pe_bench.errors import UserError
 
 TEXTS = [

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, to_plain
-from pe_bench.data.load import load_data_of
+from pe_bench.data.packed import load_data_of
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
@@ -116,7 +116,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole_though_they_have_unequa
 
 
 def test_padding_and_questions_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pe_bench.data.task_windows import TaskWindows
+    from pe_bench.data.batches import TaskWindows
 
     loss, whole = gradients("task=copy")
     batch = TaskWindows.batch

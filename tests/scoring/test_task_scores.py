@@ -11,8 +11,8 @@ from support.task_oracles import ORACLES
 from torch import Tensor
 
 from pe_bench.config.schema import EvalConfig
-from pe_bench.data.load import task_data
-from pe_bench.data.task import Task, build_task
+from pe_bench.data.packed import task_data
+from pe_bench.data.tasks import Task, build_task
 from pe_bench.model.language_model import LanguageModel
 from pe_bench.runs.rows import Row
 

@@ -9,7 +9,7 @@ import torch
 from pe_bench.checkpoints.load import load_config, quiet
 from pe_bench.checkpoints.opened import Opened, open_checkpoint, train_length_of
 from pe_bench.checkpoints.source import Source, read_source
-from pe_bench.data.byte_tokenizer_file import write_byte_tokenizer
+from pe_bench.data.tokenizer import write_byte_tokenizer
 
 VOCABULARY, TRAIN_LENGTH, WINDOW = 257, 32, 16
 # At transformers' own initialisation a rotation that is dropped hardly moves the logits.

@@ -1,1 +1,188 @@
-"""The tasks: one idea, one file."""
+"""A task: examples of any size whose answers are known; each is one file beside this one."""
+
+import hashlib
+import importlib
+import re
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pe_bench.config.groups import names_in
+from pe_bench.errors import UserError, require
+from pe_bench.values import check_type, unknown
+
+FORMAT = 1  # of all examples: raise it when they change for an equal seed
+STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # of random numbers, one for each side
+BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
+
+
+class Example(NamedTuple):
+    """The token ids of an example, int64 [tokens], and which of them are answers, bool [tokens].
+
+    number: the answer that each is a part of, int64 [tokens]; None where each answer is one token.
+    """
+
+    tokens: np.ndarray
+    is_answer: np.ndarray
+    number: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A task with its options, which are the fields of its class.
+
+    An example of a larger size is longer. Its first token is never an answer.
+    """
+
+    least: ClassVar[int] = 1  # the smallest size
+
+    @property
+    @abstractmethod
+    def symbols_and_signs(self) -> list[str]:
+        """Return the text of every token id but the padding."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """Return the accuracy of a model that guesses among the tokens that an answer may be."""
+
+    @property
+    def most(self) -> int | None:
+        """Return the largest size; None where there is none."""
+        return None
+
+    @abstractmethod
+    def tokens(self, size: int) -> int:
+        """Return the number of tokens of an example."""
+
+    @abstractmethod
+    def example(self, rng: np.random.Generator, size: int) -> Example:
+        """Return an example that depends on the generator's state, the size and the options alone."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return (*self.symbols_and_signs, PADDING)
+
+    @property
+    def padding(self) -> int:
+        return len(self.symbols_and_signs)
+
+    @property
+    def hash(self) -> str:
+        """Return a hash of the task and its options: equal hashes, equal examples for a seed."""
+        parts = repr((FORMAT, self.name, sorted(asdict(self).items())))
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+    def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
+        """Return the examples to score at a length, of the largest size that fits, the same at every call."""
+        rng = np.random.default_rng([seed, STREAMS["validation"], length, 0])
+        return [self.example(rng, self.size_at(length)) for _ in range(count)]
+
+    def ids(self, *texts: str) -> list[int]:
+        """Return the ids of tokens by their texts."""
+        return [self.vocabulary.index(text) for text in texts]
+
+    def size_at(self, length: int) -> int:
+        """Return the largest size whose examples a window of `length` inputs holds.
+
+        The last token of an example is a target alone. Raises `UserError` where no size fits, or where the
+        length needs a larger size than there is.
+        """
+        size = self.least
+        least = self.tokens(size) - 1
+        message = f"length {length} is too short for task={self.name}: its smallest example needs {least}"
+        require(least <= length, message)
+        while self.tokens(size + 1) <= length + 1:
+            size += 1
+        most = self.most
+        if most is not None and size > most:
+            longest = self.tokens(most + 1) - 2
+            raise UserError(
+                f"length {length} needs examples of size {size}, and task={self.name} with its options has "
+                f"none above {most}: keep train.length and eval.lengths to {longest} at most, or raise "
+                "task.symbols"
+            )
+        return size
+
+
+def require_at_least(least: int, value: int, option: str) -> None:
+    """Raise `UserError` for an option of a task that is too small."""
+    require(value >= least, f"task.{option} must be at least {least}, not {value}")
+
+
+def symbol_texts(count: int) -> list[str]:
+    """Return the texts of so many symbols: letters where they are enough, else numbers."""
+    return [chr(ord("a") + place) for place in range(count)] if count <= 26 else [*map(str, range(count))]
+
+
+@dataclass(frozen=True)
+class StringCopy(Task):
+    """A copy of a string: the string, a separator, the string once more and its end."""
+
+    symbols: int
+
+    def __post_init__(self) -> None:
+        require_at_least(2, self.symbols, "symbols")
+
+    @property
+    def symbols_and_signs(self) -> list[str]:
+        return [*symbol_texts(self.symbols), BEGIN, SEPARATOR, END]
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.symbols + 1)
+
+    def tokens(self, size: int) -> int:
+        return 2 * size + 3
+
+    @abstractmethod
+    def string(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Return the symbols of a string, int64 [size]."""
+
+    def example(self, rng: np.random.Generator, size: int) -> Example:
+        string = self.string(rng, size)
+        begin, separator, end = self.ids(BEGIN, SEPARATOR, END)
+        tokens = np.array([begin, *string, separator, *string, end])
+        return Example(tokens, np.arange(len(tokens)) > size + 1)
+
+
+def build_task(values: Mapping[str, Any]) -> Task:
+    """Return the task of a configuration's section `task`. Raises `UserError`."""
+    values = dict(values)
+    name = values.pop("name", None)
+    known = names_in("task")
+    if name not in known:
+        raise UserError(unknown(str(name), "task", known))
+    task_class = _class_of(str(name))
+    hints = typing.get_type_hints(task_class)
+    options = [field.name for field in fields(task_class)]
+    for option in values:
+        if option not in options:
+            raise UserError(unknown(f"task.{option}", "key", [f"task.{known}" for known in options]))
+    return task_class(
+        **{option: check_type(value, hints[option], f"task.{option}") for option, value in values.items()}
+    )
+
+
+def describe(task: Task) -> str:
+    """Return what an example of the task is like, the first sentence of its file."""
+    doc = importlib.import_module(type(task).__module__).__doc__ or ""
+    return re.split(r"(?<=\w)[.:]\s", doc.strip(), maxsplit=1)[0]
+
+
+def _class_of(name: str) -> type[Task]:
+    module = importlib.import_module(f"pe_bench.data.tasks.{name}")
+    [found] = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Task) and value.__module__ == module.__name__
+    ]
+    return found

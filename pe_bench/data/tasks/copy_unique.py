@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.string_copy import StringCopy
+from pe_bench.data.tasks import StringCopy
 
 
 @dataclass(frozen=True)

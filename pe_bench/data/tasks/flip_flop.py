@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pe_bench.data.task import Example, Task
+from pe_bench.data.tasks import Example, Task
 from pe_bench.errors import require
 
 

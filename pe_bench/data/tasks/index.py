@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, SEPARATOR, Example, Task, require_at_least, symbol_texts
+from pe_bench.data.tasks import BEGIN, SEPARATOR, Example, Task, require_at_least, symbol_texts
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, SEPARATOR, Example, Task
+from pe_bench.data.tasks import BEGIN, SEPARATOR, Example, Task
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, Example, Task, require_at_least
+from pe_bench.data.tasks import BEGIN, Example, Task, require_at_least
 from pe_bench.errors import require
 
 BLANK = "_"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.task import BEGIN, END, SEPARATOR, Example, Task, require_at_least, symbol_texts
+from pe_bench.data.tasks import BEGIN, END, SEPARATOR, Example, Task, require_at_least, symbol_texts
 
 BLANK = "_"
 

@@ -10,7 +10,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir
 from pe_bench.config.overrides import check_overrides
 from pe_bench.config.parse import parse_config
-from pe_bench.data.task import Task, build_task
+from pe_bench.data.tasks import Task, build_task
 from pe_bench.errors import require
 from pe_bench.inspection.show.page import COMMENT, align, reflow
 from pe_bench.system.terminal import PIPED_WIDTH, wrap

@@ -1,1 +1,0 @@
-"""Prompts whose answers are known, one in each file: `prompt(rng, size)` and the smallest size."""
