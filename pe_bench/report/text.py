@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pe_bench.report.details_text import render_details
-from pe_bench.report.short_text import WIDTH, render_short
+from pe_bench.report.short_text import render_short
 from pe_bench.report.tables.table import Table
-from pe_bench.system.terminal import write_out
+from pe_bench.system.terminal import width_of, write_out
 
 ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
 
@@ -37,7 +37,7 @@ def print_captured(print_all: Callable[[Console], None], console: Console | None
     """Let `print_all` print on a console, and write that at once in signs that its stream can take."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
-        console.width = WIDTH
+        console.width = width_of(console.file)
     with console.capture() as captured:
         print_all(console)
     write_out(_written(captured.get(), console), console.file)

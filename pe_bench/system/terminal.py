@@ -34,12 +34,12 @@ def say(message: str, *, unbroken: bool = False) -> None:
 
 
 def width_of(stream: IO[str]) -> int:
-    """Return the columns of a stream's terminal, or `PIPED_WIDTH` where there is none."""
-    if not stream.isatty():
-        return PIPED_WIDTH
+    """Return the columns that COLUMNS says, else those of a stream's terminal, else `PIPED_WIDTH`."""
     with suppress(KeyError, ValueError):
         if (columns := int(os.environ["COLUMNS"])) > 0:
             return columns
+    if not stream.isatty():
+        return PIPED_WIDTH
     with suppress(OSError):
         if (columns := os.get_terminal_size(stream.fileno()).columns) > 0:
             return columns
