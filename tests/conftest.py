@@ -1,6 +1,7 @@
 """A tiny corpus and tiny runs, so that whole commands take a fraction of a second."""
 
 import gc
+import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from pe_bench.system.cache import cache_root
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.environ.pop("COLUMNS", None)  # which some shells export: it says how wide reports are
 
 
 def pytest_collection_finish() -> None:

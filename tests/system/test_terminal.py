@@ -60,9 +60,10 @@ def test_a_command_to_be_copied_is_not_broken(monkeypatch):
     assert terminal.getvalue() == f"{MESSAGE}\n"
 
 
-def test_the_width_is_the_terminals_and_fixed_where_there_is_none(monkeypatch):
+def test_the_width_is_what_columns_says_or_the_terminals_and_fixed_where_there_is_neither(monkeypatch):
+    assert width_of(io.StringIO()) == PIPED_WIDTH
     monkeypatch.setenv("COLUMNS", "63")
-    assert width_of(Terminal()) == 63 and width_of(io.StringIO()) == PIPED_WIDTH
+    assert width_of(Terminal()) == 63 and width_of(io.StringIO()) == 63
     for columns in ("abc", "0", "-3"):
         monkeypatch.setenv("COLUMNS", columns)
         assert width_of(Terminal()) == UNKNOWN_WIDTH
