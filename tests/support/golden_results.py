@@ -1,4 +1,4 @@
-"""Folders of results of which the reports are kept as text, each with the options that its report is asked for."""
+"""Folders of results of which the reports are kept as text, each with its options of `report`."""
 
 from collections.abc import Callable
 from pathlib import Path
