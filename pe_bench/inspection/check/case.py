@@ -40,12 +40,13 @@ class Case:
     name: str
     spec: EncodingSpec
     examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
+    sizes: ModelConfig = MODEL
 
     def as_built(self, seed: int = 0) -> Composition:
         """Build the encoding with its initial values, in the types that it chose."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.spec.build(MODEL.n_layers, VOCABULARY)
+            return self.spec.build(self.sizes.n_layers, VOCABULARY)
 
     def with_random_parameters(self) -> Composition:
         """Build the encoding with random parameters: at their initial zeros, many encodings do nothing."""
@@ -59,7 +60,11 @@ class Case:
     def model_of(self, encoding: Composition) -> Decoder:
         """Build a decoder in float64 whose own weights are always the same."""
         generator = torch.Generator().manual_seed(1)
-        return Decoder(MODEL, len(VOCABULARY), encoding, generator).double()
+        return Decoder(self.sizes, len(VOCABULARY), encoding, generator).double()
+
+    def inputs(self, length: int, dtype: torch.dtype = torch.float64, batch: int = 2) -> Inputs:
+        """Return a layer's input [B, T, D] and its queries, keys and values [B, H, T, K]."""
+        return layer_inputs(length, dtype, batch, d_head=self.sizes.d_head)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -168,7 +173,11 @@ def hidden(model: Decoder, tokens_BT: Tensor, shift: int = 0) -> Tensor:
 
 
 def layer_inputs(
-    length: int, dtype: torch.dtype = torch.float64, batch: int = 2, drawn_as: torch.dtype = torch.float64
+    length: int,
+    dtype: torch.dtype = torch.float64,
+    batch: int = 2,
+    drawn_as: torch.dtype = torch.float64,
+    d_head: int = MODEL.d_head,
 ) -> Inputs:
     """Return a layer's input [B, T, D] and its queries, keys and values [B, H, T, K].
 
@@ -176,7 +185,7 @@ def layer_inputs(
     """
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(batch, length, MODEL.d_model, generator=generator, dtype=drawn_as)
-    shape = (3, batch, MODEL.n_heads, length, MODEL.d_head)
+    shape = (3, batch, MODEL.n_heads, length, d_head)
     q, k, v = torch.randn(shape, generator=generator, dtype=drawn_as)
     return as_type((x, q, k, v), dtype)
 

@@ -13,6 +13,7 @@ from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
     Case,
+    Inputs,
     as_type,
     both_precisions,
     layer_inputs,
@@ -33,12 +34,13 @@ SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
 def blocks_are_the_whole(case: Case) -> Finding:
     """Compare rows computed in blocks, and alone, with all of them at once; positions jump."""
     length, errors = 13, []
-    x, q, k, v = layer_inputs(length)
+    x, q, k, v = case.inputs(length)
     jumping = 2 * torch.arange(length)
     for layer in layers_of(case.encoding):
         for position in (jumping, torch.stack([jumping, jumping // 2])):
             whole = reference_attention(layer, x, q, k, v, position, block=length)
-            errors.append(worst(reference_attention(layer, x, q, k, v, position, block=4), whole))
+            for block in (4, 5):
+                errors.append(worst(reference_attention(layer, x, q, k, v, position, block=block), whole))
             for row in (0, 6, length - 1):
                 alone = reference_attention(layer, x, q, k, v, position, rows=range(row, row + 1))
                 errors.append(worst(alone, whole[:, :, row : row + 1]))
@@ -49,12 +51,12 @@ def fused_is_the_reference(case: Case) -> Finding:
     """Compare the chosen paths, with and without gradients, with the reference in float64."""
     double, single, slopes = [], [], []
     for length in (1, 2, TRAIN_LENGTH):
-        position, inputs = torch.arange(length), layer_inputs(length)
+        position, inputs = torch.arange(length), case.inputs(length)
         for exact, rounded in both_precisions(case):
-            truth, expected = _with_gradients(reference_attention, exact, length)
-            ours, gradients = _with_gradients(attention, exact, length)
+            truth, expected = _with_gradients(reference_attention, exact, inputs)
+            ours, gradients = _with_gradients(attention, exact, inputs)
             double += [worst(ours, truth), *map(worst, gradients, expected)]
-            trained, rounded_gradients = _with_gradients(attention, rounded, length, torch.float32)
+            trained, rounded_gradients = _with_gradients(attention, rounded, as_type(inputs, torch.float32))
             single.append(worst(trained, truth))
             slopes += map(_relative, rounded_gradients, expected)
             with torch.no_grad():  # which opens further paths
@@ -75,7 +77,7 @@ def fused_is_the_reference(case: Case) -> Finding:
 
 def _longer_errors(case: Case) -> list[float]:
     """Compare the paths of training and scoring with the reference over several chunks, and jumping ids."""
-    inputs, index, errors = layer_inputs(SEVERAL_CHUNKS, batch=1), torch.arange(SEVERAL_CHUNKS), []
+    inputs, index, errors = case.inputs(SEVERAL_CHUNKS, batch=1), torch.arange(SEVERAL_CHUNKS), []
     for layer in layers_of(case.encoding):
         for position in (index, index + 3, 2 * index):
             truth = reference_attention(layer, *inputs, position)
@@ -115,7 +117,7 @@ def scores_are_scaled(case: Case) -> Finding:
     """Check that twice the scale doubles the scores; a term to add after the scale is a bias."""
     errors = []
     for layer in layers_of(case.encoding):
-        x, q, k, _ = layer_inputs(TRAIN_LENGTH)
+        x, q, k, _ = case.inputs(TRAIN_LENGTH)
         queries, keys = project(layer, x, q, k, torch.arange(TRAIN_LENGTH))
         errors.append(worst(layer.scores(queries, keys, 2.0), 2 * layer.scores(queries, keys, 1.0)))
     return at_most(largest(errors), EXACT, "twice the scale is off from twice the scores by")
@@ -171,7 +173,7 @@ def heads_that_share_a_key_differ(case: Case) -> Finding:
 def norm_preserving(case: Case) -> Finding:
     if not case.claims("norm_preserving"):
         return Finding("not claimed", "")
-    x, q, k, _ = layer_inputs(64)
+    x, q, k, _ = case.inputs(64)
     errors = []
     for layer in layers_of(case.encoding):
         for side in project(layer, x, q, k, torch.arange(64) + 5):
@@ -213,12 +215,12 @@ def obeys_a_window_from_outside(case: Case) -> Finding:
 
 
 def _with_gradients(
-    path: Callable[..., Tensor], layer: LayerEncoding, length: int, dtype: torch.dtype = torch.float64
+    path: Callable[..., Tensor], layer: LayerEncoding, inputs: Inputs
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the output and the gradients of its sum of squares, with respect to inputs and parameters."""
-    inputs = as_type(layer_inputs(length), dtype)
-    wanted = [*(tensor.requires_grad_() for tensor in inputs), *layer.parameters()]
-    output = path(layer, *inputs, torch.arange(length))
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    wanted = [*leaves, *layer.parameters()]
+    output = path(layer, *leaves, torch.arange(leaves[0].shape[1]))
     found = torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)
     pairs = zip(found, wanted, strict=True)
     return output, [torch.zeros_like(one) if gradient is None else gradient for gradient, one in pairs]

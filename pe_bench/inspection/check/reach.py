@@ -4,7 +4,6 @@ Letters: B batch, H query heads, T tokens, K head width.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,89 +21,53 @@ from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding
 from pe_bench.model.attention import logits, project, reference_attention, slice_tokens
 
 FARTHEST = 2**18 + 1
-DISTANCES = sorted({0, 1, 2, 3, *(2**power + more for power in range(2, 19) for more in (0, 1))})
-POSITIONS = [*range(2**12 + 2)]
-BETWEEN = 64  # distances looked at in one round of the search for where values level off
+# So dense that a bias which fades falls below every tolerance in more than one step.
+DISTANCES = sorted({*range(40), *(int(40 * 1.05**power) for power in range(181)), FARTHEST - 1})
 SIGHT = 3 * TRAIN_LENGTH + 5  # tokens
+LONGER = 600
 
 Values = Callable[[list[int]], Tensor]  # [n, H or D] at distances or positions [n], which rise
 
 
-class Level(NamedTuple):
-    """The first distance from which on all values are equal, and the last step down to them."""
-
-    start: int
-    jump: float
-
-
+@torch.no_grad()
 def farthest_that_is_told_apart(case: Case) -> Finding | None:
     """Return a failure where values level off at a number past the training length, which only `clamps` may.
 
     A window or a table of the training length is a design; of another length, it is a limit left in the code.
     """
-    for layer in layers_of(case.encoding):
-        near, far = (_spread(_scores(layer, [*range(TRAIN_LENGTH)], query)) for query in (40, FARTHEST))
-        if near > SHOWS and far <= EXACT:
-            return Finding("fails", f"defined, and near position {FARTHEST:,} all distances are alike")
     text = torch.zeros(1, 1, dtype=torch.long)
 
     def inputs(positions: list[int]) -> Tensor:
         x, ids = layer_inputs(1, batch=1)[0].expand(-1, len(positions), -1), torch.tensor(positions)
         return case.encoding.embed(x, ids, text.expand(1, len(positions)))[0]
 
-    readers: list[tuple[str, Values, list[int]]] = [
-        ("distance", lambda found, layer=layer: _scores(layer, found), DISTANCES)
+    readers: list[tuple[str, Values]] = [
+        ("distance", lambda distances, layer=layer: _scores(layer, distances))
         for layer in layers_of(case.encoding)
     ]
     if case.overrides("embed"):
-        readers.append(("position", inputs, POSITIONS))
-    for what, values, probes in readers:
-        with torch.no_grad():
-            level = _level(values, probes)
-        if level.start > TRAIN_LENGTH and level.jump > SHOWS:
+        readers.append(("position", inputs))
+    for what, values in readers:
+        at = values(DISTANCES)
+        differs = ((at - at[-1]).abs().amax(-1) > EXACT).nonzero()
+        last = int(differs.max()) if len(differs) else 0
+        level = DISTANCES[last + 1] if last + 1 < len(DISTANCES) else FARTHEST
+        jump = float((at[last] - at[-1]).abs().max())
+        if TRAIN_LENGTH < level < FARTHEST / 2 and jump > SHOWS:
             return Finding(
                 "fails",
-                f"defined, and from {what} {level.start:,} on all are alike: `clamps`, if that is meant",
+                f"defined, and from {what} {level:,} on all are alike: `clamps`, if that is meant",
             )
     return None
 
 
 def _scores(layer: LayerEncoding, distances: list[int], query: int = FARTHEST + 1) -> Tensor:
-    """Return a query's logits [n, H] of equal tokens at these distances; its position is given."""
+    """Return a query's logits [n, H] of equal tokens at these distances, of which 0 is the first."""
     position = query - torch.tensor([*reversed(distances)])
-    if distances[0] > 0:  # the query itself
-        position = torch.cat([position, torch.tensor([query])])
     x, q, k = one_token_repeated(len(position))
     queries, keys = project(layer, x, q, k, position)
     row, _ = logits(layer, slice_tokens(queries, len(position) - 1, len(position)), keys, MODEL.d_head**-0.5)
-    return row[0, :, 0].flip(-1)[:, -len(distances) :].mT
-
-
-def _spread(values: Tensor) -> float:
-    return float((values.amax(0) - values.amin(0)).detach().max())
-
-
-def _level(values: Values, probes: list[int]) -> Level:
-    """Find where the values level off, by looking ever closer."""
-    at, farthest = values(probes), probes[-1]
-    last = at[-1]
-    is_level = (at - last).abs().amax(-1) <= EXACT
-    if is_level.all():
-        return Level(0, 0.0)
-    first = int((~is_level).nonzero().max()) + 1  # not level before it
-    if first == len(probes) or 2 * probes[first] > farthest:  # too few are left to tell
-        return Level(farthest, 0.0)
-    below, above = probes[first - 1], probes[first]
-    while above - below > 1:
-        between = sorted({*torch.linspace(below, above, BETWEEN).long().tolist(), below, above, farthest})
-        found = values(between)
-        is_level = (found - found[-1]).abs().amax(-1) <= EXACT
-        if is_level.all():  # which distance is read depends on the tokens between
-            return Level(0, 0.0)
-        first = int((~is_level).nonzero().max()) + 1
-        below, above = between[first - 1], between[first]
-    found = values([below, farthest])
-    return Level(above, float((found[0] - found[-1]).abs().max()))
+    return row[0, :, 0].flip(-1).mT
 
 
 def sees_its_window(case: Case) -> Finding:
@@ -112,11 +75,14 @@ def sees_its_window(case: Case) -> Finding:
     length = TRAIN_LENGTH if case.past_training == "undefined" else SIGHT
     counts = set()
     for layer in layers_of(case.encoding):
+        for seen in [_seen(layer, tokens) for tokens in (length, LONGER if length == SIGHT else length)]:
+            latest = len(seen) - 1 - int((~seen).nonzero().max()) if not seen.all() else len(seen)
+            for window in _windows(layer):
+                if not seen.all() and latest != window:
+                    return Finding(
+                        "fails", f"window={window}, and a query sees {latest:,} of the latest keys"
+                    )
         seen = _seen(layer, length)
-        latest = length - 1 - int((~seen).nonzero().max()) if not seen.all() else length
-        for window in _windows(layer):
-            if not seen.all() and latest != window:
-                return Finding("fails", f"window={window}, and a query sees {latest:,} of the latest keys")
         counts.add(f"{int(seen.sum()):,} keys" if not seen.all() else "every key")
     sight = f"sees {' or '.join(sorted(counts))}"
     return Finding(
@@ -127,8 +93,9 @@ def sees_its_window(case: Case) -> Finding:
 def _seen(layer: LayerEncoding, length: int) -> Tensor:
     """Return for each key [T] whether the last query's output has a gradient at its value in some head."""
     x, q, k, v = layer_inputs(length, batch=1)
-    output = reference_attention(layer, x, q, k, v.requires_grad_(), torch.arange(length))
-    (gradient,) = torch.autograd.grad(output[:, :, -1].sum(), v)
+    last = range(length - 1, length)
+    output = reference_attention(layer, x, q, k, v.requires_grad_(), torch.arange(length), rows=last)
+    (gradient,) = torch.autograd.grad(output.sum(), v)
     return gradient[0].abs().sum((0, 2)) > 0
 
 

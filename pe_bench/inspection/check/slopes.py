@@ -13,6 +13,7 @@ from pe_bench.model.attention import reference_attention
 # A step, and how far slopes may lie apart, relative and absolute. The second is for code in float32.
 STEPS = ((1e-6, 1e-3, 1e-6), (1e-3, 1e-2, 1e-3))
 ELEMENTS = 32  # of a parameter, with the largest gradients, and as many others: looked at one by one
+SMALL = 16  # elements of a parameter that are moved one by one
 MOVE = 0.1  # of a parameter, which must change some output
 
 
@@ -46,6 +47,11 @@ def gradients_are_slopes(case: Case) -> Finding:
             return Finding("fails", f"{name} is inert: moving it by {MOVE} changes no output")
         if not is_inert and tensor in named_inert:
             return Finding("fails", f"inert names {name}, and moving it by {MOVE} changes an output")
+        still = _still_element(as_built, inputs, initial[name])
+        if still and not is_inert:
+            return Finding(
+                "fails", f"{still} of {name} as built is inert: moving it by {MOVE} changes no output"
+            )
     named = parameters | dict(zip(("x", "q", "k", "v"), inputs, strict=True))
     wanted = list(named.values())
     outputs = _outputs(encoding, inputs)
@@ -101,6 +107,17 @@ def _moves(encoding: Composition, inputs: list[Tensor], tensor: Tensor, directio
     """Return by how much the outputs change, at most, where the tensor moves along a direction."""
     before, after = _outputs(encoding, inputs), _moved_by(encoding, inputs, tensor, MOVE * direction)
     return max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True))
+
+
+def _still_element(encoding: Composition, inputs: list[Tensor], tensor: Tensor) -> str:
+    """Return the value of an element of a small parameter that changes no output; empty if there is none."""
+    for element in range(tensor.numel() if tensor.numel() <= SMALL else 0):
+        alone = torch.zeros(tensor.numel(), dtype=tensor.dtype)
+        alone[element] = 1.0
+        step = alone.view_as(tensor)
+        if max(_moves(encoding, inputs, tensor, step), _moves(encoding, inputs, tensor, -step)) <= EXACT:
+            return f"{tensor.flatten()[element].item():.3g}"
+    return ""
 
 
 def _first_wrong(

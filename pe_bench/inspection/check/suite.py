@@ -14,6 +14,7 @@ from pe_bench.inspection.check import (
     precision,
     reach,
     reference,
+    sizes,
     slopes,
 )
 from pe_bench.inspection.check.case import Case, where
@@ -177,6 +178,24 @@ PROPERTIES = (
         "a query sees as many of the latest keys as `window` says",
         "visible and ranges: `distance < window`, because the query's own key is one of them",
         reach.sees_its_window,
+    ),
+    Property(
+        "wide_heads",
+        "heads wider than 64 are treated as narrow ones",
+        "a width that is written as a number; d_head, where half of it was meant",
+        sizes.wide_heads_are_as_narrow_ones,
+    ),
+    Property(
+        "many_keys",
+        "no number of keys or position changes what an encoding does",
+        "a table, a cache or a type of whole numbers that ends; a number of keys that is compared",
+        sizes.no_number_of_keys_is_a_limit,
+    ),
+    Property(
+        "option_ends",
+        "options work as small and as large as they can be",
+        "what the constructor should refuse with an error; a bound that it puts in silently",
+        sizes.options_work_at_their_ends,
     ),
     Property(
         "device",
