@@ -22,7 +22,7 @@ from pe_bench.encodings.compose import Composition
 from pe_bench.inspection.resolve import resolve
 from pe_bench.model.attention import attention, choose, reference_attention
 from pe_bench.model.attention.fused import fused
-from pe_bench.scoring.denormals import flush_denormals
+from pe_bench.scoring.scorer import flush_denormals
 
 NAMES = ("alibi", "t5", "kerple_log", "kerple_power", "sandwich", "bam")
 PLAIN, WHOLE = "plain causal", "alibi, L x L bias"

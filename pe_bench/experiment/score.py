@@ -24,12 +24,12 @@ from pe_bench.runs.lock import locked
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.slices import keep_slices
-from pe_bench.scoring.anchor_scores import score_anchors
+from pe_bench.scoring.anchors import score_anchors
 from pe_bench.scoring.evaluate import TrainedModel, evaluate, scored_rows, with_lost_plans
-from pe_bench.scoring.key_tokens import OPTION, key_slices
 from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import Planner, count_parts, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.slices import OPTION, key_slices
 from pe_bench.system.files import remove_leftovers
 from pe_bench.system.progress import Bars, progress_bar
 from pe_bench.system.terminal import say

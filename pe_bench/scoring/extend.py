@@ -9,8 +9,7 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.needle_sets import NeedleSet
-from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.protocols import NeedleSet, Plan
 from pe_bench.scoring.scorer import Scored
 from pe_bench.scoring.targets import TargetBlocks
 

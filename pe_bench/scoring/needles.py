@@ -32,10 +32,9 @@ from pe_bench.errors import UserError, require
 from pe_bench.model.language_model import LanguageModel
 from pe_bench.model.seeds import derive_seed
 from pe_bench.runs.rows import PROBE
-from pe_bench.scoring.needle_sets import Needle, NeedleSet
-from pe_bench.scoring.protocols import Plan, Window, batches
+from pe_bench.scoring.plans import task_plan
+from pe_bench.scoring.protocols import Needle, NeedleSet, Plan, Window, batches
 from pe_bench.scoring.targets import target_blocks, tokens_needed
-from pe_bench.scoring.task_plans import task_plan
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE

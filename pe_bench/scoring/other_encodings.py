@@ -1,8 +1,7 @@
 """Trained weights under another encoding: what `eval --with` names.
 
 NAME.yaml is composed over the run's own model, training and data configuration. Every option that it shares
-with the trained encoding takes the trained value unless it is given. The classes declare which
-encodings are compatible (`compatible_with`, `changeable_after_training`).
+with the trained encoding takes the trained value unless it is given.
 
 A modifier acts on top of the run's own encoding, any other name replaces its base, and the run's modifiers
 stay. A scaling whose factor is not given makes two curves. With `factor=auto` it is that of each window:
@@ -11,27 +10,184 @@ number at every length, the training length included, as in a model that serves 
 longest length over the training length. The longest is `eval.max_length`, or what is scored where that is
 longer, for nobody sets a model up for shorter texts than it gets. The number is in the label, so that rows of
 two factors are never taken for one curve.
+
+An encoding works on weights of the encodings that its class names in `compatible_with`. Where the class stays
+the same, only the options that it names in `changeable_after_training` may differ; of an option that holds
+another encoding the same is true of that one. Modifiers that the run was trained with stay. If they are
+compatible with the base themselves, the weights mean what they mean without them; any other modifier makes
+them weights of another model, about which nothing is known.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import names_in
+from pe_bench.config.groups import config_dir, find_name, names_in
 from pe_bench.config.nested import values_of
 from pe_bench.config.options import in_full
 from pe_bench.config.override import Override, parse_override, quote
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.encodings.load import find_class
 from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec
 from pe_bench.errors import UserError, require
-from pe_bench.scoring.compatibility import incompatibility
-from pe_bench.scoring.with_option import RequestedEncoding, read_requested
 from pe_bench.system.terminal import say
+from pe_bench.values import shown
+
+# A list may hold spaces, and so may a mapping, with mappings in it.
+MAPPING = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+PART = re.compile(rf"(?:\[[^\]]*\]|{MAPPING}|\S)+")
+
+
+@dataclass(frozen=True)
+class RequestedEncoding:
+    """An encoding as it was typed; without a base it is the run's own with modifiers on top."""
+
+    text: str
+    base: str | None
+    modifiers: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+def read_requested(texts: Sequence[str], search: Sequence[Path] = ()) -> list[RequestedEncoding]:
+    """Read `yarn,rope_ntk`, `yarn factor=4`, `logn` or `yarn+logn`. Raises `UserError`."""
+    modifiers = names_in("modifier", search)
+    return [
+        _read(name, options, modifiers, search)
+        for text in texts
+        for name, options in _names_and_options(text)
+    ]
+
+
+def _names_and_options(text: str) -> Iterator[tuple[str, list[str]]]:
+    parts = PART.findall(text)
+    if not any("=" in part for part in parts):
+        for name in text.split(","):
+            require(
+                len(name.split()) == 1,
+                f"--with '{text}': name encodings with commas between, or one with its options, "
+                "such as --with 'yarn factor=4'",
+            )
+            yield name.strip(), []
+        return
+    name, *options = parts
+    require("=" not in name, f"--with '{text}': the name of an encoding comes first, and then {name}")
+    require(
+        "," not in name,
+        f"--with '{text}': commas are for names without options; repeat --with for each encoding",
+    )
+    for part in options:
+        require("=" in part, f"--with '{text}': '{part}' is no option; say KEY=VALUE, such as factor=4")
+    yield name, options
+
+
+def _read(
+    typed: str, options: Sequence[str], modifiers: Sequence[str], search: Sequence[Path]
+) -> RequestedEncoding:
+    text = " ".join([typed, *options])
+    names = [_find_name(name, modifiers, search) for name in typed.removeprefix("+").split("+")]
+    base = names.pop(0) if names[0] not in modifiers and not typed.startswith("+") else None
+    for name in names:
+        if name not in modifiers:
+            raise UserError(
+                f"--with {text}: {name} is no modifier, and only one encoding can be the base: "
+                f"{', '.join(modifiers)} go on top of another"
+            )
+    return RequestedEncoding(text, base, tuple(names), tuple(options))
+
+
+def _find_name(name: str, modifiers: Sequence[str], search: Sequence[Path]) -> str:
+    """Return the name of an encoding's or a modifier's file."""
+    if name in modifiers:
+        return name
+    try:
+        return find_name("encoding", name, search)
+    except UserError as error:
+        raise UserError(f"--with: {error}") from error
+
+
+def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None:
+    """Return why weights trained with one encoding may not be scored with the other; None if they may."""
+    return next(_incompatibilities(trained, encoding), None)
+
+
+def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterator[str]:
+    base, kept = trained.base.name, trained.modifiers
+    added = [part for name, part in encoding.modifiers.items() if name not in kept]
+    replaced = [encoding.base] if _has_other_class(trained.base, encoding.base) else []
+    for name, before, part in [
+        (base, trained.base, encoding.base),
+        *((name, modifier, encoding.modifiers[name]) for name, modifier in kept.items()),
+    ]:
+        if not _has_other_class(before, part):
+            yield from _changed_options(name, before, part)
+    for part in replaced + added:
+        compatible = part.encoding_class.compatible_with
+        if base not in compatible:
+            yield f"{_works_on(part.name, compatible)}; this run used {base} {_alternatives(base)}"
+        for name, modifier in kept.items():
+            if base not in modifier.encoding_class.compatible_with:
+                yield (
+                    f"this run was trained with {base} and {name}, and on such weights only {name}'s options "
+                    f"may change {_changeable(modifier)}"
+                )
+
+
+def _has_other_class(before: PartSpec, part: PartSpec) -> bool:
+    return part.values["class"] != before.values["class"]
+
+
+def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[str]:
+    held, holds = before.nested, part.nested
+    for option, value in part.options.items():
+        old = before.options.get(option)
+        if value == old or option in part.encoding_class.changeable_after_training:
+            continue
+        if option in held and option in holds:
+            for reason in _incompatibilities(held[option], holds[option]):
+                yield f"{option}: {reason}"
+        else:
+            yield (
+                f"this run was trained with {name} {option}={shown(old)}, and {option} "
+                f"cannot change to {shown(value)} after training {_changeable(part)}"
+            )
+
+
+def _changeable(part: PartSpec) -> str:
+    names = sorted(part.encoding_class.changeable_after_training)
+    return f"(changeable: {', '.join(names) or 'none'})"
+
+
+def _works_on(name: str, compatible: frozenset[str]) -> str:
+    if not compatible:
+        return f"{name} works on no other encoding's weights"
+    *others, last = sorted(compatible)
+    return f"{name} works on weights trained with {', '.join(others)}{' or ' if others else ''}{last}"
+
+
+def _alternatives(base: str) -> str:
+    return f"(compatible: {', '.join(compatible_encodings(base)) or 'none'})"
+
+
+@cache
+def compatible_encodings(base: str) -> list[str]:
+    """Return the names of pe-bench's own encodings and modifiers that work on weights of a base."""
+    found = set()
+    for path in (
+        path for group in ("encoding", "modifier") for path in (config_dir() / group).glob("*.yaml")
+    ):
+        specification = yaml.safe_load(path.read_text(encoding="utf-8")).get("class")
+        if specification and base in find_class(specification).compatible_with:
+            found.add(path.stem)
+    return sorted(found)
+
 
 AUTO, FIXED = "auto", "fixed"
 SECTIONS = ("model", "data", "tokenizer", "train")

@@ -1,23 +1,37 @@
-"""The plans of a run: the windows that are scored at each length, and sets of targets that are too small."""
+"""The plans of a run: the windows that are scored at each length, and sets of targets that are too small.
 
+Position curves, the NLL of tokens by how many tokens they see, are of windows of the longest length. Ranges
+of context are log-spaced, two an octave: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, ... Each position scores text
+of its own, so a curve is no comparison of lengths and carries no verdict. Each range has windows that end
+with it, because a token's score may depend on how many follow. Where it does not, all of them are taken from
+one pass over the longest windows.
+
+Of a task each length has its own examples, so lengths are not paired with each other; encodings at one length
+are.
+"""
+
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.data.packed import Data
+from pe_bench.data.packed import Data, Split
+from pe_bench.data.prompt import Prompts
+from pe_bench.data.tasks import Example, Task
 from pe_bench.runs.rows import HALF, POSITIONS, PROBE, TASK
 from pe_bench.scoring.controls import control_plans
-from pe_bench.scoring.positions import position_plans
 from pe_bench.scoring.protocols import (
+    Answers,
     Plan,
+    Window,
     nonoverlapping_plan,
     paired_plan,
     sliding_plan,
 )
-from pe_bench.scoring.targets import scored_documents, target_blocks, tokens_needed
-from pe_bench.scoring.task_plans import task_plan
+from pe_bench.scoring.targets import ScoredText, scored_documents, target_blocks, tokens_needed
 
 # What a run is to be scored on: `make_plans`, or the plans of a probe.
 Planner = Callable[[Config, EvalConfig, Data], list[Plan]]
@@ -85,3 +99,53 @@ def _plans(
             yield replace(sliding_plan(data, text, length, strides[length]), stride_rule=rule)
     else:
         assert evaluation.protocol == TASK, "a task's examples are its plans"
+
+
+def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]:
+    """Yield for each range the plan that scores it by itself: windows that end with its last position.
+
+    The windows begin where documents are cut into windows of `longest` tokens; shorter rests are left out.
+    """
+    whole = nonoverlapping_plan(data, text, longest)
+    windows = [window for window in whole.windows if window.size == longest]
+    words = f"{POSITIONS}/{whole.target_hash}/{longest}"
+    target_hash = hashlib.sha256(words.encode()).hexdigest()[:16]
+    for first, last in pairwise(range_ends(longest)):
+        shorter = [replace(window, size=last, first=first, targets=last - first) for window in windows]
+        yield Plan(POSITIONS, last, shorter, target_hash)
+
+
+def range_ends(longest: int) -> list[int]:
+    """Return 0, and where each range ends: 1, 2, 3, 4, 6, 8, 12, ... and the longest."""
+    octaves = range(longest.bit_length())
+    ends = {end for octave in octaves for end in (2**octave, 3 * 2**octave // 2) if end < longest}
+    return [0, *sorted(ends), longest]
+
+
+def task_plan(task: Task | Prompts, length: int, count: int, seed: int) -> Plan:
+    """Return the plan of `count` examples at a length, a function of the task, the seed and the length."""
+    examples = task.examples_at(length, count, seed)
+    tokens = np.concatenate([example.tokens for example in examples])
+    is_answer = np.concatenate([example.is_answer for example in examples])
+    sizes = [len(example.tokens) for example in examples]
+    # As many targets in each, so that windows of one size have one shape.
+    targets = max(len(example.tokens) - int(example.is_answer.argmax()) for example in examples)
+    windows = [Window(row, 0, size - 1, size - 1 - targets, targets) for row, size in enumerate(sizes)]
+    names = [f"{task.name} {row}" for row in range(count)]
+    split = Split(tokens, np.cumsum([0, *sizes]), names, 0)
+    answers = Answers(
+        split,
+        np.stack([example.is_answer[-targets:] for example in examples]),
+        task.chance,
+        np.stack([_numbers(example)[-targets:] for example in examples]),
+    )
+    words = repr((task.hash, length, seed, (count, *sorted(set(sizes))))).encode()
+    target_hash = hashlib.sha256(words + tokens.astype("<i8").tobytes() + is_answer.tobytes()).hexdigest()[
+        :16
+    ]
+    return Plan(TASK, length, windows, target_hash, answers=answers)
+
+
+def _numbers(example: Example) -> np.ndarray:
+    """Return the number of the answer that each token is a part of, int64 [tokens]."""
+    return np.arange(len(example.tokens)) if example.number is None else example.number

@@ -5,20 +5,61 @@
 - `nonoverlapping`: the beginnings of documents are cut into windows of `length`, and every next token is
   scored.
 - `sliding`: windows of `length` advance by a stride, and only their new tokens are scored.
-- `task`: examples of a task, each in a window; of its targets only answers are scored (`task_plans`).
+- `task`: examples of a task, each in a window; of its targets only answers are scored.
 """
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.scoring.needle_sets import Needle, NeedleSet
 from pe_bench.scoring.targets import ScoredText, TargetBlocks, tokens_in_a_part
+
+
+@dataclass(frozen=True)
+class Needle:
+    """A span of a window's document that is to be found in the window, by places in the document.
+
+    target: the first of the targets, in the span. replacement: the span that takes its place; None where it
+    stays. others: the starts of spans whose ends are the wrong answers.
+    """
+
+    start: int
+    target: int
+    others: tuple[int, ...]
+    replacement: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class NeedleSet:
+    """The needles of a length and a depth, by document, start of the window, and needle.
+
+    turn: the rank of each window, int64 [windows]: the set of n windows has ranks 0 to n - 1. about: what
+    else enters the hash. target_tokens: of each needle.
+    """
+
+    places: Sequence[tuple[int, int, Needle | None]]
+    turn: np.ndarray
+    about: tuple[object, ...]
+    target_tokens: int
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def hash(self) -> str:
+        words = repr((*self.about, [*self.places]))
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+    def first(self, count: int) -> "NeedleSet":
+        """Return the set of the first `count` needles, or of all that there are."""
+        kept = self.turn < count
+        places = [place for place, is_kept in zip(self.places, kept, strict=True) if is_kept]
+        return replace(self, places=places, turn=self.turn[kept])
 
 
 @dataclass(frozen=True)

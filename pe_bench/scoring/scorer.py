@@ -6,9 +6,11 @@ its beginning, exact to the rounding of the precision. So it is for the windows 
 first token on, those of `nonoverlapping`, and for the ranges of positions, which are parts of such windows.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,7 +25,6 @@ from pe_bench.model.seeds import derive_seed
 from pe_bench.model.user_code import describe_user_code_error, is_users_own
 from pe_bench.runs.rows import POSITIONS, PROBE
 from pe_bench.scoring.controls import why_not
-from pe_bench.scoring.denormals import flush_denormals
 from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.memory import PeakMemory, is_out_of_memory
@@ -33,6 +34,8 @@ from pe_bench.system.signals import INTERRUPTIONS
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
 MAX_SHARE_OF_QUERIES = 1 / 4
 SHARING = ("nonoverlapping", POSITIONS)
+TINY = 1e-39  # in float32
+PAUSE = 1  # omp_pause_soft
 MAX_REPEATED, MAX_REPEATED_COARSE = 1e-4, 1e-2  # nats by which rounding alone may move a score
 
 # Called with the protocol, the length, and the share of it that is done.
@@ -238,3 +241,36 @@ class Scorer:
         scored_ND, targets_N = scored_ND[places], targets_N[places]
         nll, correct = model.nll(scored_ND, targets_N), model.likeliest(scored_ND) == targets_N
         return nll.float().cpu().numpy(), correct.float().cpu().numpy()
+
+
+@contextmanager
+def flush_denormals() -> Iterator[None]:
+    """Count denormal numbers as zeros on a CPU inside, in all threads that compute.
+
+    As weights they cost some processors many times more.
+    Each thread has a switch of its own, which a new thread has as the one that started it. PyTorch turns that
+    of the calling thread. So OpenMP has to end its threads, and starts new ones when it needs them.
+    """
+    before = _is_flushing()
+    if not torch.set_flush_denormal(True):  # not every processor can
+        yield
+        return
+    _renew_threads()
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+        _renew_threads()
+
+
+def _is_flushing() -> bool:
+    return float(torch.tensor(TINY) * 1) == 0
+
+
+def _renew_threads() -> None:
+    """Have OpenMP end its threads; where there is none, or an old one, only the calling thread changes."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        ctypes.CDLL(str(library)).omp_pause_resource_all(PAUSE)
+    except (OSError, AttributeError):
+        return

@@ -11,7 +11,7 @@ from pe_bench.data.batches import TaskWindows, Windows
 from pe_bench.data.packed import task_data
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.errors import UserError
-from pe_bench.scoring.task_plans import task_plan
+from pe_bench.scoring.plans import task_plan
 from tests.support.configurations import choices
 from tests.support.task_oracles import ORACLES
 

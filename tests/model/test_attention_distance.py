@@ -20,7 +20,7 @@ from pe_bench.encodings.t5 import T5
 from pe_bench.model.attention import distance, fused, reference_attention
 from pe_bench.model.attention.distance import FUSED_QUERIES, FUSED_QUERIES_LONG, fused_distance_attention
 from pe_bench.model.attention.negligible import BLOCK, NegligibleKeys, log_epsilon
-from pe_bench.scoring.denormals import flush_denormals
+from pe_bench.scoring.scorer import flush_denormals
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 

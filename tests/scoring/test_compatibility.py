@@ -10,7 +10,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.encodings.spec import EncodingSpec, PartSpec
-from pe_bench.scoring.compatibility import compatible_encodings, incompatibility
+from pe_bench.scoring.other_encodings import compatible_encodings, incompatibility
 
 NAMES = names_in("encoding", [])
 MODIFIERS = names_in("modifier", [])

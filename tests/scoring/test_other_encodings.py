@@ -13,8 +13,7 @@ from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.config_file import read_config
-from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_with
-from pe_bench.scoring.with_option import read_requested
+from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_requested, read_with
 
 torch.set_num_threads(1)
 

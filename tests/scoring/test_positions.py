@@ -15,8 +15,7 @@ from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.evaluate import TrainedModel
-from pe_bench.scoring.plans import count_parts, make_plans
-from pe_bench.scoring.positions import position_plans, range_ends
+from pe_bench.scoring.plans import count_parts, make_plans, position_plans, range_ends
 
 POSITIONED = replace(EVAL, per_position=True)
 
