@@ -274,7 +274,7 @@ def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:
 def test_scores_that_are_not_shown_are_those_of_one_line(results: Path) -> None:
     """Two lines of one encoding show each its own set of targets; only one of them has a second set."""
     for seed, target_hash in enumerate(("first", "second", "third")):
-        add_run(results, "rope", {128: 2.7, 256: 2.8}, seed=seed, target_hash=target_hash)
+        add_run(results, "rope", {128: 2.7, 256: 2.8}, seed=seed, target_hash=target_hash, targets=48)
         run = results / "runs" / f"rope-s{seed}-5e77da7a"
         kept = (target_hash, "7a56e7") if seed == 2 else (target_hash,)
         write_rows(run / "eval.csv", [row for row in read_rows(run / "eval.csv") if row.target_hash in kept])

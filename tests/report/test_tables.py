@@ -118,6 +118,48 @@ def test_a_note_names_the_lines_whose_levels_are_on_different_targets(tmp_path: 
     assert any(note.startswith(said) for note in only(tmp_path).notes)
 
 
+def test_a_run_that_joins_a_table_changes_no_verdict_of_another_line(tmp_path: Path) -> None:
+    """A line is judged on its own largest set; its levels stay on the one that most lines share."""
+    few, many = {128: 3.0, 256: 3.02}, {128: 3.1, 256: 3.105}
+    for seed in range(3):
+        add_run(tmp_path, "alibi", few, seed=seed, spread=0.01)
+        add_run(
+            tmp_path, "alibi", many, seed=seed, target_hash="b16", targets=480, documents=120, spread=0.01
+        )
+    alone = line_of(only(tmp_path), "alibi").cells[256]
+    assert alone.change == pytest.approx(0.005, abs=1e-6) and alone.verdict == "holds"
+    for name in ("rope", "nope"):
+        add_run(tmp_path, name, {64: 3.2, **few, 512: 3.5})
+    table = only(tmp_path)
+    joined = line_of(table, "alibi").cells[256]
+    assert (joined.interval, joined.verdict) == (alone.interval, "holds")
+    assert joined.bits_per_byte == pytest.approx(3.02, abs=1e-6), "on the set of all lines"
+    said = "alibi at 256: the change is of the largest set of targets that the line has (480), the level of"
+    assert any(note.startswith(said) for note in table.caveats)
+
+
+def test_a_change_is_of_a_set_that_all_seeds_have(tmp_path: Path) -> None:
+    for seed in range(2):
+        add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=seed)
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.5}, seed=0, target_hash="b16", targets=480, documents=120)
+    cell = line_of(only(tmp_path), "rope").cells[256]
+    assert cell.interval and cell.interval.seeds == 2
+    assert cell.change == pytest.approx(0.1, abs=1e-6)
+
+
+def test_a_difference_from_a_baseline_is_of_the_largest_set_that_both_lines_have(tmp_path: Path) -> None:
+    wide = {"target_hash": "b16", "targets": 480, "documents": 120}
+    for name, level in (("alibi", 3.0), ("rope", 3.2)):
+        add_run(tmp_path, name, {128: level})
+        add_run(tmp_path, name, {128: 2 * level}, **wide)
+    add_run(tmp_path, "nope", {64: 3.5, 128: 3.0, 256: 3.0, 512: 3.0})
+    table = only(tmp_path, baseline="alibi")
+    means = {line.label: line.cells[128].baseline for line in table.lines}
+    assert means["rope"] and means["rope"].mean == pytest.approx(0.4, abs=1e-6)
+    assert means["nope"] and means["nope"].mean == pytest.approx(0.0, abs=1e-6)
+    assert any("rope at 128: the difference is of the largest set" in note for note in table.caveats)
+
+
 def test_a_length_out_of_reach_shows_its_status_and_its_reason_once(tmp_path: Path) -> None:
     for seed in range(3):
         add_run(tmp_path, "learned", {128: 3.0, 256: None, 512: None}, seed=seed)

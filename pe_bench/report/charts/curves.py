@@ -289,7 +289,7 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
             cell.change,
             cell.interval.low if cell.interval else -np.inf,
             cell.interval.high if cell.interval else np.inf,
-            cell.target_hash,
+            cell.change_hash,
             _uses_context(cell),
             len(cell.levels),
         )
@@ -298,7 +298,7 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     ]
     trained = [cell for cell in scored if cell.length == train_length and cell.change is None]
     return [
-        Point(train_length, 0.0, scored_on=cell.target_hash, seeds=len(cell.levels))
+        Point(train_length, 0.0, scored_on=changed[0].scored_on, seeds=len(cell.levels))
         for cell in trained
         if changed
     ] + changed

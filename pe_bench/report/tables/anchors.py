@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pe_bench.report.tables.context_use import of_one_set
-from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, paired
+from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, of_one_set, paired
 from pe_bench.report.tables.lines import Line, Member, Unlearned, make_line, members_of
 from pe_bench.report.tables.target_sets import Rank
 from pe_bench.report.tables.task_cells import is_unlearned

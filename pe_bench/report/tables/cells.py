@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from pe_bench.report.statistics import Interval
-from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, level_of, paired, pairs_by_run
+from pe_bench.report.tables.differences import (
+    Paired,
+    ScoreFiles,
+    has_number,
+    level_of,
+    of_one_set,
+    paired,
+    pairs_by_run,
+)
 from pe_bench.report.task_statistics import AnswerIntervals
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import perplexity_of
@@ -19,13 +27,16 @@ from pe_bench.runs.scores import perplexity_of
 class Difference:
     """A difference from the table's baseline at the same length, in bits per byte; negative is better.
 
-    verdict: better, same, worse or unclear; empty without an interval, and `missing` says why.
+    verdict: better, same, worse or unclear; empty without an interval, and `missing` says why. target_hash,
+    targets: of the largest set that both have.
     """
 
     mean: float | None
     interval: Interval | None
     verdict: str
     missing: str
+    target_hash: str = ""
+    targets: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class Cell:
     interval: Interval | None
     verdict: str  # undefined without a number, empty without an interval or below the training length
     missing: str
-    target_hash: str
+    target_hash: str  # of the levels
     targets: int
     documents: int
     stride: int | None
@@ -90,6 +101,8 @@ class Cell:
     of_seeds: tuple[Interval, ...] = ()
     verdicts_of_seeds: tuple[str, ...] = ()
     changes: tuple[float, ...] = ()  # of each seed, where there is a change
+    change_hash: str = ""  # of the set that the change is of: the largest that all seeds have
+    change_targets: int = 0
     baseline: Difference | None = None  # none where the table has no baseline, or this is it
     use: ContextUse | None = None  # none where no control was scored
     answers: AnswerScores | None = None  # of a task
@@ -119,16 +132,18 @@ def make_cell(
 ) -> Cell:
     """Return the cell of `rows`, the seeds of one encoding at one length.
 
-    own_at_train_length: of the same runs with their own encoding. ranks: of the table's sets of
-    targets; of several the one that most seeds were scored on is taken, then the one ranked highest.
+    own_at_train_length: of the same runs with their own encoding. ranks: of the table's sets of targets; of
+    several the levels are of that which most seeds were scored on, then of that ranked highest. The change is
+    of a set that no other line has a part in choosing.
     """
     scored = [row for row in rows if has_number(row)]
     if not scored:
         return empty_cell(rows)
+    compared = of_one_set(pairs_by_run(scored, own_at_train_length))
+    change = _change(compared, own_at_train_length, files)
     seeds = Counter(row.target_hash for row in scored)
     chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
     scored = sorted((row for row in scored if row.target_hash == chosen), key=lambda row: row.run)
-    change = _change(scored, own_at_train_length, files)
     nll = _mean([row.nll for row in scored if row.nll is not None])
     memory = [row.peak_memory_mb for row in scored if row.peak_memory_mb is not None]
     return Cell(
@@ -149,10 +164,9 @@ def make_cell(
         documents=min(row.documents for row in scored),
         stride=scored[0].stride,
         peak_memory_mb=max(memory, default=None),
-        changes=tuple(
-            level_of(row) - level_of(reference)
-            for row, reference in pairs_by_run(scored, own_at_train_length)
-        ),
+        changes=tuple(level_of(row) - level_of(reference) for row, reference in compared),
+        change_hash=change.target_hash,
+        change_targets=change.targets,
     )
 
 
@@ -185,10 +199,11 @@ def empty_cell(rows: Sequence[Row]) -> Cell:
     )
 
 
-def _change(rows: Sequence[Row], own_at_train_length: Sequence[Row], files: ScoreFiles) -> Paired:
+def _change(
+    pairs: Sequence[tuple[Row, Row]], own_at_train_length: Sequence[Row], files: ScoreFiles
+) -> Paired:
     if not any(map(has_number, own_at_train_length)):
         return Paired(None, None, "the training length has no score to compare with")
-    pairs = pairs_by_run(rows, own_at_train_length)
     if not pairs:
         return Paired(None, None, "scored on other targets than the training length")
     if all(row is reference for row, reference in pairs):

@@ -1,12 +1,18 @@
 """Does a model use the context beyond its training length? From the controls, for one line of a table."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from pe_bench.config.schema import MIN_PAIRED_LENGTH
 from pe_bench.report.statistics import is_sensitive, judge_context_use, judge_gain_over_control
 from pe_bench.report.tables.cells import ContextUse
-from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, paired, pairs_by_run
+from pe_bench.report.tables.differences import (
+    Paired,
+    ScoreFiles,
+    has_number,
+    of_one_set,
+    paired,
+    pairs_by_run,
+)
 from pe_bench.runs.rows import Row
 
 
@@ -24,13 +30,6 @@ def sensitivity(own_rows: Sequence[Row], files: ScoreFiles) -> Paired:
     own_at_train_length = [row for row in own_rows if row.length == row.train_length]
     pairs = of_one_set(pairs_by_run(quarter, own_at_train_length))
     return paired(pairs, files) if pairs else Paired(None, None, "")
-
-
-def of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
-    """Return the pairs on the set of targets that most pairs share; of two such sets, the larger."""
-    sets = Counter((row.targets, row.target_hash) for row, _ in pairs)
-    chosen = max(sets, key=lambda found: (sets[found], found), default=(0, ""))
-    return [pair for pair in pairs if pair[0].target_hash == chosen[1]]
 
 
 def context_use(

@@ -1,6 +1,7 @@
 """Paired differences between rows that scored the same targets, from the files of their scores."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ class Paired(NamedTuple):
 
     segments: into how many each document was cut for the interval. of_models: the interval for these models
     alone, whatever other seeds would give; None for one seed, whose interval is that already. of_seeds: that
-    of each model; empty for one seed.
+    of each model; empty for one seed. target_hash, targets: the set that it is of.
     """
 
     mean: float | None
@@ -28,6 +29,8 @@ class Paired(NamedTuple):
     segments: int = 1
     of_models: Interval | None = None
     of_seeds: tuple[Interval, ...] = ()
+    target_hash: str = ""
+    targets: int = 0
 
 
 class ScoreFiles:
@@ -98,25 +101,31 @@ class ScoreFiles:
 
 def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     """Return the first of each pair minus the second; a pair for each seed, all on one set of targets."""
+    first, targets = pairs[0][0], min(row.targets for row, _ in pairs)
     try:
         differences = np.stack([_difference(*pair, files) for pair in pairs])
-        sizes = files.sizes(pairs[0][0])
+        sizes = files.sizes(first)
     except RunError as error:
-        means = [level_of(row) - level_of(other) for row, other in pairs]
-        return Paired(float(np.mean(means)), None, str(error))
+        mean = float(np.mean([level_of(row) - level_of(other) for row, other in pairs]))
+        return Paired(mean, None, str(error), target_hash=first.target_hash, targets=targets)
 
     def interval_of(differences: np.ndarray) -> Interval:
-        if pairs[0][0].protocol == TASK:
+        if first.protocol == TASK:
             return difference_of_shares(differences, differences.shape[1])
         return paired_interval(differences, sizes)
 
     interval = interval_of(differences)
-    segments = files.segments(pairs[0][0])
-    if len(pairs) == 1:
-        return Paired(interval.mean, interval, "", segments)
-    of_models = interval_of(differences.mean(axis=0, keepdims=True))
-    of_seeds = tuple(interval_of(of_seed[None, :]) for of_seed in differences)
-    return Paired(interval.mean, interval, "", segments, of_models, of_seeds)
+    several = len(pairs) > 1
+    return Paired(
+        interval.mean,
+        interval,
+        missing="",
+        segments=files.segments(first),
+        of_models=interval_of(differences.mean(axis=0, keepdims=True)) if several else None,
+        of_seeds=tuple(interval_of(of_seed[None, :]) for of_seed in differences) if several else (),
+        target_hash=first.target_hash,
+        targets=targets,
+    )
 
 
 def paired_changes(
@@ -153,6 +162,18 @@ def _pairs(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], obje
         (row, other_of.get((key(row), row.target_hash, row.slice_hash))) for row in rows if has_number(row)
     ]
     return [(row, other) for row, other in keyed if other is not None]
+
+
+def of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+    """Return the pairs on the set of targets that most pairs share; of several such sets, the largest."""
+    chosen = largest_set([row for row, _ in pairs])
+    return [pair for pair in pairs if pair[0].target_hash == chosen]
+
+
+def largest_set(rows: Sequence[Row]) -> str:
+    """Return the hash of the set of targets that most rows share; of several such sets, the largest."""
+    sets = Counter((row.targets, row.target_hash) for row in rows)
+    return max(sets, key=lambda one: (sets[one], one), default=(0, ""))[1]
 
 
 def has_number(row: Row) -> bool:

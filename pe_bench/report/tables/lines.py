@@ -10,7 +10,7 @@ from pe_bench.report.statistics import is_sensitive, reads_nothing
 from pe_bench.report.tables.break_point import BreakPoint
 from pe_bench.report.tables.cells import Cell, ContextUse, label_of, make_cell
 from pe_bench.report.tables.context_use import context_use, sensitivity
-from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, level_of
+from pe_bench.report.tables.differences import Paired, ScoreFiles, has_number, largest_set, level_of
 from pe_bench.report.tables.target_sets import Rank
 from pe_bench.report.tables.task_cells import make_task_cell
 from pe_bench.runs.rows import TASK, Row
@@ -87,8 +87,8 @@ class Member:
     def runs(self) -> list[str]:
         return sorted({row.run for row in self.rows})
 
-    def at(self, length: int, target_hash: str) -> list[Row]:
-        return [row for row in self.rows if (row.length, row.target_hash) == (length, target_hash)]
+    def at(self, length: int) -> list[Row]:
+        return [row for row in self.rows if row.length == length]
 
 
 def members_of(
@@ -191,12 +191,19 @@ def _use(
     margin: float,
     files: ScoreFiles,
 ) -> ContextUse | None:
-    there = [row for row in member.controls if row.length == cell.length]
-    controls = [row for row in there if row.target_hash == cell.target_hash]
-    if there and cell.levels and not controls:
+    controls = [row for row in member.controls if row.length == cell.length]
+    controlled = {row.target_hash for row in controls}
+    rows = [row for row in member.at(cell.length) if row.target_hash in controlled]
+    if controls and cell.levels and not rows:
         return ContextUse("", "", None, None, f"the controls at {cell.length} were scored on other targets")
+    chosen = largest_set(rows)
     return context_use(
-        member.at(cell.length, cell.target_hash), controls, own_at_train_length, sensitive, margin, files
+        [row for row in rows if row.target_hash == chosen],
+        [row for row in controls if row.target_hash == chosen],
+        own_at_train_length,
+        sensitive,
+        margin,
+        files,
     )
 
 

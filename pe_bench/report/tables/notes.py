@@ -56,7 +56,7 @@ def make_notes(
         ),
         *_caveats(unclear_changes(lines, rows)),
         *_details(agreeing_seeds(lines, train_length, margin)),
-        *_caveats(_few_documents(lines), unequal_lengths),
+        *_caveats(_few_documents(lines), unequal_lengths, _own_sets(lines)),
         *_statuses(lines, rows),
         *_missing(lines, train_length),
         *_missing_baseline(lines, train_length),
@@ -217,6 +217,27 @@ def _other_sets(lines: Sequence[Line], train_length: int) -> Iterator[str]:
         )
 
 
+def _own_sets(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the changes and differences that are of other targets than the levels at their length."""
+    places: dict[tuple[str, int, int], dict[str, list[int]]] = {}
+    for line in lines:
+        for length, cell in line.cells.items():
+            sets = {"change": (cell.change_hash, cell.change_targets)}
+            if cell.baseline is not None:
+                sets["difference"] = (cell.baseline.target_hash, cell.baseline.targets)
+            for kind, (target_hash, targets) in sets.items():
+                if target_hash not in ("", cell.target_hash):
+                    of_line = places.setdefault((kind, targets, cell.targets), {})
+                    of_line.setdefault(line.label, []).append(length)
+    for (kind, targets, of_levels), of_lines in places.items():
+        where = "; ".join(f"{label} at {list_lengths(lengths)}" for label, lengths in of_lines.items())
+        whose = "the line has" if kind == "change" else "both lines have"
+        yield (
+            f"{where}: the {kind} is of the largest set of targets that {whose} ({targets:,}), the level of "
+            f"the set that most lines share ({of_levels:,})"
+        )
+
+
 def _statuses(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[Note]:
     """Yield a note for each line and status, with all lengths and the reason at the shortest of them.
 
@@ -365,7 +386,8 @@ def _not_shown(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
         cell = line.cells.get(row.length) if line is not None else None
         if line is None or cell is None or not cell.levels or row.length == row.train_length:
             continue
-        if row.target_hash != cell.target_hash:
+        compared_on = cell.baseline.target_hash if cell.baseline is not None else ""
+        if row.target_hash not in (cell.target_hash, cell.change_hash, compared_on):
             places.setdefault(line.label, set()).add(row.length)
     for label, lengths in places.items():
         yield f"not shown: {label} at {list_lengths(lengths)} on another set of targets; results.csv has it"

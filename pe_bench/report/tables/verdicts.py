@@ -6,7 +6,7 @@ from dataclasses import replace
 from pe_bench.report.statistics import Interval, corrected_comparisons, judge_change
 from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.report.tables.cells import Cell, Difference
-from pe_bench.report.tables.differences import Paired, ScoreFiles, paired, pairs_by_seed
+from pe_bench.report.tables.differences import Paired, ScoreFiles, of_one_set, paired, pairs_by_seed
 from pe_bench.report.tables.lines import Line, Member
 from pe_bench.report.tables.task_cells import judge_task
 
@@ -79,13 +79,14 @@ def _compare(intervals: Mapping[Place, Interval], margin: float) -> dict[Place, 
 
 
 def _difference(member: Member, cell: Cell, base: Member, base_line: Line, files: ScoreFiles) -> Paired:
-    others = base.at(cell.length, cell.target_hash)
-    if not others:
-        known = cell.length in base_line.cells
-        why = "was scored on other targets" if known else "has no score at this length"
-        return Paired(None, None, f"{base_line.label} {why}")
-    pairs = pairs_by_seed(member.at(cell.length, cell.target_hash), others)
-    return paired(pairs, files) if pairs else Paired(None, None, f"no seed in common with {base_line.label}")
+    rows, others = member.at(cell.length), base.at(cell.length)
+    pairs = of_one_set(pairs_by_seed(rows, others))
+    if pairs:
+        return paired(pairs, files)
+    if {row.target_hash for row in rows} & {row.target_hash for row in others}:
+        return Paired(None, None, f"no seed in common with {base_line.label}")
+    why = "was scored on other targets" if others else "has no score at this length"
+    return Paired(None, None, f"{base_line.label} {why}")
 
 
 def _with_differences(
@@ -99,6 +100,8 @@ def _with_differences(
                 differences[number, length].interval,
                 found.get((number, length), ""),
                 differences[number, length].missing,
+                differences[number, length].target_hash,
+                differences[number, length].targets,
             ),
         )
         if (number, length) in differences
