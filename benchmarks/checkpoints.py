@@ -22,9 +22,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pe_bench.checkpoints.load import load_config, quiet
 from pe_bench.checkpoints.opened import open_checkpoint
-from pe_bench.checkpoints.source import Source
+from pe_bench.checkpoints.source import Source, load_config, quiet
 from pe_bench.system.memory import PeakMemory
 
 TARGETS = 32

@@ -118,11 +118,6 @@ class PassState:
         self.layers, self.window, self.is_neutral = (), None, False
 
 
-def put_state(model: nn.Module, state: PassState) -> None:
-    for module in model.modules():
-        object.__setattr__(module, "_pe_bench", state)
-
-
 def register() -> None:
     """Make our functions known to transformers, under one name."""
     from transformers.masking_utils import AttentionMaskInterface

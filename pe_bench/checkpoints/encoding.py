@@ -1,30 +1,180 @@
-"""The encoding of a checkpoint's layers, as one of ours.
+"""What a checkpoint's layers do at their positions, found by asking them, and which of our encodings that is.
+
+A window of random tokens passes through the model three times, with an attention that hands on the values, so
+that the input of each layer is the same each time: with the model's own rotation, with a rotation by nothing,
+and with the latter at later positions. The difference between the first two is a layer's rotation, and one
+between the last two is whatever else reads positions.
 
 A run has one encoding, which other encodings can take the place of. In a checkpoint whose layers differ, it
 is that of the layers which read the whole text: rotary ones before those without positions, and the most
 common ones before others. The rest keep theirs. A rotation is named when the frequencies and the factor of
 one of our encodings are the layer's own; otherwise the model rotates its queries and keys itself.
+
+Letters: B batch, H query heads, T tokens, K head width.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pe_bench.checkpoints.attention import PassMask, PassState
 from pe_bench.checkpoints.model import sees_all
-from pe_bench.checkpoints.rotation import Answer, Rotation
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.rope import RoPE, rotate
+from pe_bench.encodings.rope import Layout, RoPE, rotate
 from pe_bench.encodings.shared.rope_scaling import RopeScaling
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 
-TOLERANCE = 1e-5  # of a frequency, which transformers computes in float32
+TOKENS = 48
+LATER = 7  # positions, of the third pass
+TOLERANCE = 1e-5  # of the largest query, and of a frequency, which transformers computes in float32
+FREQUENCIES = "inv_freq"  # in the names of rotary modules' buffers
+FACTOR = "attention_scaling"  # in the names of their attributes
 NEUTRAL = "pe_bench.encodings.nope:NoPE"
 TRAINED_TIMES = 2  # a layer that sees a text of so many training lengths sees everything
+LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotation of a layer: `frequencies` of the first pairs of features, and a factor of these."""
+
+    layout: Layout
+    frequencies: tuple[float, ...]
+    factor: float
+    d_head: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the layers do. rotations: of each layer, None where it turns nothing.
+
+    is_known: the rotations explain all that the rotary modules do. reads_positions: something else does, too.
+    """
+
+    rotations: list[Rotation | None]
+    masks: list[PassMask | None]
+    d_head: int
+    is_known: bool
+    reads_positions: bool
+
+
+def rotary_modules(model: nn.Module) -> list[nn.Module]:
+    return [
+        module
+        for module in model.modules()
+        if any(FREQUENCIES in name for name, _ in module.named_buffers(recurse=False))
+    ]
+
+
+def attach(model: nn.Module) -> PassState:
+    """Put a state on the model that its attention reads, and by which rotary modules may do nothing."""
+    state = PassState()
+    for module in model.modules():
+        object.__setattr__(module, "_pe_bench", state)
+
+    def undone(module: nn.Module, arguments: Any, output: Any) -> Any:
+        return _by_nothing(module, output) if state.is_neutral else output
+
+    for module in rotary_modules(model):
+        module.register_forward_hook(undone)
+    return state
+
+
+def _by_nothing(module: nn.Module, output: Any) -> Any:
+    if isinstance(output, Tensor) and output.is_complex():
+        return torch.ones_like(output)
+    if isinstance(output, tuple) and len(output) == 2 and all(isinstance(part, Tensor) for part in output):
+        return torch.ones_like(output[0]), torch.zeros_like(output[1])
+    raise UserError(f"{type(module).__name__} returns a rotation of a form that pe-bench does not know")
+
+
+@torch.no_grad()
+def ask(model: Any, trunk: Any, state: PassState) -> Answer | None:
+    """Return what each layer of a model does; None where none of them lets its attention be replaced."""
+    own = _caught(model, trunk, state, is_neutral=False)
+    if not own:
+        return None
+    if sorted(own) != list(range(len(own))):
+        raise UserError(f"{type(model).__name__} has layers without attention, or of other kinds, beside it")
+    plain = _caught(model, trunk, state, is_neutral=True)
+    later = _caught(model, trunk, state, is_neutral=True, later=LATER)
+    frequencies, factors = _frequencies(model), _factors(model)
+    layers = range(len(own))
+    explained = [_explain(own[n][0], plain[n][0], frequencies, factors) for n in layers]
+    return Answer(
+        rotations=[rotation for rotation, _ in explained],
+        masks=[own[n][1] for n in layers],
+        d_head=own[0][0].shape[-1],
+        is_known=all(is_known for _, is_known in explained),
+        reads_positions=any(not _same(plain[n][0], later[n][0]) for n in layers),
+    )
+
+
+def _caught(
+    model: Any, trunk: Any, state: PassState, *, is_neutral: bool, later: int = 0
+) -> dict[int, tuple[Tensor, PassMask | None]]:
+    """Return the queries [1, H, T, K] and the mask of each layer, by its number."""
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    tokens_1T = torch.randint(vocab_size, (1, TOKENS), generator=generator).to(model.device)
+    caught: dict[int, tuple[Tensor, PassMask | None]] = {}
+    state.caught, state.is_neutral = caught, is_neutral
+    try:
+        ids_1T = torch.arange(later, later + TOKENS, device=model.device)[None]
+        trunk(input_ids=tokens_1T, position_ids=ids_1T, use_cache=False)
+    finally:
+        state.caught, state.is_neutral = None, False
+    return caught
+
+
+def _frequencies(model: nn.Module) -> list[Tensor]:
+    """Return the frequencies that rotary modules have, each once, in float64."""
+    buffers = [
+        buffer
+        for module in rotary_modules(model)
+        for name, buffer in module.named_buffers(recurse=False)
+        if FREQUENCIES in name and buffer.dim() == 1
+    ]
+    return list({tuple(buffer.tolist()): buffer.double() for buffer in buffers}.values())
+
+
+def _factors(model: nn.Module) -> set[float]:
+    """Return the factors of cosines and sines that rotary modules have."""
+    values = [
+        getattr(module, name) for module in rotary_modules(model) for name in vars(module) if FACTOR in name
+    ]
+    return {1.0, *(float(value) for value in values if isinstance(value, int | float))}
+
+
+def _explain(
+    own: Tensor, plain: Tensor, candidates: Iterable[Tensor], factors: Iterable[float]
+) -> tuple[Rotation | None, bool]:
+    """Return the rotation between queries [1, H, T, K], if any, and whether it was found."""
+    if _same(own, plain):
+        return None, True
+    ids = torch.arange(own.shape[-2], device=own.device)
+    for frequencies in candidates:
+        width = 2 * len(frequencies)
+        if width > own.shape[-1]:
+            continue
+        measured = float(own[..., :width].double().norm() / plain[..., :width].double().norm())
+        factor = min(factors, key=lambda factor: abs(factor - measured))
+        turned, rest = plain.double().tensor_split([width], -1)
+        for layout in LAYOUTS:
+            expected = torch.cat([factor * rotate(turned, ids, frequencies, layout), rest], -1)
+            if _same(own.double(), expected):
+                return Rotation(layout, tuple(frequencies.tolist()), factor, own.shape[-1]), True
+    return None, False
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    coarse = one.dtype in (torch.bfloat16, torch.float16)
+    return bool((one - other).abs().max() <= (2e-2 if coarse else TOLERANCE) * one.abs().max())
 
 
 class Turned(LayerEncoding):
@@ -47,24 +197,14 @@ class Turned(LayerEncoding):
         return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
 
-@dataclass(frozen=True)
-class Described:
-    """The encoding of a checkpoint, as a configuration has it, and what other layers keep.
-
-    is_ours: our encoding turns queries and keys, and the model's own rotation is undone.
-    """
-
-    values: dict[str, Any]
-    fixed: dict[int, LayerEncoding]
-    is_ours: bool
-
-
 def describe(
     answer: Answer, parameters: Sequence[Mapping[str, Any]], train_length: int, *, has_table: bool
-) -> Described:
-    """Return the encoding; `parameters` are those of rotations in the checkpoint's configuration.
+) -> tuple[dict[str, Any], dict[int, LayerEncoding], bool]:
+    """Return the encoding, as a configuration has it, and what other layers keep, by their number.
 
-    has_table: the model has learned vectors of positions.
+    The last is whether our encoding turns queries and keys, and the model's own rotation is undone.
+    parameters: of rotations in the checkpoint's configuration. has_table: the model has learned vectors of
+    positions.
     """
     primary = _primary(answer, TRAINED_TIMES * train_length)
     fixed = {
@@ -73,30 +213,27 @@ def describe(
         if rotation != primary
     }
     if not answer.is_known:
-        return Described(_neutral("own"), {}, is_ours=False)
+        return neutral("own"), {}, False
     if primary is None:
         rotates = any(rotation is not None for rotation in answer.rotations)
         name = "learned" if has_table else "own" if answer.reads_positions else "nope"
-        return Described(_neutral(name), fixed if rotates else {}, is_ours=True)
+        return neutral(name), fixed if rotates else {}, True
     for values in _candidates(primary, parameters, train_length):
         if _is(values, primary):
-            return Described(values, fixed, is_ours=True)
-    return Described(_neutral("own"), {}, is_ours=False)
+            return values, fixed, True
+    return neutral("own"), {}, False
 
 
 def _primary(answer: Answer, length: int) -> Rotation | None:
     """Return the rotation of the layers that a run's encoding stands for, None where they have none."""
-    whole = [
-        rotation
-        for rotation, mask in zip(answer.rotations, answer.masks, strict=True)
-        if sees_all(mask, length)
-    ]
-    counted = Counter(whole or answer.rotations)
-    rotary = [(rotation, count) for rotation, count in counted.items() if rotation is not None]
-    return max(rotary, key=lambda pair: pair[1])[0] if rotary else None
+    layers = zip(answer.rotations, answer.masks, strict=True)
+    unlimited = [rotation for rotation, mask in layers if sees_all(mask, length)]
+    counts = Counter(unlimited or answer.rotations)
+    rotary = [rotation for rotation in counts if rotation is not None]
+    return max(rotary, key=counts.__getitem__) if rotary else None
 
 
-def _neutral(name: str) -> dict[str, Any]:
+def neutral(name: str) -> dict[str, Any]:
     return {"name": name, "class": NEUTRAL, "derived": [], "modifiers": {}}
 
 
@@ -106,67 +243,62 @@ def _candidates(
     """Yield encodings that a rotation may be, with the options that the configuration gives."""
     pairs, width = len(rotation.frequencies), rotation.d_head
     turning = sum(frequency != 0 for frequency in rotation.frequencies)
-    shared: dict[str, Any] = {"d_head": width, "layout": rotation.layout}
-    for given in parameters:
-        base = float(given.get("rope_theta") or 10_000.0)
-        known = {**shared, "base": base}
+    for group in parameters:
+        base = float(group.get("rope_theta") or 10_000.0)
+        options = {"d_head": width, "layout": rotation.layout, "base": base}
         part = {} if 2 * pairs == width else {"fraction": 2 * pairs / width}
         if turning < pairs:
-            yield _values("p_rope", "PRoPE", known, fraction=2 * turning / width)
+            yield _values("p_rope", "PRoPE", options, fraction=2 * turning / width)
             part = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
-        original = given.get("original_max_position_embeddings") or train_length
-        yield from _scalings({**known, "train_length": original, **part}, given, rotation, train_length)
+        original = group.get("original_max_position_embeddings") or train_length
+        yield from _scalings({**options, "train_length": original, **part}, group, rotation, train_length)
         if part:
-            yield _values("partial_rope", "PartialRoPE", known, fraction=2 * pairs / width)
+            yield _values("partial_rope", "PartialRoPE", options, fraction=2 * pairs / width)
         else:
-            yield _values("rope", "RoPE", known)
+            yield _values("rope", "RoPE", options)
 
 
 def _scalings(
-    known: Mapping[str, Any], given: Mapping[str, Any], rotation: Rotation, train_length: int
+    shared: Mapping[str, Any], group: Mapping[str, Any], rotation: Rotation, train_length: int
 ) -> Iterator[dict[str, Any]]:
     """Yield scalings with the numbers in the configuration; those that fit depend on the frequencies."""
-    factor = given.get("factor")
-    derived = ["train_length"] if known["train_length"] == train_length else []
+    factor = group.get("factor")
+    derived = ["train_length"] if shared["train_length"] == train_length else []
 
     def values(name: str, kind: str, **options: Any) -> dict[str, Any]:
-        return _values(name, kind, known, derived, **options)
+        return _values(name, kind, shared, derived, **options)
 
-    if given.get("long_factor"):
+    if group.get("long_factor"):
+        longest = float(group["max_position_embeddings"])
         yield values(
             *("longrope", "LongRoPE"),
-            factor=float(factor or _longer(given, known)),
-            long_factors=[*map(float, given["long_factor"])],
-            short_factors=[*map(float, given["short_factor"])],
+            factor=float(factor or max(1.0, longest / float(shared["train_length"]))),
+            long_factors=[*map(float, group["long_factor"])],
+            short_factors=[*map(float, group["short_factor"])],
         )
     if factor is None:
         return
-    if given.get("rope_type") == "dynamic":
+    if group.get("rope_type") == "dynamic":
         yield values("rope_dynamic_ntk", "RopeDynamicNTK", factor=float(factor))
     yield values("rope_pi", "RopePI", factor=float(factor))
-    low, high = given.get("low_freq_factor"), given.get("high_freq_factor")
+    low, high = group.get("low_freq_factor"), group.get("high_freq_factor")
     if low and high:
         frequencies = {"low_frequency_factor": float(low), "high_frequency_factor": float(high)}
         yield values("llama3", "Llama3", factor=float(factor), **frequencies)
-    ramp = "index" if given.get("truncate", True) else "exact"
-    ends = {name: float(given[name]) for name in ("beta_fast", "beta_slow") if given.get(name)}
+    ramp = "index" if group.get("truncate", True) else "exact"
+    ends = {name: float(group[name]) for name in ("beta_fast", "beta_slow") if group.get(name)}
     yield values("yarn", "YaRN", factor=float(factor), ramp=ramp, **ends)
     yield values("yarn", "YaRN", factor=float(factor), ramp=ramp, attention_factor=rotation.factor, **ends)
 
 
-def _longer(given: Mapping[str, Any], known: Mapping[str, Any]) -> float:
-    """Return how many times longer texts may be than in training, as LongRoPE's factor has it."""
-    return max(1.0, float(given.get("max_position_embeddings", 1)) / known["train_length"])
-
-
 def _values(
-    name: str, kind: str, known: Mapping[str, Any], derived: Sequence[str] = (), **options: Any
+    name: str, kind: str, shared: Mapping[str, Any], derived: Sequence[str] = (), **options: Any
 ) -> dict[str, Any]:
     return {
         "name": name,
         "class": f"pe_bench.encodings.{name}:{kind}",
         **options,
-        **known,
+        **shared,
         "derived": ["d_head", *derived],
         "modifiers": {},
     }

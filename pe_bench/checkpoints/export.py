@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pe_bench.checkpoints.load import quiet
+from pe_bench.checkpoints.source import quiet
 from pe_bench.config.schema import Config
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.llama3 import Llama3

@@ -4,6 +4,7 @@ Letters: B batch, T tokens, N scored tokens, D model width, V vocabulary.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -25,39 +26,40 @@ class CheckpointModel(nn.Module):
     """A model of transformers whose layers attend through our attention, or as they are.
 
     state: what its attention reads; None for a model that attends as it is. fixed: the encodings of layers
-    that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. begin: the
-    token that stands first in each window. max_positions: the size of a table of positions, if it has one.
-    stated_length: past which a model without one may fail. reads_beside_attention: information passes layers
-    in other ways too.
+    that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
+    the model's own rotation is undone. begin: the token that stands first in each window. max_positions: the
+    size of a table of positions, if it has one. stated_length: past which a model without one may fail.
+    reads_beside_attention: information passes layers in other ways too.
     """
 
-    stated_length: int | None = None
-    reads_beside_attention = False
-
     def __init__(
-        self,
-        model: Any,
-        trunk: Any,
-        encoding: Composition,
-        n_layers: int,
-        state: PassState | None,
-        fixed: dict[int, LayerEncoding] | None = None,
-        masks: Sequence[PassMask | None] = (),
-        begin: int | None = None,
-        is_neutral: bool = True,
-        max_positions: int | None = None,
-        takes_positions: bool = True,
+        self, model: Any, trunk: Any, encoding: Composition, n_layers: int, begin: int | None = None
     ) -> None:
         super().__init__()
         self.causal = model
         self._trunk = [trunk]  # it is a part of the model, and registered there
-        self.encoding = encoding
-        self.n_layers = n_layers
-        self.state, self.is_neutral = state, is_neutral
-        self.fixed, self.masks = fixed or {}, tuple(masks)
         self.begin = begin
-        self.max_positions = max_positions
-        self.takes_positions = takes_positions
+        self.takes_positions = "position_ids" in inspect.signature(trunk.forward).parameters
+        self.max_positions: int | None = None
+        self.stated_length: int | None = None
+        self.reads_beside_attention = False
+        self.encoding, self.n_layers = encoding, n_layers
+        self.state: PassState | None = None
+        self.fixed: dict[int, LayerEncoding] = {}
+        self.masks: Sequence[PassMask | None] = ()
+        self.is_neutral = True
+
+    def attend(
+        self,
+        encoding: Composition,
+        state: PassState,
+        fixed: dict[int, LayerEncoding],
+        masks: Sequence[PassMask | None],
+        is_neutral: bool,
+    ) -> None:
+        """Let the layers attend through our attention from now on."""
+        self.encoding, self.n_layers, self.state = encoding, len(masks), state
+        self.fixed, self.masks, self.is_neutral = fixed, masks, is_neutral
 
     def with_encoding(self, encoding: Composition) -> "CheckpointModel":
         """Return the same weights under another encoding; neither model is changed."""

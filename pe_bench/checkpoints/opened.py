@@ -1,19 +1,33 @@
-"""A checkpoint ready to be scored: its sizes, its training length, how its texts begin, and its model."""
+"""A checkpoint ready to be scored: its sizes, its training length, how its texts begin, and its model.
 
+Before every score random tokens pass through the model with transformers' attention and with ours. The logits
+may differ by a small share of the largest one, and by a small share of what leaving out the rotation would
+change, so that a part which is silently dropped shows. Logits and layers are compared at some tokens, spread
+over all.
+"""
+
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pe_bench.checkpoints.attention import NAME, PassState, register
-from pe_bench.checkpoints.encoding import NEUTRAL, Described, describe
-from pe_bench.checkpoints.equality import MIN_TOKENS, reads_beside_attention, require_equality
-from pe_bench.checkpoints.load import find_trunk, load_model, quiet, takes_positions
+from pe_bench.checkpoints.encoding import ask, attach, describe, neutral, rotary_modules
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
-from pe_bench.checkpoints.rotation import Answer, ask, attach, rotary_modules
-from pe_bench.checkpoints.source import PREFIX, TOKENIZER_CONFIG, Source, read_json
+from pe_bench.checkpoints.source import (
+    PREFIX,
+    TOKENIZER_CONFIG,
+    Source,
+    find_trunk,
+    load_model,
+    quiet,
+    read_json,
+)
 from pe_bench.config.schema import ModelConfig
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.encodings.spec import EncodingSpec
@@ -21,7 +35,6 @@ from pe_bench.errors import UserError, require
 from pe_bench.model.lookahead import find_lookahead
 from pe_bench.system.memory import give_back_free_memory
 
-AS_IT_IS = "as_is"
 PLAIN = "--plain scores it as it is, without the window control and --with"
 LENGTHS = (
     "original_max_position_embeddings",
@@ -30,6 +43,140 @@ LENGTHS = (
     "max_seq_len",
     "seq_length",
 )
+MIN_TOKENS = 64
+MAX_WINDOW = 4_096
+# Scores of one layer, which transformers makes all at once; more where the weights are larger than these.
+MIN_SCORES, MAX_SCORES = 2**26, 2**28
+MAX_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest logit
+NARROW, FAR_TOKENS = 2, 16
+MAX_SHARE = 1e-2  # of what leaving out the rotation changes
+
+
+@torch.no_grad()
+def require_equality(model: CheckpointModel, heads: int) -> float:
+    """Return the largest difference of logits over the largest logit. Raise `UserError` if it is large."""
+    count = _tokens(model, heads)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
+    places = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
+    states: list[Sequence[Tensor]] = []
+    logits = []
+    begin, model.begin = model.begin, None
+    try:
+        for way in ("eager", NAME):
+            model.causal.set_attn_implementation(way)
+            with _layers(model, places) as layers:
+                if way == NAME:
+                    hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
+                    logits.append(model.logits(hidden[:, places]))
+                else:
+                    logits.append(_their_logits(model, tokens, places))
+            states.append(layers)
+    finally:
+        model.begin = begin
+    theirs, ours = (found.float() for found in logits)
+    difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    allowed = MAX_DIFFERENCE.get(logits[0].dtype, 2e-2) * largest
+    if model.is_neutral and logits[0].dtype == torch.float32 and not torch.equal(ours, theirs):
+        allowed = min(allowed, max(MAX_SHARE * _movement(model, tokens, places, theirs), 1e-6 * largest))
+    if not difference <= allowed:  # a NaN is not
+        raise UserError(
+            f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our "
+            f"attention, and {allowed:.2g} is allowed: {_first_different(states[0], states[1])}"
+        )
+    return difference / largest
+
+
+@torch.enable_grad()
+def reads_beside_attention(model: CheckpointModel) -> bool:
+    """Return whether outputs follow from tokens that attention to `NARROW` tokens in each layer cannot reach.
+
+    A gradient says it, for it is exactly 0 where nothing is read. Outputs themselves move by a rounding where
+    layers have experts, whose matrices are as large as the number of tokens that chose them.
+    """
+    beyond = FAR_TOKENS
+    count = beyond + model.n_layers * (NARROW - 1) + 1
+    if model.max_positions is not None and count > model.max_positions:
+        return False
+    embedded: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1]
+
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
+    handle = model.causal.get_input_embeddings().register_forward_hook(keep)
+    try:
+        last_D = model.hidden(tokens, torch.arange(count, device=tokens.device), NARROW)[0, -1].float()
+    finally:
+        handle.remove()
+    # A sum of normed features may be a constant, one with random factors is not.
+    factors_D = torch.randn(last_D.shape, generator=generator).to(last_D.device)
+    [gradient] = torch.autograd.grad((factors_D * last_D).sum(), embedded[:1])
+    return bool(gradient[:, :beyond].any())
+
+
+def _tokens(model: CheckpointModel, heads: int) -> int:
+    """Return how many tokens to compare: two windows, where a window is not too large for that."""
+    seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
+    windows = [count for count in seen if count < MAX_WINDOW]
+    scores = min(MAX_SCORES, max(MIN_SCORES, model.parameter_count // 4))
+    fitting = int((scores / heads) ** 0.5)
+    count = max(MIN_TOKENS, min(2 * max(windows, default=0), fitting))
+    return count if model.max_positions is None else min(count, model.max_positions)
+
+
+def _their_logits(model: CheckpointModel, tokens: Tensor, places: Tensor) -> Tensor:
+    """Return the logits of the whole model at some tokens; many make no others."""
+    if "logits_to_keep" in inspect.signature(model.causal.forward).parameters:
+        return model.causal(tokens, use_cache=False, logits_to_keep=places).logits
+    return model.causal(tokens, use_cache=False).logits[:, places]
+
+
+@contextmanager
+def _layers(model: CheckpointModel, places: Tensor) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the output of each layer at some tokens, while the model runs."""
+    found: list[Tensor] = []
+
+    def keep(module: Any, given: Any, output: Any) -> None:
+        found.append((output[0] if isinstance(output, tuple) else output)[:, places])
+
+    handles = [layer.register_forward_hook(keep) for layer in _decoder_layers(model.causal, model.n_layers)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _decoder_layers(model: Any, n_layers: int) -> list[torch.nn.Module]:
+    """Return the modules of the layers: the first list that has as many as there are."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return next((list(found) for found in lists if len(found) == n_layers), [])
+
+
+def _movement(model: CheckpointModel, tokens: Tensor, places: Tensor, logits: Tensor) -> float:
+    """Return how far logits move where the model's own attention goes without its rotation."""
+    state = model.state
+    assert isinstance(state, PassState)
+    model.causal.set_attn_implementation("eager")
+    try:
+        state.is_neutral = True
+        moved = _their_logits(model, tokens, places).float()
+    finally:
+        state.is_neutral = False
+        model.causal.set_attn_implementation(NAME)
+    found = float((moved - logits).abs().max())
+    return found or float(logits.abs().max())  # a model without a rotation
+
+
+def _first_different(theirs: Sequence[Tensor], ours: Sequence[Tensor]) -> str:
+    for number, (one, other) in enumerate(zip(theirs, ours, strict=False)):
+        difference, largest = float((one - other).abs().max()), float(one.abs().max())
+        if not difference <= 1e-4 * largest:
+            return f"layer {number} is the first that does ({difference:.2g} of {largest:.2g})"
+    return "in no layer, so after the last"
 
 
 @dataclass(frozen=True)
@@ -46,18 +193,18 @@ def train_length_of(config: Any) -> tuple[int, str] | None:
     """Return the training length that a configuration gives, and the name that it has there."""
     text = config.get_text_config(decoder=True)
     for name in LENGTHS:
-        values = [getattr(text, name, None), *(found.get(name) for found in rotations_of(config))]
-        found = [value for value in values if isinstance(value, int) and value > 1]
-        if found:
-            return found[0], name
+        values = [getattr(text, name, None), *(group.get(name) for group in rotations_of(config))]
+        lengths = [value for value in values if isinstance(value, int) and value > 1]
+        if lengths:
+            return lengths[0], name
     return None
 
 
 def rotations_of(config: Any) -> list[Mapping[str, Any]]:
     """Return what a configuration says of rotations: once, or for each type of layer."""
     text = config.get_text_config(decoder=True)
-    given = getattr(text, "rope_parameters", None) or {}
-    groups = [given, *(value for value in given.values() if isinstance(value, Mapping))]
+    parameters = getattr(text, "rope_parameters", None) or {}
+    groups = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
     longest = {"max_position_embeddings": getattr(text, "max_position_embeddings", None) or 1}
     return [{**longest, **group} for group in groups]
 
@@ -91,24 +238,26 @@ def open_checkpoint(
 ) -> Opened:
     """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
     loaded = load_model(source, config, dtype)
-    sizes, trunk = _sizes(source, config), find_trunk(source, loaded)
-    as_it_is = _as_it_is(source, loaded, trunk, sizes, begin)
+    sizes, values = _sizes(source, config), neutral("as_is")
+    encoding = EncodingSpec(values).build(sizes.n_layers)
+    model = CheckpointModel(loaded, find_trunk(source, loaded), encoding, sizes.n_layers, begin)
+    _require_sound(source, model)
     if plain or not loaded._can_set_attn_implementation():
-        return as_it_is
+        return Opened(model, values, sizes, None)
     register()
     state = attach(loaded)
     try:
         with quiet():
             loaded.set_attn_implementation(NAME)
-            answer = ask(loaded, trunk, state)
+            answer = ask(loaded, model.trunk, state)
             if answer is None:
                 loaded.set_attn_implementation("eager")
-                return as_it_is
-        limit = as_it_is.model.max_positions
-        described = describe(answer, rotations_of(config), train_length, has_table=limit is not None)
-        model = _model(loaded, trunk, described, answer, state, begin, limit)
-        split_feedforward(loaded)
-        with quiet():
+                return Opened(model, values, sizes, None)
+            has_table = model.max_positions is not None
+            values, fixed, is_ours = describe(answer, rotations_of(config), train_length, has_table=has_table)
+            sizes = replace(sizes, d_head=answer.d_head, n_layers=len(answer.rotations))
+            model.attend(EncodingSpec(values).build(sizes.n_layers), state, fixed, answer.masks, is_ours)
+            split_feedforward(loaded)
             difference = require_equality(model, sizes.n_heads)
             model.reads_beside_attention = reads_beside_attention(model)
     except UserError as error:
@@ -119,44 +268,15 @@ def open_checkpoint(
             f"{source.name} does not run with our attention ({kind}: {str(error)[:200]}); {PLAIN}"
         ) from error
     give_back_free_memory()  # the comparison took some, and scores are measured above what is held
-    return Opened(model, described.values, _with_head(sizes, answer), difference)
+    return Opened(model, values, sizes, difference)
 
 
-def _model(
-    loaded: Any,
-    trunk: Any,
-    described: Described,
-    answer: Answer,
-    state: PassState,
-    begin: int | None,
-    max_positions: int | None,
-) -> CheckpointModel:
-    n_layers = len(answer.rotations)
-    return CheckpointModel(
-        loaded,
-        trunk,
-        EncodingSpec(described.values).build(n_layers),
-        n_layers,
-        state,
-        fixed=described.fixed,
-        masks=answer.masks,
-        begin=begin,
-        is_neutral=described.is_ours,
-        max_positions=max_positions,
-        takes_positions=takes_positions(trunk),
-    )
-
-
-def _as_it_is(source: Source, loaded: Any, trunk: Any, sizes: ModelConfig, begin: int | None) -> Opened:
-    """Return the model with its own attention. Raise `UserError` for one that cannot be scored at all."""
-    values = {"name": AS_IT_IS, "class": NEUTRAL, "derived": [], "modifiers": {}}
-    encoding = EncodingSpec(values).build(sizes.n_layers)
-    model = CheckpointModel(
-        loaded, trunk, encoding, sizes.n_layers, None, begin=begin, takes_positions=takes_positions(trunk)
-    )
-    stated = train_length_of(loaded.config)
-    with quiet(), torch.no_grad():
-        if stated is not None and not rotary_modules(loaded):
+@torch.no_grad()
+def _require_sound(source: Source, model: CheckpointModel) -> None:
+    """Raise `UserError` for a model that cannot be scored even with its own attention."""
+    stated = train_length_of(model.causal.config)
+    with quiet():
+        if stated is not None and not rotary_modules(model.causal):
             model.find_table(stated[0])
         count = min(MIN_TOKENS, model.max_positions or MIN_TOKENS)
         problem = find_lookahead(model, count)
@@ -165,15 +285,14 @@ def _as_it_is(source: Source, loaded: Any, trunk: Any, sizes: ModelConfig, begin
     require(not problem, f"{source.name} reads later tokens, so its scores would mean nothing: {problem}")
     message = f"the largest logit of {source.name} is {largest:g}: its weights are damaged, download it again"
     require(0 < largest < math.inf, message)
-    return Opened(model, values, sizes, None)
 
 
 def _sizes(source: Source, config: Any) -> ModelConfig:
     text = config.get_text_config(decoder=True)
 
     def size(otherwise: int, *names: str) -> int:
-        found = (getattr(text, name, None) for name in names)
-        return next((value for value in found if isinstance(value, int) and value > 0), otherwise)
+        values = (getattr(text, name, None) for name in names)
+        return next((value for value in values if isinstance(value, int) and value > 0), otherwise)
 
     width = size(1, "hidden_size", "d_model", "n_embd")
     heads = size(1, "num_attention_heads", "n_head", "n_heads")
@@ -188,7 +307,3 @@ def _sizes(source: Source, config: Any) -> ModelConfig:
         d_ff=size(4 * width, "intermediate_size", "ffn_dim", "n_inner"),
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
     )
-
-
-def _with_head(sizes: ModelConfig, answer: Answer) -> ModelConfig:
-    return replace(sizes, d_head=answer.d_head, n_layers=len(answer.rotations))

@@ -1,22 +1,29 @@
 """Where a checkpoint is, that its files are plain ones, and what identifies it.
 
 Its folder may be a stranger's: only JSON, the tokenizer and safetensors are read, and all of them lie in it.
+transformers loads it: no code of its folder runs, and nothing of it is left to chance.
 """
 
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pe_bench.errors import UserError, require
+import torch
+
+from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.cache import cache_root, cached_digest
+from pe_bench.system.memory import is_out_of_memory
 from pe_bench.system.outside_text import one_line
 from pe_bench.system.paths import check_name, expand_path
+from pe_bench.system.terminal import say
 
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -26,6 +33,11 @@ FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, "generation_config.json", INDEX,
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
 MAX_JSON_BYTES = 2**27  # a tokenizer's merges are the largest; configurations have a few thousand
+SILENT = 50  # nothing but what ends the program
+MAX_LAYERS = 1_000  # a configuration of more would take hours to build
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+MISMATCHED = "ignore_mismatched_sizes"  # the argument that transformers' refusal names
+INSTALL = "pip install 'pe-bench[hf]'"
 WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLDER"
 
 
@@ -190,3 +202,125 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
     require(isinstance(found, dict), f"{path} is not a JSON object")
     return found
+
+
+@contextmanager
+def quiet() -> Iterator[Any]:
+    """Yield transformers, which prints nothing inside. Raise `UserError` where it is not installed."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError(f"checkpoints need transformers ({first_line(error)}): {INSTALL}") from error
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(SILENT)
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def load_config(source: Source) -> Any:
+    """Return the checkpoint's configuration. Raise `UserError` for a model that transformers lacks."""
+    with quiet() as transformers:
+        known = source.config.get("model_type")
+        try:
+            found = transformers.AutoConfig.from_pretrained(
+                source.folder, trust_remote_code=False, local_files_only=True
+            )
+        except Exception as error:  # it raises kinds of its own, and those of json
+            if source.config.get("auto_map"):
+                raise UserError(
+                    f"{source.name} (model_type {known!r:.60}) comes with its own code, and pe-bench runs "
+                    "none: only architectures that transformers has can be scored"
+                ) from error
+            raise UserError(
+                f"{source.name}: transformers {transformers.__version__} cannot read its configuration "
+                f"({first_line(error)[:200]})"
+            ) from error
+        if type(found) not in transformers.AutoModelForCausalLM._model_mapping:
+            raise UserError(
+                f"{source.name} (model_type {known!r:.60}) is not a causal language model of transformers"
+            )
+        if getattr(found, "is_encoder_decoder", False):
+            raise UserError(f"{source.name} has an encoder: only models that read one text can be scored")
+        _check_layers(source, found)
+        return found
+
+
+def _check_layers(source: Source, config: Any) -> None:
+    text = config.get_text_config(decoder=True)
+    for name in LAYERS:
+        count = getattr(text, name, 1)
+        require(
+            isinstance(count, int) and 0 < count <= MAX_LAYERS,
+            f"{source.folder / CONFIG} has {name}={count!r:.20}, and models have 1 to {MAX_LAYERS:,} layers",
+        )
+
+
+def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
+    """Return the model with its weights, attending as transformers does. Raise `UserError`."""
+    with quiet() as transformers:
+        try:
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                source.folder,
+                config=config,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                attn_implementation="eager",
+                dtype=dtype,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            require(
+                MISMATCHED not in str(error),
+                f"{source.folder}: the sizes in {CONFIG} are not those of its weights: download it again",
+            )
+            raise UserError(f"{source.name} cannot be loaded ({first_line(error)[:300]})") from error
+    missing = sorted(map(str, report.get("missing_keys", [])))
+    if missing:
+        raise UserError(
+            f"{source.folder} lacks weights ({_some(missing)}), which would be random: download it again"
+        )
+    unused = sorted(map(str, report.get("unexpected_keys", [])))
+    if unused:
+        say(f"warning: {source.name} has weights that its model does not use ({_some(unused)})")
+    return model.eval()
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if names[3:] else ''}"
+
+
+@torch.no_grad()
+def find_trunk(source: Source, model: Any) -> Any:
+    """Return the part of a model that makes the hidden states: the first model inside it that it runs.
+
+    Raise `UserError` for a model that transformers builds and cannot run.
+    """
+    with quiet() as transformers:
+        parts = [
+            part
+            for part in model.modules()
+            if part is not model and isinstance(part, transformers.PreTrainedModel)
+        ]
+        run: list[Any] = []
+        handles = [part.register_forward_pre_hook(lambda part, _: run.append(part)) for part in parts]
+        try:
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+        except Exception as error:  # whatever a model of transformers raises
+            if is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"{source.name} cannot be run as its {CONFIG} describes it ({first_line(error)[:200]}): "
+                "download it again"
+            ) from error
+        finally:
+            for handle in handles:
+                handle.remove()
+    return next((part for part in run if part.get_output_embeddings() is None), model.base_model)

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from pe_bench.checkpoints.load import load_config
 from pe_bench.checkpoints.model import CheckpointModel
 from pe_bench.checkpoints.opened import begin_of_text, open_checkpoint, train_length_of
-from pe_bench.checkpoints.source import PREFIX, Source, read_source
+from pe_bench.checkpoints.source import PREFIX, Source, load_config, read_source
 from pe_bench.config.checks import refuse_unused, refuse_unused_options
 from pe_bench.config.compose import compose
 from pe_bench.config.override import parse_override

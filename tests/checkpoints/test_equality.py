@@ -9,8 +9,7 @@ from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
 from torch import Tensor
 
 from pe_bench.checkpoints.attention import NAME, PassMask
-from pe_bench.checkpoints.equality import MIN_TOKENS
-from pe_bench.checkpoints.opened import Opened
+from pe_bench.checkpoints.opened import MIN_TOKENS, Opened
 from pe_bench.encodings.base import LengthError
 from pe_bench.errors import UserError
 

@@ -11,7 +11,7 @@ from support.checkpoints import edit_json
 from support.commands import Command, only_run
 
 from pe_bench.checkpoints import export
-from pe_bench.checkpoints.load import quiet
+from pe_bench.checkpoints.source import quiet
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file
 

@@ -10,7 +10,7 @@ from support.checkpoints import VOCABULARY, opened, write_checkpoint
 from support.commands import Command, Outcome, write_corpus
 
 import pe_bench
-from pe_bench.checkpoints.load import quiet
+from pe_bench.checkpoints.source import quiet
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.scoring.needles import ANSWER, CHOICES, nll_of_choices
