@@ -88,7 +88,7 @@ ALLOWED = {
     "training": "errors values system config encodings data model runs",
     "scoring": "errors values system config encodings data model runs",
     "report": "errors values system config plot runs",
-    "studies": "errors values system config data plot runs report",
+    "studies": "errors values system config data runs report",
     "inspection": "errors values system config encodings plot data model training scoring",
     "experiment": "errors system config encodings data model checkpoints runs training scoring",
     "interface": "errors values system config runs scoring report experiment",

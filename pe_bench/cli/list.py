@@ -172,9 +172,7 @@ def _keys(_: Path) -> Listing:
 
 
 def _studies(results_dir: Path) -> Listing:
-    from pe_bench.studies.definition import read_study, study_names
-    from pe_bench.studies.progress import Progress
-    from pe_bench.studies.variant import Variant
+    from pe_bench.studies.study import Progress, Variant, read_study, study_names
 
     listing = Listing(
         ("study", "minutes", "runs done", "question"),

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 from pe_bench.cli.study_runs import MACHINE_KEYS, StudyRuns
 from pe_bench.config.override import parse_override
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.studies.definition import read_study, study_names
-from pe_bench.studies.progress import Progress
-from pe_bench.studies.variant import STDLIB, Variant
+from pe_bench.studies.study import STDLIB, Progress, Variant, read_study, study_names
 from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:
-    from pe_bench.studies.measurements import Measurements
+    from pe_bench.studies.claims import Measurements
     from pe_bench.studies.outcomes import Outcomes
 
 GPU_STUDY = "gpu"
@@ -57,7 +55,7 @@ def reproduce_study(
 def _report(runs: StudyRuns, writes_table: bool) -> None:
     """Make what is missing, print what the runs say, and draw it."""
     steps = list(runs.steps())
-    from pe_bench.studies.measurements import Measurements
+    from pe_bench.studies.claims import Measurements
     from pe_bench.studies.outcomes import judge_study
 
     found = Measurements(runs.progress.results_dir, steps)
@@ -120,19 +118,30 @@ def _require_gpu(variant: Variant) -> None:
 def _show(outcomes: "Outcomes") -> None:
     import sys
 
-    from pe_bench.studies.text import render
+    from pe_bench.studies.outcomes import render
     from pe_bench.system.terminal import width_of, write_out
 
     write_out(render(outcomes, min(width_of(sys.stdout), 100)))
 
 
 def _draw(runs: StudyRuns, found: "Measurements") -> None:
+    """Draw the report's curves of the runs, without what other studies scored of them."""
     from pe_bench.cli.report import report_option
-    from pe_bench.studies.picture import draw_study
+    from pe_bench.report.charts.figure import plot_tables
+    from pe_bench.report.tables.build import build_tables
+    from pe_bench.report.tables.selection import Selection
+    from pe_bench.runs.conditions import Condition
+    from pe_bench.runs.rows import TASK
 
-    study, progress = runs.variant.study, runs.progress
+    progress = runs.progress
     path = progress.path.with_suffix(".png")
-    draw_study(study, found, progress.results_dir, path)
-    names = dict.fromkeys(name for sweep in study.sweeps for name in sweep.encodings)
+    rows = [row for rows in found.rows.values() for row in rows if row.protocol in ("paired", TASK)]
+    where = tuple(
+        Condition(column, "=", tuple(sorted({str(getattr(row, column)) for row in rows})))
+        for column in ("target_hash", "length", "scored_with")
+    )
+    names = sorted({row.run for row in rows})
+    plot_tables(build_tables(progress.results_dir, names, selection=Selection(where=where)), path)
+    encodings = dict.fromkeys(name for sweep in runs.variant.study.sweeps for name in sweep.encodings)
     say(f"the picture: {path}")
-    say(f"tables of the runs: pe-bench report {' '.join(names)}{report_option(progress.results_dir)}")
+    say(f"tables of the runs: pe-bench report {' '.join(encodings)}{report_option(progress.results_dir)}")

@@ -9,9 +9,7 @@ from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
 from pe_bench.config.override import parse_override, quote
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import RunError
-from pe_bench.studies.definition import ScoringStep, Sweep
-from pe_bench.studies.progress import Progress, Step
-from pe_bench.studies.variant import STDLIB, Variant
+from pe_bench.studies.study import STDLIB, Progress, ScoringStep, Step, Sweep, Variant
 from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:

@@ -9,11 +9,8 @@ from support.results import ROW, add_run
 
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, save_scores, score_file
-from pe_bench.studies.claims import Judged, judge_claim
-from pe_bench.studies.definition import Claim, Ranking
-from pe_bench.studies.measurements import Measurements
-from pe_bench.studies.progress import Step
-from pe_bench.studies.ranking import agreement
+from pe_bench.studies.claims import Judged, Measurements, agreement, judge_claim
+from pe_bench.studies.study import Claim, Ranking, Step
 
 LEVELS = {
     "flat": {128: 2.0, 256: 2.0, 512: 2.0},

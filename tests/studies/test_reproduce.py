@@ -15,10 +15,8 @@ from support.results import add_run
 
 from pe_bench.config.groups import config_dir
 from pe_bench.runs.rows import read_rows, write_rows
-from pe_bench.studies.definition import read_study, study_names
-from pe_bench.studies.progress import Progress, Step
-from pe_bench.studies.table import read_table
-from pe_bench.studies.variant import Variant
+from pe_bench.studies.outcomes import read_table
+from pe_bench.studies.study import Progress, Step, Variant, read_study, study_names
 
 STUDY = """\
 title: A toy
@@ -188,7 +186,7 @@ def test_a_mistake_is_one_line_before_anything_is_written(
             "ranking.at=3 is not among the times",
         ),
         (("seeds: 1", "sedes: 1"), "did you mean 'seeds'?"),
-        (("claims:", "claimed:"), "a study has sweeps and claims"),
+        (("claims:", "claimed:"), "did you mean 'claims'?"),
         (("title: A toy", "title: ["), "cannot be read"),
         (("times: [1, 2, 4]", "times: []"), "times must be lengths over the training length"),
         (("times: [1, 2, 4]", "times: [0, 1]"), "such as [1, 2], not [0.0, 1.0]"),

@@ -13,8 +13,7 @@ from support.commands import Command
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.runs.identity import identity, run_name
-from pe_bench.studies.definition import read_study
-from pe_bench.studies.variant import Variant
+from pe_bench.studies.study import Variant, read_study
 
 MODEL = """[model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
   train.warmup_steps=2, train.validation_tokens=64, eval.targets=6, eval.controls=none]"""

@@ -1,0 +1,174 @@
+"""What `reproduce` says: claims with intervals and sources, and our levels beside the study's table."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+from support.results import ROW, add_run
+
+from pe_bench.cli import study as command
+from pe_bench.errors import RunError, UserError
+from pe_bench.report.charts import figure
+from pe_bench.report.statistics import Interval
+from pe_bench.runs.rows import read_rows
+from pe_bench.studies.claims import Agreement, Judged, Measurements, Outcome, sentence_of
+from pe_bench.studies.outcomes import (
+    MAX_SHOWN,
+    Comparison,
+    Level,
+    Outcomes,
+    compare,
+    levels_of,
+    read_table,
+    render,
+    write_table,
+)
+from pe_bench.studies.study import Claim, Kind, Progress, Ranking, Step, Study, Sweep, Variant
+
+STUDY = Study("A toy", "why?", "nobody", 1, (Sweep(["rope"]),), [1.0], (), name="toy", path=Path("toy.yaml"))
+CHANGE = Interval(0.12, 0.05, 0.2, seeds=3, documents=70)
+
+
+def judged(outcome: Outcome, kind: Kind = "holds", **others: str) -> Judged:
+    claim = Claim(kind, "rope", "table 2, +0.017", 2, **others)  # type: ignore[arg-type]
+    return Judged(claim, 256, outcome, CHANGE, 256)
+
+
+def printed(*claims: Judged, study: Study = STUDY, **others: Any) -> list[str]:
+    options = {"agreement": None, "comparison": Comparison(), "ours": []} | others
+    lines = render(Outcomes(Variant(study), claims, **options), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_below() -> None:
+    lines = printed(judged("unclear"), judged("holds"), replace(judged("contradicted"), decided_at=160))
+    begins = [line.split()[0] for line in lines if re.match("contradicted|holds|unclear", line)]
+    assert begins == ["contradicted", "holds", "unclear"]
+    assert any(line.startswith("3 claims: 1 contradicted, 1 holds, 1 unclear") for line in lines)
+    index = lines.index("holds         rope holds up to 256")
+    assert lines[index + 1].strip() == "change +0.120 [+0.050, +0.200], 3 seeds (paper: table 2, +0.017)"
+    assert any(line.strip().startswith("change at 160 +0.120") for line in lines)
+
+
+def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
+    for kind in get_args(Kind):
+        text = sentence_of(judged("holds", kind, than="alibi"))
+        assert text.startswith("rope ") and ("256" in text or "before alibi" in text)
+        assert any(line.startswith("holds         rope") for line in printed(judged("holds", kind)))
+    claim = judged("holds", "order", sweep="256k tokens", than_sweep="2M tokens", measure="change")
+    assert sentence_of(claim) == (
+        "rope (256k tokens) loses less than rope (2M tokens) from its training length to 256"
+    )
+
+
+def test_tau_has_its_interval_or_the_reason_why_there_is_none() -> None:
+    ranking = Ranking(2, {}, "table 2")
+    tau = Agreement(ranking, 256, ("a", "b", "c", "d"), 3, 0.5, (-0.25, 1.0))
+    for agreement, said in (
+        (tau, "0.50 [-0.25, 1.00], 3 seeds"),
+        (replace(tau, bounds=(0.5, 0.5)), "0.50 with each of 3 seeds"),
+        (replace(tau, seeds=1, bounds=(-1.0, 1.0)), "0.50 (no interval: one seed)"),
+        (None, "no Kendall's tau-b: fewer than 4 ranked encodings have learned"),
+    ):
+        text = printed(study=replace(STUDY, ranking=ranking), agreement=agreement)
+        assert said in " ".join(" ".join(text).split())
+    assert "tau" not in " ".join(printed())
+
+
+# The table
+
+
+def levels(*values: float, **changes: object) -> list[Level]:
+    """Return levels of rope at 128, 256, ...: a value for each."""
+    rows = [
+        replace(ROW, length=128 * number, bits_per_byte=value, **changes)  # type: ignore[arg-type]
+        for number, value in enumerate(values, 1)
+    ]
+    return levels_of({"": rows}, "full")
+
+
+def test_a_level_differs_beyond_the_tolerance_or_three_standard_deviations_over_seeds() -> None:
+    comparison = compare(levels(1.8, 2.5, 3.0), levels(1.8, 2.5211, 3.0199))
+    [(ours, table)] = comparison.differing
+    assert (len(comparison.levels), table.length, table.tolerance) == (3, 256, 0.02)
+    assert ours.level - table.level == pytest.approx(-0.0211) and not comparison.incomparable
+    seeds = [replace(ROW, seed=seed, bits_per_byte=2.0 + 0.1 * seed) for seed in range(3)]
+    [table] = levels_of({"": seeds}, "full")
+    assert (table.seeds, table.seed_sd, table.level) == (3, pytest.approx(0.1), pytest.approx(2.1))
+    assert not compare([replace(table, level=2.39)], [table]).differing
+    assert compare([replace(table, level=2.41)], [table]).differing
+    assert not compare(levels(math.inf), levels(math.inf)).differing, "both broke down"
+    assert compare(levels(2.0), levels(math.inf)).differing
+
+
+def test_only_what_was_made_alike_is_compared() -> None:
+    for column in ("data_hash", "target_hash", "setting", "torch"):
+        comparison = compare(levels(1.8, 2.5), levels(7.0, 7.0, **{column: "2.14.0"}))
+        assert not comparison.levels
+        [(fact, values)] = comparison.incomparable.items()
+        assert (fact, len(values), values[0][1]) == (column, 2, "2.14.0")
+    assert compare(levels(1.8, torch="2.13.1+cpu"), levels(1.8)).levels, "another patch or build"
+    two = levels_of({"": [ROW, replace(ROW, seed=1)]}, "full")
+    assert compare(levels(1.8), two).incomparable == {"seeds": [("1", "2")]}
+    assert compare(levels(1.8), levels(1.8, 2.5)).incomparable == {"nothing there": [("", "")]}
+    assert not compare(levels(1.8, 2.5), levels(1.8)).incomparable, "what only we scored does not count"
+    quick = [replace(level, variant="quick") for level in levels(9.0)]
+    assert compare(levels(1.8), [*quick, *levels(9.0, data="files")]) == Comparison()
+
+
+def test_levels_that_differ_are_named_and_counted_and_what_is_not_comparable_says_why() -> None:
+    ours, table = levels(*[1.8] * (MAX_SHOWN + 2)), levels(*[1.0] * (MAX_SHOWN + 2))
+    lines = printed(comparison=compare(ours, table))
+    assert sum(line.startswith("  differs: rope at 1") for line in lines) > 1
+    assert sum(line.startswith("  differs: rope at") for line in lines) == MAX_SHOWN
+    assert "  and 2 more" in lines and any("0 of 12 levels agree" in line for line in lines)
+    for version, shown in (("2.12.0", "2.12.0"), ("\x1b[2J", "\\x1b[2J")):
+        comparison = compare(levels(1.8), levels(1.8, torch=version))
+        text = " ".join(" ".join(printed(comparison=comparison)).split())
+        reason = f"another version of PyTorch (2.13.0 here, {shown} in the table)"
+        assert f"1 level not comparable: {reason}" in text
+
+
+def test_a_table_is_read_as_it_was_written_and_keeps_levels_of_other_texts(tmp_path: Path) -> None:
+    path, stdlib, files = tmp_path / "study.csv", levels(1.8, 2.5), levels(1.1, data="files")
+    assert read_table(path) == []
+    write_table(path, stdlib)
+    assert read_table(path) == stdlib
+    write_table(path, files)
+    write_table(path, levels(1.9))
+    assert sorted(read_table(path), key=lambda level: level.data) == [*files, *levels(1.9)]
+    path.write_text("variant,data\nfull\n")
+    with pytest.raises(UserError, match=r"study\.csv is not a table of a study"):
+        read_table(path)
+
+
+def test_levels_that_lack_seeds_are_not_written(tmp_path: Path) -> None:
+    study = replace(STUDY, path=tmp_path / "toy.yaml", seeds=2)
+    both = levels_of({"": [replace(ROW, seed=seed) for seed in range(2)]}, "full")
+    [alone] = levels(1.8, score_dtype="bfloat16")
+    outcomes = Outcomes(Variant(study), [], None, Comparison(), [*both, alone])
+    with pytest.raises(RunError, match=r"toy\.csv is not written: .* rope at 128 .* 1 seeds instead of 2"):
+        outcomes.write_table()
+    assert not study.table.exists()
+    replace(outcomes, ours=both).write_table()
+    assert read_table(study.table) == both
+
+
+def test_curves_of_other_studies_of_the_same_runs_are_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = add_run(tmp_path, "rope", {128: 1.8, 256: 2.5, 512: 3.5})
+    keys = tuple(row.key for row in read_rows(run / "eval.csv") if row.length != 256)
+    add_run(tmp_path, "rope", {128: 2.0, 256: 2.0, 512: 2.0}, scored_with="yarn factor=auto")
+    drawn: list[Any] = []
+    monkeypatch.setattr(figure, "plot_tables", lambda tables, path: drawn.extend(tables))
+    runs: Any = SimpleNamespace(progress=Progress(tmp_path, "toy"), variant=Variant(STUDY))
+    command._draw(runs, Measurements(tmp_path, [Step("", (run.name,), keys)]))
+    labels = {line.label for table in drawn for line in table.lines if not line.is_anchor}
+    lengths = {length for table in drawn for length in table.lengths}
+    assert (labels, lengths) == ({"rope"}, {128, 512})
