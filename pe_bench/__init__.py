@@ -8,29 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pe_bench.api import evaluate, probe, results, train
     from pe_bench.errors import RunError, UserError
-    from pe_bench.interface.evaluate import evaluate
-    from pe_bench.interface.probe import probe
-    from pe_bench.interface.results import results
-    from pe_bench.interface.train import train
 
 __all__ = ["RunError", "UserError", "evaluate", "probe", "results", "train"]
 
-# Imported at their first use: PyTorch takes seconds, and `pe-bench --help` needs none of it.
-_MODULES = {
-    "RunError": "pe_bench.errors",
-    "UserError": "pe_bench.errors",
-    "evaluate": "pe_bench.interface.evaluate",
-    "probe": "pe_bench.interface.probe",
-    "results": "pe_bench.interface.results",
-    "train": "pe_bench.interface.train",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    """Import a call at its first use: PyTorch takes seconds, and `pe-bench --help` needs none of it."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(f"pe_bench.{'errors' if name.endswith('Error') else 'api'}"), name)
 
 
 def __dir__() -> list[str]:

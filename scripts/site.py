@@ -111,7 +111,7 @@ def _python() -> str:
             f"```python\npe_bench.{name}{_signature(call)}\n```",
             inspect.getdoc(call) or "",
         ]
-    from pe_bench.interface.run import Run
+    from pe_bench.api import Run
 
     parts += ["## Run", inspect.getdoc(Run) or ""]
     described = [

@@ -91,10 +91,10 @@ ALLOWED = {
     "studies": "errors values system config data runs report",
     "inspection": "errors values system config encodings plot data model training scoring",
     "experiment": "errors system config encodings data model checkpoints runs training scoring",
-    "interface": "errors values system config runs scoring report experiment",
+    "api": "errors values system config runs scoring report experiment",
     "sweep": "errors system config runs experiment",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
-    "experiment interface sweep studies",
+    "experiment api sweep studies",
     "__main__": "cli",
 }
 MAX_FLOORS = 10

@@ -1,56 +1,44 @@
-"""The commands: they parse and delegate, nothing else. Heavy imports happen inside functions."""
+"""The commands: their options, help and examples. What each does is a function of another file."""
 
+import inspect
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pe_bench.cli.export import EXAMPLES as EXAMPLES_OF_EXPORT
-from pe_bench.cli.export import export
-from pe_bench.cli.help import Command, TrainCommand, first_of
+from pe_bench.cli.help import Command, TrainCommand
 from pe_bench.cli.options import (
-    FAMILIES,
-    LISTS,
-    PROTOCOLS,
-    SORTS,
-    AllEncodingsAndKeys,
-    CacheDir,
-    Code,
-    ConfigDir,
-    Controls,
-    DataPath,
-    Device,
-    Encodings,
-    EncodingsAndKeys,
-    Force,
-    KeyTokensOf,
-    Lengths,
-    Margin,
-    MaxLength,
-    PerPosition,
-    Plain,
-    Precision,
-    Protocol,
-    Repeats,
-    ResultsDir,
-    Runs,
-    Slice,
-    SpeedFile,
-    Stride,
-    Targets,
-    Threads,
-    Version,
-    Where,
-    With,
-    complete,
-    complete_baseline,
-    complete_by,
+    arguments,
+    complete_file,
+    complete_keys,
+    complete_run,
+    complete_speed,
     config_folder,
+    count,
+    first_of,
+    flag,
+    number,
+    option,
+    results_folder,
 )
-from pe_bench.cli.probe import EXAMPLES as EXAMPLES_OF_PROBE
-from pe_bench.cli.probe import probe
-from pe_bench.cli.reproduce import EXAMPLES as EXAMPLES_OF_REPRODUCE
-from pe_bench.cli.reproduce import reproduce
+
+PROTOCOLS = ("paired", "nonoverlapping", "sliding", "task")
+SLICES = ("all", "recall", "novel", "key")
+SORTS = ("name", "parameters", "tokens_per_second", "peak_memory_mb")
+LISTS = (
+    *("encodings", "modifiers", "models", "data", "tasks", "tokenizers", "experiments", "keys", "runs"),
+    "studies",
+)
+FAMILIES = (
+    *("none", "input", "ids", "rotary", "bias", "relative"),
+    *("content", "distance", "mask", "scale", "schedule"),
+)
+PRINTED = {
+    "cfg": ("job", "hydra", "all"),
+    "info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+NAMES = "NAME | FILE.py:CLASS | KEY=VALUE"
 
 app = typer.Typer(
     name="pe-bench",
@@ -59,328 +47,387 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+RESULTS = {
+    "results_dir": Annotated[
+        Path,
+        typer.Option(parser=results_folder, metavar="DIR", help="The folder of runs and results.csv."),
+    ]
+}
+CONFIG_DIR = {
+    "config_dir": option(
+        "A folder with your encoding/NAME.yaml.", kind=Path, many=True, parser=config_folder, metavar="DIR"
+    )
+}
+RUNS = {
+    "runs": arguments("RUN", "Runs by encoding, name, the beginning of a name, or path.", complete_run),
+    "where": option(
+        "Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.",
+        many=True,
+        metavar="CONDITION",
+    ),
+}
+# Of `eval` and of `probe`, by the names that the arguments of the API's functions have.
+SCORING = {
+    "precision": option(
+        "float32, or bfloat16 (bf16), which is coarser and has its own table.",
+        metavar="NAME",
+        complete=first_of("float32", "bfloat16"),
+    ),
+    "device": option("auto, cpu or cuda.", metavar="NAME", complete=first_of("auto", "cpu", "cuda")),
+    "threads": count("Processor cores."),
+    "with_": option(
+        "Score the weights under other encodings too; 'NAME KEY=VALUE' sets options; repeatable.",
+        "--with",
+        many=True,
+        metavar="NAME,NAME",
+        complete=complete_file("encoding"),
+    ),
+    "force": flag("--force", "Score under incompatible encodings, or changed code, and label the rows."),
+    "plain": flag("--plain", "Score a checkpoint with its own attention, without --with."),
+    **CONFIG_DIR,
+    "code": option(
+        "Trust FILE as the code of a run's custom encoding.", kind=Path, many=True, metavar="FILE"
+    ),
+    "data_path": option("The data's new location, if it moved.", kind=Path, metavar="DIR"),
+    "cache_dir": option("Where tokenized data is kept.", kind=Path, metavar="DIR"),
+    **RESULTS,
+}
 
-@app.command(
-    cls=TrainCommand,
-    epilog="""\
-pe-bench train encoding=rope
-pe-bench train encoding=rope modifier=[logn] train.length=256
-pe-bench train -m encoding=rope,alibi seed=0,1,2     # a sweep of six runs
-pe-bench train --cfg job                             # every key and its value""",
-)
-def train(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Keys to change, in any order.", autocompletion=complete),
-    ] = None,
-    multirun: Annotated[
-        bool, typer.Option("--multirun", "-m", help="A sweep: train each combination of listed values.")
-    ] = False,
-    cfg: Annotated[
-        str | None,
-        typer.Option(
+
+def command(
+    name: str, call: str, options: dict[str, Any], meaning: str, examples: str, kind: type[Command] = Command
+) -> None:
+    """Declare a command, which calls the function MODULE:FUNCTION with its options."""
+
+    def function(**values: Any) -> None:
+        module, _, called = call.partition(":")
+        getattr(import_module(module), called)(**values)
+
+    function.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
+        [
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=_default(key, annotation), annotation=annotation
+            )
+            for key, annotation in options.items()
+        ]
+    )
+    app.command(name, cls=kind, help=inspect.cleandoc(meaning), epilog=inspect.cleandoc(examples))(function)
+
+
+def _default(key: str, annotation: Any) -> Any:
+    """Return the value of an option that is not given; one that may not be None has to be."""
+    if key == "results_dir":
+        return Path("results")
+    kind = annotation.__origin__
+    return False if kind is bool else inspect.Parameter.empty if kind in (str, Path) else None
+
+
+command(
+    "train",
+    "pe_bench.cli.train:run_train",
+    {
+        "overrides": arguments("KEY=VALUE", "Keys to change, in any order.", complete_keys),
+        "multirun": flag("--multirun -m", "A sweep: train each combination of listed values."),
+        "cfg": option(
+            "Print every key and its value instead of training.",
             "--cfg",
             "-c",
             metavar="job|hydra|all",
-            help="Print every key and its value instead of training.",
-            autocompletion=first_of("job", "hydra", "all"),
+            complete=first_of(*PRINTED["cfg"]),
         ),
-    ] = None,
-    resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: print computed values.")] = False,
-    info: Annotated[
-        str | None,
-        typer.Option(
+        "resolve": flag("--resolve", "With --cfg: print computed values."),
+        "info": option(
+            "Print how Hydra composes the configuration: all, config, defaults, defaults-tree, "
+            "plugins or searchpath.",
             "--info",
             "-i",
             metavar="WHAT",
-            help="Print how Hydra composes the configuration: all, config, defaults, defaults-tree, "
-            "plugins or searchpath.",
-            autocompletion=first_of("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+            complete=first_of(*PRINTED["info"]),
         ),
-    ] = None,
-    config_dir: Annotated[
-        Path | None,
-        typer.Option(
+        "config_dir": option(
+            "A folder with your own encoding/NAME.yaml and similar files.",
+            kind=Path,
             parser=config_folder,
             metavar="FOLDER",
-            help="A folder with your own encoding/NAME.yaml and similar files.",
         ),
-    ] = None,
-) -> None:
-    """Train a model, score it at longer lengths, print the table. Finished work is reused."""
-    from pe_bench.cli.train import read_command, run_train
-
-    run_train(read_command(overrides or [], multirun, cfg, resolve, info, config_dir))
-
-
-@app.command(
-    cls=Command,
-    epilog="""\
-pe-bench eval --lengths 512,2048
-pe-bench eval rope-s0-1a2b3c4d --protocol sliding
-pe-bench eval rope alibi --where 'seed<3' --lengths 4096
-pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'
-pe-bench eval hf:FOLDER data=files data.path=texts --lengths 4096 --with yarn""",
+    },
+    """Train a model, score it at longer lengths, print the table. Finished work is reused.""",
+    """
+    pe-bench train encoding=rope
+    pe-bench train encoding=rope modifier=[logn] train.length=256
+    pe-bench train -m encoding=rope,alibi seed=0,1,2     # a sweep of six runs
+    pe-bench train --cfg job                             # every key and its value""",
+    TrainCommand,
 )
-def eval(  # noqa: A001  (the command's name)
-    runs: Runs = None,
-    where: Where = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Score every finished run, not only the last.")
-    ] = False,
-    lengths: Lengths = None,
-    protocol: Protocol = None,
-    max_length: MaxLength = None,
-    targets: Targets = None,
-    stride: Stride = None,
-    controls: Controls = None,
-    per_position: PerPosition = False,
-    precision: Precision = None,
-    device: Device = None,
-    threads: Threads = None,
-    with_: With = None,
-    force: Force = False,
-    plain: Plain = False,
-    key_tokens_of: KeyTokensOf = None,
-    config_dir: ConfigDir = None,
-    code: Code = None,
-    data_path: DataPath = None,
-    cache_dir: CacheDir = None,
-    results_dir: ResultsDir = Path("results"),
-) -> None:
-    """Score runs or checkpoints at other lengths or encodings.
+command(
+    "eval",
+    "pe_bench.cli.score:evaluate",
+    {
+        **RUNS,
+        "everything": flag("--all", "Score every finished run, not only the last."),
+        "lengths": option("Context lengths in tokens.", metavar="N,N"),
+        "protocol": option(
+            "paired, nonoverlapping or sliding.", metavar="NAME", complete=first_of(*PROTOCOLS)
+        ),
+        "max_length": count(
+            "Score the same targets at every length up to this.  [default: 16 x training length]"
+        ),
+        "targets": count("Target blocks at each length (paired). Only new blocks are scored."),
+        "stride": count("Tokens between windows (sliding)."),
+        "controls": option(
+            "auto (2 and 16 x training length), offset (auto, and moved positions), all or none (paired).",
+            metavar="NAME",
+            complete=first_of("auto", "offset", "all", "none"),
+        ),
+        "per_position": flag("--per-position", "Also score by position, at the longest length."),
+        "key_tokens_of": option(
+            "Choose key targets by another run's scores (report --slice key).",
+            metavar="RUN",
+            complete=complete_run,
+        ),
+        **SCORING,
+    },
+    """
+    Score runs or checkpoints at other lengths or encodings.
 
     Without RUN, --where and --all, the run that finished last is scored. Options
     replace values of the run's configuration. hf:FOLDER and hf:OWNER/NAME are
-    checkpoints of Hugging Face, with data and lengths as KEY=VALUE.
+    checkpoints of Hugging Face, with data and lengths as KEY=VALUE.""",
     """
-    from pe_bench.cli.checkpoint import has_checkpoint, score_named_checkpoint
-    from pe_bench.cli.eval import score_runs
-    from pe_bench.errors import require
-    from pe_bench.scoring.other_encodings import read_with
-
-    changes = {"protocol": protocol, "max_length": max_length, "targets": targets, "stride": stride}
-    changes |= {"controls": controls, "per_position": per_position or None, "precision": precision}
-    machine = {"device": device, "threads": threads, "cache_dir": str(cache_dir) if cache_dir else None}
-    request = read_with(with_ or [], config_dir or [], force, has_code=bool(code))
-    if has_checkpoint(runs or []):
-        of_runs = {"--where": where, "--all": everything, "--key-tokens-of": key_tokens_of, "--code": code}
-        score_named_checkpoint(
-            *(runs or [], lengths, changes, machine, results_dir, data_path, request),
-            [option for option, given in of_runs.items() if given],
-            plain=plain,
-        )
-        return
-    require(not plain, "--plain is for a checkpoint: say pe-bench eval hf:FOLDER --plain")
-    score_runs(
-        runs or [],
-        lengths,
-        changes,
-        machine,
-        code or [],
-        results_dir,
-        data_path,
-        request,
-        where or [],
-        key_tokens_of,
-        everything=everything,
-    )
-
-
-app.command(cls=Command, epilog=EXAMPLES_OF_PROBE)(probe)
-
-
-@app.command(
-    cls=Command,
-    epilog="""\
-pe-bench report --baseline rope
-pe-bench report --where 'seed<3' --sort 512
-pe-bench report --by train.lr
-pe-bench report --plot curve.png --html report.html""",
+    pe-bench eval --lengths 512,2048
+    pe-bench eval rope-s0-1a2b3c4d --protocol sliding
+    pe-bench eval rope alibi --where 'seed<3' --lengths 4096
+    pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'
+    pe-bench eval hf:FOLDER data=files data.path=texts --lengths 4096 --with yarn""",
 )
-def report(
-    runs: Runs = None,
-    protocol: Annotated[
-        str | None, typer.Option(help="Only this protocol.", autocompletion=first_of(*PROTOCOLS))
-    ] = None,
-    where: Where = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            help="Show a line for each value of a key, such as seed or train.lr.", autocompletion=complete_by
+command(
+    "probe",
+    "pe_bench.cli.score:probe",
+    {
+        **RUNS,
+        "everything": flag("--all", "Probe every finished run, not only the last."),
+        "lengths": option(
+            "Window lengths in tokens, from 128.  [default: 1, 2, 4 and 16 x training length]", metavar="N,N"
         ),
-    ] = None,
-    best: Annotated[
-        str | None,
-        typer.Option(
+        "depths": count("Number of evenly spaced places of the span, from start to end.  [default: 5]"),
+        "windows": count("Windows at each length and depth; a larger number reuses scores.  [default: 64]"),
+        "task": option(
+            "Ask a checkpoint prompts of RULER instead: niah_multikey_3, vt or fwe.", metavar="NAME,NAME"
+        ),
+        "plot": option("Draw a heat map by length and depth to a PNG, SVG or PDF file.", kind=Path),
+        **SCORING,
+    },
+    """
+    Ask runs or checkpoints to find a span of the text.
+
+    A window of validation text ends with the first half of a span that it has
+    somewhere: does that make the second half likelier, and the likeliest of eight
+    endings? No judge model is needed. Without RUN, --where and --all, the run that
+    finished last is probed. Finished scores are reused; report --probe shows them.""",
+    """
+    pe-bench probe --lengths 512,2048
+    pe-bench probe rope alibi --depths 3 --windows 32
+    pe-bench probe rope --lengths 256 --with yarn,rope_ntk --plot probe.png
+    pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096
+    pe-bench probe hf:FOLDER --task niah_multikey_3,vt,fwe --lengths 4096""",
+)
+command(
+    "report",
+    "pe_bench.cli.report:report",
+    {
+        "runs": RUNS["runs"],
+        "protocol": option("Only this protocol.", complete=first_of(*PROTOCOLS)),
+        "where": RUNS["where"],
+        "by": option("Show a line for each value of a key, such as seed or train.lr."),
+        "best": option(
+            "Only the best value of a key for each encoding, such as train.lr, by validation loss.",
             metavar="KEY",
-            help="Only the best value of a key for each encoding, such as train.lr, by validation loss.",
-            autocompletion=complete_by,
         ),
-    ] = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(help=f"Sort by a length, or by {', '.join(SORTS)}.", autocompletion=first_of(*SORTS)),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="The encoding to compare the others with.", autocompletion=complete_baseline),
-    ] = None,
-    margin: Margin = None,
-    slice_: Slice = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the numbers to a file; - prints them.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown; - prints it.")] = None,
-    latex: Annotated[Path | None, typer.Option(help="Write it as LaTeX with booktabs; - prints it.")] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write one page with tables, curves and commands.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the curves to a PNG, SVG or PDF file.")] = None,
-    plot_of: Annotated[
-        str | None,
-        typer.Option(metavar="VALUES", help="What --plot and --html draw: levels or change."),
-    ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Add intervals, controls, speed and all notes.")
-    ] = False,
-    probes: Annotated[
-        bool, typer.Option("--probe", help="Show what pe-bench probe found, instead of levels.")
-    ] = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Print every table, not only the newest run's.")
-    ] = False,
-    results_dir: ResultsDir = Path("results"),
-) -> None:
-    """Compare runs in a table, and write it to files or draw it."""
-    from pe_bench.cli.outputs import Outputs
-    from pe_bench.cli.report import print_probes, print_report, read_view
-    from pe_bench.interface.results import read_selection
-
-    selection = read_selection(where or [], by, sort, baseline, margin, best, slice_)
-    outputs = Outputs(csv, markdown, latex, html, plot, read_view(plot_of, plot or html))
-    if probes:
-        print_probes(results_dir, runs or [], selection, outputs, everything=everything)
-        return
-    print_report(
-        results_dir, runs or [], protocol, selection, outputs, details=details, everything=everything
-    )
-
-
-@app.command(
-    cls=Command,
-    epilog="""\
-pe-bench check rope
-pe-bench check yarn factor=4
-pe-bench check my.py:MyEncoding --verbose
-pe-bench check --all""",
+        "sort": option(f"Sort by a length, or by {', '.join(SORTS)}.", complete=first_of(*SORTS)),
+        "baseline": option("The encoding to compare the others with."),
+        "margin": option(
+            "A change of up to this many bits per byte counts as holding.",
+            kind=float,
+            parser=number,
+            metavar="VALUE",
+        ),
+        "slice_": option(
+            f"Only some of the targets: {', '.join(SLICES[1:])} (docs/measuring.md).",
+            "--slice",
+            complete=first_of(*SLICES),
+        ),
+        "csv": option("Write the numbers to a file; - prints them.", kind=Path),
+        "markdown": option("Write the table as Markdown; - prints it.", kind=Path),
+        "latex": option("Write it as LaTeX with booktabs; - prints it.", kind=Path),
+        "html": option("Write one page with tables, curves and commands.", kind=Path),
+        "plot": option("Draw the curves to a PNG, SVG or PDF file.", kind=Path),
+        "plot_of": option("What --plot and --html draw: levels or change.", metavar="VALUES"),
+        "details": flag("--details", "Add intervals, controls, speed and all notes."),
+        "probe": flag("--probe", "Show what pe-bench probe found, instead of levels."),
+        "everything": flag("--all", "Print every table, not only the newest run's."),
+        **RESULTS,
+    },
+    """Compare runs in a table, and write it to files or draw it.""",
+    """
+    pe-bench report --baseline rope
+    pe-bench report --where 'seed<3' --sort 512
+    pe-bench report --by train.lr
+    pe-bench report --plot curve.png --html report.html""",
 )
-def check(
-    arguments: Encodings = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every encoding.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every property, with what was measured.")
-    ] = False,
-    config_dir: ConfigDir = None,
-) -> None:
-    """Check that an encoding is correct: the shipped ones, or yours.
+command(
+    "check",
+    "pe_bench.cli.check:check_encodings",
+    {
+        "arguments": arguments(NAMES, "Encodings and their options.", complete_file("encoding")),
+        "everything": flag("--all", "Every encoding."),
+        "verbose": flag("--verbose -v", "Every property, with what was measured."),
+        **CONFIG_DIR,
+    },
+    """
+    Check that an encoding is correct: the shipped ones, or yours.
 
     It must be causal, exact in blocks and on fast paths, finite at 65,536 tokens, and true to its
-    claims. Exit code 1 if a property fails.
+    claims. Exit code 1 if a property fails.""",
     """
-    from pe_bench.cli.check import check_encodings
-
-    check_encodings(arguments or [], everything, config_dir or [], verbose)
-
-
-@app.command(
-    name="list",
-    cls=Command,
-    epilog="""\
-pe-bench list encodings --family rotary
-pe-bench list encodings --csv -
-pe-bench list runs""",
+    pe-bench check rope
+    pe-bench check yarn factor=4
+    pe-bench check my.py:MyEncoding --verbose
+    pe-bench check --all""",
 )
-def list_(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="LIST", help=f"{', '.join(LISTS[:-1])} or {LISTS[-1]}.", autocompletion=first_of(*LISTS)
-        ),
-    ] = None,
-    family: Annotated[
-        str | None,
-        typer.Option(
-            help="Only encodings of this family.", metavar="NAME", autocompletion=first_of(*FAMILIES)
-        ),
-    ] = None,
-    papers: Annotated[
-        bool,
-        typer.Option("--papers", help="Show where encodings are from, and what they do with long texts."),
-    ] = False,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write the list to a file; - prints it as CSV.", metavar="FILE")
-    ] = None,
-    results_dir: ResultsDir = Path("results"),
-) -> None:
-    """List what you can choose from, and what was run."""
-    from pe_bench.cli.list import print_list
-
-    print_list(name, results_dir, family, csv, papers)
-
-
-@app.command(
-    cls=Command,
-    epilog="""\
-pe-bench show yarn
-pe-bench show rope alibi t5 --plot compare.png
-pe-bench show rope base=500 train.length=256
-pe-bench show my.py:MyEncoding --plot mine.svg""",
-)
-def show(
-    arguments: EncodingsAndKeys = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw them to a PNG, SVG or PDF file.")
-    ] = None,
-    config_dir: ConfigDir = None,
-) -> None:
-    """Show an encoding's equation, options and claims; or a task."""
-    from pe_bench.cli.show import show_encodings
-
-    show_encodings(arguments or [], plot, config_dir or [])
-
-
-@app.command(
-    cls=Command,
-    epilog="""\
-pe-bench speed rope alibi --lengths 512,2048
-pe-bench speed t5 --train model=small
-pe-bench speed lm_infinite encoding.window=64 threads=1
-pe-bench speed my.py:MyEncoding""",
-)
-def speed(
-    arguments: AllEncodingsAndKeys = None,
-    lengths: Annotated[str, typer.Option(metavar="N,N", help="Window lengths in tokens.")] = "512,2048,8192",
-    train: Annotated[bool, typer.Option("--train", help="Time training steps instead of scoring.")] = False,
-    repeats: Repeats = None,
-    output: SpeedFile = None,
-    config_dir: ConfigDir = None,
-) -> None:
-    """Measure time and memory of encodings, relative to nope.
-
-    Prints a table, draws results/speed.png, and adds rows to results/speed.csv.
+command(
+    "list",
+    "pe_bench.cli.list:print_list",
+    {
+        "name": Annotated[
+            str | None,
+            typer.Argument(
+                metavar="LIST",
+                help=f"{', '.join(LISTS[:-1])} or {LISTS[-1]}.",
+                autocompletion=first_of(*LISTS),
+            ),
+        ],
+        "family": option("Only encodings of this family.", metavar="NAME", complete=first_of(*FAMILIES)),
+        "papers": flag("--papers", "Show where encodings are from, and what they do with long texts."),
+        "csv": option("Write the list to a file; - prints it as CSV.", kind=Path, metavar="FILE"),
+        **RESULTS,
+    },
+    """List what you can choose from, and what was run.""",
     """
-    from pe_bench.cli.speed import time_encodings
+    pe-bench list encodings --family rotary
+    pe-bench list encodings --csv -
+    pe-bench list runs""",
+)
+command(
+    "show",
+    "pe_bench.cli.show:show_encodings",
+    {
+        "arguments": arguments(NAMES, "Encodings, and keys as in train.", complete_file("encoding")),
+        "plot": option("Draw them to a PNG, SVG or PDF file.", kind=Path, metavar="FILE"),
+        **CONFIG_DIR,
+    },
+    """Show an encoding's equation, options and claims; or a task.""",
+    """
+    pe-bench show yarn
+    pe-bench show rope alibi t5 --plot compare.png
+    pe-bench show rope base=500 train.length=256
+    pe-bench show my.py:MyEncoding --plot mine.svg""",
+)
+command(
+    "speed",
+    "pe_bench.cli.speed:time_encodings",
+    {
+        "arguments": arguments(
+            NAMES, "Encodings, and keys as in train.  [default: all encodings]", complete_speed
+        ),
+        "lengths": option("Window lengths in tokens.  [default: 512,2048,8192]", metavar="N,N"),
+        "train": flag("--train", "Time training steps instead of scoring."),
+        "repeats": count("Timed passes per encoding.  [default: 5 to 25, fewer if slow]"),
+        "output": option(
+            "CSV file; the plot is saved next to it.  [default: RESULTS_DIR/speed.csv]",
+            kind=Path,
+            metavar="FILE",
+        ),
+        **CONFIG_DIR,
+    },
+    """
+    Measure time and memory of encodings, relative to nope.
 
-    time_encodings(arguments or [], lengths, train, repeats, output, config_dir or [])
+    Prints a table, draws results/speed.png, and adds rows to results/speed.csv.""",
+    """
+    pe-bench speed rope alibi --lengths 512,2048
+    pe-bench speed t5 --train model=small
+    pe-bench speed lm_infinite encoding.window=64 threads=1
+    pe-bench speed my.py:MyEncoding""",
+)
+command(
+    "export",
+    "pe_bench.experiment.export:export_run",
+    {
+        "name": Annotated[
+            str,
+            typer.Argument(metavar="RUN", help="A run by encoding, name, the beginning of a name, or path."),
+        ],
+        "folder": Annotated[
+            Path, typer.Option("--hf", metavar="FOLDER", help="A new folder, which transformers then loads.")
+        ],
+        **RESULTS,
+    },
+    """
+    Write a trained run as a checkpoint of Hugging Face.
+
+    It works for encodings that transformers has: rope and its scalings, p_rope, nope
+    and sliding_window.""",
+    """
+    pe-bench export rope --hf FOLDER
+    pe-bench export results/runs/rope-s0-1a2b3c4d --hf FOLDER
+    pe-bench export nope --hf FOLDER --results-dir results""",
+)
+command(
+    "reproduce",
+    "pe_bench.cli.reproduce:reproduce_study",
+    {
+        "arguments": arguments(
+            "NAME | KEY=VALUE",
+            "A study, then settings of this machine: threads, device, cache_dir, hydra/launcher.",
+            complete_file("study"),
+        ),
+        "quick": flag("--quick", "Train toy models, in minutes, to see that everything works."),
+        "gpu": flag("--gpu", "Run the study named gpu, which needs a GPU."),
+        "text": option(
+            "The text: Python's standard library, or a folder of files.  [default: stdlib]",
+            metavar="stdlib|DIR",
+        ),
+        "write_table": flag("--write-table", "Make our levels the study's table (for maintainers)."),
+        **CONFIG_DIR,
+        **RESULTS,
+    },
+    """
+    Repeat a paper's experiment at our scale, and test its claims.
+
+    Trains and scores what is missing; after Ctrl-C, repeat the command to continue. Then compares
+    our levels with the study's table (exit code 1 if they differ), and tests the paper's claims on our
+    runs: each holds, is contradicted or stays unclear. Without NAME, lists the studies.""",
+    """
+    pe-bench reproduce                       # the studies, and what is finished
+    pe-bench reproduce alibi --quick         # a toy of it: does everything work?
+    pe-bench reproduce alibi
+    pe-bench reproduce alibi --text books    # the same on texts in a folder
+    pe-bench reproduce alibi threads=1 hydra/launcher=joblib""",
+)
 
 
-app.command(cls=Command, epilog=EXAMPLES_OF_EXPORT)(export)
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
 
-
-app.command(cls=Command, epilog=EXAMPLES_OF_REPRODUCE)(reproduce)
+        print(f"pe-bench {version('pe-bench')}")
+        raise typer.Exit
 
 
 @app.callback()
 def options(
-    version: Version = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Train short, test long: compare positional encodings by length extrapolation."""

@@ -26,12 +26,17 @@ Results = dict[Property, Finding]
 
 
 def check_encodings(
-    arguments: Sequence[str], everything: bool, search: Sequence[Path], verbose: bool = False
+    arguments: Sequence[str] | None,
+    config_dir: Sequence[Path] | None = None,
+    *,
+    everything: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Check the encodings among `arguments` with the options among them; print counts and what failed.
 
     Raises `UserError` for what cannot be built, `RunError` where a property fails.
     """
+    arguments, search = arguments or [], config_dir or []
     names, overrides = split_arguments(arguments)
     require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")

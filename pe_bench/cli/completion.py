@@ -4,16 +4,13 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from pe_bench.config.checks import NAME
 from pe_bench.config.groups import config_dir
 from pe_bench.config.override import parse_overrides
 from pe_bench.config.overrides import GROUPS
 from pe_bench.config.schema import KEY_OF_FIELD, KEYS, SECTIONS
-from pe_bench.runs.identity import encoding_in
 
-RESULTS = Path("results")
 DEFAULT_ENCODING = "rope"  # of train.yaml
 OPTIONS = re.compile(r"^(?!name:|class:|defaults:)(\w+): (?!\$\{model\.)", re.MULTILINE)
 BASES = re.compile(r"^ +- (\w+)$", re.MULTILINE)  # under `defaults:`
@@ -59,32 +56,19 @@ def _options_of_chosen(chosen: Sequence[str]) -> list[str]:
     """Return the keys of the options that the encodings and modifiers of these overrides have."""
     named = {override.key: override.value or "" for override in parse_overrides(chosen)}
     encodings = NAME.findall(named.get("encoding", "")) or [DEFAULT_ENCODING]
-    found = [f"encoding.{option}" for name in encodings for option in _options_of("encoding", name)]
+    found = [f"encoding.{option}" for name in encodings for option in options_of("encoding", name)]
     for name in NAME.findall(named.get("modifier", "")):
-        found += [f"encoding.modifiers.{name}.{option}" for option in _options_of("modifier", name)]
+        found += [f"encoding.modifiers.{name}.{option}" for option in options_of("modifier", name)]
     for name in NAME.findall(named.get("task", "")):
         found += [f"task.{option}" for option in _options_of_task(name)]
     return sorted(set(found))
 
 
-def complete_with(incomplete: str) -> list[str]:
-    """Complete `yarn,rope_n` to `yarn,rope_ntk`, `'yarn bet` to `yarn beta_fast=`."""
-    words, space, begun = incomplete.rpartition(" ")
-    if space:
-        name = words.split(" ")[0]
-        options = _options_of("modifier", name) or _options_of("encoding", name)
-        return [f"{words} {option}=" for option in options if option.startswith(begun)]
-    begun = re.split(r"[,+]", incomplete)[-1]
-    start = incomplete.removesuffix(begun)
-    names = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
-    return [f"{start}{name}" for name in names if name.startswith(begun)]
-
-
-def _options_of(group: str, name: str) -> list[str]:
+def options_of(group: str, name: str) -> list[str]:
     """Return the options of a file of `group` and of those that it builds on, but for those of the model."""
     path = config_dir() / group / f"{name}.yaml"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = [option for base in BASES.findall(text) for option in _options_of(group, base)]
+    found = [option for base in BASES.findall(text) for option in options_of(group, base)]
     return list(dict.fromkeys([*found, *OPTIONS.findall(text)]))
 
 
@@ -94,36 +78,6 @@ def _options_of_task(name: str) -> list[str]:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     section = text.partition("\ntask:\n")[2].partition("\ntrain:")[0]
     return [option for option in re.findall(r"^  (\w+):", section, re.MULTILINE) if option != "name"]
-
-
-def complete_run(incomplete: str, results_dir: Path = RESULTS) -> list[str]:
-    names = sorted(path.parent.name for path in (results_dir / "runs").glob(f"{incomplete}*/config.yaml"))
-    return [name for name in names if NAME.fullmatch(name)]  # a shell would read more into others
-
-
-def complete_baseline(incomplete: str, results_dir: Path = RESULTS) -> list[str]:
-    """Return the encodings of the runs that there are."""
-    return sorted({encoding_in(name) for name in complete_run(incomplete, results_dir)})
-
-
-def complete_where(incomplete: str, results_dir: Path = RESULTS) -> list[str]:
-    """Complete `enc` to `encoding=`, and `encoding=rope,a` to `encoding=rope,alibi`, an encoding of a run."""
-    key, equals, value = incomplete.partition("=")
-    if equals:
-        begun = value.rpartition(",")[2]
-        start = incomplete.removesuffix(begun)
-        names = complete_baseline("", results_dir) if key == "encoding" else []
-        return [f"{start}{name}" for name in names if name.startswith(begun)]
-    keys = ["encoding", *(key for key in complete_by("") if key != "encoding")]
-    return [f"{key}=" for key in keys if key.startswith(incomplete)]
-
-
-def complete_by(incomplete: str) -> list[str]:
-    """Complete `seed,train.l` to `seed,train.length`."""
-    begun = incomplete.rpartition(",")[2]
-    start = incomplete.removesuffix(begun)
-    keys = ["seed", *(key for key in _keys() if "." in key)]
-    return [f"{start}{key}" for key in keys if key.startswith(begun)]
 
 
 def _keys() -> list[str]:

@@ -1,6 +1,5 @@
 """Help pages: plain names for what is typed, the most used keys of `train`, one example a line."""
 
-from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperCommand
@@ -10,11 +9,6 @@ MOST_USED = (
     *("train.length", "train.steps", "train.lr", "eval.lengths", "results_dir"),
 )
 LONGEST_NAME = 32  # columns that a name may take beside its meaning
-
-
-def first_of(*names: str) -> Callable[[str], list[str]]:
-    """Return a completion that offers those of the names that begin as typed."""
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 class Command(TyperCommand):

@@ -87,6 +87,7 @@ def print_list(
     results_dir: Path,
     family: str | None = None,
     csv: Path | None = None,
+    *,
     papers: bool = False,
 ) -> None:
     """Print one of the lists, or write it to the file `csv`; `-` prints CSV.

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pe_bench.api import read_report, read_selection, require_levels, say_problems
 from pe_bench.cli.outputs import Outputs, check_outputs, text_of
 from pe_bench.errors import require
-from pe_bench.interface.results import read_report, require_levels, say_problems
 from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probes
 from pe_bench.report.statistics import MARGIN
@@ -84,6 +84,42 @@ def _tables_of(wanted: "SweepTable", results_dir: Path) -> list[Table]:
     return [replace(table, why="; ".join(filter(None, (apart, table.why)))) for table in tables]
 
 
+def report(
+    runs: Sequence[str] | None,
+    protocol: str | None,
+    where: Sequence[str] | None,
+    by: str | None,
+    best: str | None,
+    sort: str | None,
+    baseline: str | None,
+    margin: float | None,
+    slice_: str | None,
+    plot_of: str | None,
+    results_dir: Path,
+    *,
+    details: bool,
+    probe: bool,
+    everything: bool,
+    **files: Path | None,
+) -> None:
+    """Print and write the newest run's tables, or those of the named runs, of a selection, or of everything.
+
+    files: those to write. Raises `UserError` where there is none, before anything is printed.
+    """
+    selection = read_selection(where, by, sort, baseline, margin, best, slice_)
+    outputs = Outputs(**files, view=read_view(plot_of, files["plot"] or files["html"]))
+    check_outputs(outputs)
+    require(
+        not probe or outputs.latex is None,
+        "--latex has no table of probes: write it with --markdown or --csv",
+    )
+    found = read_report(results_dir, runs, None if probe else protocol, selection, everything=everything)
+    if probe:
+        print_probes(found, outputs)
+    else:
+        print_report(found, outputs, details)
+
+
 def read_view(view: str | None, picture: Path | None) -> PlotValues:
     """Return what pictures draw. Raises `UserError` for an unknown view, and where there is no picture."""
     if view is None:
@@ -92,22 +128,8 @@ def read_view(view: str | None, picture: Path | None) -> PlotValues:
     return check_type(view, PlotValues, "--plot-of")
 
 
-def print_report(
-    results_dir: Path,
-    names: Sequence[str],
-    protocol: str | None,
-    selection: Selection,
-    outputs: Outputs,
-    *,
-    details: bool = False,
-    everything: bool = False,
-) -> None:
-    """Print the newest run's tables, or those of the named runs, of a selection, or of everything.
-
-    Raises `UserError` when there is none, before anything is printed.
-    """
-    check_outputs(outputs)
-    report = read_report(results_dir, names, protocol, selection, everything=everything)
+def print_report(report: Report, outputs: Outputs, details: bool) -> None:
+    """Raise `UserError` where there is nothing to print."""
     require_levels(report)
     if outputs.printed:
         write_out(text_of(outputs.printed[0], report.tables, details))
@@ -146,21 +168,8 @@ def _html(report: Report, view: PlotValues) -> str:
     return to_html(report.tables, provenance(map(report.folder_of, runs)), view=view, probes=report.probes)
 
 
-def print_probes(
-    results_dir: Path,
-    names: Sequence[str],
-    selection: Selection,
-    outputs: Outputs,
-    *,
-    everything: bool = False,
-) -> None:
-    """Print what `pe-bench probe` found of the newest run, of the named runs, a selection or everything.
-
-    Raises `UserError` where there is none, or for an output that probes do not have.
-    """
-    check_outputs(outputs)
-    require(outputs.latex is None, "--latex has no table of probes: write it with --markdown or --csv")
-    report = read_report(results_dir, names, None, selection, everything=everything)
+def print_probes(report: Report, outputs: Outputs) -> None:
+    """Raise `UserError` where nothing was probed."""
     require(bool(report.probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
     texts = {"--csv": probes_to_csv, "--markdown": probes_to_markdown}
     if outputs.printed:

@@ -1,63 +1,148 @@
-"""The options of the `reproduce` command."""
+"""Run the missing sweeps and scores of a study, compare its levels with its table, and judge its claims."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from pe_bench.cli.study_runs import MACHINE_KEYS, StudyRuns
+from pe_bench.config.override import parse_override
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.studies.study import STDLIB, Progress, Variant, read_study, study_names
+from pe_bench.system.terminal import say
 
-from pe_bench.cli.options import ConfigDir, ResultsDir
+if TYPE_CHECKING:
+    from pe_bench.studies.claims import Measurements
+    from pe_bench.studies.outcomes import Outcomes
 
-EXAMPLES = """\
-pe-bench reproduce                       # the studies, and what is finished
-pe-bench reproduce alibi --quick         # a toy of it: does everything work?
-pe-bench reproduce alibi
-pe-bench reproduce alibi --text books    # the same on texts in a folder
-pe-bench reproduce alibi threads=1 hydra/launcher=joblib"""
-
-
-def _complete_studies(incomplete: str) -> list[str]:
-    from pe_bench.config.groups import names_in
-
-    return [name for name in names_in("study") if name.startswith(incomplete)]
+GPU_STUDY = "gpu"
 
 
-def reproduce(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME | KEY=VALUE",
-            help="A study, then settings of this machine: threads, device, cache_dir, hydra/launcher.",
-            autocompletion=_complete_studies,
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Train toy models, in minutes, to see that everything works.")
-    ] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Run the study named gpu, which needs a GPU.")] = False,
-    text: Annotated[
-        str,
-        typer.Option(metavar="stdlib|DIR", help="The text: Python's standard library, or a folder of files."),
-    ] = "stdlib",
-    write_table: Annotated[
-        bool, typer.Option("--write-table", help="Make our levels the study's table (for maintainers).")
-    ] = False,
-    config_dir: ConfigDir = None,
-    results_dir: ResultsDir = Path("results"),
+def reproduce_study(
+    arguments: Sequence[str] | None,
+    text: str | None,
+    config_dir: Sequence[Path] | None,
+    results_dir: Path,
+    *,
+    quick: bool,
+    gpu: bool,
+    write_table: bool,
 ) -> None:
-    """Repeat a paper's experiment at our scale, and test its claims.
+    """Do what is missing of the named study and print what it says; without a name, list the studies.
 
-    Trains and scores what is missing; after Ctrl-C, repeat the command to continue. Then compares
-    our levels with the study's table (exit code 1 if they differ), and tests the paper's claims on our
-    runs: each holds, is contradicted or stays unclear. Without NAME, lists the studies.
+    Raises `UserError` before anything is written, `RunError` where runs fail or levels differ from the table.
     """
-    from pe_bench.cli.study import reproduce_study
-
-    reproduce_study(
-        arguments or [],
-        is_quick=quick,
-        is_gpu=gpu,
-        text=text,
-        writes_table=write_table,
-        search=config_dir or [],
-        results_dir=results_dir,
+    arguments, text, search = arguments or [], text or STDLIB, config_dir or []
+    names = [argument for argument in arguments if "=" not in argument]
+    names += [GPU_STUDY] if gpu and GPU_STUDY not in names else []
+    machine = [argument for argument in arguments if "=" in argument]
+    if not names and not (quick or machine or write_table):
+        _list(search, results_dir)
+        return
+    require(
+        len(names) == 1, f"one study at a time: {', '.join(names) or 'name one'}; there are {_known(search)}"
     )
+    require(len(search) <= 1, "--config-dir is given twice: reproduce takes one folder")
+    _check_machine(machine)
+    variant = Variant(read_study(names[0], search), quick, _text(text), tuple(search))
+    reads_text = variant.study.reads_text or text == STDLIB
+    require(reads_text, f"--text {text}: {variant.study.name} has tasks, and no text: leave it out")
+    _require_gpu(variant)
+    runs = StudyRuns(variant, machine, Progress(results_dir, variant.progress_name))
+    runs.check()
+    _report(runs, write_table)
+
+
+def _report(runs: StudyRuns, write_table: bool) -> None:
+    """Make what is missing, print what the runs say, and draw it."""
+    steps = list(runs.steps())
+    from pe_bench.studies.claims import Measurements
+    from pe_bench.studies.outcomes import judge_study
+
+    found = Measurements(runs.progress.results_dir, steps)
+    outcomes = judge_study(runs.variant, found)
+    _show(outcomes)
+    _draw(runs, found)
+    table, differing = runs.variant.study.table, len(outcomes.comparison.differing)
+    if write_table:
+        outcomes.write_table()
+        say(f"wrote {table}")
+    elif differing:
+        raise RunError(
+            f"{'1 level differs' if differing == 1 else f'{differing} levels differ'} from {table}"
+        )
+
+
+def _list(search: Sequence[Path], results_dir: Path) -> None:
+    from pe_bench.cli.list import print_list
+
+    require(not search, "--config-dir is for one study: name it")
+    print_list("studies", results_dir)
+
+
+def _known(search: Sequence[Path]) -> str:
+    return ", ".join(study_names(search))
+
+
+def _text(text: str) -> str:
+    if text == STDLIB:
+        return text
+    require(Path(text).is_dir(), f"--text {text} is neither stdlib nor a folder")
+    return str(Path(text).absolute())
+
+
+def _check_machine(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        override = parse_override(text)
+        if override.key not in MACHINE_KEYS and re.split("[./]", override.key)[0] != "hydra":
+            raise UserError(
+                f"{text} would change the study, and reproduce takes {', '.join(MACHINE_KEYS)} and Hydra's "
+                "keys alone: put a changed copy of its file into FOLDER/study, and say --config-dir FOLDER",
+                override.key,
+            )
+        is_one = override.key not in MACHINE_KEYS or not re.search("[,(]", override.value or "")
+        require(is_one, f"{text} would make each run of the study several times: give one value")
+
+
+def _require_gpu(variant: Variant) -> None:
+    if not variant.study.needs_gpu or variant.is_quick:
+        return
+    import torch
+
+    name = variant.study.name
+    require(
+        torch.cuda.is_available(),
+        f"the study {name} needs a GPU, and PyTorch finds none: --quick is its toy size for a processor",
+    )
+
+
+def _show(outcomes: "Outcomes") -> None:
+    import sys
+
+    from pe_bench.studies.outcomes import render
+    from pe_bench.system.terminal import width_of, write_out
+
+    write_out(render(outcomes, min(width_of(sys.stdout), 100)))
+
+
+def _draw(runs: StudyRuns, found: "Measurements") -> None:
+    """Draw the report's curves of the runs, without what other studies scored of them."""
+    from pe_bench.cli.report import report_option
+    from pe_bench.report.charts.figure import plot_tables
+    from pe_bench.report.tables.build import build_tables
+    from pe_bench.report.tables.selection import Selection
+    from pe_bench.runs.conditions import Condition
+    from pe_bench.runs.rows import TASK
+
+    progress = runs.progress
+    path = progress.path.with_suffix(".png")
+    rows = [row for rows in found.rows.values() for row in rows if row.protocol in ("paired", TASK)]
+    where = tuple(
+        Condition(column, "=", tuple(sorted({str(getattr(row, column)) for row in rows})))
+        for column in ("target_hash", "length", "scored_with")
+    )
+    names = sorted({row.run for row in rows})
+    plot_tables(build_tables(progress.results_dir, names, selection=Selection(where=where)), path)
+    encodings = dict.fromkeys(name for sweep in runs.variant.study.sweeps for name in sweep.encodings)
+    say(f"the picture: {path}")
+    say(f"tables of the runs: pe-bench report {' '.join(encodings)}{report_option(progress.results_dir)}")

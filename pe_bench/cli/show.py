@@ -10,11 +10,14 @@ from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 from pe_bench.system.terminal import say, width_of, write_out
 
 
-def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence[Path]) -> None:
+def show_encodings(
+    arguments: Sequence[str] | None, plot: Path | None, config_dir: Sequence[Path] | None
+) -> None:
     """Print the page of each encoding among `arguments`, or of a task, and draw encodings into `plot`.
 
     Raises `UserError` for arguments and files that cannot be, before anything is printed.
     """
+    arguments, search = arguments or [], config_dir or []
     if any(map(_names_task, arguments)):
         from pe_bench.inspection.show.task_page import task_page
 

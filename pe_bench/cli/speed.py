@@ -24,25 +24,26 @@ FILE = "speed.csv"
 
 
 def time_encodings(
-    arguments: Sequence[str],
-    lengths: str,
-    train: bool,
+    arguments: Sequence[str] | None,
+    lengths: str | None,
     repeats: int | None,
     output: Path | None,
-    search: Sequence[Path],
+    config_dir: Sequence[Path] | None,
+    *,
+    train: bool,
 ) -> None:
     """Time the encodings among `arguments`, or all, at each length; print, write and draw the results.
 
     Rows are written as they come, so that an interruption leaves those that there are, and those of other
     measurements stay in the file. Raises `UserError` for arguments that cannot be, before anything is timed.
     """
-    wanted = sorted(set(parse_lengths(lengths)))
+    wanted = sorted(set(parse_lengths(lengths or LENGTHS)))
     require(wanted[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {wanted[0]} is shorter")
     if output is not None:
         require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
         require(not output.is_dir(), f"--output {output}: a folder has that name")
-    asked = read_request(arguments, train, search)
+    asked = read_request(arguments or [], train, config_dir or [])
     first = asked.at(wanted[0])
     for length in wanted[1:] if train else []:
         asked.reference(length)

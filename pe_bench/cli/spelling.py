@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pe_bench.cli.completion import complete_with, complete_word
+from pe_bench.cli.completion import complete_word, options_of
 from pe_bench.config.groups import names_in
 from pe_bench.values import close_to, unknown
 
@@ -83,8 +83,10 @@ def _keys_of(command: Any) -> list[str]:
     metavars = [param.metavar or "" for param in command.params if param.param_type_name == "argument"]
     if not any("KEY=VALUE" in metavar for metavar in metavars):
         return []
-    options = {option.split(" ")[1] for name in names_in("encoding") for option in complete_with(f"{name} ")}
-    return sorted(key.removesuffix("=") for key in {*complete_word(""), *(f"encoding.{o}" for o in options)})
+    options = {
+        f"encoding.{option}" for name in names_in("encoding") for option in options_of("encoding", name)
+    }
+    return sorted({*(key.removesuffix("=") for key in complete_word("")), *options})
 
 
 def _as_key(

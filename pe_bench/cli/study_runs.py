@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
 from pe_bench.config.override import parse_override, quote
@@ -11,9 +11,6 @@ from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import RunError
 from pe_bench.studies.study import STDLIB, Progress, ScoringStep, Step, Sweep, Variant
 from pe_bench.system.terminal import say
-
-if TYPE_CHECKING:
-    from pe_bench.scoring.other_encodings import WithOption
 
 MACHINE_KEYS = ("threads", "device", "cache_dir")  # beside Hydra's keys; none changes a result
 QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
@@ -29,8 +26,11 @@ class StudyRuns:
 
     def check(self) -> None:
         """Raise `UserError` for a scoring with an unknown encoding, before anything is trained."""
+        from pe_bench.scoring.other_encodings import read_with
+
         for scoring in self.variant.study.scorings:
-            self._others(scoring)
+            if scoring.scored_with:
+                read_with(scoring.scored_with, self.variant.search)
 
     def steps(self) -> Iterator[Step]:
         """Yield all steps of the study; do each that is not done yet."""
@@ -69,7 +69,7 @@ class StudyRuns:
         """Score the runs of a sweep once more, as `eval` does."""
         import yaml
 
-        from pe_bench.interface.evaluate import Request, prepare_scoring
+        from pe_bench.api import run_score
 
         here = {
             parsed.key: yaml.safe_load(parsed.value or "") for parsed in map(parse_override, self.machine)
@@ -82,21 +82,21 @@ class StudyRuns:
             values["controls"] = scoring.controls
         elif self.variant.is_quick:
             values["tokens"] = QUICK_TOKENS
-        request = Request(
-            values,
-            {name: here[name] for name in MACHINE_KEYS if name in here},
-            code=[path for folder in self.variant.search for path in folder.glob("encoding/*.py")],
-            data_path=None if self.variant.text == STDLIB or sweep.task else Path(self.variant.text),
-            others=self._others(scoring),
-            base=self._evaluation(sweep),
-        )
+        options = {
+            **values,
+            **{name: here[name] for name in MACHINE_KEYS if name in here},
+            "with_": scoring.scored_with,
+            "config_dir": self.variant.search if scoring.scored_with else (),
+            "code": [path for folder in self.variant.search for path in folder.glob("encoding/*.py")],
+            "data_path": None if self.variant.text == STDLIB or sweep.task else self.variant.text,
+            "results_dir": self.progress.results_dir,
+        }
+        evaluation = self._evaluation(sweep)
         what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: dict[tuple[str, ...], None] = {}
         for place, run in enumerate(trained.runs, 1):
             say(f"{run}: {what} ({place} of {len(trained.runs)})")
-            scored = prepare_scoring(self.progress.runs / run, request).score(
-                self.progress.results_dir, waits=say
-            )
+            scored = run_score(self.progress.runs / run, options, evaluation, waits=say)()
             if scored.failure:
                 raise RunError(scored.failure)
             keys |= dict.fromkeys(row.key for row in scored.scored)
@@ -112,12 +112,6 @@ class StudyRuns:
         command = HydraCommand(tuple(self.variant.overrides_of_one(sweep)), self._folder)
         run_job(complete_command(command), configs.append)
         return configs[0].eval
-
-    def _others(self, scoring: ScoringStep) -> "WithOption":
-        from pe_bench.scoring.other_encodings import WithOption, read_with
-
-        search = self.variant.search
-        return read_with(scoring.scored_with, search) if scoring.scored_with else WithOption()
 
     @property
     def _folder(self) -> Path | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pe_bench.cli.app import PRINTED
 from pe_bench.config.checks import check_folder
 from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
 from pe_bench.config.schema import Config
@@ -15,36 +16,26 @@ from pe_bench.system.signals import Stopped
 if TYPE_CHECKING:
     from pe_bench.sweep.summary import Summary
 
-# What Hydra prints in place of a run.
-PRINTED = {
-    "--cfg": ("job", "hydra", "all"),
-    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-}
 
-
-def read_command(
-    overrides: Sequence[str],
-    multirun: bool,
+def run_train(
+    overrides: Sequence[str] | None,
     cfg: str | None,
-    resolve: bool,
     info: str | None,
     config_dir: Path | None,
-) -> HydraCommand:
-    """Return the command with these options. Raises `UserError` for options that exclude each other."""
-    chosen = [name for name, given in (("-m", multirun), ("--cfg", cfg), ("--info", info)) if given]
+    *,
+    multirun: bool,
+    resolve: bool,
+) -> None:
+    """Train and score what a command asks for, and print one table of it. Raises `UserError`, `RunError`."""
+    chosen = [name for name, value in (("-m", multirun), ("--cfg", cfg), ("--info", info)) if value]
     require(len(chosen) <= 1, f"{' and '.join(chosen)} exclude each other: give one of them")
-    for option, value in (("--cfg", cfg), ("--info", info)):
-        known = ", ".join(PRINTED[option])
-        require(value is None or value in PRINTED[option], f"{option} prints one of {known}, not '{value}'")
+    for name, value in {"cfg": cfg, "info": info}.items():
+        values = ", ".join(PRINTED[name])
+        require(value is None or value in PRINTED[name], f"--{name} prints one of {values}, not '{value}'")
     require(cfg is not None or not resolve, "--resolve works only with --cfg: add --cfg job")
     printing = [*(["--cfg", cfg] if cfg else []), *(["--resolve"] if resolve else [])]
     printing += ["--info", info] if info else []
-    return HydraCommand(tuple(overrides), config_dir, multirun, tuple(printing))
-
-
-def run_train(command: HydraCommand) -> None:
-    """Train and score what `command` asks for, and print one table of it. Raises `UserError`, `RunError`."""
-    command = complete_command(command)
+    command = complete_command(HydraCommand(tuple(overrides or ()), config_dir, multirun, tuple(printing)))
     if command.is_sweep:
         _train_many(command)
     elif command.printing:
@@ -54,7 +45,7 @@ def run_train(command: HydraCommand) -> None:
 
 
 def _train_one(command: HydraCommand) -> None:
-    from pe_bench.interface.train import train_command
+    from pe_bench.api import train_command
 
     run = train_command(command)
     from pe_bench.cli.report import print_run

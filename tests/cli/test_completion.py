@@ -8,12 +8,11 @@ from typing import get_args
 
 import pytest
 
+from pe_bench.cli.app import FAMILIES, PROTOCOLS, SORTS
 from pe_bench.cli.catalogue import COLUMNS, catalogue
-from pe_bench.cli.completion import complete_by, complete_word
-from pe_bench.cli.options import FAMILIES, PROTOCOLS, SORTS
+from pe_bench.cli.completion import complete_word
 from pe_bench.config.schema import Protocol
 from pe_bench.report.tables.ranking import KEYS
-from pe_bench.report.tables.selection import parse_by
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_shells_offer_the_options_of_the_encoding_that_was_typed():
     assert completed("fish", _TYPER_COMPLETE_ARGS=typed, **fish) == ["encoding.buckets="]
 
 
-def test_runs_and_baselines_are_those_of_the_folder_of_results(tmp_path: Path, monkeypatch):
+def test_runs_are_those_of_the_folder_of_results(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for results, names in (("results", ["rope-s0-1"]), ("elsewhere", ["alibi-s0-1", "alibi-s1-2"])):
         for name in names:
@@ -111,12 +110,6 @@ def test_runs_and_baselines_are_those_of_the_folder_of_results(tmp_path: Path, m
         ("eval r", ["rope-s0-1"]),
         ("eval x", []),
         ("report --results-dir elsewhere a", ["alibi-s0-1", "alibi-s1-2"]),
-        ("report --baseline ", ["rope"]),
-        ("report --results-dir elsewhere --baseline a", ["alibi"]),
-        ("eval --where encoding=", ["encoding=rope"]),
-        ("report --results-dir elsewhere --where encoding=rope,", ["encoding=rope,alibi"]),
-        ("eval --where train.le", ["train.length="]),
-        ("report --where enc", ["encoding="]),
     ]:
         shell = {"_TYPER_COMPLETE_ARGS": f"pe-bench {typed}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
         assert completed("fish", **shell) == offered, typed
@@ -126,7 +119,6 @@ def test_runs_and_baselines_are_those_of_the_folder_of_results(tmp_path: Path, m
     ("typed", "offered"),
     [
         ("report --sort p", ["parameters", "peak_memory_mb"]),
-        ("report --by seed,train.le", ["seed,train.length"]),
         ("report --protocol s", ["sliding"]),
         ("list encodings --family ro", ["rotary"]),
     ],
@@ -139,4 +131,3 @@ def test_values_of_options_are_offered(typed, offered):
 def test_what_is_offered_is_what_the_command_takes():
     assert set(SORTS) == set(KEYS) and get_args(Protocol) == PROTOCOLS
     assert set(FAMILIES) == {row[COLUMNS.index("family")] for row in catalogue()}
-    assert all(parse_by(key) == (key,) for key in complete_by(""))

@@ -138,7 +138,7 @@ def test_a_length_that_an_encoding_cannot_reach_says_why(begin: Command, command
         (("--depths", "x"), "'x' is not a positive whole number"),
         (("--windows", "0"), "'0' is not a positive whole number"),
         (("--plot", "map.gif"), "cannot draw map.gif: the name must end with .png, .svg or .pdf"),
-        (("--plain",), "--plain is for a checkpoint: say pe-bench probe hf:FOLDER --plain"),
+        (("--plain",), "--plain is for a checkpoint: say it with hf:FOLDER"),
         (("--lenghts", "128"), "did you mean '--lengths'?"),
     ],
 )

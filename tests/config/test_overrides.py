@@ -29,8 +29,14 @@ from pe_bench.sweep.grid import check_sweep, with_swept_options
 def typed(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> HydraCommand:
     """The command that these arguments after `pe-bench train` make."""
     commands: list[HydraCommand] = []
-    monkeypatch.setattr(train_command, "run_train", commands.append)
-    app(["train", *arguments], "pe-bench", standalone_mode=False)
+
+    def complete(command: HydraCommand) -> HydraCommand:
+        commands.append(command)
+        raise UserError("seen")
+
+    monkeypatch.setattr(train_command, "complete_command", complete)
+    with pytest.raises(UserError, match="seen"):
+        app(["train", *arguments], "pe-bench", standalone_mode=False)
     return commands[0]
 
 

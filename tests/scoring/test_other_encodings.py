@@ -8,7 +8,6 @@ import torch
 from support.commands import only_run, tiny_overrides
 from support.other_scores import encoded, hashes, labels, levels, rows_of
 
-from pe_bench.cli.completion import complete_with
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
@@ -287,22 +286,6 @@ def test_the_path_of_the_data_may_contain_any_character(begin, folder):
     changed = replace(config, data=replace(config.data, path=str(odd)))
     assert outcome.code == 0
     assert [other.label for other in find_others(read_with(["rerope"]), "run", changed)] == ["rerope"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("yar", ["yarn"]),
-        ("yarn,rope_n", ["yarn,rope_ntk", "yarn,rope_ntk_by_parts"]),
-        ("yarn+log", ["yarn+log_steps", "yarn+logn"]),
-        ("yarn beta_f", ["yarn beta_fast="]),
-        ("sliding_window w", ["sliding_window window="]),
-        ("rope d_", []),
-        ("nothing x", []),
-    ],
-)
-def test_the_shell_completes_names_and_options(typed, expected):
-    assert complete_with(typed) == expected
 
 
 def test_help_names_the_option(command):

@@ -16,8 +16,8 @@ from support.commands import Command, tiny_overrides
 
 import pe_bench
 from pe_bench import RunError, UserError
+from pe_bench.api import _overrides
 from pe_bench.config import hydra_main
-from pe_bench.interface.train import _overrides
 from pe_bench.runs.rows import COLUMNS
 from pe_bench.training import trainer
 

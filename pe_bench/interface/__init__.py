@@ -1,1 +1,0 @@
-"""The functions train, evaluate and results, which Python programs and the commands call."""
