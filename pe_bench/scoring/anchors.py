@@ -41,7 +41,7 @@ MAX_WEIGHED = 2**26  # pairs of tokens that are compared to learn the weights of
 CHUNK = 2**22  # tokens that are counted at once
 NONE = -1  # in place of a token before the window
 
-Place = tuple[object, ...]
+Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Counts:
     keys: np.ndarray
     counts: np.ndarray
 
-    def of(self, wanted: np.ndarray) -> np.ndarray:
+    def of(self, keys: np.ndarray) -> np.ndarray:
         """Return the counts of keys of any shape, 0 for those that were not seen."""
         if not len(self.keys):
-            return np.zeros(wanted.shape)
-        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-        return np.where(self.keys[place] == wanted, self.counts[place], 0.0)
+            return np.zeros(keys.shape)
+        index = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[index] == keys, self.counts[index], 0.0)
 
     def contexts(self, vocab_size: int) -> tuple["Counts", "Counts"]:
         """Return, for the keys without their last token, all that was seen and how much of it differs."""
@@ -78,17 +78,17 @@ class Trigram:
 
     def probability(self, before: np.ndarray, last: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Return p(token | before, last), float64; both may be `NONE`."""
-        found = self._interpolated(1, last, token, self.frequency(token))
+        bigram = self._interpolated(1, last, token, self.frequency(token))
         pair = np.where((before == NONE) | (last == NONE), NONE, before * self.vocab_size + last)
-        return self._interpolated(2, pair, token, found)
+        return self._interpolated(2, pair, token, bigram)
 
     def _interpolated(
         self, order: int, context: np.ndarray, token: np.ndarray, lower: np.ndarray
     ) -> np.ndarray:
         seen, different = (counts.of(context) for counts in self.contexts[order])
         counted = self.counts[order].of(np.where(context == NONE, NONE, context * self.vocab_size + token))
-        known = np.maximum(seen + different, 1.0)
-        return np.where(seen > 0, (counted + different * lower) / known, lower)
+        total = np.maximum(seen + different, 1.0)
+        return np.where(seen > 0, (counted + different * lower) / total, lower)
 
 
 def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,9 +113,9 @@ def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndar
         if target < first:
             continue
         latest = end - 1 - np.argmax(matches[:, end - 1 :: -1], axis=1)
-        found = matches[rows, latest].astype(np.int64)
-        lengths[:, target - first] = found
-        copied[:, target - first] = np.where(found > 0, tokens[rows, latest + 1], NONE)
+        length = matches[rows, latest].astype(np.int64)
+        lengths[:, target - first] = length
+        copied[:, target - first] = np.where(length > 0, tokens[rows, latest + 1], NONE)
     return copied, lengths
 
 
@@ -179,15 +179,17 @@ def copying_weights(windows: np.ndarray) -> np.ndarray:
 
 def _count(windows: Iterator[np.ndarray], vocab_size: int) -> list[Counts]:
     """Count single tokens, pairs and triples, each inside one window."""
-    found = [Counts(np.empty(0, np.int64), np.empty(0)) for _ in range(3)]
+    totals = [Counts(np.empty(0, np.int64), np.empty(0)) for _ in range(3)]
     for part in _chunks(windows):
         for order in range(3):
             size = part.shape[1] - order
             keys = part[:, :size].astype(np.int64)
-            for place in range(1, order + 1):
-                keys = keys * vocab_size + part[:, place : place + size]
-            found[order] = _merged(found[order], *np.unique(keys, return_counts=True))
-    return found
+            for later in range(1, order + 1):
+                keys = keys * vocab_size + part[:, later : later + size]
+            keys, counts = np.unique(keys, return_counts=True)
+            union, index = np.unique(np.concatenate([totals[order].keys, keys]), return_inverse=True)
+            totals[order] = Counts(union, np.bincount(index, np.concatenate([totals[order].counts, counts])))
+    return totals
 
 
 def _chunks(windows: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
@@ -201,11 +203,6 @@ def _chunks(windows: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.concatenate(waiting)
 
 
-def _merged(known: Counts, keys: np.ndarray, counts: np.ndarray) -> Counts:
-    together, place = np.unique(np.concatenate([known.keys, keys]), return_inverse=True)
-    return Counts(together, np.bincount(place, np.concatenate([known.counts, counts])))
-
-
 def score_anchors(
     folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows: Sequence[Row]
 ) -> None:
@@ -214,19 +211,19 @@ def score_anchors(
     Controls and ranges of positions have no anchors. After each length its scores and its rows are on the
     disk.
     """
-    row_of = {_place(row): row for row in rows}
-    wanted = [
+    rows_of_run = {_key(row): row for row in rows}
+    plans = [
         plan
         for plan in plans
-        if plan.control == "none" and plan.protocol not in APART and _place(plan) in row_of
+        if plan.control == "none" and plan.protocol not in APART and _key(plan) in rows_of_run
     ]
+    if not plans:
+        return
     folder.mkdir(exist_ok=True)
     with locked(folder, waits=lambda reason: None):
         paths = {label: folder / f"{name}-{_suffix(config, data)}" for label, name in NAMES.items()}
         kept = {label: _kept_rows(path) for label, path in paths.items()}
-        missing = [plan for plan in wanted if not all(_place(plan) in known for known in kept.values())]
-        if not wanted:
-            return
+        missing = [plan for plan in plans if not all(_key(plan) in scored for scored in kept.values())]
         for path in paths.values():
             path.mkdir(exist_ok=True)
             remove_leftovers(path)
@@ -234,15 +231,15 @@ def score_anchors(
         for anchors, plan in product(counted, missing):
             for label, scores in _scores(anchors, data, plan).items():
                 path = paths[label]
-                row = with_level(_anchor_row(row_of[_place(plan)], path.name, label), scores)
+                row = with_level(_anchor_row(rows_of_run[_key(plan)], path.name, label), scores)
                 save_scores(score_file(path, row), scores)
-                kept[label][_place(plan)] = row
+                kept[label][_key(plan)] = row
                 write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
         for label, path in paths.items():
-            keep_derived(path, data, wanted, kept[label].values(), config.train.length)
+            keep_derived(path, data, plans, kept[label].values(), config.train.length)
 
 
-def _place(scored: Row | Plan) -> Place:
+def _key(scored: Row | Plan) -> Key:
     """Return what tells the scores of one anchor apart."""
     return scored.protocol, scored.stride_rule, scored.control, scored.length, scored.target_hash
 
@@ -254,29 +251,29 @@ def _suffix(config: Config, data: Data) -> str:
     return f"s{config.seed}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
 
 
-def _kept_rows(path: Path) -> dict[Place, Row]:
+def _kept_rows(path: Path) -> dict[Key, Row]:
     """Return the rows whose scores are there too; lost or damaged files are made again."""
     try:
         rows = read_rows(path / "eval.csv")
     except RunError:
         return {}
-    return {_place(row): row for row in rows if has_whole_scores(path, row)}
+    return {_key(row): row for row in rows if has_whole_scores(path, row)}
 
 
 def _scores(anchors: Anchors, data: Data, plan: Plan) -> Mapping[str, Scores]:
     """Return the scores of each model on the targets of a plan, each reading the plan's windows alone."""
-    found: dict[str, list[np.ndarray]] = {label: [] for label in NAMES}
+    nll: dict[str, list[np.ndarray]] = {label: [] for label in NAMES}
     split = data.validation
     for batch in batches(plan.windows, BATCH_TOKENS):
         first = batch[0].first + 1
         read = inputs(split, batch).numpy()[:, :first]
         tokens = np.concatenate([read, targets(split, batch).numpy()], axis=1)
         for label, probability in anchors.probabilities(tokens, first).items():
-            found[label].append(-np.log(probability).ravel())
+            nll[label].append(-np.log(probability).ravel())
     documents, sizes = target_documents(plan.windows), target_bytes(split, plan.windows)
     return {
         label: Scores(np.concatenate(parts).astype(np.float32), documents, sizes)
-        for label, parts in found.items()
+        for label, parts in nll.items()
     }
 
 

@@ -18,7 +18,7 @@ Windows follow from the text, the seed, the length and the depth. A smaller set 
 one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -116,8 +116,9 @@ def needle_plans(data: Data, length: int, depth: float, count: int, seed: int) -
             f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once: "
             "use other data"
         )
-    found = [(window.document, window.start, window.needle) for window in windows]
-    needles = NeedleSet(found, np.argsort(np.argsort(turns)), (PROBE, data.hash, length, depth), ANSWER)
+    spans = [(window.document, window.start, window.needle) for window in windows]
+    ranks = np.argsort(np.argsort(turns))
+    needles = NeedleSet(spans, ranks, (PROBE, data.hash, length, depth), ANSWER)
     plan = Plan(PROBE, length, windows, needles.hash, depth=depth, needles=needles)
     control = [replace(window, needle=_replaced(window)) for window in windows]
     return [plan, replace(plan, windows=control, control=REPLACED)]
@@ -130,14 +131,15 @@ def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
     """
     last = len(tokens) - 2 * SPAN  # start of a span in the body
     cues = sliding_window_view(tokens, CUE)
-    wanted = FIRST + round(depth * (last - FIRST))
+    center = FIRST + round(depth * (last - FIRST))
     shift = max(SPAN, round(MAX_SHIFT * last))
-    nearest = sorted(range(max(FIRST, wanted - shift), min(last, wanted + shift) + 1), key=_from(wanted))
-    place = next((found for found in nearest if _is_unique(cues, found)), None)
-    others = None if place is None else _others(cues, place, last)
-    if place is None or others is None:
+    near = range(max(FIRST, center - shift), min(last, center + shift) + 1)
+    nearest = sorted(near, key=lambda place: abs(place - center))
+    place = next((place for place in nearest if _is_unique(cues, place)), None)
+    spans = [] if place is None else _other_spans(cues, place, last)
+    if place is None or len(spans) < CHOICES - 1:
         return None
-    return Needle(start + place, start + place + CUE, tuple(start + other for other in others))
+    return Needle(start + place, start + place + CUE, tuple(start + other for other in spans))
 
 
 def score_needles(
@@ -147,28 +149,20 @@ def score_needles(
     evaluation: EvalConfig,
     plan: Plan,
     show: Callable[[float], None],
-) -> "Answers":
-    """Return the NLLs of a plan's targets, and which answers are right."""
-    found, done = [np.empty((0, CHOICES, ANSWER), np.float32)], 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the NLL of each target, and 1 for each of a right answer, both float32 [targets]."""
+    parts, done = [np.empty((0, CHOICES, ANSWER), np.float32)], 0
     for batch in batches(plan.windows, evaluation.batch_tokens):
         show(done / len(plan.windows))
         # One draw for each length, as for every protocol.
         generator = torch.Generator().manual_seed(derive_seed(evaluation.seed, "ids", plan.length))
-        found.append(nll_of_choices(model, windows_of_choices(split, batch).to(device), generator))
+        parts.append(nll_of_choices(model, windows_of_choices(split, batch).to(device), generator))
         done += len(batch)
     show(1.0)
-    nll_WCS = np.concatenate(found)
+    nll_WCS = np.concatenate(parts)
     sums_WC = nll_WCS.sum(-1, dtype=np.float64)
     is_right_W = sums_WC[:, 0] < sums_WC[:, 1:].min(1)
-    return Answers(nll_WCS[:, 0].ravel(), np.repeat(is_right_W, ANSWER).astype(np.float32))
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The NLLs of a plan's targets, and 1 for each target of a right answer; both float32 [targets]."""
-
-    nll: np.ndarray
-    correct: np.ndarray
+    return nll_WCS[:, 0].ravel(), np.repeat(is_right_W, ANSWER).astype(np.float32)
 
 
 def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
@@ -204,29 +198,24 @@ def _replaced(window: Window) -> Needle:
     return replace(window.needle, replacement=window.start + window.size + 1 - SPAN)
 
 
-def _from(wanted: int) -> Callable[[int], int]:
-    return lambda place: abs(place - wanted)
-
-
 def _is_unique(cues: np.ndarray, place: int) -> bool:
     """Return whether neither half of the span at a place occurs elsewhere; cues: all halves, [n, CUE]."""
     return all((cues == cues[half]).all(1).sum() == 1 for half in (place, place + CUE))
 
 
-def _others(cues: np.ndarray, place: int, last: int) -> list[int] | None:
-    """Return the starts of the other spans, spread from `place` on around the body, no two with one end."""
+def _other_spans(cues: np.ndarray, place: int, last: int) -> list[int]:
+    """Return the starts of other spans, spread from `place` on around the body, no two with one end.
+
+    There are fewer than `CHOICES` - 1 where the body has no more ends.
+    """
     count = last + 1 - FIRST
-    found, known = [], {cues[place + CUE].tobytes()}
+    spans: list[int] = []
+    endings = {cues[place + CUE].tobytes()}
     for number in range(1, CHOICES):
-        for start in _cycle(place + number * count // CHOICES, count):
-            answer = cues[start + CUE].tobytes()
-            if answer not in known:
-                found.append(start)
-                known.add(answer)
-                break
-    return found if len(found) == CHOICES - 1 else None
-
-
-def _cycle(begin: int, count: int) -> Iterator[int]:
-    """Yield all starts of spans once, from `begin` on."""
-    return (FIRST + (begin - FIRST + step) % count for step in range(count))
+        begin = place + number * count // CHOICES
+        around = (FIRST + (begin - FIRST + step) % count for step in range(count))
+        start = next((start for start in around if cues[start + CUE].tobytes() not in endings), None)
+        if start is not None:
+            spans.append(start)
+            endings.add(cues[start + CUE].tobytes())
+    return spans

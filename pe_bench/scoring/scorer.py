@@ -206,8 +206,7 @@ class Scorer:
         """Return the NLL of each scored target, and of each answer whether it is right."""
         if plan.protocol == PROBE:
             with self._settings():
-                answers = score_needles(self.model, self.split, self.device, self.evaluation, plan, show)
-            return answers.nll, answers.correct
+                return score_needles(self.model, self.split, self.device, self.evaluation, plan, show)
         found, right, done = [np.empty(0, np.float32)], [np.empty(0, np.float32)], 0
         with self._settings():
             for batch in batches(plan.windows, self.evaluation.batch_tokens):

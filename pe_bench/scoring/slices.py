@@ -21,13 +21,12 @@ scored. In LongPPL a large model of subword tokens decides; a small one, or one 
 
 import shlex
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
@@ -44,89 +43,76 @@ OPTION = "--key-tokens-of"
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd: of a polynomial in the ids of an n-gram, modulo 2**64
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The last earlier occurrences of the n-grams of a text's tokens.
-
-    place: of the token that follows the n-gram there, int64 [tokens], `NONE` where there is none; begin:
-    where the n-gram before that place begins.
-    """
-
-    place: np.ndarray
-    begin: np.ndarray
-
-
 def keep_derived(
     run: Path, data: Data, plans: Sequence[Plan], rows: Collection[Row], train_length: int
 ) -> None:
     """Write the slices of the targets of rows, and the means over them.
 
-    Only the holder of the run's lock may call this.
+    They need no score, and so are written for the sets of the plans and for larger and smaller ones that
+    these are nested in. Only the holder of the run's lock may call this.
     """
-    keep_slices(run, _missing(data.validation, plans, rows, train_length, KeptSlices(run)))
-    keep_means(run, rows)
-
-
-def _missing(
-    split: Split, plans: Sequence[Plan], rows: Collection[Row], train_length: int, kept: KeptSlices
-) -> dict[str, Masks]:
-    """Return the slices of the sets of rows that lack them, by their hash.
-
-    They are found without a score, for the sets of the plans and for larger and smaller ones that these
-    are nested in.
-    """
+    kept = KeptSlices(run)
     largest = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}.values()
     sizes = {
         row.target_hash: row.targets // row.target_tokens
         for row in rows
         if row.protocol == "paired" and row.target_tokens and not kept.of(row.target_hash).keys() >= TEXT
     }
-    sets = (blocks.first(size) for blocks in largest for size in set(sizes.values()))
-    return {found.hash: text_slices(split, found, train_length) for found in sets if found.hash in sizes}
+    sets = {blocks.hash: blocks for of_plan in largest for blocks in map(of_plan.first, set(sizes.values()))}
+    missing = {
+        name: text_slices(data.validation, blocks, train_length)
+        for name, blocks in sets.items()
+        if name in sizes
+    }
+    keep_slices(run, missing)
+    keep_means(run, rows)
 
 
 def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
     """Return which targets of a set are in each slice, bool [targets] in the order of its blocks."""
-    found: dict[str, list[np.ndarray]] = {RECALL: [], NOVEL: []}
-    for tokens, sources, target, window in _documents(split, blocks):
-        place, begin = sources.place[target], sources.begin[target]
-        has_source = (place != NONE) & (begin >= window)
-        is_far = has_source & (target - place > train_length)
-        found[RECALL].append(is_far & (tokens[place] == tokens[target]))
-        found[NOVEL].append(~has_source)
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+    masks: dict[str, list[np.ndarray]] = {RECALL: [], NOVEL: []}
+    for tokens, (source, begin), target, window in _documents(split, blocks):
+        has_source = (source[target] != NONE) & (begin[target] >= window)
+        is_far = has_source & (target - source[target] > train_length)
+        masks[RECALL].append(is_far & (tokens[source[target]] == tokens[target]))
+        masks[NOVEL].append(~has_source)
+    return {name: np.concatenate(parts) for name, parts in masks.items()}
 
 
-def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> Sources:
-    """Return the sources of all tokens of a text; both arguments are [tokens]."""
+def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last earlier occurrence of the n-gram before each token [tokens] of a text.
+
+    The first array has the token that follows the n-gram there, `NONE` where there is none, and the second
+    the token that the n-gram begins with; both are int64 [tokens]. byte_ends [tokens]: of each token.
+    """
     before = np.concatenate([[0], byte_ends[:-1]]).astype(np.int64)
     begin = np.searchsorted(before, before - MIN_BYTES, side="right") - 1
-    known = np.flatnonzero(begin != NONE)
-    key = _keys(tokens, known, known - begin[known])
+    after = np.flatnonzero(begin != NONE)  # tokens that have an n-gram before them
+    key = _keys(tokens, after, after - begin[after])
     order = np.argsort(key, kind="stable")  # equal n-grams become neighbours, in the order of the text
     is_same = key[order[1:]] == key[order[:-1]]
-    place = np.full(len(tokens), NONE, np.int64)
-    place[known[order[1:]]] = np.where(is_same, known[order[:-1]], NONE)
-    return Sources(place, np.where(place == NONE, NONE, begin[place]))
+    source = np.full(len(tokens), NONE, np.int64)
+    source[after[order[1:]]] = np.where(is_same, after[order[:-1]], NONE)
+    return source, np.where(source == NONE, NONE, begin[source])
 
 
-def _keys(tokens: np.ndarray, places: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return a hash of the `sizes` tokens before each place, uint64 [places]."""
+def _keys(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return a hash of the `sizes` tokens before each token of `index`, uint64 [tokens]."""
     ids = tokens.astype(np.uint64)
     key = sizes.astype(np.uint64)
     for back in range(1, int(sizes.max(initial=0)) + 1):
-        longer = key * MULTIPLIER + ids[places - np.minimum(back, sizes)]
+        longer = key * MULTIPLIER + ids[index - np.minimum(back, sizes)]
         key = np.where(back <= sizes, longer, key)
     return key
 
 
 def _documents(
     split: Split, blocks: TargetBlocks
-) -> Iterator[tuple[np.ndarray, Sources, np.ndarray, np.ndarray]]:
-    """Yield each document's part that is fed at the longest length, in the order of the blocks.
+) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]]:
+    """Yield the part of each document that is fed at the longest length, in the order of the blocks.
 
-    That is its tokens, their sources, and for each target its place and that of the first token of its
-    window, int64 [targets].
+    That is its tokens, what `find_sources` returns of them, and for each target the index of its token and of
+    the first one of its window, int64 [targets].
     """
     assert split.byte_ends is not None, "training documents are not scored"
     size = tokens_in_a_part(blocks.target_tokens, blocks.max_length)
@@ -140,49 +126,43 @@ def _documents(
         start = int(split.starts[document])
         tokens, byte_ends = (array[start + first : start + last] for array in (split.tokens, split.byte_ends))
         base = split.byte_ends[start + first - 1] if first else 0
-        found = find_sources(tokens, byte_ends.astype(np.int64) - int(base))
-        yield tokens, found, target - first, window - first
+        sources = find_sources(tokens, byte_ends.astype(np.int64) - int(base))
+        yield tokens, sources, target - first, window - first
 
 
 def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data) -> dict[str, Masks]:
-    """Return which targets are key to a judge, by the hash of their set.
+    """Return which targets are key by the scores of the run `judge`, by the hash of their set.
 
     A set that is scored at no length beyond the training length is left out.
-    Raise `UserError` for a judge of other data, without scores of these targets, or to which none is key.
+    Raise `UserError` for a run of other data, without scores of these targets, or to which none is key.
     """
     rows = [row for row in read_rows(judge / "eval.csv") if row.scored_with == row.encoding]
     sets = {plan.target_hash: plan.blocks for plan in plans if plan.blocks is not None}
-    if not sets:
-        raise UserError(f"{OPTION} works with --protocol paired alone: leave one of them out")
-    _require_same_data(judge, rows, data)
+    require(bool(sets), f"{OPTION} works with --protocol paired alone: leave one of them out")
+    texts = sorted({(row.data, row.tokenizer, row.data_hash) for row in rows})
+    if texts and data.hash not in {data_hash for _, _, data_hash in texts}:
+        name, tokenizer, data_hash = texts[0]
+        raise UserError(
+            f"{OPTION} {judge.name}: it was scored on {name} with {tokenizer} ({data_hash[:8]}), and here is "
+            f"{data.name} with {data.tokenizer} ({data.hash[:8]}): name a run of the same data and tokenizer"
+        )
     beyond = {plan.target_hash for plan in plans if plan.length > train_length} & sets.keys()
-    if not beyond:
-        raise UserError(
-            f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
-        )
-    found: dict[str, Masks] = {
-        target_hash: {KEY: _key_mask(judge, rows, blocks, train_length)}
-        for target_hash, blocks in sets.items()
-        if target_hash in beyond
-    }
-    if not any(masks[KEY].any() for masks in found.values()):
-        raise UserError(
-            f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than "
-            f"{MIN_GAIN:g} nats to below {MAX_LOSS:g} beyond {train_length} tokens; name a run that uses "
-            "far context"
-        )
-    return found
-
-
-def _require_same_data(judge: Path, rows: Sequence[Row], data: Data) -> None:
-    known = {(row.data, row.tokenizer, row.data_hash) for row in rows}
-    if any(data_hash == data.hash for _, _, data_hash in known) or not known:
-        return
-    name, tokenizer, data_hash = sorted(known)[0]
-    raise UserError(
-        f"{OPTION} {judge.name}: it was scored on {name} with {tokenizer} ({data_hash[:8]}), and here is "
-        f"{data.name} with {data.tokenizer} ({data.hash[:8]}): name a run of the same data and tokenizer"
+    require(
+        bool(beyond),
+        f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths",
     )
+    masks: dict[str, Masks] = {
+        name: {KEY: _key_mask(judge, rows, blocks, train_length)}
+        for name, blocks in sets.items()
+        if name in beyond
+    }
+    require(
+        any(mask[KEY].any() for mask in masks.values()),
+        f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than "
+        f"{MIN_GAIN:g} nats to below {MAX_LOSS:g} beyond {train_length} tokens; name a run that uses "
+        "far context",
+    )
+    return masks
 
 
 def _key_mask(judge: Path, rows: Sequence[Row], blocks: TargetBlocks, train_length: int) -> np.ndarray:
