@@ -32,6 +32,7 @@ from pe_bench.runs.gather import gather_and_warn, runs_folder
 from pe_bench.runs.lock import locked, record_error
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.setup import Setup
+from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import TrainedModel, evaluate
 from pe_bench.scoring.needles import Probe
 from pe_bench.scoring.other_encodings import OtherEncoding
@@ -278,6 +279,7 @@ def score_checkpoint(
             under = replace(trained, model=changed, scored_with=other.label, forced=other.forced)
             rows += _rows(under, job.plans, bars)
         _write_result(job)
+        score_missing_anchors(setup.run, setup.config, job.data, job.plans, rows)
     if setup.run.parent.name == "runs":
         gather_and_warn(setup.run.parent.parent)
     return rows

@@ -14,7 +14,6 @@ from pe_bench.experiment.progress import TrainingProgress
 from pe_bench.experiment.score import (
     report_shortages,
     score_encodings,
-    score_missing_anchors,
     warn_of_changed_code,
 )
 from pe_bench.experiment.trackers import Tracking, tracking
@@ -26,6 +25,7 @@ from pe_bench.runs.lock import locked, record_error
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores
 from pe_bench.runs.setup import Setup
+from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import kept_rows
 from pe_bench.system.files import remove_leftovers, write_text
 from pe_bench.system.memory import explain_out_of_memory
@@ -71,7 +71,7 @@ def run_checked(
         remove_leftovers(run)
         with tracking(run, job.setup.config) as tracked:
             rows = _train_and_score(job, bars, tracked)
-        score_missing_anchors(job, rows)
+        score_missing_anchors(run, job.setup.config, job.data, job.plans, rows)
     gather_and_warn(Path(job.setup.config.results_dir))
     return rows
 

@@ -9,7 +9,7 @@ import torch
 
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment.checkpoint import reopen_checkpoint, score_checkpoint
 from pe_bench.experiment.interruption import say_what_is_kept
 from pe_bench.experiment.prepare import Job, build_job
@@ -17,14 +17,13 @@ from pe_bench.experiment.progress import ScoringProgress
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.dry_run import dry_run_training
 from pe_bench.model.lookahead import refuse_lookahead
-from pe_bench.runs.anchors import anchors_folder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.lock import locked
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.slices import keep_slices
-from pe_bench.scoring.anchors import score_anchors
+from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import TrainedModel, evaluate, scored_rows, with_lost_plans
 from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import Planner, count_parts, make_plans, shortages
@@ -96,7 +95,7 @@ def score_run(
             keep_slices(run, judged, judge.name)
             keep_means(run, read_rows(run / "eval.csv"))
         if result.get("data_hash") == job.data.hash:
-            score_missing_anchors(job, rows)
+            score_missing_anchors(run, job.setup.config, job.data, job.plans, rows)
     if run.resolve().parent == runs_folder(results_dir).resolve():
         gather_and_warn(results_dir)
     return rows
@@ -136,17 +135,6 @@ def score_encodings(
             replace(own, model=model, scored_with=other.label, forced=other.forced), job.plans, bars
         )
     return rows
-
-
-def score_missing_anchors(job: Job, rows: Sequence[Row]) -> None:
-    """Score the models that cost no training on the targets of these rows; a run is whole without them."""
-    folder = anchors_folder(job.setup.run)
-    if folder is None or job.data.task is not None:  # counts of text have no answers
-        return
-    try:
-        score_anchors(folder, job.setup.config, job.data, job.plans, rows)
-    except (RunError, OSError) as error:
-        say(f"warning: no trigram to compare with: {first_line(error)}")
 
 
 def _refuse_learned_lookahead(job: Job) -> None:

@@ -8,13 +8,13 @@
   stands earlier in the window], the latest of equally long ones. w is how often that token was right in
   training windows, for each length of a match; it is 0 below three tokens.
 
-They are scored once for all runs that train on the same windows.
+They are scored once for all runs that train on the same windows. What a checkpoint was trained on is not
+known: it has the frequencies of the scored tokens themselves.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +22,15 @@ import numpy as np
 from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
-from pe_bench.errors import RunError
-from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM
+from pe_bench.errors import RunError, first_line
+from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM, anchors_folder
 from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.protocols import Plan, batches, inputs, target_bytes, target_documents, targets
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.files import remove_leftovers
+from pe_bench.system.terminal import say
 from pe_bench.system.versions import today
 
 VERSION = 1  # of the models: raise it when their scores change
@@ -203,14 +204,43 @@ def _chunks(windows: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.concatenate(waiting)
 
 
+class OwnFrequencies:
+    """The frequencies of the scored tokens themselves: all that one who does not know the training can count.
+
+    No model of single tokens is better on them.
+    """
+
+    def __init__(self, data: Data, plan: Plan) -> None:
+        parts = [targets(data.validation, batch).numpy() for batch in batches(plan.windows, BATCH_TOKENS)]
+        counts = sum(np.bincount(part.ravel(), minlength=data.vocab_size) for part in parts)
+        self.share = counts / np.sum(counts)
+
+    def probabilities(self, tokens: np.ndarray, first: int) -> dict[str, np.ndarray]:
+        return {FREQUENCIES: self.share[tokens[:, first:]]}
+
+
+def score_missing_anchors(
+    run: Path, config: Config, data: Data, plans: Sequence[Plan], rows: Sequence[Row]
+) -> None:
+    """Score the models that cost no training on the targets of these rows; a run is whole without them."""
+    folder = anchors_folder(run)
+    if folder is None or data.task is not None or data.prompts is not None:  # answers are not counted
+        return
+    try:
+        score_anchors(folder, config, data, plans, rows)
+    except (RunError, OSError) as error:
+        say(f"warning: nothing counted to compare with: {first_line(error)}")
+
+
 def score_anchors(
     folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows: Sequence[Row]
 ) -> None:
     """Score what is missing in the folder of anchors, for plans whose `rows` a run has.
 
     Controls and ranges of positions have no anchors. After each length its scores and its rows are on the
-    disk.
+    disk. A checkpoint has the frequencies of its scored tokens alone.
     """
+    names = NAMES if config.checkpoint is None else {FREQUENCIES: NAMES[FREQUENCIES]}
     rows_of_run = {_key(row): row for row in rows}
     plans = [
         plan
@@ -221,14 +251,17 @@ def score_anchors(
         return
     folder.mkdir(exist_ok=True)
     with locked(folder, waits=lambda reason: None):
-        paths = {label: folder / f"{name}-{_suffix(config, data)}" for label, name in NAMES.items()}
+        paths = {label: folder / f"{name}-{_suffix(config, data)}" for label, name in names.items()}
         kept = {label: _kept_rows(path) for label, path in paths.items()}
         missing = [plan for plan in plans if not all(_key(plan) in scored for scored in kept.values())]
         for path in paths.values():
             path.mkdir(exist_ok=True)
             remove_leftovers(path)
-        counted = [count_anchors(data, config.train, config.seed)] if missing else []
-        for anchors, plan in product(counted, missing):
+        of_training = None
+        for plan in missing:
+            if config.checkpoint is None:
+                of_training = of_training or count_anchors(data, config.train, config.seed)
+            anchors = of_training or OwnFrequencies(data, plan)
             for label, scores in _scores(anchors, data, plan).items():
                 path = paths[label]
                 row = with_level(_anchor_row(rows_of_run[_key(plan)], path.name, label), scores)
@@ -260,16 +293,16 @@ def _kept_rows(path: Path) -> dict[Key, Row]:
     return {_key(row): row for row in rows if has_whole_scores(path, row)}
 
 
-def _scores(anchors: Anchors, data: Data, plan: Plan) -> Mapping[str, Scores]:
+def _scores(anchors: Anchors | OwnFrequencies, data: Data, plan: Plan) -> Mapping[str, Scores]:
     """Return the scores of each model on the targets of a plan, each reading the plan's windows alone."""
-    nll: dict[str, list[np.ndarray]] = {label: [] for label in NAMES}
+    nll: dict[str, list[np.ndarray]] = {}
     split = data.validation
     for batch in batches(plan.windows, BATCH_TOKENS):
         first = batch[0].first + 1
         read = inputs(split, batch).numpy()[:, :first]
         tokens = np.concatenate([read, targets(split, batch).numpy()], axis=1)
         for label, probability in anchors.probabilities(tokens, first).items():
-            nll[label].append(-np.log(probability).ravel())
+            nll.setdefault(label, []).append(-np.log(probability).ravel())
     documents, sizes = target_documents(plan.windows), target_bytes(split, plan.windows)
     return {
         label: Scores(np.concatenate(parts).astype(np.float32), documents, sizes)

@@ -1,6 +1,7 @@
 """`eval hf:...`: rows of a checkpoint are like those of any other run."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_a_checkpoint_is_scored_like_a_run(tmp_path: Path, score: Command, comma
     assert "trained at 32 tokens according to max_position_embeddings" in " ".join(done.out.split())
     report = command("report", "--results-dir", str(tmp_path / "results"), "--details")
     assert report.code == 0
-    assert "rope -> yarn factor=2.0" in report.out
+    assert "rope -> yarn" in report.out
     assert "trigram" not in report.out
 
 
@@ -105,6 +106,21 @@ def test_other_weights_in_a_folder_of_the_same_name_are_another_run(tmp_path: Pa
     for run in (tmp_path / "results" / "runs").iterdir():
         levels |= {row.nll for row in read_rows(run / "eval.csv")}
     assert len(levels) == 2
+
+
+def test_random_weights_have_not_learned_and_no_verdict(
+    tmp_path: Path, score: Command, command: Command
+) -> None:
+    """They are compared with the entropy of the scored tokens' own frequencies, the best of single tokens."""
+    write_checkpoint(tmp_path / "llama", "llama")
+    done = score("llama", "--lengths", "16,64")
+    assert "not surely better at 32 than how often each token is" in " ".join(done.out.split())
+    [anchor] = (tmp_path / "results" / "anchors").glob("*/eval.csv")
+    row = next(row for row in read_rows(anchor) if row.length == TRAIN_LENGTH)
+    scores = load_scores(score_file(anchor.parent, row))
+    shares = np.unique(scores.nll, return_counts=True)[1]
+    assert scores.nll.mean() <= np.log(len(shares)) and row.targets == len(scores.nll)
+    assert command("report", "--results-dir", str(tmp_path / "results")).out.count("*") >= 2
 
 
 def test_a_run_says_how_it_was_made(tmp_path: Path, score: Command) -> None:
@@ -271,10 +287,13 @@ def test_an_interrupt_says_what_is_kept_and_the_same_command_continues(
     assert {row.length for row in rows_in(tmp_path)} == {16, TRAIN_LENGTH, 64}
 
 
-def test_a_command_for_more_targets_names_the_checkpoint_s_run(tmp_path: Path, score: Command) -> None:
+def test_a_command_for_more_targets_names_the_checkpoint_s_run(
+    tmp_path: Path, score: Command, command: Command
+) -> None:
     write_checkpoint(tmp_path / "gpt2", "gpt2")
-    done = score("gpt2", "train.length=16", "--lengths", "48", "--targets", "2")
-    told = " ".join(done.out.split())
+    score("gpt2", "train.length=16", "--lengths", "48", "--targets", "2")
+    shutil.rmtree(tmp_path / "results" / "anchors")  # by which random weights have no verdict
+    told = " ".join(command("report", "--results-dir", str(tmp_path / "results")).out.split())
     assert "narrow these by up to half" in told, told
     assert f"pe-bench eval {run_in(tmp_path).name} --targets 8" in told
 

@@ -11,7 +11,7 @@ from pe_bench.report.tables.build import build_tables
 from pe_bench.runs.anchors import NAMES, place_of
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import MEANS, load_scores, score_file
-from pe_bench.scoring import anchor_scores
+from pe_bench.scoring import anchors as anchor_scores
 
 
 def folders(folder: Path) -> list[Path]:
@@ -154,4 +154,4 @@ def test_a_run_is_whole_without_anchors_that_cannot_be_written(
     anchors.write_text("a file")
     found = train("encoding=rope")
     assert found.code == 0
-    assert "warning: no trigram to compare with" in found.err
+    assert "warning: nothing counted to compare with" in found.err
