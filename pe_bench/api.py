@@ -412,17 +412,13 @@ def run_score(
     code = [Path(file) for file in listed(options.get("code"))]
     for path in code:
         require(path.is_file(), f"--code {path} is not a file")
-    request = read_with(
-        listed(options.get("with_")),
-        [*map(Path, listed(options.get("config_dir")))],
-        options.get("force", False),
-        has_code=bool(code),
-    )
+    search, force = [*map(Path, listed(options.get("config_dir")))], options.get("force", False)
+    requested = read_with(listed(options.get("with_")), search, force=force, has_code=bool(code))
     results_dir, probe = Path(options["results_dir"]), options.get("probe")
     judge = options.get("key_tokens_of")
     judge = judge.path if isinstance(judge, Run) else judge and find_run(str(judge), results_dir)
-    config = trusted(_changed(read_config(run), options, evaluation), code, may_differ=request.force)
-    others = find_others(request, run.name, config)
+    config = trusted(_changed(read_config(run), options, evaluation), code, may_differ=force)
+    others = find_others(requested, run.name, config, search, force=force)
     planner = make_plans if probe is None else probe.plans
 
     def score() -> Run:
@@ -441,8 +437,8 @@ def checkpoint_score(name: str, options: Mapping[str, Any]) -> Score:
     check_folder(options["results_dir"], "--results-dir", is_written=True)
     data_path, probe = options["data_path"], options.get("probe")
     path = [f"data.path={quote(str(data_path))}"] if data_path is not None else []
-    search = [*map(Path, listed(options["config_dir"]))]
-    request = read_with(listed(options["with_"]), search, options["force"])
+    search, force = [*map(Path, listed(options["config_dir"]))], options["force"]
+    requested = read_with(listed(options["with_"]), search, force=force)
     job = prepare_checkpoint(
         name,
         [*listed(options["overrides"]), *path],
@@ -453,10 +449,10 @@ def checkpoint_score(name: str, options: Mapping[str, Any]) -> Score:
         planner=make_plans if probe is None else probe.plans,
         prompts=None if probe is None else probe.prompts,
     )
-    if request.encodings:
+    if requested:
         require_replaceable(job)
     setup = job.setup
-    others = find_others(request, setup.run.name, setup.config)
+    others = find_others(requested, setup.run.name, setup.config, search, force=force)
 
     def score() -> Run:
         rows = score_checkpoint(job, others)

@@ -20,10 +20,9 @@ them weights of another model, about which nothing is known.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -43,40 +42,46 @@ from pe_bench.values import shown
 
 # A list may hold spaces, and so may a mapping, with mappings in it.
 MAPPING = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+AUTO, FIXED = "auto", "fixed"
+SECTIONS = ("model", "data", "tokenizer", "train")
 PART = re.compile(rf"(?:\[[^\]]*\]|{MAPPING}|\S)+")
 
 
-@dataclass(frozen=True)
-class RequestedEncoding:
-    """An encoding as it was typed; without a base it is the run's own with modifiers on top."""
-
-    text: str
-    base: str | None
-    modifiers: tuple[str, ...]
-    options: tuple[str, ...]
+# An encoding as it was typed, its base, modifiers and options; without a base it is the run's own.
+Requested = tuple[str, str | None, list[str], list[str]]
 
 
-def read_requested(texts: Sequence[str], search: Sequence[Path] = ()) -> list[RequestedEncoding]:
-    """Read `yarn,rope_ntk`, `yarn factor=4`, `logn` or `yarn+logn`. Raises `UserError`."""
-    modifiers = names_in("modifier", search)
-    return [
-        _read(name, options, modifiers, search)
-        for text in texts
-        for name, options in _names_and_options(text)
-    ]
+class OtherEncoding(NamedTuple):
+    """An encoding under which trained weights are scored: its name in tables, and its configuration."""
+
+    label: str
+    encoding: EncodingSpec
+    forced: bool  # although it is not compatible with what was trained
 
 
-def _names_and_options(text: str) -> Iterator[tuple[str, list[str]]]:
+def read_with(
+    texts: Sequence[str], search: Sequence[Path] = (), *, force: bool = False, has_code: bool = False
+) -> list[Requested]:
+    """Read `eval --with`: `yarn,rope_ntk`, `yarn factor=4`, `logn` or `yarn+logn`. Raises `UserError`.
+
+    search: folders with the user's own YAML. force, has_code: the options `--force` and `--code` are given.
+    """
+    require(bool(texts) or not search, "--config-dir is for the encodings of --with: name one")
+    is_of_use = bool(texts) or has_code
+    require(is_of_use or not force, "--force is for the encodings of --with and for --code: name one")
+    return [_read(name, options, search) for text in texts for name, options in _names_and_options(text)]
+
+
+def _names_and_options(text: str) -> list[tuple[str, list[str]]]:
     parts = PART.findall(text)
     if not any("=" in part for part in parts):
-        for name in text.split(","):
-            require(
-                len(name.split()) == 1,
-                f"--with '{text}': name encodings with commas between, or one with its options, "
-                "such as --with 'yarn factor=4'",
-            )
-            yield name.strip(), []
-        return
+        names = [name.strip() for name in text.split(",")]
+        require(
+            all(len(name.split()) == 1 for name in names),
+            f"--with '{text}': name encodings with commas between, or one with its options, "
+            "such as --with 'yarn factor=4'",
+        )
+        return [(name, []) for name in names]
     name, *options = parts
     require("=" not in name, f"--with '{text}': the name of an encoding comes first, and then {name}")
     require(
@@ -85,32 +90,57 @@ def _names_and_options(text: str) -> Iterator[tuple[str, list[str]]]:
     )
     for part in options:
         require("=" in part, f"--with '{text}': '{part}' is no option; say KEY=VALUE, such as factor=4")
-    yield name, options
+    return [(name, options)]
 
 
-def _read(
-    typed: str, options: Sequence[str], modifiers: Sequence[str], search: Sequence[Path]
-) -> RequestedEncoding:
-    text = " ".join([typed, *options])
-    names = [_find_name(name, modifiers, search) for name in typed.removeprefix("+").split("+")]
-    base = names.pop(0) if names[0] not in modifiers and not typed.startswith("+") else None
-    for name in names:
-        if name not in modifiers:
-            raise UserError(
-                f"--with {text}: {name} is no modifier, and only one encoding can be the base: "
-                f"{', '.join(modifiers)} go on top of another"
-            )
-    return RequestedEncoding(text, base, tuple(names), tuple(options))
-
-
-def _find_name(name: str, modifiers: Sequence[str], search: Sequence[Path]) -> str:
-    """Return the name of an encoding's or a modifier's file."""
-    if name in modifiers:
-        return name
+def _read(typed: str, options: list[str], search: Sequence[Path]) -> Requested:
+    text, modifiers = " ".join([typed, *options]), names_in("modifier", search)
     try:
-        return find_name("encoding", name, search)
+        names = [
+            name if name in modifiers else find_name("encoding", name, search)
+            for name in typed.removeprefix("+").split("+")
+        ]
     except UserError as error:
         raise UserError(f"--with: {error}") from error
+    base = names.pop(0) if names[0] not in modifiers and not typed.startswith("+") else None
+    for name in names:
+        require(
+            name in modifiers,
+            f"--with {text}: {name} is no modifier, and only one encoding can be the base: "
+            f"{', '.join(modifiers)} go on top of another",
+        )
+    return text, base, names, options
+
+
+def find_others(
+    requested: Sequence[Requested],
+    run: str,
+    trained: Config,
+    search: Sequence[Path] = (),
+    *,
+    force: bool = False,
+) -> list[OtherEncoding]:
+    """Return the requested encodings, each once and without the run's own.
+
+    `trained` is the run's configuration with the lengths to score; its classes are trusted already. Raises
+    `UserError` for what cannot be scored, and without `force` for what is not compatible.
+    """
+    others: dict[str, OtherEncoding] = {}
+    own = EncodingSpec(trained.encoding, tuple(search))
+    for text, base, modifiers, options in requested:
+        try:
+            encodings = list(_encodings(base, modifiers, options, trained, own))
+            same = [encoding for encoding in encodings if encoding.identity() == own.identity()]
+            # A bare name stands for two curves; skip the second if the run already has this encoding.
+            for encoding in same if same and not options else encodings:
+                if encoding in same:
+                    say(f"--with {text}: {run} was trained with it, so it is scored with it anyway")
+                    continue
+                other = _other(encoding, own, trained.model.n_layers, force)
+                others.setdefault(other.label, other)
+        except UserError as error:
+            raise UserError(f"--with {text}, {run}: {error}") from error
+    return list(others.values())
 
 
 def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None:
@@ -179,70 +209,14 @@ def _alternatives(base: str) -> str:
 @cache
 def compatible_encodings(base: str) -> list[str]:
     """Return the names of pe-bench's own encodings and modifiers that work on weights of a base."""
-    found = set()
+    names = []
     for path in (
         path for group in ("encoding", "modifier") for path in (config_dir() / group).glob("*.yaml")
     ):
         specification = yaml.safe_load(path.read_text(encoding="utf-8")).get("class")
         if specification and base in find_class(specification).compatible_with:
-            found.add(path.stem)
-    return sorted(found)
-
-
-AUTO, FIXED = "auto", "fixed"
-SECTIONS = ("model", "data", "tokenizer", "train")
-
-
-@dataclass(frozen=True)
-class WithOption:
-    """The encodings requested by --with; `search` are folders with the user's own YAML."""
-
-    encodings: tuple[RequestedEncoding, ...] = ()
-    search: tuple[Path, ...] = ()
-    force: bool = False  # score incompatible encodings as well
-
-
-@dataclass(frozen=True)
-class OtherEncoding:
-    """An encoding under which trained weights are scored: its name in tables, and its configuration."""
-
-    label: str
-    encoding: EncodingSpec
-    forced: bool  # although it is not compatible with what was trained
-
-
-def read_with(
-    texts: Sequence[str], search: Sequence[Path] = (), force: bool = False, *, has_code: bool = False
-) -> WithOption:
-    """Read `eval --with`, `--config-dir` and `--force`, which `--code` takes too. Raises `UserError`."""
-    require(bool(texts) or not search, "--config-dir is for the encodings of --with: name one")
-    is_of_use = bool(texts) or has_code
-    require(is_of_use or not force, "--force is for the encodings of --with and for --code: name one")
-    return WithOption(tuple(read_requested(texts, search)), tuple(search), force)
-
-
-def find_others(request: WithOption, run: str, trained: Config) -> list[OtherEncoding]:
-    """Return the requested encodings, each once and without the run's own.
-
-    `trained` is the run's configuration with the lengths to score; its classes are trusted already. Raises
-    `UserError` for what cannot be scored, and without `force` for what is not compatible.
-    """
-    found: dict[str, OtherEncoding] = {}
-    own = EncodingSpec(trained.encoding, request.search)
-    for requested in request.encodings:
-        try:
-            encodings = list(_encodings(requested, trained, own))
-            same = [encoding for encoding in encodings if encoding.identity() == own.identity()]
-            # A bare name stands for two curves; skip the second if the run already has this encoding.
-            for encoding in same if same and not requested.options else encodings:
-                if encoding in same:
-                    say(f"--with {requested.text}: {run} was trained with it, so it is scored with it anyway")
-                    continue
-                other = _other(encoding, own, trained.model.n_layers, request.force)
-                found.setdefault(other.label, other)
-        except UserError as error:
-            raise UserError(f"--with {requested.text}, {run}: {error}") from error
-    return list(found.values())
+            names.append(path.stem)
+    return sorted(set(names))
 
 
 def _other(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:
@@ -267,23 +241,22 @@ def _label(encoding: EncodingSpec) -> str:
     return " ".join(part for part in (name, f"{option}={AUTO}" if is_auto else "", options) if part)
 
 
-def _encodings(requested: RequestedEncoding, trained: Config, own: EncodingSpec) -> Iterator[EncodingSpec]:
+def _encodings(
+    base: str | None, modifiers: Sequence[str], options: Sequence[str], trained: Config, own: EncodingSpec
+) -> Iterator[EncodingSpec]:
     """Yield the encoding that is requested, or two where its factor is not given."""
-    overrides = [
-        f"encoding={requested.base or 'nope'}",
-        f"modifier=[{','.join(requested.modifiers)}]",
-        *_overrides_of(trained),
-    ]
+    overrides = [f"encoding={base or 'nope'}", f"modifier=[{','.join(modifiers)}]", *_overrides_of(trained)]
     bare = compose(overrides, own.search)["encoding"]
-    if not requested.base:
+    if not base:
         bare = {"modifiers": bare["modifiers"]}
-    option = PartSpec(bare, own.search).encoding_class.window_factor if requested.base else None
-    given = dict(_full_option(requested, bare, override) for override in requested.options)
-    kind = given.get(f"encoding.{option}") if option else None
-    chosen = [f"{key}={value}" for key, value in given.items() if kind not in (AUTO, FIXED) or value != kind]
+    option = PartSpec(bare, own.search).encoding_class.window_factor if base else None
+    values = dict(_full_option(base, modifiers, bare, text) for text in options)
+    kind = values.get(f"encoding.{option}") if option else None
+    chosen = [f"{key}={value}" for key, value in values.items() if kind not in (AUTO, FIXED) or value != kind]
     composed = EncodingSpec(compose([*overrides, *chosen], own.search)["encoding"], own.search)
-    encoding = _replace_trained(composed, own, requested, _given_keys(given)).with_code_hashes().values
-    if requested.base not in (None, *names_in("encoding", [])):
+    replaced = _replace_trained(composed, own, _given_keys(values), has_base=base is not None)
+    encoding = replaced.with_code_hashes().values
+    if base not in (None, *names_in("encoding", [])):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
     if option is None:
@@ -303,23 +276,25 @@ def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
     return max(evaluation.resolved_max_length(train_length), *lengths, train_length) / train_length
 
 
-def _full_option(requested: RequestedEncoding, bare: dict[str, Any], text: str) -> tuple[str, str]:
+def _full_option(
+    base: str | None, modifiers: Sequence[str], bare: dict[str, Any], text: str
+) -> tuple[str, str]:
     """`factor=4` as `encoding.factor` and 4; Hydra refuses an option that no part has."""
-    name = requested.base or requested.modifiers[0]
-    place = "encoding" if requested.base else f"encoding.modifiers.{name}"
+    name = base or modifiers[0]
+    prefix = "encoding" if base else f"encoding.modifiers.{name}"
     option = parse_override(text)
     full = in_full(name, bare, option)
-    key = option.key if option.section == "encoding" else f"{place}.{option.key}"
+    key = option.key if option.section == "encoding" else f"{prefix}.{option.key}"
     return (full.key if full else key), option.value or ""
 
 
-def _given_keys(given: Mapping[str, str]) -> set[str]:
+def _given_keys(values: Mapping[str, str]) -> set[str]:
     """Return the keys of options, and those within a mapping: `encoding.global={name: yarn}` has two."""
-    found = set(given)
-    for key, text in given.items():
+    keys = set(values)
+    for key, text in values.items():
         for value in values_of(Override("", key, text)):
-            found |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else set()
-    return found
+            keys |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else set()
+    return keys
 
 
 def _overrides_of(trained: Config) -> list[str]:
@@ -331,53 +306,56 @@ def _overrides_of(trained: Config) -> list[str]:
 
 
 def _replace_trained(
-    composed: EncodingSpec, trained: EncodingSpec, requested: RequestedEncoding, given: set[str]
+    composed: EncodingSpec, trained: EncodingSpec, keys: set[str], *, has_base: bool
 ) -> EncodingSpec:
-    """Return the composed encoding; options that it shares with the trained one keep the trained values."""
+    """Return the composed encoding; options that it shares with the trained one keep the trained values.
+
+    keys: of the options that are given. has_base: it has a base of its own.
+    """
     kept = trained.modifiers
-    base = _with_shared_options(composed.base, trained.base, given) if requested.base else trained.values
+    base = _with_shared_options(composed.base, trained.base, keys) if has_base else trained.values
     added = {
-        name: _with_shared_options(part, kept[name], given) if name in kept else part.values
+        name: _with_shared_options(part, kept[name], keys) if name in kept else part.values
         for name, part in composed.modifiers.items()
     }
     modifiers = {**{name: part.values for name, part in kept.items()}, **added}
     return EncodingSpec({**base, "modifiers": modifiers}, composed.search)
 
 
-def _with_shared_options(part: PartSpec, trained: PartSpec, given: set[str]) -> dict[str, Any]:
-    """Return a part's values with the trained ones of options that both have and that are not `given`."""
+def _with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> dict[str, Any]:
+    """Return a part's values with the trained ones of options that both have and whose keys are not given."""
     before = {**trained.values, **trained.encoding_class.implied(trained.options)}
     shared = {
         name: before[name]
         for name in part.values
-        if name in before and name not in NOT_OPTIONS and f"{part.key}.{name}" not in given
+        if name in before and name not in NOT_OPTIONS and f"{part.key}.{name}" not in keys
     }
     for option, spec in part.nested.items():
         if option not in shared and option in trained.nested:
-            shared[option] = _nested_with_shared_options(spec, trained.nested[option], given)
+            shared[option] = _nested_with_shared_options(spec, trained.nested[option], keys)
     was_derived, derived = trained.values.get("derived") or [], part.values.get("derived") or []
     kept = [name for name in derived if name not in shared or name in was_derived]
     return {**part.values, **shared, "derived": kept}
 
 
-def _nested_with_shared_options(spec: EncodingSpec, trained: EncodingSpec, given: set[str]) -> dict[str, Any]:
+def _nested_with_shared_options(spec: EncodingSpec, trained: EncodingSpec, keys: set[str]) -> dict[str, Any]:
     kept = {name: part.values for name, part in (trained.modifiers | spec.modifiers).items()}
     return {
-        **_with_shared_options(spec.base, trained.base, given),
+        **_with_shared_options(spec.base, trained.base, keys),
         **({"modifiers": kept} if kept else {}),
     }
 
 
 def _require_fit(label: str, encoding: EncodingSpec, trained: EncodingSpec, n_layers: int) -> None:
     """Parameters of the same names and shapes. Raises `UserError` also where options make no encoding."""
-    wanted, saved = _shapes(encoding, n_layers), _shapes(trained, n_layers)
-    for name in sorted(wanted.keys() | saved.keys()):
-        if wanted.get(name) != saved.get(name):
-            raise UserError(
-                f"weights trained with {trained.label} do not fit {label}: "
-                f"{name} is {saved.get(name, 'missing')} there and {wanted.get(name, 'missing')} here; "
-                "train it, from these weights with train.from"
-            )
+    here, there = _shapes(encoding, n_layers), _shapes(trained, n_layers)
+    for name in sorted(here.keys() | there.keys()):
+        require(
+            here.get(name) == there.get(name),
+            f"weights trained with {trained.label} do not fit {label}: "
+            f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here; "
+            "train it, from these weights with train.from",
+        )
 
 
 def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:

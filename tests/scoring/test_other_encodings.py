@@ -12,7 +12,7 @@ from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.config_file import read_config
-from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_requested, read_with
+from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_with
 
 torch.set_num_threads(1)
 
@@ -243,18 +243,16 @@ def test_two_spellings_of_one_encoding_are_scored_once(begin, evaluate, folder):
 
 def test_arguments_are_parsed_as_typed():
     held = "global={name: yarn, modifiers: {sink: {}}}"
-    requested = read_requested(
-        ["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn", f"local_global {held}"]
-    )
-    assert [(each.base, each.modifiers, each.options) for each in requested] == [
-        ("yarn", (), ()),
-        ("rope_pi", (), ()),
-        ("yarn", ("logn",), ("factor=4", "long=[1, 2]")),
-        (None, ("logn",), ()),
-        ("local_global", (), (held,)),
+    requested = read_with(["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn", f"local_global {held}"])
+    assert [parts for _, *parts in requested] == [
+        ["yarn", [], []],
+        ["rope_pi", [], []],
+        ["yarn", ["logn"], ["factor=4", "long=[1, 2]"]],
+        [None, ["logn"], []],
+        ["local_global", [], [held]],
     ]
     with pytest.raises(UserError, match="name encodings with commas between"):
-        read_requested(["yarn,"])
+        read_with(["yarn,"])
 
 
 def test_longrope_is_given_its_factors(begin, folder):
