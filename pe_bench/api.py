@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.checks import check_folder, check_margin, refuse_unused, refuse_unused_options
-from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
+from pe_bench.config.hydra_main import compose_config, is_sweep
 from pe_bench.config.override import quote
 from pe_bench.config.parse import parse_config, to_plain, without_none
 from pe_bench.config.schema import Config, EvalConfig, Protocol, Slice
@@ -116,25 +116,20 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) ->
     named = [override for key, value in keys.items() for override in _overrides(key, value)]
     folder = None if config_dir is None else Path(config_dir)
     require(folder is None or folder.is_dir(), f"config_dir={config_dir} is not a folder")
-    command = HydraCommand((*overrides, *named), folder)
-    require(not command.is_sweep, "hydra.mode=MULTIRUN makes many runs: call train once for each of them")
+    texts = [*overrides, *named]
+    require(not is_sweep(texts), "hydra.mode=MULTIRUN makes many runs: call train once for each of them")
     with interruptible():
-        return train_command(complete_command(command))
+        return train_run(texts, folder)
 
 
-def train_command(command: HydraCommand) -> Run:
-    """Train and score the one run that a completed command asks for. Raises `UserError`, `RunError`."""
-    trained: list[Run] = []
+def train_run(overrides: Sequence[str], config_dir: Path | None) -> Run:
+    """Train and score the one run that overrides ask for. Raises `UserError`, `RunError`."""
+    config = compose_config(overrides, [] if config_dir is None else [config_dir])
+    refuse_unused([config], overrides)
+    check_folder(config.results_dir, "results_dir", is_written=True)
+    from pe_bench.experiment.run import run_experiment
 
-    def job(config: Config) -> None:
-        from pe_bench.experiment.run import run_experiment
-
-        refuse_unused([config], command.overrides)
-        check_folder(config.results_dir, "results_dir", is_written=True)
-        trained.append(Run(*run_experiment(config), config.report.margin))
-
-    run_job(command, job)
-    return trained[0]
+    return Run(*run_experiment(config), config.report.margin)
 
 
 def evaluate(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
+from pe_bench.config.hydra_main import compose_config
 from pe_bench.config.override import parse_override, quote
-from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.config.schema import EvalConfig
 from pe_bench.errors import RunError
 from pe_bench.studies.study import STDLIB, Progress, ScoringStep, Step, Sweep, Variant
 from pe_bench.system.terminal import say
@@ -56,7 +56,7 @@ class StudyRuns:
         say(f"{name}: {count} {'run' if count == 1 else 'runs'}, {', '.join(sweep.encodings)}")
         results = f"results_dir={quote(str(self.progress.results_dir))}"
         overrides = (*self.variant.overrides(sweep), *self.machine, results)
-        summary = launch(complete_command(HydraCommand(overrides, self._folder, multirun=True)))
+        summary = launch(overrides, self.variant.search)
         print_summary(summary)
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
         keys = dict.fromkeys(tuple(key) for state in summary.states for key in state.keys)
@@ -108,11 +108,4 @@ class StudyRuns:
         The runs may come from another study or a plain `train`. Their own configuration may then differ, for
         example in `eval.max_length`, which changes the set of targets.
         """
-        configs: list[Config] = []
-        command = HydraCommand(tuple(self.variant.overrides_of_one(sweep)), self._folder)
-        run_job(complete_command(command), configs.append)
-        return configs[0].eval
-
-    @property
-    def _folder(self) -> Path | None:
-        return self.variant.search[0] if self.variant.search else None
+        return compose_config(self.variant.overrides_of_one(sweep), self.variant.search).eval

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pe_bench.cli.app import PRINTED
 from pe_bench.config.checks import check_folder
-from pe_bench.config.hydra_main import HydraCommand, complete_command, run_job
+from pe_bench.config.hydra_main import call_hydra, complete_overrides, is_sweep
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, require
 from pe_bench.runs.gather import results_file
@@ -35,19 +35,19 @@ def run_train(
     require(cfg is not None or not resolve, "--resolve works only with --cfg: add --cfg job")
     printing = [*(["--cfg", cfg] if cfg else []), *(["--resolve"] if resolve else [])]
     printing += ["--info", info] if info else []
-    command = complete_command(HydraCommand(tuple(overrides or ()), config_dir, multirun, tuple(printing)))
-    if command.is_sweep:
-        _train_many(command)
-    elif command.printing:
-        run_job(command, lambda config: None)  # Hydra prints, and calls no job
+    overrides, search = overrides or [], [] if config_dir is None else [config_dir]
+    if printing:
+        call_hydra(complete_overrides(overrides, search), search, printing, lambda composed: None)
+    elif multirun or is_sweep(overrides):
+        _train_many(overrides, search)
     else:
-        _train_one(command)
+        _train_one(overrides, config_dir)
 
 
-def _train_one(command: HydraCommand) -> None:
-    from pe_bench.api import train_command
+def _train_one(overrides: Sequence[str], config_dir: Path | None) -> None:
+    from pe_bench.api import train_run
 
-    run = train_command(command)
+    run = train_run(overrides, config_dir)
     from pe_bench.cli.report import print_run
 
     print_run(run.scored, run.path, run.margin)
@@ -55,25 +55,26 @@ def _train_one(command: HydraCommand) -> None:
         raise RunError(run.failure)
 
 
-def _train_many(command: HydraCommand) -> None:
+def _train_many(overrides: Sequence[str], search: Sequence[Path]) -> None:
     from pe_bench.cli.report import print_sweep_tables
     from pe_bench.sweep.summary import print_summary
 
-    summary = launch(command)
+    summary = launch(overrides, search)
     print_sweep_tables(summary.tables)
     print_summary(summary)
     require_done(summary)
 
 
-def launch(command: HydraCommand) -> "Summary":
-    """Run the sweep that a completed command asks for. Raise `UserError` before anything is written."""
+def launch(overrides: Sequence[str], search: Sequence[Path]) -> "Summary":
+    """Run the sweep that overrides ask for. Raise `UserError` before anything is written."""
     from pe_bench.runs.gather import gather_and_warn
     from pe_bench.sweep.run import run_sweep
 
-    swept = check_sweep(command, _check)
+    overrides = complete_overrides(overrides, search)
+    swept = check_sweep(overrides, search, _check)
     if results_file(swept.results_dir).exists():
         gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
-    return run_sweep(command, swept)
+    return run_sweep(overrides, search, swept)
 
 
 def require_done(summary: "Summary") -> None:

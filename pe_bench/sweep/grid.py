@@ -16,7 +16,6 @@ from pe_bench.config.hydra_errors import (
     name_job_in_error,
     takes_list,
 )
-from pe_bench.config.hydra_main import HydraCommand, JobFunction
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
@@ -38,16 +37,15 @@ class Swept:
     results_dir: Path  # of its first job
 
 
-def check_sweep(command: HydraCommand, check: JobFunction) -> Swept:
+def check_sweep(overrides: Sequence[str], search: Sequence[Path], check: Callable[[Config], None]) -> Swept:
     """Compose a sweep's values one by one, so that a mistake in the last is found before the first runs.
 
     `check` is called with the first of the jobs. Raises `UserError`.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    overrides, search = list(command.overrides), command.search
     with explain_hydra_errors(overrides, search, is_sweep=True):
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
         launcher = [override for override in parsed if override.key_or_group.startswith(LAUNCHER_KEYS)]
         require_one_start({each.key_or_group.removeprefix(LAUNCHER_KEYS): each.value() for each in launcher})
         swept = [override for override in parsed if override.is_sweep_override()]

@@ -17,7 +17,7 @@ from typing import Any
 from pe_bench.config.checks import obeyed
 from pe_bench.config.compose import parse_composed
 from pe_bench.config.groups import SEARCH_PATH
-from pe_bench.config.hydra_main import HydraCommand, call_hydra
+from pe_bench.config.hydra_main import call_hydra, config_flags
 from pe_bench.config.override import parse_override, quote
 from pe_bench.errors import UserError, first_line
 from pe_bench.sweep.grid import Swept, with_swept_options
@@ -41,18 +41,18 @@ from pe_bench.system.signals import (
 SWEEP_DIR = "hydra.sweep.dir"
 
 
-def run_sweep(command: HydraCommand, swept: Swept) -> Summary:
-    """Launch every job that `command` asks for, show their progress, and summarize how they ended.
+def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) -> Summary:
+    """Launch every job that overrides ask for, show their progress, and summarize how they ended.
 
     A signal stops all jobs, which save; a second one leaves at once.
     """
-    folder = SweepFolder(_new_folder(command, swept))
-    task = _Task(launch_context(folder.path), swept, command.config_flags).function()
-    launched = replace(command, overrides=with_swept_options(_with_folder(command, folder.path)))
+    folder = SweepFolder(_new_folder(overrides, swept))
+    task = _Task(launch_context(folder.path), swept, tuple(config_flags(search))).function()
+    launched = with_swept_options(_with_folder(overrides, folder.path))
     problem = ""
     try:
         with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view), restore_stopped():
-            call_hydra(launched, task)
+            call_hydra(launched, search, ["--multirun"], task)
     except Stopped:
         folder.ask_to_stop()
     except UserError:
@@ -130,16 +130,16 @@ def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
         yield
 
 
-def _new_folder(command: HydraCommand, swept: Swept) -> Path:
+def _new_folder(overrides: Sequence[str], swept: Swept) -> Path:
     """Return a new folder below `results_dir`, or below the one that the overrides name."""
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    return _parent(command, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
+    return _parent(overrides, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-def _parent(command: HydraCommand, swept: Swept) -> Path:
+def _parent(overrides: Sequence[str], swept: Swept) -> Path:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    named = [text for text in command.overrides if _names_folder(text)]
+    named = [text for text in overrides if _names_folder(text)]
     if not named:
         return swept.results_dir / "sweeps"
     value = str(OverridesParser.create().parse_override(named[-1]).value())
@@ -148,9 +148,9 @@ def _parent(command: HydraCommand, swept: Swept) -> Path:
     return Path(value)
 
 
-def _with_folder(command: HydraCommand, folder: Path) -> list[str]:
+def _with_folder(overrides: Sequence[str], folder: Path) -> list[str]:
     """Name the folder: an interpolation, resolved anew in each process, would find another."""
-    others = [text for text in command.overrides if not _names_folder(text)]
+    others = [text for text in overrides if not _names_folder(text)]
     return [*others, f"{SWEEP_DIR}={quote(str(folder.absolute()))}"]
 
 

@@ -2,23 +2,21 @@
 
 import os
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import hydra
 import pytest
 from support.commands import files_in
 
-from pe_bench.cli import train as train_command
 from pe_bench.cli.app import app
 from pe_bench.config.compose import compose, parse_composed
 from pe_bench.config.groups import config_dir
 from pe_bench.config.hydra_main import (
     OVERRIDES_VARIABLE,
-    HydraCommand,
     call_hydra,
-    complete_command,
-    run_job,
+    complete_overrides,
+    compose_config,
 )
 from pe_bench.config.override import Override, parse_override, quote
 from pe_bench.config.schema import Config
@@ -26,52 +24,39 @@ from pe_bench.errors import UserError
 from pe_bench.sweep.grid import check_sweep, with_swept_options
 
 
-def typed(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> HydraCommand:
-    """The command that these arguments after `pe-bench train` make."""
-    commands: list[HydraCommand] = []
-
-    def complete(command: HydraCommand) -> HydraCommand:
-        commands.append(command)
-        raise UserError("seen")
-
-    monkeypatch.setattr(train_command, "complete_command", complete)
-    with pytest.raises(UserError, match="seen"):
-        app(["train", *arguments], "pe-bench", standalone_mode=False)
-    return commands[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "ordered"),
     [
-        (["a=1", "-m", "b=2"], ["a=1", "b=2", "--multirun"]),
         (["--cfg", "job", "a=1"], ["a=1", "--cfg", "job"]),
-        (["--config-dir", ".", "a=1", "-m", "b=2"], ["a=1", "b=2", "--config-dir", ".", "--multirun"]),
-        (["--config-dir=.", "a=1"], ["a=1", "--config-dir", "."]),
-        (["--cfg=job", "a=1", "--resolve"], ["a=1", "--cfg", "job", "--resolve"]),
-        (["~a", "+b=1", "-m"], ["~a", "+b=1", "--multirun"]),
-        (["--info", "searchpath", "a=1"], ["a=1", "--info", "searchpath"]),
+        (
+            ["--config-dir", ".", "--cfg=job", "a=1", "--resolve"],
+            [*["a=1", "--config-dir", ".", "--cfg", "job", "--resolve"]],
+        ),
+        (["~a", "--info", "searchpath", "+b=1"], ["~a", "+b=1", "--info", "searchpath"]),
     ],
 )
 def test_overrides_may_be_on_both_sides_of_an_option(monkeypatch, arguments, ordered):
-    assert typed(arguments, monkeypatch).arguments == ordered
+    seen = []
+    monkeypatch.setattr(hydra, "main", lambda **how: lambda task: lambda: seen.extend(sys.argv[1:]))
+    app(["train", *arguments], "pe-bench", standalone_mode=False)
+    assert seen == ordered
 
 
-def command_of(arguments: list[str]) -> HydraCommand:
+def words_of(arguments: list[str]) -> tuple[list[str], list[Path]]:
+    """The overrides and the folder of --config-dir among arguments."""
     folders = [Path(after) for before, after in pairwise(arguments) if before == "--config-dir"]
     overrides = [text for text in arguments if text not in ("-m", "--config-dir", *map(str, folders))]
-    command = HydraCommand(tuple(overrides), folders[0] if folders else None, "-m" in arguments)
-    return complete_command(command)
+    return complete_overrides(overrides, folders), folders
 
 
 def seen_by(arguments: list[str]) -> list[Config]:
-    seen = []
-    command = command_of(arguments)
-    if command.is_sweep:
-        check_sweep(command, lambda config: None)
-        launched = replace(command, overrides=with_swept_options(command.overrides))
-        call_hydra(launched, lambda composed: seen.append(parse_composed(composed)))
-    else:
-        run_job(command, lambda config: seen.append(config))
+    overrides, search = words_of(arguments)
+    if "-m" not in arguments:
+        return [compose_config(overrides, search)]
+    seen: list[Config] = []
+    check_sweep(overrides, search, lambda config: None)
+    launched = with_swept_options(overrides)
+    call_hydra(launched, search, ["--multirun"], lambda composed: seen.append(parse_composed(composed)))
     return seen
 
 
@@ -143,7 +128,7 @@ def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
 
 
 def checked_by(arguments: list[str], check=lambda config: None):
-    return check_sweep(command_of(arguments), check)
+    return check_sweep(*words_of(arguments), check)
 
 
 def test_a_mistake_in_the_last_value_of_a_sweep_is_told_before_the_first_runs():
@@ -295,7 +280,7 @@ def test_arguments_and_environment_are_given_back(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     before = list(sys.argv)
     with pytest.raises(UserError):
-        run_job(HydraCommand(("encoding.nothing=1",)), lambda config: None)
+        call_hydra(["encoding.nothing=1"], [], ["--cfg", "job"], lambda composed: None)
     assert sys.argv == before and "HYDRA_FULL_ERROR" not in os.environ
 
 

@@ -16,7 +16,6 @@ from filelock import FileLock
 from support.commands import living, tiny_overrides, write_corpus
 from support.sweeps import states
 
-from pe_bench.config.hydra_main import HydraCommand
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 from pe_bench.sweep.grid import Swept
@@ -292,14 +291,15 @@ def test_the_command_of_one_job_has_no_key_that_only_other_jobs_use(train, comma
 
 def test_each_sweep_gets_a_new_folder_inside_the_named_one():
     swept = Swept(("seed",), 2, Path("results"))
-    named = HydraCommand(("hydra.sweep.dir='a b'",), multirun=True)
-    first, second = (_new_folder(named, swept) for _ in range(2))
+    first, second = (_new_folder(["hydra.sweep.dir='a b'"], swept) for _ in range(2))
     assert first.parent == second.parent == Path("a b") and first != second
-    assert _new_folder(HydraCommand(multirun=True), swept).parent == Path("results/sweeps")
-    command = HydraCommand(("seed=0", "hydra.sweep.dir=x"), multirun=True)
-    assert _with_folder(command, Path("/it's")) == ["seed=0", """hydra.sweep.dir="/it's\""""]
+    assert _new_folder([], swept).parent == Path("results/sweeps")
+    assert _with_folder(["seed=0", "hydra.sweep.dir=x"], Path("/it's")) == [
+        "seed=0",
+        """hydra.sweep.dir="/it's\"""",
+    ]
     with pytest.raises(UserError, match="name the folder as it is"):
-        _new_folder(HydraCommand(("hydra.sweep.dir=${results_dir}/x",), multirun=True), swept)
+        _new_folder(["hydra.sweep.dir=${results_dir}/x"], swept)
 
 
 def test_a_signal_that_hydra_turns_into_an_error_stops_the_sweep_and_blames_no_launcher(
