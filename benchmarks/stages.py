@@ -21,17 +21,16 @@ from typing import Any
 import torch
 from interleaved import machine, print_table
 
+from pe_bench import experiment
 from pe_bench.cli.program import run
 from pe_bench.data.batches import TrainingWindows
-from pe_bench.experiment import prepare
-from pe_bench.experiment import run as experiment
 from pe_bench.scoring import evaluate
 from pe_bench.scoring.scorer import Scorer
-from pe_bench.training import train
+from pe_bench.training import trainer
 from pe_bench.training.optimizer import Optimizers
 from pe_bench.training.trainer import Trainer
 
-START = "import sys; from pe_bench.cli.app import app; import pe_bench.cli.report, pe_bench.experiment.run"
+START = "import sys; from pe_bench.cli.app import app; import pe_bench.cli.report, pe_bench.experiment"
 REST = "configuration, files and all else"
 
 
@@ -98,10 +97,10 @@ def main() -> None:
 def watch_parts(clock: Clock) -> None:
     """Put the clock around the stages of a run."""
     for owner, name, stage in (
-        (prepare, "load_data", "data"),
-        (prepare, "build_decoder", "model: built"),
-        (prepare, "dry_run_training", "model: first try"),
-        (prepare, "make_plans", "plans of scoring"),
+        (experiment, "load_data_of", "data"),
+        (experiment, "build_decoder", "model: built"),
+        (experiment, "dry_run_training", "model: first try"),
+        (experiment, "make_plans", "plans of scoring"),
         (TrainingWindows, "batch", "training: windows"),
         (Trainer, "_nll", "training: forward"),
         (torch.Tensor, "backward", "training: backward"),
@@ -109,8 +108,8 @@ def watch_parts(clock: Clock) -> None:
         (Optimizers, "step", "training: optimizer"),
         (Trainer, "step", "training: rest of a step"),
         (Trainer, "validation_loss", "training: validation, but for its forward passes"),
-        (train, "save_checkpoint", "training: checkpoints"),
-        (experiment, "train", "training: all else"),
+        (trainer, "save_checkpoint", "training: checkpoints"),
+        (experiment, "fit", "training: all else"),
         (experiment, "score_encodings", "scoring: weights, checks and rows"),
         (evaluate, "save_scores", "scoring: files"),
         (experiment, "score_missing_anchors", "anchors"),

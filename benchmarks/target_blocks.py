@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pe_bench.config.schema import Config
-from pe_bench.experiment.prepare import build_job, trusted
-from pe_bench.experiment.score import score_run
+from pe_bench.experiment import load, score_run, trusted
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.targets import TargetBlocks
@@ -52,7 +51,7 @@ def main() -> None:
 
 def measured(run: Path, config: Config) -> tuple[TargetBlocks, dict[int, np.ndarray]]:
     """Return the blocks, and for each length the change of every target in bits [blocks, tokens]."""
-    plans = build_job(config).plans
+    _, plans = load(config)
     blocks = plans[0].blocks
     assert blocks is not None and len({plan.target_hash for plan in plans}) == 1, "one set of targets"
     with tempfile.TemporaryDirectory() as folder:

@@ -27,6 +27,7 @@ from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.gather import require_results_folder
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.rows import ALL, COLUMNS, MAYBE_WHOLE, PROBE, Row
+from pe_bench.runs.scores import explain_lost_scores, lengths_without_scores
 from pe_bench.system.signals import interruptible
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
@@ -72,7 +73,7 @@ class Run(RunFolder):
     @property
     def failure(self) -> str:
         """Return which scores a custom encoding's code failed at, and the way out; empty where none did."""
-        from pe_bench.experiment.score import describe_failures
+        from pe_bench.experiment import describe_failures
 
         return describe_failures(self.scored)
 
@@ -127,9 +128,9 @@ def train_run(overrides: Sequence[str], config_dir: Path | None) -> Run:
     config = compose_config(overrides, [] if config_dir is None else [config_dir])
     refuse_unused([config], overrides)
     check_folder(config.results_dir, "results_dir", is_written=True)
-    from pe_bench.experiment.run import run_experiment
+    from pe_bench import experiment
 
-    return Run(*run_experiment(config), config.report.margin)
+    return Run(*experiment.train(config), config.report.margin)
 
 
 def evaluate(
@@ -315,6 +316,11 @@ def say_problems(report: Report) -> None:
     """Print the problems that tables show as notes and a data frame has no place for."""
     for problem in report.problems:
         say(f"warning: {problem}")
+    runs = dict.fromkeys(run for table in report.tables for line in table.lines for run in line.runs)
+    for folder in map(report.folder_of, runs):
+        lengths = lengths_without_scores(folder.path, folder.rows)
+        if lengths:
+            say(f"warning: {folder.path.name}: {explain_lost_scores(folder.path.name, lengths)}")
 
 
 def is_checkpoint(name: object) -> bool:
@@ -398,8 +404,7 @@ def run_score(
     evaluation: the section that the options change; the run's own if None. waits: is called with a message
     where another process works on the run, which is then waited for.
     """
-    from pe_bench.experiment.prepare import trusted
-    from pe_bench.experiment.score import score_run
+    from pe_bench.experiment import score_run, trusted
     from pe_bench.scoring.other_encodings import find_others, read_with
     from pe_bench.scoring.plans import make_plans
 
@@ -425,7 +430,7 @@ def run_score(
 
 def checkpoint_score(name: str, options: Mapping[str, Any]) -> Score:
     """Return what scores hf:FOLDER or hf:OWNER/NAME, and write nothing. Raises `UserError`."""
-    from pe_bench.experiment.checkpoint import prepare_checkpoint, require_replaceable, score_checkpoint
+    from pe_bench.checkpoints.scoring import prepare_checkpoint, require_replaceable, score_checkpoint
     from pe_bench.scoring.other_encodings import find_others, read_with
     from pe_bench.scoring.plans import make_plans
 
@@ -434,7 +439,7 @@ def checkpoint_score(name: str, options: Mapping[str, Any]) -> Score:
     path = [f"data.path={quote(str(data_path))}"] if data_path is not None else []
     search, force = [*map(Path, listed(options["config_dir"]))], options["force"]
     requested = read_with(listed(options["with_"]), search, force=force)
-    job = prepare_checkpoint(
+    job, plans = prepare_checkpoint(
         name,
         [*listed(options["overrides"]), *path],
         _changes(options),
@@ -446,12 +451,11 @@ def checkpoint_score(name: str, options: Mapping[str, Any]) -> Score:
     )
     if requested:
         require_replaceable(job)
-    setup = job.setup
-    others = find_others(requested, setup.run.name, setup.config, search, force=force)
+    others = find_others(requested, job.folder.name, job.config, search, force=force)
 
     def score() -> Run:
-        rows = score_checkpoint(job, others)
-        return Run(setup.run, rows, setup.config.report.margin, _lengths(options["lengths"]) or ())
+        rows = score_checkpoint(job, plans, others)
+        return Run(job.folder, rows, job.config.report.margin, _lengths(options["lengths"]) or ())
 
     return score
 

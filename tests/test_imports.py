@@ -63,13 +63,13 @@ import torch.nn as nn, json
 from pe_bench.model import loss
 from pe_bench.data.packed import Data
 def later():
-    from pe_bench.training.train import train
+    from pe_bench.training.trainer import fit
     import pe_bench.report
 """
-    own = {"pe_bench.model.loss", "pe_bench.data.packed", "pe_bench.training.train", "pe_bench.report"}
+    own = {"pe_bench.model.loss", "pe_bench.data.packed", "pe_bench.training.trainer", "pe_bench.report"}
     assert imported(source, "example") == {"torch.nn", "json", *own}
     assert "pe_bench.model.loss" in own_imports("pe_bench.training.trainer")
-    assert "pe_bench.encodings.base" in reachable("pe_bench.training.train")
+    assert "pe_bench.encodings.base" in reachable("pe_bench.training.trainer")
 
 
 # Which folders each folder may import, from the ground up; a folder is above all that it imports.
@@ -83,21 +83,23 @@ ALLOWED = {
     "plot": "errors system",
     "data": "errors values system config",
     "model": "errors system config native encodings",
-    "checkpoints": "errors system config encodings data model",
-    "runs": "errors values system config",
+    "runs": "errors values system config data model",
     "training": "errors values system config encodings data model runs",
     "scoring": "errors values system config encodings data model runs",
+    "checkpoints": "errors system config encodings data model runs scoring",
     "report": "errors values system config plot runs",
     "studies": "errors values system config data runs report",
     "inspection": "errors values system config encodings plot data model training scoring",
-    "experiment": "errors system config encodings data model checkpoints runs training scoring",
-    "api": "errors values system config runs scoring report experiment",
+    "trackers": "errors system config runs training",
+    "experiment": "errors system config encodings data model runs training scoring checkpoints trackers",
+    "export": "errors system config data model runs training checkpoints experiment",
+    "api": "errors values system config runs scoring checkpoints report experiment",
     "sweep": "errors system config runs experiment",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
-    "experiment api sweep studies",
+    "checkpoints experiment api sweep studies",
     "__main__": "cli",
 }
-MAX_FLOORS = 10
+MAX_FLOORS = 12
 # What the command is, and what a person's own encoding is made of, are imported from the folder itself.
 EXPORTING = ("cli", "encodings")
 

@@ -361,7 +361,7 @@ command(
 )
 command(
     "export",
-    "pe_bench.experiment.export:export_run",
+    "pe_bench.export:export_run",
     {
         "name": Annotated[
             str,
@@ -375,8 +375,8 @@ command(
     """
     Write a trained run as a checkpoint of Hugging Face.
 
-    It works for encodings that transformers has: rope and its scalings, p_rope, nope
-    and sliding_window.""",
+    It works for encodings that transformers has: rope and its scalings, p_rope, nope,
+    sliding_window, smollm3, cohere2, and local_global of rope and nope.""",
     """
     pe-bench export rope --hf FOLDER
     pe-bench export results/runs/rope-s0-1a2b3c4d --hf FOLDER

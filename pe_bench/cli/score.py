@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench import api
+from pe_bench.checkpoints.scoring import check_prompts
 from pe_bench.cli.outputs import Outputs, check_outputs
 from pe_bench.cli.report import print_run, print_sweep_tables, report_option
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
-from pe_bench.experiment.checkpoint import check_prompts
 from pe_bench.report.probes import show_probes
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.tables.build import probes_of_rows

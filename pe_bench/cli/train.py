@@ -88,7 +88,7 @@ def require_done(summary: "Summary") -> None:
 
 
 def _check(config: Config) -> None:
-    from pe_bench.experiment.prepare import prepare_job
+    from pe_bench.experiment import prepare
 
     check_folder(config.results_dir, "results_dir", is_written=True)
-    prepare_job(config)
+    prepare(config)

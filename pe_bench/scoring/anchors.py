@@ -24,6 +24,7 @@ from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM, anchors_folder
+from pe_bench.runs.job import Job
 from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
@@ -219,15 +220,13 @@ class OwnFrequencies:
         return {FREQUENCIES: self.share[tokens[:, first:]]}
 
 
-def score_missing_anchors(
-    run: Path, config: Config, data: Data, plans: Sequence[Plan], rows: Sequence[Row]
-) -> None:
+def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) -> None:
     """Score the models that cost no training on the targets of these rows; a run is whole without them."""
-    folder = anchors_folder(run)
+    folder, data = anchors_folder(job.folder), job.data
     if folder is None or data.task is not None or data.prompts is not None:  # answers are not counted
         return
     try:
-        score_anchors(folder, config, data, plans, rows)
+        score_anchors(folder, job.config, data, plans, rows)
     except (RunError, OSError) as error:
         say(f"warning: nothing counted to compare with: {first_line(error)}")
 

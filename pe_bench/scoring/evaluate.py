@@ -1,20 +1,19 @@
 """Scoring: a trained model and plans in; eval.csv and the NLL of every target out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from pe_bench.data.packed import Data, Split
-from pe_bench.model.language_model import LanguageModel
+from pe_bench.data.packed import Split
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import ALL, KEY, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
-from pe_bench.runs.setup import Setup
 from pe_bench.scoring.controls import remark
 from pe_bench.scoring.extend import known_scores
-from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.plans import count_parts, make_plans
 from pe_bench.scoring.protocols import (
     Plan,
     answer_documents,
@@ -23,101 +22,104 @@ from pe_bench.scoring.protocols import (
 )
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher, Unscored
 from pe_bench.scoring.slices import keep_derived
+from pe_bench.system.progress import Bars
 from pe_bench.system.versions import device_name, git_commit, package_version, today
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """A run's trained weights under an encoding: its own, or another."""
+def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
+    """Do as `evaluate` does, with a bar that counts finished lengths."""
+    with bars(job.scored_with, count_parts(plans)) as bar:
+        finished = 0
 
-    setup: Setup
-    data: Data
-    model: LanguageModel
-    scored_with: str  # the label of the encoding in `model`
-    tokens_per_second: float  # of the training
-    forced: bool = False  # `scored_with` is not compatible with what was trained
+        def watch(protocol: str, length: int, share: float) -> None:
+            nonlocal finished
+            finished += share == 1.0
+            line = f"{protocol}, length {length:,} scored" if share == 1.0 else None
+            done = finished + (share if share < 1.0 else 0.0)
+            bar.show(done, f"scoring, {protocol}, length {length:,}", line)
+
+        return evaluate(job, plans, watch)
 
 
-def evaluate(trained: TrainedModel, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
+def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
     Target blocks and needles that the run has scored in another set are not scored again. After each
     length its scores and its row are on the disk. A length that the encoding cannot reach, or at which a
     user's own code fails, is a row with its status and reason, and the others go on.
     """
-    setup = trained.setup
-    path = setup.run / "eval.csv"
+    path = job.folder / "eval.csv"
     kept = {row.key: row for row in read_rows(path)}
-    rows = [_empty_row(trained, plan) for plan in plans]
+    rows = [_empty_row(job, plan) for plan in plans]
     # Two sets of targets may be one and the same, and then are scored once.
     missing = {
         row.key: (row, plan)
         for row, plan in zip(rows, plans, strict=True)
-        if not _is_scored(setup.run, kept.get(row.key))
+        if not _is_scored(job.folder, kept.get(row.key))
     }
     todo = list(missing.values())
-    known = [known_scores(setup.run, plan, row, kept.values()) for row, plan in todo]
+    known = [known_scores(job.folder, plan, row, kept.values()) for row, plan in todo]
     todo_plans = [
         plan if part is None else part.missing(plan) for (_, plan), part in zip(todo, known, strict=True)
     ]
-    split = trained.data.validation
-    scorer = Scorer(trained.model, split, setup.device, setup.config.eval, todo_plans, watch)
+    split = job.data.validation
+    scorer = Scorer(job.model, split, job.device, job.config.eval, todo_plans, watch)
     for place, found in scorer.scores():
         (row, plan), part = todo[place], known[place]
         if part is not None and isinstance(found, Scored):
             found = part.joined(found)
-        kept[row.key] = _with_scores(trained, plan, row, found)
+        kept[row.key] = _with_scores(job, plan, row, found)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
-    keep_derived(setup.run, trained.data, plans, kept.values(), setup.config.train.length)
+    keep_derived(job.folder, job.data, plans, kept.values(), job.config.train.length)
     return [kept[row.key] for row in rows]
 
 
-def kept_rows(setup: Setup, data: Data, plans: Sequence[Plan]) -> list[Row] | None:
+def kept_rows(job: Job, plans: Sequence[Plan]) -> list[Row] | None:
     """Return the rows of a run's own encoding where all plans are scored already: they need no weights.
 
     Only the holder of the run's lock may call this.
     """
-    rows = scored_rows(setup, plans)
+    rows = scored_rows(job, plans)
     if len(rows) < len(plans):
         return None
-    keep_derived(setup.run, data, plans, read_rows(setup.run / "eval.csv"), setup.config.train.length)
+    keep_derived(job.folder, job.data, plans, read_rows(job.folder / "eval.csv"), job.config.train.length)
     return rows
 
 
-def scored_rows(setup: Setup, plans: Sequence[Plan]) -> list[Row]:
+def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:
     """Return the rows of a run's own encoding for the plans that are scored already."""
-    kept = {row.key: row for row in read_rows(setup.run / "eval.csv")}
-    found = [kept.get(_key(setup, plan)) for plan in plans]
-    return [row for row in found if row is not None and _is_scored(setup.run, row)]
+    kept = {row.key: row for row in read_rows(job.folder / "eval.csv")}
+    found = [kept.get(_key(job, plan)) for plan in plans]
+    return [row for row in found if row is not None and _is_scored(job.folder, row)]
 
 
-def with_lost_plans(setup: Setup, data: Data, plans: Sequence[Plan]) -> list[Plan]:
+def with_lost_plans(job: Job, plans: Sequence[Plan]) -> list[Plan]:
     """Add the plans of other sets of targets whose files of scores are lost, at the lengths of `plans`.
 
     A run may have been scored up to lengths that this command does not name, or on more targets.
     """
-    planned, lengths = {_key(setup, plan) for plan in plans}, {plan.length for plan in plans}
-    rows = read_rows(setup.run / "eval.csv")
+    planned, lengths = {_key(job, plan) for plan in plans}, {plan.length for plan in plans}
+    rows = read_rows(job.folder / "eval.csv")
     lost = [
         row
         for row in rows
         if row.key not in planned and row.length in lengths and row.target_tokens and row.status == "ok"
-        if not has_whole_scores(setup.run, row)
+        if not has_whole_scores(job.folder, row)
     ]
     found = {}
     for row in lost:
         of_set = sorted({other.length for other in rows if other.target_hash == row.target_hash})
         targets = row.targets // (row.target_tokens or 1)
-        evaluation = replace(setup.config.eval, lengths=of_set, targets=targets, controls="all")
-        found |= {_key(setup, plan): plan for plan in make_plans(setup.config, evaluation, data)}
+        evaluation = replace(job.config.eval, lengths=of_set, targets=targets, controls="all")
+        found |= {_key(job, plan): plan for plan in make_plans(job.config, evaluation, job.data)}
     return [*plans, *(found[row.key] for row in lost if row.key in found)]
 
 
-def _key(setup: Setup, plan: Plan) -> tuple[str, ...]:
+def _key(job: Job, plan: Plan) -> tuple[str, ...]:
     """Return the key of the row of a plan that is scored with the run's own encoding."""
-    of_run = {"run": setup.run.name, "scored_with": setup.label, "score_dtype": setup.config.eval.precision}
+    of_run = {"run": job.folder.name, "scored_with": job.label, "score_dtype": job.config.eval.precision}
     of_run |= {"slice": ALL, "judge": ""}
     return tuple(str(of_run[name] if name in of_run else getattr(plan, name)) for name in KEY)
 
@@ -131,15 +133,15 @@ def _is_scored(run: Path, row: Row | None) -> bool:
     return has_whole_scores(run, row)
 
 
-def _with_scores(trained: TrainedModel, plan: Plan, row: Row, found: Scored | Unscored) -> Row:
+def _with_scores(job: Job, plan: Plan, row: Row, found: Scored | Unscored) -> Row:
     """Return the row with its numbers, whose scores are then on the disk, or with why it has none."""
     if isinstance(found, Unscored):
         return replace(row, status=found.status, reason=found.reason)
-    scores = _scores_of(plan, found, trained.data.validation)
-    save_scores(score_file(trained.setup.run, row), scores)
+    scores = _scores_of(plan, found, job.data.validation)
+    save_scores(score_file(job.folder, row), scores)
     return replace(
         with_level(row, scores),
-        reason=remark(plan, trained.setup.config.model.n_layers),
+        reason=remark(plan, job.config.model.n_layers),
         peak_memory_mb=None if found.peak_memory_mb is None else round(found.peak_memory_mb, 1),
     )
 
@@ -153,24 +155,24 @@ def _scores_of(plan: Plan, found: Scored, split: Split) -> Scores:
     return Scores(found.nll, documents, np.ones_like(documents), correct)
 
 
-def _encoding_lr(trained: TrainedModel) -> float:
+def _encoding_lr(job: Job) -> float:
     """Return the largest multiple of the learning rate among the encoding's parameters; 1 without any."""
-    multiples = trained.model.encoding.lr_multiples(trained.setup.config.train.encoding_lr)
+    multiples = job.model.encoding.lr_multiples(job.config.train.encoding_lr)
     return max(multiples.values(), default=1.0)
 
 
-def _empty_row(trained: TrainedModel, plan: Plan) -> Row:
+def _empty_row(job: Job, plan: Plan) -> Row:
     """Return a row with all that is known before anything is scored."""
-    setup, config, data = trained.setup, trained.setup.config, trained.data
+    config, data = job.config, job.data
     return Row(
-        run=setup.run.name,
-        encoding=setup.label,
-        scored_with=trained.scored_with,
-        forced=trained.forced,
-        knows_length="prefix_consistent" not in trained.model.encoding.claims,
+        run=job.folder.name,
+        encoding=job.label,
+        scored_with=job.scored_with,
+        forced=job.forced,
+        knows_length="prefix_consistent" not in job.model.encoding.claims,
         seed=config.seed,
         model=config.model.name,
-        setting=setup.setting,
+        setting=job.setting,
         train_length=config.train.length,
         length=plan.length,
         protocol=plan.protocol,
@@ -190,16 +192,16 @@ def _empty_row(trained: TrainedModel, plan: Plan) -> Row:
         data=data.name,
         data_hash=data.hash,
         tokenizer=data.tokenizer,
-        parameters=trained.model.parameter_count,
-        encoding_lr=_encoding_lr(trained),
+        parameters=job.model.parameter_count,
+        encoding_lr=_encoding_lr(job),
         steps=config.train.total_steps,
         train_tokens=config.train.total_steps * config.train.batch_tokens,
-        tokens_per_second=round(trained.tokens_per_second, 1),
+        tokens_per_second=round(job.tokens_per_second, 1),
         peak_memory_mb=None,
-        device=device_name(setup.device),
-        train_dtype=setup.train_dtype,
+        device=device_name(job.device),
+        train_dtype=job.train_dtype,
         score_dtype=config.eval.precision,
-        threads=setup.threads,
+        threads=job.threads,
         torch=torch.__version__,
         pe_bench=package_version(),
         git=git_commit(),

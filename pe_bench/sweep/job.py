@@ -36,7 +36,7 @@ EARLY_SHARE = 0.1  # of a part of a job, below which the time it takes is unknow
 END = "end"  # what a worker sends to its child
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
 # Of PyTorch what the first step of an optimizer imports, which takes longer than a tiny run.
-PRELOADED = ["pe_bench.experiment.run", "torch._dynamo"]
+PRELOADED = ["pe_bench.experiment", "torch._dynamo"]
 
 
 @dataclass(frozen=True)
@@ -173,16 +173,14 @@ def _work(state: JobState, context: LaunchContext, config: Config, pipe: Connect
 
 def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     from pe_bench.config.checks import check_folder
-    from pe_bench.experiment.prepare import prepare_job
-    from pe_bench.experiment.run import run_checked
-    from pe_bench.experiment.score import describe_failures
+    from pe_bench.experiment import describe_failures, finish, prepare
 
     check_folder(config.results_dir, "results_dir", is_written=True)
-    job = prepare_job(config)
-    hashes = sorted({plan.target_hash for plan in job.plans})
-    progress.change(run=str(job.setup.run), margin=config.report.margin, target_hashes=hashes)
-    rows = run_checked(
-        job, progress.bar, waits=lambda why: progress.change(at_once=True, has_begun=True, text=why)
+    job, plans = prepare(config)
+    hashes = sorted({plan.target_hash for plan in plans})
+    progress.change(run=str(job.folder), margin=config.report.margin, target_hashes=hashes)
+    rows = finish(
+        job, plans, progress.bar, waits=lambda why: progress.change(at_once=True, has_begun=True, text=why)
     )
     progress.change(has_rows=True, keys=[row.key for row in rows])
     if failure := describe_failures(rows):

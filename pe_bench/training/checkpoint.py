@@ -112,11 +112,11 @@ def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
     return Checkpoint(path, meta) if meta is not None and meta.step == steps else None
 
 
-def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """Load the weights. Raise `UserError` where they are not those of such a model, naming what differs."""
-    path = checkpoint.path / WEIGHTS
+    path = checkpoint / WEIGHTS
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    _require_fit(f"the weights in {checkpoint.path}", _shapes(path), wanted)
+    _require_fit(f"the weights in {checkpoint}", _shapes(path), wanted)
     model.load_state_dict(load_file(path), strict=True)
 
 

@@ -26,15 +26,15 @@ from pe_bench.data.packed import load_data_of
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder
-from pe_bench.runs.setup import Setup
+from pe_bench.runs.job import Job
 from pe_bench.system.machine import set_threads
 from pe_bench.system.processes import child_context, end_with_parent, is_alive, is_stopped, kill, start_method
 from pe_bench.system.signals import STOP_SIGNALS, Stopped, finish_step_on_signal
 from pe_bench.system.terminal import say
-from pe_bench.training.checkpoint import Checkpoint, load_weights
+from pe_bench.training.checkpoint import load_weights
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step
-from pe_bench.training.train import StepWatcher, train
+from pe_bench.training.trainer import StepWatcher, fit
 
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"  # all processes are on one machine, and nobody else may reach them
@@ -42,7 +42,7 @@ CHECK_SECONDS = 1.0  # between two checks whether a process was stopped or lost
 GRACE_SECONDS = 15  # how long one may stay stopped, and the others may take to end after one is lost
 END_SECONDS = "1"  # how long the others may take to end after one is lost
 MAX_KILL_SECONDS = 5  # that PyTorch may take to see that all were killed
-PRELOADED = ["pe_bench.training.train", "torch.distributed", "torch._dynamo"]  # the last for the first step
+PRELOADED = ["pe_bench.training.trainer", "torch.distributed", "torch._dynamo"]  # the last for the first step
 FOR_PEOPLE = (Stopped, RunError, UserError)  # shown as they were raised
 
 
@@ -85,16 +85,14 @@ def check_processes(config: Config, device: torch.device) -> None:
         require(count <= found, f"train.processes={count} needs as many GPUs, and this machine has {found}")
 
 
-def train_together(setup: Setup, source: Checkpoint | None, watch: StepWatcher) -> None:
-    """Train as `train` does, in `train.processes` processes.
+def fit_together(job: Job, watch: StepWatcher) -> None:
+    """Train as `fit` does, in `train.processes` processes.
 
     If one process is lost, the others are ended and `RunError` is raised.
-
-    source: whose weights the run starts from.
     """
-    pipes = [multiprocessing.Pipe() for _ in range(setup.config.train.processes)]
+    pipes = [multiprocessing.Pipe() for _ in range(job.config.train.processes)]
     ours = [pipe for pipe, _ in pipes]
-    agent = _Agent(setup, source, [pipe for _, pipe in pipes])
+    agent = _Agent(job, [pipe for _, pipe in pipes])
     messages, workers = WorkerMessages(), WorkerWatch(len(pipes))
     with finish_step_on_signal() as stop_requested:
         with agent.running():
@@ -155,9 +153,11 @@ def _is_lost(rank: int, exits: Exits) -> bool:
 class _Agent(threading.Thread):
     """PyTorch's agent, which waits for its workers: in a thread, where it leaves signals alone."""
 
-    def __init__(self, setup: Setup, source: Checkpoint | None, pipes: list[Connection]):
+    def __init__(self, job: Job, pipes: list[Connection]):
         super().__init__(daemon=True)
-        self.setup, self.source, self.pipes = setup, source, pipes
+        # Each process loads the data and builds the model itself.
+        self.facts = {name: value for name, value in vars(job).items() if name not in ("data", "model")}
+        self.pipes = pipes
         self.error: Exception | None = None
         self._others = set(multiprocessing.active_children())
 
@@ -198,7 +198,7 @@ class _Agent(threading.Thread):
                 max_nodes=1,
                 nproc_per_node=len(self.pipes),
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
-                run_id=self.setup.run.name,
+                run_id=self.facts["folder"].name,
                 rdzv_backend="static",
                 rdzv_endpoint=f"{LOOPBACK}:{store.port}",
                 rdzv_configs={"rank": 0},
@@ -206,7 +206,7 @@ class _Agent(threading.Thread):
                 start_method=start_method(),
             )
             try:
-                elastic_launch(config, _work)(self.setup, self.source, self.pipes)
+                elastic_launch(config, _work)(self.facts, self.pipes)
             except Exception as error:
                 self.error = error
 
@@ -263,14 +263,14 @@ def _loss(lost: Sequence[int], error: Exception | None, processes: int) -> str:
 # What follows runs in the workers.
 
 
-def _work(setup: Setup, source: Checkpoint | None, pipes: Sequence[Connection]) -> None:
+def _work(facts: dict[str, Any], pipes: Sequence[Connection]) -> None:
     rank = int(os.environ["RANK"])
     pipe = pipes[rank]
     _end_with_parent()
     for number in STOP_SIGNALS:  # the process that started this one gets them, and passes them on
         signal(number, SIG_IGN)
     try:
-        _train(setup, source, rank, pipe)
+        _train(facts, rank, pipe)
     except Stopped as stopped:  # in all of them, and the first may still be saving
         pipe.send(stopped)
     except (RunError, UserError) as error:
@@ -284,16 +284,18 @@ def _work(setup: Setup, source: Checkpoint | None, pipes: Sequence[Connection]) 
         pipe.send(None)
 
 
-def _train(setup: Setup, source: Checkpoint | None, rank: int, pipe: Connection) -> None:
+def _train(facts: dict[str, Any], rank: int, pipe: Connection) -> None:
     import torch.distributed as together
 
-    config, count = setup.config, setup.config.train.processes
-    set_threads(max(1, setup.threads // count))
+    config: Config = facts["config"]
+    count = config.train.processes
+    set_threads(max(1, facts["threads"] // count))
     data = load_data_of(config)
     model = build_decoder(config, data.vocabulary, EncodingSpec(config.encoding, config.search))
-    if source is not None:
-        load_weights(source, model)
-    device = setup.device
+    job = Job(**facts, data=data, model=model)
+    if job.source is not None:
+        load_weights(job.source, model)
+    device = job.device
     if device.type == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
@@ -302,7 +304,7 @@ def _train(setup: Setup, source: Checkpoint | None, rank: int, pipe: Connection)
     pipe.send(Started(os.getpid()))
     group = Group(rank, count, device, pipe.poll)
     watch = pipe.send if group.is_first else _ignore
-    train(replace(setup, device=device), model, data, watch, group)
+    fit(replace(job, device=device), watch, group)
     together.destroy_process_group()
 
 

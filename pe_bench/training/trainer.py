@@ -1,14 +1,16 @@
-"""One training step, and the validation loss."""
+"""Training: a job in, checkpoints and train.csv out; its loop, its step and its validation loss."""
 
 import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from pe_bench.config.schema import Config
+from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import Batch, Windows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
@@ -16,9 +18,119 @@ from pe_bench.model.decoder import Decoder
 from pe_bench.model.loss import token_nll
 from pe_bench.model.seeds import derive_seed
 from pe_bench.model.user_code import user_code_errors
+from pe_bench.runs.job import Job
+from pe_bench.system.memory import retain_freed_memory
+from pe_bench.system.signals import Stopped
+from pe_bench.training.checkpoint import (
+    Checkpoint,
+    delete_old_checkpoints,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+    read_checkpoint,
+    save_checkpoint,
+)
 from pe_bench.training.group import Group
-from pe_bench.training.log import Step
-from pe_bench.training.optimizer import Optimizers, learning_rate
+from pe_bench.training.log import Step, read_log, write_log
+from pe_bench.training.optimizer import Optimizers, learning_rate, make_optimizer
+
+StepWatcher = Callable[[Step], None]
+
+
+def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
+    """Train the model of a job to its last step, of which a checkpoint is then on the disk.
+
+    It goes on from the newest whole checkpoint of the run, and ends in the same weights as a run that was
+    never stopped. Every process of a `group` calls this, and the first writes. Raise `RunError` where the
+    loss is not finite.
+    """
+    group, folder, model = group or Group(), job.folder / "checkpoints", job.model
+    assert isinstance(model, Decoder), "checkpoints of others are not trained"
+    model.to(job.device)
+    if group.is_first:
+        delete_old_checkpoints(folder)  # a killed process may have written one and not dropped another
+    checkpoint = _newest(folder, group)
+    if checkpoint is not None:
+        load_weights(checkpoint.path, model)
+    optimizer = make_optimizer(model, job.config.train, job.device)
+    if checkpoint is not None:
+        load_optimizer(checkpoint, model, optimizer)
+    log = read_log(job.folder / "train.csv", checkpoint.meta.step if checkpoint and group.is_first else 0)
+    trainer = Trainer(job.config, model, optimizer, job.data, job.device, job.dtype, group)
+    with retain_freed_memory():
+        _take_steps(trainer, checkpoint, job.folder, log, watch)
+
+
+def _newest(folder: Path, group: Group) -> Checkpoint | None:
+    """Return the checkpoint that the first process finds newest, so that all go on from the same one."""
+    newest = latest_checkpoint(folder) if group.is_first else None
+    name = group.broadcast(newest.path.name if newest else "")
+    if group.is_first or not name:
+        return newest
+    newest = read_checkpoint(folder / name)
+    if newest is None:
+        raise RunError(f"{folder / name} cannot be read: repeat the command")
+    return newest
+
+
+def _take_steps(
+    trainer: "Trainer", begun: Checkpoint | None, run: Path, log: list[Step], watch: StepWatcher
+) -> None:
+    """Take the steps after the checkpoint `begun`, and write checkpoints and train.csv on the way.
+
+    A signal that asks for an end is obeyed after the step at work, which is saved.
+    """
+    train, group, folder = trainer.config.train, trainer.group, run / "checkpoints"
+    first, seconds = (begun.meta.step, begun.meta.train_seconds) if begun else (0, 0.0)
+    has_missed = log and log[-1].step == first and log[-1].validation_loss is None
+    if group.any(bool(has_missed) and _validation_due(first, train)):
+        # It was stopped before its validation loss: make up for it.
+        loss = trainer.validation_loss()
+        log[-1:] = [replace(last, validation_loss=loss) for last in log[-1:]]
+    with group.finish_step_on_signal() as stop_requested:
+        for step in range(first, train.total_steps):
+            try:
+                state = trainer.step(step, seconds)
+            except NonFiniteError as error:
+                raise RunError(
+                    f"{error}; {_what_is_kept(folder)}: {_way_out(step, trainer.config)}"
+                ) from error
+            seconds = state.seconds
+            if _validation_due(state.step, train):
+                state = replace(state, validation_loss=trainer.validation_loss(stop_requested))
+            watch(state)
+            if _due(state.step, train.log_every, train.total_steps) or _validation_due(state.step, train):
+                log.append(state)
+            is_stopping = stop_requested()
+            is_due = is_stopping or _due(state.step, train.checkpoint_every, train.total_steps)
+            if is_due and group.is_first:
+                write_log(run / "train.csv", log)
+                about = (state.step, seconds, state.loss)
+                save_checkpoint(folder, trainer.model, trainer.optimizer, *about)
+            if is_stopping:
+                raise Stopped(
+                    f"stopped at step {state.step} of {train.total_steps}, which is saved; "
+                    "the same command continues from there"
+                )
+
+
+def _way_out(step: int, config: Config) -> str:
+    if step == 0:  # no weight has changed yet
+        return f"try `pe-bench check {config.encoding['name']}`"
+    return f"lower train.lr={config.train.lr:g}"
+
+
+def _what_is_kept(folder: Path) -> str:
+    newest = latest_checkpoint(folder)
+    return f"the checkpoint of step {newest.meta.step} is kept" if newest else "no checkpoint was written yet"
+
+
+def _validation_due(step: int, train: TrainConfig) -> bool:
+    return _due(step, train.validate_every, train.total_steps)
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    return step % every == 0 or step == last
 
 
 class NonFiniteError(ArithmeticError):
@@ -99,8 +211,8 @@ class Trainer:
             if stop_requested():
                 return None
             share, ids = self._share(part, derive_seed(0, "ids"), train=False)
-            found = self._nll(share, ids)
-            nll.append(found if self.group.rank < len(part) else found[:0])
+            of_share = self._nll(share, ids)
+            nll.append(of_share if self.group.rank < len(part) else of_share[:0])
         return self.group.mean(torch.cat(nll))
 
     def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:

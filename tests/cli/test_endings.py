@@ -68,7 +68,7 @@ def test_an_error_of_the_system_is_said_in_plain_words(train, folder, monkeypatc
     def not_there(*arguments):
         raise NotADirectoryError(20, "Not a directory", "afile/runs")
 
-    monkeypatch.setattr("pe_bench.experiment.run.run_experiment", not_there)
+    monkeypatch.setattr("pe_bench.experiment.train", not_there)
     outcome = train("encoding=rope")
     assert (outcome.code, outcome.line) == (1, "pe-bench: afile/runs: not a directory")
 

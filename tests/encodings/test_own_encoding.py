@@ -326,8 +326,8 @@ def test_a_change_of_an_encodings_own_file_is_told_where_rows_would_join(train, 
     train("encoding=alibi")
     repeat = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
     assert "is not what rows" not in command(*repeat).err
-    monkeypatch.setattr("pe_bench.experiment.score.git_commit", lambda: "0123456789ab")
-    monkeypatch.setattr("pe_bench.experiment.score.changed_files", lambda version, commit, files: files)
+    monkeypatch.setattr("pe_bench.experiment.git_commit", lambda: "0123456789ab")
+    monkeypatch.setattr("pe_bench.experiment.changed_files", lambda version, commit, files: files)
     for outcome in (command(*repeat), train("encoding=alibi")):
         assert "warning: alibi.py is not what rows of alibi-s0-" in outcome.err
         assert "git 0123456789ab now" in outcome.err and f"git {git_commit()} then" in outcome.err

@@ -12,7 +12,7 @@ import pytest
 from support.commands import Command, Outcome, only_run, tiny_overrides, write_corpus
 from support.run_contents import contents
 
-from pe_bench.experiment import run as experiment
+from pe_bench import experiment
 from pe_bench.runs.lock import locked
 from pe_bench.system import versions
 

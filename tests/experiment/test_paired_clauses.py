@@ -14,8 +14,8 @@ from pe_bench.config.schema import DataConfig, EvalConfig, TokenizerConfig
 from pe_bench.data.packed import load_data
 from pe_bench.report.export import to_frame
 from pe_bench.report.tables.build import build_tables
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import target_blocks
@@ -67,9 +67,9 @@ def test_every_encoding_and_every_seed_of_training_scores_the_same_targets(
     assert len({row.target_hash for run in runs for row in rows_of(run)}) == 1
 
 
-def plan_at(lengths: Sequence[int], trained: TrainedModel, length: int = 12) -> Plan:
+def plan_at(lengths: Sequence[int], trained: Job, length: int = 12) -> Plan:
     evaluation = replace(EVAL, lengths=[*lengths])
-    plans = make_plans(trained.setup.config, evaluation, trained.data)
+    plans = make_plans(trained.config, evaluation, trained.data)
     return next(plan for plan in plans if plan.length == length)
 
 

@@ -171,7 +171,7 @@ def test_the_error_of_a_run_stays_in_its_directory_until_the_run_succeeds(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr("pe_bench.experiment.run.train", fail)
+        patched.setattr("pe_bench.experiment.fit", fail)
         with suppress(Exception):
             train("encoding=nope")
     assert type(error).__name__ in (only_run(folder) / "error.txt").read_text()
@@ -185,7 +185,7 @@ def test_training_out_of_memory_is_one_line_with_the_way_out(train, folder, monk
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr("pe_bench.experiment.run.train", fail)
+    monkeypatch.setattr("pe_bench.experiment.fit", fail)
     outcome = train("encoding=nope")
     assert outcome.code == 1
     assert outcome.line.startswith("pe-bench: out of memory (") and "train.micro_batches=2" in outcome.line

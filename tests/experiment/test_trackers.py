@@ -3,15 +3,15 @@
 import importlib.util
 import json
 import shutil
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 from support.commands import only_run
 
 from pe_bench.system.signals import EXIT_CODE
+from pe_bench.trackers import TRACKERS
 from pe_bench.training.trainer import Trainer
 
 
@@ -41,15 +41,13 @@ class Fake:
 def fakes(monkeypatch):
     """The trackers that were started, in place of TensorBoard's."""
     begun: list[Fake] = []
-    module = ModuleType("fake")
-    module.fails_at = None
+    module = SimpleNamespace(fails_at=None, begun=begun)
 
     def begin(run, config, first):
         begun.append(Fake(first, fails_at=module.fails_at))
         return begun[-1]
 
-    module.begin, module.begun = begin, begun
-    monkeypatch.setitem(sys.modules, "pe_bench.experiment.trackers.tensorboard", module)
+    monkeypatch.setitem(TRACKERS, "tensorboard", begin)
     return module
 
 

@@ -42,8 +42,8 @@ def probed(
     run = results / "runs" / f"{name}-s{seed}-12345678"
     run.parent.mkdir(exist_ok=True)
     trained = trained_model(run, data=data)
-    config = replace(trained.setup.config, seed=seed)
-    trained = replace(trained, scored_with=name, setup=replace(trained.setup, label=name, config=config))
+    config = replace(trained.config, seed=seed)
+    trained = replace(trained, scored_with=name, label=name, config=config)
     rows = scored_probe(run, probe, model, data, trained)
     (run / "config.yaml").write_text("{}\n")
     (run / "result.json").write_text("{}\n")

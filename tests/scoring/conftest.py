@@ -6,11 +6,11 @@ import pytest
 from support.commands import Command
 from support.scoring import trained_model
 
-from pe_bench.scoring.evaluate import TrainedModel
+from pe_bench.runs.job import Job
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> TrainedModel:
+def trained(tmp_path: Path) -> Job:
     return trained_model(tmp_path / "run")
 
 

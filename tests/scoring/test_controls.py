@@ -20,10 +20,10 @@ from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.errors import UserError
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.controls import control_plans, controlled_lengths, is_windowed, swap_control
-from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import inputs, with_donors
 
@@ -35,8 +35,8 @@ def by_control(rows: list[Row], length: int = LENGTH) -> dict[str, Row]:
     return {row.control: row for row in rows if row.length == length}
 
 
-def nll(trained: TrainedModel, row: Row) -> np.ndarray:
-    return load_scores(score_file(trained.setup.run, row)).nll
+def nll(trained: Job, row: Row) -> np.ndarray:
+    return load_scores(score_file(trained.folder, row)).nll
 
 
 # swap: which tokens
@@ -217,9 +217,7 @@ def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length(
 def test_each_set_of_targets_has_separate_controls(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     evaluation = replace(EVAL, controls="auto", lengths=[16, 40], max_length=20)
-    found = [
-        (plan.length, plan.control) for plan in make_plans(trained.setup.config, evaluation, trained.data)
-    ]
+    found = [(plan.length, plan.control) for plan in make_plans(trained.config, evaluation, trained.data)]
     one_set = [(8, "none"), (16, "none"), (16, "window"), (16, "swap")]
     assert found == [*one_set, (8, "none"), (40, "none"), (40, "window"), (40, "swap")]
 

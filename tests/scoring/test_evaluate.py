@@ -28,9 +28,9 @@ from pe_bench.data.packed import load_data
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.encodings.rope_pi import RopePI
 from pe_bench.model.decoder import Decoder
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 
 torch.set_num_threads(1)
@@ -46,11 +46,9 @@ SCORED_TOKENS = {0: 130 - 45 - 31, 2: 45, 3: 31}
 # The truth, from the definitions, one target at a time
 
 
-def context_starts(trained: TrainedModel, evaluation: EvalConfig, length: int) -> list[tuple[int, int, int]]:
+def context_starts(trained: Job, evaluation: EvalConfig, length: int) -> list[tuple[int, int, int]]:
     """Return (document, place of the target, place where its context begins)."""
-    [plan] = [
-        plan for plan in make_plans(trained.setup.config, evaluation, trained.data) if plan.length == length
-    ]
+    [plan] = [plan for plan in make_plans(trained.config, evaluation, trained.data) if plan.length == length]
     if evaluation.protocol == "paired":
         ends = [(window.document, window.start + window.size) for window in plan.windows]
         size = PART_AT[length]
@@ -77,7 +75,7 @@ def naive_nll(model: Decoder, context: np.ndarray, target: int) -> float:
 
 
 @torch.no_grad()
-def naive(trained: TrainedModel, evaluation: EvalConfig, length: int) -> tuple[np.ndarray, float, float]:
+def naive(trained: Job, evaluation: EvalConfig, length: int) -> tuple[np.ndarray, float, float]:
     """Return NLLs, nats per token and bits per byte."""
     model = copy.deepcopy(trained.model).double()
     places = context_starts(trained, evaluation, length)
@@ -96,14 +94,12 @@ def naive(trained: TrainedModel, evaluation: EvalConfig, length: int) -> tuple[n
 
 
 @every_protocol
-def test_scores_equal_a_separate_forward_pass_for_each_target(
-    trained: TrainedModel, evaluation: EvalConfig
-) -> None:
+def test_scores_equal_a_separate_forward_pass_for_each_target(trained: Job, evaluation: EvalConfig) -> None:
     rows = scored(trained, evaluation)
     assert [row.length for row in rows] == [8, 12, 24]
     for row in rows:
         nll, mean, bits_per_byte = naive(trained, evaluation, row.length)
-        scores = load_scores(score_file(trained.setup.run, row))
+        scores = load_scores(score_file(trained.folder, row))
         assert np.allclose(scores.nll, nll, rtol=0, atol=2e-5)
         assert row.targets == len(nll)
         assert row.nll == pytest.approx(mean, abs=1e-5)
@@ -111,17 +107,17 @@ def test_scores_equal_a_separate_forward_pass_for_each_target(
         assert row.bits_per_byte == pytest.approx(bits_per_byte, abs=1e-5)
 
 
-def test_documents_of_unequal_shares_count_the_same_when_paired(trained: TrainedModel) -> None:
+def test_documents_of_unequal_shares_count_the_same_when_paired(trained: Job) -> None:
     """The data distinguish a mean over documents from a mean over tokens."""
     [row] = scored(trained, replace(EVAL, lengths=[8], max_length=24))
-    scores = load_scores(score_file(trained.setup.run, row))
+    scores = load_scores(score_file(trained.folder, row))
     shares = np.unique(scores.document, return_counts=True)[1]
     assert len(set(shares.tolist())) > 1
     assert row.documents == len(shares) == 3, "one document is too short"
     assert abs(float(scores.nll.mean()) - (row.nll or 0)) > 1e-3
 
 
-def test_untied_heads_are_scored_with_their_own_weights(trained: TrainedModel) -> None:
+def test_untied_heads_are_scored_with_their_own_weights(trained: Job) -> None:
     size = replace(SIZE, tie_embeddings=False)
     model = Decoder(size, VOCABULARY, trained.model.encoding, torch.Generator().manual_seed(2)).eval()
     untied = replace(trained, model=model)
@@ -139,7 +135,7 @@ def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation:
 
 
 @pytest.mark.parametrize("length", [8, 24, 40])
-def test_paired_windows_that_reach_the_model_have_the_full_length(trained: TrainedModel, length: int) -> None:
+def test_paired_windows_that_reach_the_model_have_the_full_length(trained: Job, length: int) -> None:
     shapes = fed(trained)
     scored(trained, replace(EVAL, lengths=[length], max_length=40))
     parts = BLOCK // PART_AT[length]
@@ -148,7 +144,7 @@ def test_paired_windows_that_reach_the_model_have_the_full_length(trained: Train
 
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
-def test_windows_have_the_length_except_for_a_shorter_last_one(trained: TrainedModel, protocol: str) -> None:
+def test_windows_have_the_length_except_for_a_shorter_last_one(trained: Job, protocol: str) -> None:
     shapes = fed(trained)
     [_, row] = scored(trained, replace(EVAL, protocol=protocol, lengths=[24]))  # type: ignore[arg-type]
     fed_at_24 = [columns for _, columns in shapes if columns > TRAIN_LENGTH]
@@ -157,16 +153,16 @@ def test_windows_have_the_length_except_for_a_shorter_last_one(trained: TrainedM
     assert row.length == 24
 
 
-def test_batches_are_no_larger_than_requested(trained: TrainedModel) -> None:
+def test_batches_are_no_larger_than_requested(trained: Job) -> None:
     shapes = fed(trained)
     scored(trained, replace(EVAL, batch_tokens=50))
     assert all(batch * columns <= 50 for batch, columns in shapes)
     assert max(batch for batch, _ in shapes) == 50 // 8
 
 
-def test_targets_depend_on_the_scoring_seed_and_not_on_the_training_seed(trained: TrainedModel) -> None:
+def test_targets_depend_on_the_scoring_seed_and_not_on_the_training_seed(trained: Job) -> None:
     def hashes(training: int, evaluation: EvalConfig) -> set[str]:
-        config = replace(trained.setup.config, seed=training)
+        config = replace(trained.config, seed=training)
         return {plan.target_hash for plan in make_plans(config, evaluation, trained.data)}
 
     assert len(hashes(0, EVAL)) == 1
@@ -181,18 +177,18 @@ def test_targets_depend_on_the_scoring_seed_and_not_on_the_training_seed(trained
 
 
 @every_protocol
-def test_repeating_scores_nothing_again(trained: TrainedModel, evaluation: EvalConfig) -> None:
+def test_repeating_scores_nothing_again(trained: Job, evaluation: EvalConfig) -> None:
     first = scored(trained, evaluation)
-    before = (trained.setup.run / "eval.csv").read_bytes()
+    before = (trained.folder / "eval.csv").read_bytes()
     shapes = fed(trained)
     assert scored(trained, evaluation) == first
     assert shapes == []
-    assert (trained.setup.run / "eval.csv").read_bytes() == before
+    assert (trained.folder / "eval.csv").read_bytes() == before
 
 
-def test_a_missing_score_file_is_computed_again(trained: TrainedModel) -> None:
+def test_a_missing_score_file_is_computed_again(trained: Job) -> None:
     first = scored(trained)
-    lost = score_file(trained.setup.run, first[1])
+    lost = score_file(trained.folder, first[1])
     before = load_scores(lost)
     lost.unlink()
     shapes = fed(trained)
@@ -202,24 +198,24 @@ def test_a_missing_score_file_is_computed_again(trained: TrainedModel) -> None:
     assert np.array_equal(load_scores(lost).nll, before.nll)
 
 
-def test_more_lengths_are_added_to_what_is_there(trained: TrainedModel) -> None:
+def test_more_lengths_are_added_to_what_is_there(trained: Job) -> None:
     first = scored(trained, replace(EVAL, lengths=[8, 24]))
     shapes = fed(trained)
     second = scored(trained, replace(EVAL, lengths=[12]))
     assert [row.length for row in second] == [8, 12]
     assert second[0] == first[0]
     assert {columns for _, columns in shapes} == {12}
-    assert [row.length for row in read_rows(trained.setup.run / "eval.csv")] == [8, 12, 24]
+    assert [row.length for row in read_rows(trained.folder / "eval.csv")] == [8, 12, 24]
 
 
-def test_rows_of_several_protocols_are_kept(trained: TrainedModel) -> None:
+def test_rows_of_several_protocols_are_kept(trained: Job) -> None:
     for evaluation in (EVAL, PROTOCOLS["nonoverlapping"], PROTOCOLS["sliding"]):
         scored(trained, evaluation)
-    rows = read_rows(trained.setup.run / "eval.csv")
+    rows = read_rows(trained.folder / "eval.csv")
     assert [row.protocol for row in rows] == ["nonoverlapping"] * 3 + ["paired"] * 3 + ["sliding"] * 3
 
 
-def test_another_stride_is_scored_separately(trained: TrainedModel) -> None:
+def test_another_stride_is_scored_separately(trained: Job) -> None:
     """Its targets are the same, but their context is not."""
     half = scored(trained, PROTOCOLS["sliding by half"])
     shapes = fed(trained)
@@ -231,17 +227,17 @@ def test_another_stride_is_scored_separately(trained: TrainedModel) -> None:
         assert row.nll != before.nll
         assert row.context_mean != before.context_mean
         assert (row.stride_rule, before.stride_rule) == ("5", "half")
-    assert set(read_rows(trained.setup.run / "eval.csv")) == {*half, *other}
+    assert set(read_rows(trained.folder / "eval.csv")) == {*half, *other}
 
 
-def test_finished_scores_are_kept_when_the_rest_is_interrupted(trained: TrainedModel) -> None:
+def test_finished_scores_are_kept_when_the_rest_is_interrupted(trained: Job) -> None:
     def stop(protocol: str, length: int, share: float) -> None:
         if length == 24 and share > 0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         scored(trained, replace(EVAL, batch_tokens=24), stop)
-    assert [row.length for row in read_rows(trained.setup.run / "eval.csv")] == [8, 12]
+    assert [row.length for row in read_rows(trained.folder / "eval.csv")] == [8, 12]
     shapes = fed(trained)
     assert [row.status for row in scored(trained)] == ["ok"] * 3
     assert {columns for _, columns in shapes} == {24}
@@ -250,12 +246,12 @@ def test_finished_scores_are_kept_when_the_rest_is_interrupted(trained: TrainedM
 # Rows
 
 
-def test_rows_survive_their_file_exactly(trained: TrainedModel) -> None:
+def test_rows_survive_their_file_exactly(trained: Job) -> None:
     rows = scored(trained)
-    assert read_rows(trained.setup.run / "eval.csv") == rows
+    assert read_rows(trained.folder / "eval.csv") == rows
 
 
-def test_rows_say_what_was_scored(trained: TrainedModel) -> None:
+def test_rows_say_what_was_scored(trained: Job) -> None:
     row = scored(trained)[1]
     assert (row.run, row.encoding, row.scored_with) == ("run", "mine option=2", "mine option=2")
     assert (row.seed, row.model, row.setting) == (5, "tiny", "5e7710")
@@ -271,9 +267,9 @@ def test_rows_say_what_was_scored(trained: TrainedModel) -> None:
     assert row.peak_memory_mb > 1
 
 
-def test_scores_are_kept_with_the_document_and_the_bytes_of_every_target(trained: TrainedModel) -> None:
+def test_scores_are_kept_with_the_document_and_the_bytes_of_every_target(trained: Job) -> None:
     row = scored(trained)[0]
-    scores = load_scores(score_file(trained.setup.run, row))
+    scores = load_scores(score_file(trained.folder, row))
     places = context_starts(trained, EVAL, 8)
     documents = [trained.data.validation.document(document) for document, _, _ in places]
     tokens = [int(tokens[place]) for tokens, (_, place, _) in zip(documents, places, strict=True)]
@@ -300,7 +296,7 @@ def test_bits_per_byte_count_the_bytes_of_the_text_and_not_its_tokens(tmp_path: 
     size = {number: len(text) for text, number in vocabulary.items()}
     trained = trained_model(tmp_path / "run", data=data)
     [row] = scored(trained, replace(EVAL, lengths=[8], protocol="nonoverlapping", tokens=10_000))
-    scores = load_scores(score_file(trained.setup.run, row))
+    scores = load_scores(score_file(trained.folder, row))
     documents = dict.fromkeys(scores.document.tolist())
     wanted = [size[int(token)] for d in documents for token in data.validation.document(d)[1:]]
     assert scores.bytes.tolist() == wanted
@@ -317,7 +313,7 @@ COARSE = replace(EVAL, precision="bfloat16")
 
 
 def test_scores_are_float32_whatever_the_training_unless_another_precision_is_requested(
-    trained: TrainedModel,
+    trained: Job,
 ) -> None:
     types: list[torch.dtype] = []
     trained.model.blocks[0].register_forward_hook(lambda _, given, out: types.append(out.dtype))
@@ -332,7 +328,7 @@ def test_scores_are_float32_whatever_the_training_unless_another_precision_is_re
 
 @every_protocol
 def test_bfloat16_scores_are_kept_with_the_float32_ones_and_are_near_them(
-    trained: TrainedModel, evaluation: EvalConfig
+    trained: Job, evaluation: EvalConfig
 ) -> None:
     exact = scored(trained, evaluation)
     coarse = scored(trained, replace(evaluation, precision="bfloat16"))
@@ -341,19 +337,19 @@ def test_bfloat16_scores_are_kept_with_the_float32_ones_and_are_near_them(
         assert row.target_hash == other.target_hash
         assert row.nll != other.nll
         assert row.nll == pytest.approx(other.nll, abs=0.05)
-    assert len(list((trained.setup.run / "scores").iterdir())) == 2 * len(exact)
+    assert len(list((trained.folder / "scores").iterdir())) == 2 * len(exact)
     shapes = fed(trained)
     assert scored(trained, evaluation) == exact
     assert scored(trained, replace(evaluation, precision="bfloat16")) == coarse
     assert shapes == [], "neither takes the place of the other"
-    rows = read_rows(trained.setup.run / "eval.csv")
+    rows = read_rows(trained.folder / "eval.csv")
     assert [row.score_dtype for row in rows] == ["float32", "bfloat16"] * len(exact)
 
 
 # What it is told, and what it is given
 
 
-def test_progress_is_reported_for_every_length_from_zero_to_one(trained: TrainedModel) -> None:
+def test_progress_is_reported_for_every_length_from_zero_to_one(trained: Job) -> None:
     told: list[tuple[str, int, float]] = []
     scored(trained, EVAL, lambda *what: told.append(what))
     assert {protocol for protocol, _, _ in told} == {"paired"}
@@ -364,7 +360,7 @@ def test_progress_is_reported_for_every_length_from_zero_to_one(trained: Trained
         assert (shares[0], shares[-1]) == (0, 1)
 
 
-def test_scoring_leaves_no_trace_in_the_model(trained: TrainedModel) -> None:
+def test_scoring_leaves_no_trace_in_the_model(trained: Job) -> None:
     before = {name: value.clone() for name, value in trained.model.state_dict().items()}
     scored(trained)
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())

@@ -12,9 +12,9 @@ from support.results import edit_rows
 from support.scoring import BLOCK, DATA, EVAL, fed, scored, trained_model
 
 from pe_bench.encodings.learned import Learned
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file
-from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.targets import target_blocks
 
 torch.set_num_threads(1)
@@ -31,13 +31,11 @@ def windows_by_length(shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
     return found
 
 
-def scores_of(trained: TrainedModel, row: Row) -> Scores:
-    return load_scores(score_file(trained.setup.run, row))
+def scores_of(trained: Job, row: Row) -> Scores:
+    return load_scores(score_file(trained.folder, row))
 
 
-def assert_same(
-    trained: TrainedModel, rows: Sequence[Row], other: TrainedModel, others: Sequence[Row]
-) -> None:
+def assert_same(trained: Job, rows: Sequence[Row], other: Job, others: Sequence[Row]) -> None:
     """Assert that the runs, of one model, have the same scores and rows but for rounding."""
     free = {"nll": None, "perplexity": None, "bits_per_byte": None, "peak_memory_mb": None, "date": ""}
     assert [replace(row, **free) for row in rows] == [replace(row, **free) for row in others]
@@ -51,7 +49,7 @@ def assert_same(
 
 
 @pytest.fixture
-def at_once(tmp_path: Path) -> tuple[TrainedModel, list[Row]]:
+def at_once(tmp_path: Path) -> tuple[Job, list[Row]]:
     """All blocks of the larger set, scored in a folder of their own."""
     trained = trained_model(tmp_path / "at_once" / "run")
     return trained, scored(trained, LARGE)
@@ -63,7 +61,7 @@ def folder_of_runs(tmp_path: Path) -> None:
 
 
 def test_more_targets_score_the_new_blocks_alone_and_give_what_all_at_once_gives(
-    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]]
+    tmp_path: Path, at_once: tuple[Job, list[Row]]
 ) -> None:
     trained = trained_model(tmp_path / "run")
     small = scored(trained, SMALL)
@@ -73,13 +71,11 @@ def test_more_targets_score_the_new_blocks_alone_and_give_what_all_at_once_gives
     assert {row.targets for row in large} == {9 * BLOCK}
     assert {row.control for row in large} == {"none", "window", "swap"}
     assert_same(trained, large, *at_once)
-    kept = read_rows(trained.setup.run / "eval.csv")
+    kept = read_rows(trained.folder / "eval.csv")
     assert sorted(row.key for row in kept) == sorted(row.key for row in [*small, *large]), "both stay"
 
 
-def test_fewer_targets_than_were_scored_score_nothing(
-    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]]
-) -> None:
+def test_fewer_targets_than_were_scored_score_nothing(tmp_path: Path, at_once: tuple[Job, list[Row]]) -> None:
     trained = trained_model(tmp_path / "run")
     small = scored(trained, SMALL)
     other, _ = at_once
@@ -92,9 +88,7 @@ def test_fewer_targets_than_were_scored_score_nothing(
     assert {share for *_, share in told} == {1.0}
 
 
-def test_steps_in_any_order_give_the_same_scores(
-    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]]
-) -> None:
+def test_steps_in_any_order_give_the_same_scores(tmp_path: Path, at_once: tuple[Job, list[Row]]) -> None:
     trained = trained_model(tmp_path / "run")
     for targets in (7, 1, 3, 8, 2):
         scored(trained, replace(CONTROLLED, targets=targets))
@@ -118,13 +112,13 @@ def shorten(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [remove, damage, shorten])
 def test_a_smaller_set_without_its_scores_is_of_no_use(
-    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]], harm: Callable[[Path], None]
+    tmp_path: Path, at_once: tuple[Job, list[Row]], harm: Callable[[Path], None]
 ) -> None:
     trained = trained_model(tmp_path / "run")
     scored(trained, replace(CONTROLLED, targets=3))
     for row in scored(trained, SMALL):
         if row.length == 12:
-            harm(score_file(trained.setup.run, row))
+            harm(score_file(trained.folder, row))
     shapes = fed(trained)
     assert_same(trained, scored(trained, LARGE), *at_once)
     new = {8: 4, 12: 6, 24: 4}  # at 12 the set of three blocks is the largest that is left
@@ -137,14 +131,14 @@ def test_a_smaller_set_without_its_scores_is_of_no_use(
     ids=lambda change: next(iter(change)),
 )
 def test_scores_of_another_device_or_version_or_text_are_not_taken(
-    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]], change: dict[str, str]
+    tmp_path: Path, at_once: tuple[Job, list[Row]], change: dict[str, str]
 ) -> None:
     """A row says one thing of all its scores."""
     trained = trained_model(tmp_path / "run")
     for row in scored(trained, SMALL):
-        other = score_file(trained.setup.run, replace(row, **change))  # pyright: ignore[reportArgumentType]
-        score_file(trained.setup.run, row).rename(other)
-    edit_rows(trained.setup.run, lambda row: replace(row, **change))  # pyright: ignore[reportArgumentType]
+        other = score_file(trained.folder, replace(row, **change))  # pyright: ignore[reportArgumentType]
+        score_file(trained.folder, row).rename(other)
+    edit_rows(trained.folder, lambda row: replace(row, **change))  # pyright: ignore[reportArgumentType]
     shapes = fed(trained)
     assert_same(trained, scored(trained, LARGE), *at_once)
     assert windows_by_length(shapes) == {length: 9 * windows for length, windows in WINDOWS.items()}
@@ -177,7 +171,7 @@ def test_a_length_out_of_reach_stays_out_of_reach_in_a_larger_set(tmp_path: Path
 
 
 def test_a_kill_in_the_middle_of_extending_leaves_rows_that_a_second_command_completes(
-    tmp_path: Path, at_once: tuple[TrainedModel, list[Row]]
+    tmp_path: Path, at_once: tuple[Job, list[Row]]
 ) -> None:
     trained = trained_model(tmp_path / "run")
     small = scored(trained, SMALL)
@@ -188,7 +182,7 @@ def test_a_kill_in_the_middle_of_extending_leaves_rows_that_a_second_command_com
 
     with pytest.raises(KeyboardInterrupt):
         scored(trained, replace(LARGE, batch_tokens=24), stop_in_the_second_length)
-    kept = read_rows(trained.setup.run / "eval.csv")
+    kept = read_rows(trained.folder / "eval.csv")
     assert [row for row in kept if row.targets == 5 * BLOCK] == sorted(small, key=lambda row: row.order)
     assert [row.length for row in kept if row.targets == 9 * BLOCK] == [8]
     shapes = fed(trained)

@@ -23,24 +23,24 @@ from pe_bench.config.schema import Config, EvalConfig, TrainConfig
 from pe_bench.encodings.learned import Learned
 from pe_bench.encodings.nope import NoPE
 from pe_bench.errors import UserError, first_line
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import score_file
-from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans, shortages
 
 torch.set_num_threads(1)
 
 
-def lengths_by_targets(trained: TrainedModel, evaluation: EvalConfig) -> dict[str, list[int]]:
+def lengths_by_targets(trained: Job, evaluation: EvalConfig) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for plan in make_plans(trained.setup.config, evaluation, trained.data):
+    for plan in make_plans(trained.config, evaluation, trained.data):
         found.setdefault(plan.target_hash, []).append(plan.length)
     return found
 
 
 @every_protocol
 def test_the_training_length_is_always_scored_on_the_same_targets(
-    trained: TrainedModel, evaluation: EvalConfig
+    trained: Job, evaluation: EvalConfig
 ) -> None:
     found = lengths_by_targets(trained, replace(evaluation, lengths=[24, 12]))
     assert list(found.values()) == [[8, 12, 24]]
@@ -48,7 +48,7 @@ def test_the_training_length_is_always_scored_on_the_same_targets(
 
 @every_protocol
 def test_longer_lengths_have_another_set_of_targets_which_includes_the_training_length(
-    trained: TrainedModel, evaluation: EvalConfig
+    trained: Job, evaluation: EvalConfig
 ) -> None:
     found = lengths_by_targets(trained, replace(evaluation, lengths=[12, 30, 40], max_length=20))
     assert list(found.values()) == [[8, 12], [8, 30, 40]]
@@ -56,7 +56,7 @@ def test_longer_lengths_have_another_set_of_targets_which_includes_the_training_
 
 @every_protocol
 def test_a_longest_length_below_that_of_training_still_includes_it(
-    trained: TrainedModel, evaluation: EvalConfig
+    trained: Job, evaluation: EvalConfig
 ) -> None:
     """Otherwise the shorter lengths could not be compared with anything."""
     found = lengths_by_targets(trained, replace(evaluation, lengths=[8], max_length=6, target_tokens=2))
@@ -73,23 +73,23 @@ def test_default_lengths_go_from_a_quarter_to_sixteen_times_the_training_length(
     assert {plan.target_tokens for plan in plans} == {32}
 
 
-def test_both_sets_of_targets_have_rows(trained: TrainedModel) -> None:
+def test_both_sets_of_targets_have_rows(trained: Job) -> None:
     rows = scored(trained, replace(EVAL, lengths=[12, 30], max_length=20))
     assert [row.length for row in rows] == [8, 12, 8, 30]
     first, second = rows[0], rows[2]
     assert first.target_hash != second.target_hash
     assert first.nll != second.nll
-    assert read_rows(trained.setup.run / "eval.csv") == sorted(rows, key=lambda row: row.order)
+    assert read_rows(trained.folder / "eval.csv") == sorted(rows, key=lambda row: row.order)
 
 
 def test_a_length_that_no_document_reaches_is_refused_before_anything_is_scored(
-    trained: TrainedModel,
+    trained: Job,
 ) -> None:
     shapes = fed(trained)
     with pytest.raises(UserError, match="61 .*the longest has 60"):
         scored(trained, replace(EVAL, lengths=[8, 61]))
     assert shapes == []
-    assert not (trained.setup.run / "eval.csv").exists()
+    assert not (trained.folder / "eval.csv").exists()
 
 
 def test_an_undefined_length_has_a_reason_and_no_number_and_others_are_scored(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_an_undefined_length_has_a_reason_and_no_number_and_others_are_scored(tm
         assert row.status == "undefined"
         assert "max_position=12 rows" in row.reason
         assert row.nll is row.perplexity is row.bits_per_byte is row.peak_memory_mb is None
-        assert not score_file(trained.setup.run, row).exists()
-    assert read_rows(trained.setup.run / "eval.csv") == list(rows.values())
+        assert not score_file(trained.folder, row).exists()
+    assert read_rows(trained.folder / "eval.csv") == list(rows.values())
 
 
 def test_an_undefined_length_is_not_tried_again(tmp_path: Path) -> None:
@@ -145,14 +145,14 @@ def test_a_length_that_runs_out_of_memory_says_so_and_is_tried_again(
         assert row.nll is row.perplexity is row.bits_per_byte is row.peak_memory_mb is None
         assert row.reason
         assert "\n" not in row.reason
-    assert read_rows(trained.setup.run / "eval.csv") == rows
+    assert read_rows(trained.folder / "eval.csv") == rows
     hungry.error = None
     shapes = fed(trained)
     again = scored(trained)
     assert [(row.status, row.reason) for row in again] == [("ok", "")] * 3
     assert again[0] == rows[0]
     assert {columns for _, columns in shapes} == {12, 24}, "what was scored is not scored again"
-    assert read_rows(trained.setup.run / "eval.csv") == again
+    assert read_rows(trained.folder / "eval.csv") == again
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
@@ -170,7 +170,7 @@ def test_an_unexpected_error_is_not_recorded_as_a_result(
     trained = trained_model(tmp_path / "run", NoPE())
     with pytest.raises(type(error)):
         scored(trained)
-    assert [row.length for row in read_rows(trained.setup.run / "eval.csv")] == [8], "what was scored is kept"
+    assert [row.length for row in read_rows(trained.folder / "eval.csv")] == [8], "what was scored is kept"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
@@ -208,31 +208,31 @@ def test_the_peak_of_memory_is_that_of_its_own_length(tmp_path: Path) -> None:
     assert peak[12] - peak[24] > 50
 
 
-def test_too_few_documents_for_all_targets_are_reported_with_their_number(trained: TrainedModel) -> None:
+def test_too_few_documents_for_all_targets_are_reported_with_their_number(trained: Job) -> None:
     """Three of the documents of 60, 20, 45 and 31 tokens reach 31, with room for 8 + 4 + 1 blocks of four.
 
     At 29 tokens a window scores two of the four, and so the first one begins two tokens before the block's
     last 29.
     """
     evaluation = replace(EVAL, max_length=29, targets=20)
-    [line] = shortages(evaluation, make_plans(trained.setup.config, evaluation, trained.data))
+    [line] = shortages(evaluation, make_plans(trained.config, evaluation, trained.data))
     assert line == (
         "too few documents: 3 reach the 31 tokens of a target block and its context, with room for 13 of "
         "eval.targets=20 target blocks; those are scored"
     )
     longer = replace(evaluation, max_length=30)
-    [line] = shortages(longer, make_plans(trained.setup.config, longer, trained.data))
+    [line] = shortages(longer, make_plans(trained.config, longer, trained.data))
     assert "2 reach the 32 tokens" in line
 
 
-def test_enough_documents_give_no_warning(trained: TrainedModel) -> None:
+def test_enough_documents_give_no_warning(trained: Job) -> None:
     evaluation = replace(EVAL, controls="all")
-    assert shortages(evaluation, make_plans(trained.setup.config, evaluation, trained.data)) == []
+    assert shortages(evaluation, make_plans(trained.config, evaluation, trained.data)) == []
 
 
-def test_each_set_of_targets_reports_its_shortage_separately(trained: TrainedModel) -> None:
+def test_each_set_of_targets_reports_its_shortage_separately(trained: Job) -> None:
     evaluation = replace(EVAL, lengths=[12, 45], max_length=20, targets=25)
-    plans = make_plans(trained.setup.config, evaluation, trained.data)
+    plans = make_plans(trained.config, evaluation, trained.data)
     lines = shortages(evaluation, plans)
     assert [line.split(" tokens")[0] for line in lines] == [
         "too few documents: 3 reach the 22",

@@ -162,7 +162,7 @@ def test_more_windows_score_the_new_ones_alone_and_give_what_all_at_once_gives(t
     new = sum(row.targets - before.targets for row, before in zip(found, known, strict=True)) // ANSWER
     assert sum(windows for windows, _ in shapes) == new * CHOICES > 0
     for row, other in zip(found, expected, strict=True):
-        scores, whole = (load_scores(score_file(at.setup.run, row)) for at in (trained, at_once))
+        scores, whole = (load_scores(score_file(at.folder, row)) for at in (trained, at_once))
         assert row.target_hash == other.target_hash and row.accuracy == other.accuracy
         assert np.allclose(scores.nll, whole.nll, atol=2e-6) and np.array_equal(
             scores.document, whole.document

@@ -315,16 +315,16 @@ def test_p_rope_that_rotates_everything_can_be_scored_with_scalings_of_rope(begi
 
 def test_every_encoding_is_checked_before_the_model_moves_to_the_device(begin, folder, monkeypatch):
     """Otherwise, checking the next encoding would not find the shared weights on the CPU."""
-    from pe_bench.experiment import prepare, score
+    from pe_bench import experiment
 
     begin("encoding=rope")
     run = only_run(folder)
     config = read_config(run)
-    monkeypatch.setattr(prepare, "resolve_device", lambda name: torch.device("meta"))
+    monkeypatch.setattr(experiment, "resolve_device", lambda name: torch.device("meta"))
     moved: list[str] = []
-    monkeypatch.setattr(score, "_rows", lambda trained, *_: moved.append(_device_of(trained.model)) or [])
+    monkeypatch.setattr(experiment, "score", lambda job, *_: moved.append(_device_of(job.model)) or [])
     others = find_others(read_with(["yarn,rope_ntk"]), run.name, config)
-    score.score_run(run, config, folder / "results", others)
+    experiment.score_run(run, config, folder / "results", others)
     assert moved == ["meta"] * 5
 
 

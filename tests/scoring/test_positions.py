@@ -12,9 +12,9 @@ from support.scoring import DATA, EVAL, SIZE, fed, scored, trained_model
 from pe_bench.encodings.learned import Learned
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import count_parts, make_plans, position_plans, range_ends
 
 POSITIONED = replace(EVAL, per_position=True)
@@ -24,8 +24,8 @@ def ranges(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.protocol == "positions"]
 
 
-def nll(trained: TrainedModel, row: Row) -> np.ndarray:
-    return load_scores(score_file(trained.setup.run, row)).nll
+def nll(trained: Job, row: Row) -> np.ndarray:
+    return load_scores(score_file(trained.folder, row)).nll
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,7 @@ def test_an_encoding_that_reads_the_length_has_a_pass_for_each_range(tmp_path: P
     shapes = fed(trained)
     rows = ranges(scored(trained, POSITIONED))
     assert {columns for _, columns in shapes} >= {1, 2, 3, 4, 6, 16}
-    plans = [
-        plan for plan in make_plans(trained.setup.config, POSITIONED, DATA) if plan.protocol == "positions"
-    ]
+    plans = [plan for plan in make_plans(trained.config, POSITIONED, DATA) if plan.protocol == "positions"]
     longest = trained_model(tmp_path / "longest", encoding)
     longest.model.encoding.claims = frozenset({"prefix_consistent"})
     whole = ranges(scored(longest, POSITIONED))
@@ -128,12 +126,12 @@ def test_positions_report_progress_as_one_part(tmp_path: Path) -> None:
         assert len(shares) == len([what for what, _, _ in told if what == "positions"])
         assert shares == sorted(shares)
         assert shares[-1] == 1.0
-    assert count_parts(make_plans(trained.setup.config, POSITIONED, trained.data)) == 4
+    assert count_parts(make_plans(trained.config, POSITIONED, trained.data)) == 4
 
 
 def test_positions_of_a_range_are_scored_again_when_their_file_is_lost(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     first = ranges(scored(trained, POSITIONED))
-    score_file(trained.setup.run, first[0]).unlink()
+    score_file(trained.folder, first[0]).unlink()
     again = ranges(scored(trained, POSITIONED))
     assert [row.nll for row in again] == pytest.approx([row.nll for row in first], abs=1e-6)

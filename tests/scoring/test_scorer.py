@@ -14,20 +14,20 @@ from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.learned import Learned
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.evaluate import TrainedModel
 from pe_bench.scoring.plans import make_plans
 
 CUT = replace(EVAL, protocol="nonoverlapping", lengths=[4, 8, 12, 24])
 
 
-def nll_of(trained: TrainedModel, row: Row) -> np.ndarray:
-    path = score_file(trained.setup.run, row)
+def nll_of(trained: Job, row: Row) -> np.ndarray:
+    path = score_file(trained.folder, row)
     return load_scores(path).nll
 
 
-def apart(trained: TrainedModel, evaluation: EvalConfig = CUT) -> list[Row]:
+def apart(trained: Job, evaluation: EvalConfig = CUT) -> list[Row]:
     """Score with a separate pass for each length, without sharing prefixes."""
     trained.model.encoding.claims = frozenset()
     return scored(trained, evaluation)
@@ -52,7 +52,7 @@ def test_windows_that_share_a_start_are_scored_in_one_pass_with_the_same_scores(
     shapes = fed(together)
     rows = scored(together, evaluation)
     longest: dict[tuple[int, int], int] = {}
-    for plan in make_plans(together.setup.config, evaluation, together.data):
+    for plan in make_plans(together.config, evaluation, together.data):
         for window in plan.windows:
             place = (window.document, window.start)
             longest[place] = max(window.size, longest.get(place, 0))
@@ -133,7 +133,7 @@ def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) 
     trained = trained_model(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         scored(trained, CUT, stop)
-    kept = read_rows(trained.setup.run / "eval.csv")
+    kept = read_rows(trained.folder / "eval.csv")
     assert [row.length for row in kept] == [12, 24]
     shapes = fed(trained)
     rows = scored(trained, CUT)

@@ -130,7 +130,7 @@ def test_scoring_keeps_the_slices_of_its_targets(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     rows = scored(trained)
     blocks = target_blocks(DATA.validation, 24, BLOCK, EVAL.targets, EVAL.seed, DATA.hash)
-    wanted = text_slices(DATA.validation, blocks, trained.setup.config.train.length)
+    wanted = text_slices(DATA.validation, blocks, trained.config.train.length)
     kept = KeptSlices(tmp_path / "run")
     assert kept.sets == [rows[0].target_hash] == [blocks.hash]
     assert all(np.array_equal(kept.of(blocks.hash)[name], mask) for name, mask in wanted.items())

@@ -21,7 +21,7 @@ from pe_bench.cli import program
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
-from pe_bench.experiment.run import run_experiment
+from pe_bench.experiment import train
 from pe_bench.runs.gather import gather
 
 DIED = 9
@@ -76,9 +76,9 @@ def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]
     ends = []
     for number in range(1, count + 1):
         series = at(config, folder / f"{number:03}")
-        if end_of(begin_child(lambda: die_at_rename(number, lambda: run_experiment(series)))) != DIED:  # noqa: B023
+        if end_of(begin_child(lambda: die_at_rename(number, lambda: train(series)))) != DIED:  # noqa: B023
             break
-        ends.append(end_of(begin_child(lambda: run_experiment(series))))  # noqa: B023
+        ends.append(end_of(begin_child(lambda: train(series))))  # noqa: B023
     return ends
 
 
@@ -98,21 +98,21 @@ def kill_in_training(folder: Path, config: Config, count: int) -> list[int]:
     """Kill runs at any moment from first to last."""
     drawn = random.Random(0)
     series = [at(config, folder / f"{number:03}") for number in range(count)]
-    return [kill_until_done(lambda: run_experiment(one), drawn, 0.2) for one in series]  # noqa: B023
+    return [kill_until_done(lambda: train(one), drawn, 0.2) for one in series]  # noqa: B023
 
 
 def kill_in_scoring(folder: Path, config: Config, count: int) -> list[int]:
     """Kill the scoring of runs that are trained."""
     drawn, ends = random.Random(1), []
     whole = at(config, folder.with_name("whole"))
-    run_experiment(whole)
+    train(whole)
     for number in range(count):
         series = at(config, folder / f"{number:03}")
         shutil.copytree(
             whole.results_dir, series.results_dir, ignore=shutil.ignore_patterns(*SCORED, "*.csv.*")
         )
         Path(series.results_dir, "results.csv").unlink()
-        ends.append(kill_until_done(lambda: run_experiment(series), drawn, 0.1))  # noqa: B023
+        ends.append(kill_until_done(lambda: train(series), drawn, 0.1))  # noqa: B023
     return ends
 
 
@@ -120,7 +120,7 @@ def kill_in_gathering(folder: Path, config: Config, count: int) -> list[int]:
     """Kill gathering in a folder with several finished runs."""
     drawn, ends = random.Random(2), []
     whole = at(config, folder.with_name("whole"))
-    run_experiment(whole)
+    train(whole)
     for number in range(count):
         results = folder / f"{number:03}" / "results"
         several(Path(whole.results_dir), results)
@@ -132,7 +132,7 @@ def gather_together(folder: Path, config: Config, count: int) -> list[int]:
     """Run processes that each finish a run and gather all runs at the same time."""
     ends = []
     whole = at(config, folder.with_name("whole"))
-    run_experiment(whole)
+    train(whole)
     for number in range(count):
         waiting, results = folder.with_name("waiting") / f"{number:03}", folder / f"{number:03}" / "results"
         several(Path(whole.results_dir), waiting)

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from pe_bench.data.tokenizer import ByteTokenizer
-from pe_bench.experiment.prepare import trusted
+from pe_bench.experiment import trusted
 from pe_bench.model.decoder import Block, Decoder, build_decoder
 from pe_bench.runs.config_file import read_config
 from pe_bench.training.checkpoint import latest_checkpoint, save_checkpoint

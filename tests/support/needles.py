@@ -16,8 +16,9 @@ from pe_bench.encodings.base import Layers
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.nope import NoPE
 from pe_bench.model.language_model import LanguageModel
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
-from pe_bench.scoring.evaluate import TrainedModel, evaluate
+from pe_bench.scoring.evaluate import evaluate
 from pe_bench.scoring.needles import Probe
 
 VOCABULARY = 64
@@ -104,13 +105,13 @@ def scored_probe(
     probe: Probe,
     model: LanguageModel | None = None,
     data: Data | None = None,
-    trained: TrainedModel | None = None,
+    trained: Job | None = None,
     batch_tokens: int = 1024,
 ) -> list[Row]:
     """Score needles with a model, by default one of random weights, and return the rows."""
     data = data or probe_data(24, 500)
     trained = trained or trained_model(run, data=data)
     trained = trained if model is None else replace(trained, model=model)
-    config = replace(trained.setup.config, eval=EvalConfig(batch_tokens=batch_tokens))
-    trained = replace(trained, setup=replace(trained.setup, config=config))
+    config = replace(trained.config, eval=EvalConfig(batch_tokens=batch_tokens))
+    trained = replace(trained, config=config)
     return evaluate(trained, probe.plans(config, config.eval, data), lambda *shown: None)

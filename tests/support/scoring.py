@@ -17,9 +17,9 @@ from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rope import RoPE
 from pe_bench.model.decoder import Decoder
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
-from pe_bench.runs.setup import Setup
-from pe_bench.scoring.evaluate import TrainedModel, evaluate
+from pe_bench.scoring.evaluate import evaluate
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.scorer import ScoreWatcher
 
@@ -72,7 +72,7 @@ DATA = data_of(60, 20, 45, 31)
 
 def trained_model(
     run: Path, encoding: PositionalEncoding | LayerEncoding | None = None, data: Data = DATA
-) -> TrainedModel:
+) -> Job:
     """Return an untrained model with weights large enough to make its scores differ."""
     if encoding is None or isinstance(encoding, LayerEncoding):
         encoding = Layers([encoding or RoPE(SIZE.d_head)])
@@ -80,29 +80,33 @@ def trained_model(
     model = Decoder(SIZE, data.vocab_size, Composition(encoding, {}, SIZE.n_layers), generator).eval()
     train = TrainConfig(length=TRAIN_LENGTH, steps=3, batch_tokens=16)
     run.mkdir(exist_ok=True)
-    setup = Setup(
+    label = "mine option=2"
+    return Job(
         config=Config({"name": "mine"}, model=SIZE, data=DataConfig(name="files"), train=train, seed=5),
-        run=run,
+        folder=run,
         setting="5e7710",
-        label="mine option=2",
+        label=label,
+        scored_with=label,
         device=torch.device("cpu"),
         dtype=torch.bfloat16,
         threads=1,
+        data=data,
+        model=model,
+        tokens_per_second=1234.56,
     )
-    return TrainedModel(setup, data, model, scored_with="mine option=2", tokens_per_second=1234.56)
 
 
 def scored(
-    trained: TrainedModel,
+    trained: Job,
     evaluation: EvalConfig = EVAL,
     watch: ScoreWatcher = lambda protocol, length, share: None,
 ) -> list[Row]:
-    config = replace(trained.setup.config, eval=evaluation)
-    asked = replace(trained, setup=replace(trained.setup, config=config))
+    config = replace(trained.config, eval=evaluation)
+    asked = replace(trained, config=config)
     return evaluate(asked, make_plans(config, evaluation, trained.data), watch)
 
 
-def fed(trained: TrainedModel) -> list[tuple[int, ...]]:
+def fed(trained: Job) -> list[tuple[int, ...]]:
     """Record the shapes of all batches that the model gets from this call on."""
     shapes: list[tuple[int, ...]] = []
     trained.model.embedding.register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape)))

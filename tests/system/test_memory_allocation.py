@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.commands import Command, tiny_overrides
 
-from pe_bench.experiment import score
+from pe_bench import experiment
 from pe_bench.system import memory
 from pe_bench.system.memory import retain_freed_memory
-from pe_bench.training import train, trainer
+from pe_bench.training import trainer
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
 
@@ -89,8 +89,8 @@ def test_allocations_are_kept_while_a_run_trains_but_not_while_it_is_scored(
     def telling(function: Callable[..., Any], word: str) -> Callable[..., Any]:
         return lambda *arguments, **named: (story.append(word), function(*arguments, **named))[1]
 
-    monkeypatch.setattr(train, "retain_freed_memory", told)
+    monkeypatch.setattr(trainer, "retain_freed_memory", told)
     monkeypatch.setattr(trainer.Trainer, "step", telling(trainer.Trainer.step, "step"))
-    monkeypatch.setattr(score, "evaluate", telling(score.evaluate, "scored"))
+    monkeypatch.setattr(experiment, "score", telling(experiment.score, "scored"))
     assert command("train", *tiny_overrides(folder)).code == 0
     assert list(dict.fromkeys(story)) == ["kept", "step", "given back", "scored"]

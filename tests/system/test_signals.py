@@ -203,12 +203,12 @@ def test_an_end_at_once_names_the_step_that_is_saved_and_then_the_scores(train, 
         outcome = train("encoding=alibi")
     assert "interrupted; step 4 of 8 is saved, and the same command continues from there" in outcome.line
     with monkeypatch.context() as patched:
-        patched.setattr("pe_bench.experiment.score.evaluate", lambda *given: (_ for _ in ()).throw(Stopped))
+        patched.setattr("pe_bench.scoring.evaluate.evaluate", lambda *given: (_ for _ in ()).throw(Stopped))
         outcome = train("encoding=alibi")
         assert "the trained weights are saved, and no scores yet; the same command" in outcome.line
     assert train("encoding=alibi").code == 0
     with monkeypatch.context() as patched:
-        patched.setattr("pe_bench.experiment.score.evaluate", lambda *given: (_ for _ in ()).throw(Stopped))
+        patched.setattr("pe_bench.scoring.evaluate.evaluate", lambda *given: (_ for _ in ()).throw(Stopped))
         outcome = command("eval", str(only_run(folder)), "--lengths", "24")
         assert "saved, and the lengths scored so far; the same command continues" in outcome.line
 

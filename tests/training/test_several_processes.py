@@ -20,11 +20,11 @@ from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import load_data
 from pe_bench.errors import RunError, UserError
 from pe_bench.model.decoder import build_decoder
-from pe_bench.runs.setup import Setup
+from pe_bench.runs.job import Job
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.group import Group
 from pe_bench.training.launch import Failure, _raise_first_failure, check_processes
-from pe_bench.training.train import train as train_run
+from pe_bench.training.trainer import fit
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stopped stays")
 CPU = torch.device("cpu")
@@ -164,9 +164,9 @@ def test_a_process_that_cannot_read_the_checkpoint_does_not_start_over(folder):
     config = parse_config(compose(tiny_overrides(folder)))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary)
-    setup = Setup(config, folder, "5e7710", "nope", CPU, torch.float32, threads=1)
+    job = Job(config, folder, "5e7710", "nope", "nope", CPU, torch.float32, 1, data, model)
     with pytest.raises(RunError, match="step-00000004 cannot be read: repeat the command"):
-        train_run(setup, model, data, lambda step: None, Blind(1, 2))
+        fit(job, lambda step: None, Blind(1, 2))
 
 
 def test_more_processes_than_gpus_are_refused(folder):

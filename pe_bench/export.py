@@ -11,7 +11,8 @@ from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data.packed import cached_tokenizer
 from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config
 from pe_bench.errors import UserError, require
-from pe_bench.experiment.prepare import build_job, trusted
+from pe_bench.experiment import load, trusted
+from pe_bench.model.decoder import Decoder
 from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import matching_runs
 from pe_bench.system.files import TEMPORARY, name_write_errors
@@ -42,14 +43,16 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     if _is_finished(folder, about):
         say(f"{run.name} is already written to {folder}")
         return
-    job = build_job(trusted(config, ()))
-    form = exported_form(config, job.model)
-    load_weights(trained, job.model)
+    job, _ = load(trusted(config, ()))
+    model = job.model
+    assert isinstance(model, Decoder)
+    form = exported_form(config, model)
+    load_weights(trained.path, model)
     temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
     with name_write_errors(folder):
         temporary.mkdir(parents=True)
         try:
-            difference = write_model(temporary, config, job.model.eval(), form, job.data.end_of_text)
+            difference = write_model(temporary, config, model.eval(), form, job.data.end_of_text)
             _write_tokenizer(temporary, config.tokenizer, cached_tokenizer(config))
             (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             for path in temporary.iterdir():  # safetensors hides its files from others

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +18,30 @@ from pe_bench.config.compose import compose
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config, without_none
 from pe_bench.config.schema import CheckpointConfig, Config, TokenizerConfig
-from pe_bench.data.packed import Data, load_data_of, summary
+from pe_bench.data.packed import load_data_of, summary
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.tokenizer import load_file
 from pe_bench.encodings.base import PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
-from pe_bench.experiment.interruption import say_what_is_kept
-from pe_bench.experiment.progress import ScoringProgress
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.config_file import with_absolute_paths, write_config
 from pe_bench.runs.gather import gather_and_warn, runs_folder
+from pe_bench.runs.job import Job
 from pe_bench.runs.lock import locked, record_error
 from pe_bench.runs.rows import TASK, Row
-from pe_bench.runs.setup import Setup
 from pe_bench.scoring.anchors import score_missing_anchors
-from pe_bench.scoring.evaluate import TrainedModel, evaluate
+from pe_bench.scoring.evaluate import score
 from pe_bench.scoring.needles import Probe
 from pe_bench.scoring.other_encodings import OtherEncoding
-from pe_bench.scoring.plans import Planner, count_parts, make_plans, shortages
+from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.system.files import remove_leftovers, write_text
 from pe_bench.system.machine import resolve_device, set_threads
 from pe_bench.system.memory import explain_out_of_memory
 from pe_bench.system.progress import Bars, progress_bar
+from pe_bench.system.signals import Stopped
 from pe_bench.system.terminal import say
 from pe_bench.system.versions import environment, today
 
@@ -51,16 +51,6 @@ TRAIN_LENGTH = "train.length"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
 NOT_AFTER_TRAINING = ("ids", "embed")  # hooks of a model, which a checkpoint does not call
-
-
-@dataclass(frozen=True)
-class CheckpointJob:
-    """A checkpoint that is ready to be scored."""
-
-    setup: Setup
-    data: Data
-    model: CheckpointModel
-    plans: list[Plan]
 
 
 def is_checkpoint(name: str) -> bool:
@@ -78,8 +68,8 @@ def prepare_checkpoint(
     plain: bool = False,
     planner: Planner = make_plans,
     prompts: str | None = None,
-) -> CheckpointJob:
-    """Return the job of a checkpoint, and write nothing. Raise `UserError` for all that can be wrong.
+) -> tuple[Job, list[Plan]]:
+    """Return the job and the plans of a checkpoint, and write nothing. Raise `UserError` for what is wrong.
 
     prompts: the kind of prompts that it is scored on, in the place of text.
     """
@@ -125,7 +115,7 @@ def check_prompts(text: str, overrides: Sequence[str], probes: Sequence[Probe]) 
 
 
 @explain_out_of_memory(LESS_MEMORY)
-def reopen_checkpoint(run: Path, config: Config, planner: Planner = make_plans) -> CheckpointJob:
+def reopen_checkpoint(run: Path, config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
     """Return the job of a run that scored a checkpoint before. Raise `UserError` where it is another now."""
     about = config.checkpoint
     assert about is not None
@@ -137,8 +127,8 @@ def reopen_checkpoint(run: Path, config: Config, planner: Planner = make_plans) 
         f"{about.source} is not what {run.name} scored (hash {identity} now, {about.identity} then): "
         f"score it as it is now with `pe-bench eval {about.source}`",
     )
-    job = _prepare(config, source, load_config(source), planner)
-    return replace(job, setup=replace(job.setup, run=run))
+    job, plans = _prepare(config, source, load_config(source), planner)
+    return replace(job, folder=run), plans
 
 
 def _up_to_longest(config: Config) -> Config:
@@ -185,7 +175,7 @@ def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tupl
     return found
 
 
-def _prepare(config: Config, source: Source, loaded: Any, planner: Planner) -> CheckpointJob:
+def _prepare(config: Config, source: Source, loaded: Any, planner: Planner) -> tuple[Job, list[Plan]]:
     about = config.checkpoint
     assert about is not None
     device, threads = resolve_device(config.device), set_threads(config.threads)
@@ -210,20 +200,9 @@ def _prepare(config: Config, source: Source, loaded: Any, planner: Planner) -> C
     }
     setting = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
     _say_what_was_found(config, about, opened.difference)
-    return CheckpointJob(
-        Setup(
-            config=config,
-            run=runs_folder(Path(config.results_dir)) / f"hf-{source.name}-{setting}",
-            setting=setting,
-            label=EncodingSpec(config.encoding).label,
-            device=device,
-            dtype=dtype,
-            threads=threads,
-        ),
-        data,
-        opened.model,
-        plans,
-    )
+    label = EncodingSpec(config.encoding).label
+    folder = runs_folder(Path(config.results_dir)) / f"hf-{source.name}-{setting}"
+    return Job(config, folder, setting, label, label, device, dtype, threads, data, opened.model), plans
 
 
 def _say_what_was_found(config: Config, about: CheckpointConfig, difference: float | None) -> None:
@@ -235,91 +214,98 @@ def _say_what_was_found(config: Config, about: CheckpointConfig, difference: flo
         say(f"{config.model.name}: logits equal transformers' own to {difference:.1g} of the largest")
 
 
-def require_replaceable(job: CheckpointJob) -> None:
+def require_replaceable(job: Job) -> None:
     """Raise `UserError` for a model whose encoding no other can take the place of."""
-    why = ""
-    if job.model.state is None:
+    why, model = "", _model(job)
+    if model.state is None:
         why = "is scored as it is, with transformers' attention"
-    elif not job.model.is_neutral:
+    elif not model.is_neutral:
         why = "rotates its queries and keys in a way that pe-bench does not know"
-    name = job.setup.config.model.name
+    name = job.config.model.name
     require(not why, f"{name} {why}, so --with has nothing to replace: leave --with out")
 
 
 def score_checkpoint(
-    job: CheckpointJob, others: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
+    job: Job, plans: Sequence[Plan], others: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
 ) -> list[Row]:
     """Score a checkpoint, then its weights under the others, and gather; return the rows."""
-    setup = job.setup
+    run, config = job.folder, job.config
     if others:
         require_replaceable(job)
     # All are built before any is scored, so that an error in the last comes first.
     models = [_with_encoding(other, job) for other in others]
-    setup.run.mkdir(parents=True, exist_ok=True)
-    with (
-        say_what_is_kept(setup.run),
-        locked(setup.run),
-        record_error(setup.run),
-        explain_out_of_memory(LESS_MEMORY),
-    ):
-        remove_leftovers(setup.run)
-        record_command(setup.run)
-        write_config(setup.run, replace(setup.config, data=with_absolute_paths(setup.config.data)))
-        _write_json(setup.run / "environment.json", environment(setup.device, setup.threads))
-        evaluation = setup.config.eval
+    run.mkdir(parents=True, exist_ok=True)
+    with _say_what_is_kept(run), locked(run), record_error(run), explain_out_of_memory(LESS_MEMORY):
+        remove_leftovers(run)
+        record_command(run)
+        write_config(run, replace(config, data=with_absolute_paths(config.data)))
+        _write_json(run / "environment.json", environment(job.device, job.threads))
         if job.data.prompts is None:
-            say(summary(job.data, evaluation.resolved_max_length(setup.config.train.length)))
-        for line in shortages(evaluation, job.plans):
+            say(summary(job.data, config.eval.resolved_max_length(config.train.length)))
+        for line in shortages(config.eval, plans):
             say(line)
-        model = job.model.to(setup.device)
-        trained = TrainedModel(setup, job.data, model, setup.label, tokens_per_second=0.0)
-        rows = _rows(trained, job.plans, bars)
-        for other, changed in zip(others, models, strict=True):
-            changed.encoding.to(setup.device)
-            under = replace(trained, model=changed, scored_with=other.label, forced=other.forced)
-            rows += _rows(under, job.plans, bars)
+        own = replace(job, model=_model(job).to(job.device))
+        rows = score(own, plans, bars)
+        for other, model in zip(others, models, strict=True):
+            model.encoding.to(job.device)
+            under = replace(own, model=model, scored_with=other.label, forced=other.forced)
+            rows += score(under, plans, bars)
         _write_result(job)
-        score_missing_anchors(setup.run, setup.config, job.data, job.plans, rows)
-    if setup.run.parent.name == "runs":
-        gather_and_warn(setup.run.parent.parent)
+        score_missing_anchors(job, plans, rows)
+    if run.parent.name == "runs":
+        gather_and_warn(run.parent.parent)
     return rows
 
 
-def _rows(trained: TrainedModel, plans: Sequence[Plan], bars: Bars) -> list[Row]:
-    with bars(trained.scored_with, count_parts(plans)) as bar:
-        return evaluate(trained, plans, ScoringProgress(bar))
+@contextmanager
+def _say_what_is_kept(run: Path) -> Iterator[None]:
+    """Turn a request to stop inside into one that says what is kept."""
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt) as stopped:
+        if any((run / "scores").glob("*")):
+            kept = "the lengths scored so far are saved, and the same command continues from there"
+        else:
+            kept = "nothing was scored yet, so the same command starts from the beginning"
+        raise Stopped(str(stopped) or f"interrupted; {kept}") from stopped
 
 
-def _with_encoding(other: OtherEncoding, job: CheckpointJob) -> CheckpointModel:
+def _model(job: Job) -> CheckpointModel:
+    assert isinstance(job.model, CheckpointModel)
+    return job.model
+
+
+def _with_encoding(other: OtherEncoding, job: Job) -> CheckpointModel:
     """Return the checkpoint under another encoding. Raise `UserError` if it is not in attention alone."""
-    encoding = other.encoding.build(job.model.n_layers, job.data.vocabulary)
+    model = _model(job)
+    encoding = other.encoding.build(model.n_layers, job.data.vocabulary)
     needed = [hook for hook in NOT_AFTER_TRAINING if any(part.overrides(hook) for part in _parts(encoding))]
-    if any(encoding.layer(n).overrides("prepare") for n in range(job.model.n_layers)):
+    if any(encoding.layer(n).overrides("prepare") for n in range(model.n_layers)):
         needed.append("prepare")
     require(
         not needed, f"{other.label} needs {', '.join(needed)}, which checkpoints do not use: leave it out"
     )
-    return job.model.with_encoding(encoding)
+    return model.with_encoding(encoding)
 
 
 def _parts(encoding: Composition) -> list[PositionalEncoding]:
     return [encoding.base, *encoding.modifiers.values()]  # pyright: ignore[reportReturnType]
 
 
-def _write_result(job: CheckpointJob) -> None:
-    setup = job.setup
+def _write_result(job: Job) -> None:
+    checkpoint = job.config.checkpoint
     result = {
         "format": 1,
-        "encoding": setup.label,
-        "checkpoint": setup.config.checkpoint.source if setup.config.checkpoint else "",
-        "seed": setup.config.seed,
+        "encoding": job.label,
+        "checkpoint": checkpoint.source if checkpoint else "",
+        "seed": job.config.seed,
         "steps": 0,
         "parameters": job.model.parameter_count,
         "data_hash": job.data.hash,
-        "setting": setup.setting,
+        "setting": job.setting,
         "finished": today(),
     }
-    _write_json(setup.run / "result.json", result)
+    _write_json(job.folder / "result.json", result)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -1,0 +1,453 @@
+"""A run from beginning to end: it is prepared, trained and scored, and the rows of all runs are gathered.
+
+All checks come before anything is written. Repeating a run does what is missing, whatever moment ended it.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from pe_bench.checkpoints.scoring import reopen_checkpoint, score_checkpoint
+from pe_bench.config.schema import Config
+from pe_bench.data.batches import Windows
+from pe_bench.data.packed import load_data_of, summary
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.model.attention import is_kernel_here, training_kernel
+from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.model.dry_run import dry_run_training
+from pe_bench.model.lookahead import refuse_lookahead
+from pe_bench.model.user_code import user_code_errors
+from pe_bench.runs.commands import record_command
+from pe_bench.runs.config_file import read_config, with_absolute_paths, write_config
+from pe_bench.runs.find import find_run
+from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
+from pe_bench.runs.identity import encoding_in, identity, run_name, setting
+from pe_bench.runs.job import Job
+from pe_bench.runs.lock import locked, record_error
+from pe_bench.runs.means import keep_means
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.scores import delete_scores
+from pe_bench.runs.slices import keep_slices
+from pe_bench.scoring.anchors import score_missing_anchors
+from pe_bench.scoring.evaluate import kept_rows, score, scored_rows, with_lost_plans
+from pe_bench.scoring.other_encodings import OtherEncoding
+from pe_bench.scoring.plans import Planner, make_plans, shortages
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.slices import OPTION, key_slices
+from pe_bench.system.files import remove_leftovers, write_text
+from pe_bench.system.machine import resolve_device, resolve_precision, set_threads
+from pe_bench.system.memory import explain_out_of_memory
+from pe_bench.system.progress import Bars, progress_bar
+from pe_bench.system.signals import Stopped
+from pe_bench.system.terminal import say
+from pe_bench.system.versions import changed_files, environment, git_commit, package_version, today
+from pe_bench.trackers import Tracking, check_tracker, tracking
+from pe_bench.training.checkpoint import (
+    Checkpoint,
+    delete_damaged_checkpoints,
+    final_checkpoint,
+    latest_checkpoint,
+    load_weights,
+)
+from pe_bench.training.launch import check_processes, fit_together
+from pe_bench.training.log import TrainingProgress
+from pe_bench.training.trainer import Step, fit
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def train(config: Config) -> tuple[Path, list[Row]]:
+    """Train what is not trained, score what is not scored, gather all results; return the run and its rows.
+
+    Raise `UserError` before anything is written, `RunError` after.
+    """
+    job, plans = prepare(config)
+    return job.folder, finish(job, plans)
+
+
+# Before anything is written
+
+
+@explain_out_of_memory()
+def prepare(config: Config) -> tuple[Job, list[Plan]]:
+    """Return a run that is ready to begin, and its plans. Raise `UserError` for all that can be wrong."""
+    require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
+    source = config.train.from_run
+    job, plans = load(_name_source(config))
+    check_processes(job.config, job.device)
+    check_tracker(config.tracker)
+    if source is None or latest_checkpoint(job.folder / "checkpoints") is not None:
+        return job, plans
+    run = find_run(source, Path(config.results_dir))
+    checkpoint = final_checkpoint(run, read_config(run).train.total_steps)
+    if checkpoint is None:
+        raise UserError(f"train.from={source}: {run} has no whole checkpoint of its last step")
+    load_weights(checkpoint.path, _decoder(job))
+    return replace(job, source=checkpoint.path), plans
+
+
+def load(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
+    """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong."""
+    device, threads = resolve_device(config.device), set_threads(config.threads)
+    data = load_data_of(config)
+    encoding = EncodingSpec(config.encoding, config.search).with_code_hashes()
+    config = replace(config, encoding=encoding.values)
+    with user_code_errors():
+        model = build_decoder(config, data.vocabulary, encoding)
+    dry_run_training(model, config.train.length, config.encoding["name"])
+    plans = planner(config, config.eval, data)
+    for side in ("training", "validation"):
+        Windows(data, config.train.length, side=side)  # which refuses data without any
+    dtype = resolve_precision(config.precision, config.device)
+    facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
+    label, source = encoding.label, config.train.from_run
+    # Fine-tuning makes another line in tables.
+    label = f"{label} from={encoding_in(source)}" if source else label
+    folder = runs_folder(Path(config.results_dir)) / run_name(config, facts)
+    return Job(config, folder, setting(facts), label, label, device, dtype, threads, data, model), plans
+
+
+def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
+    """Return a run's configuration with no class from outside but those in files that the user named.
+
+    may_differ: the files may have changed after the training.
+    """
+    encoding = EncodingSpec(config.encoding).with_trusted_code(code, may_differ=may_differ)
+    return replace(config, encoding=encoding.values)
+
+
+def _name_source(config: Config) -> Config:
+    """Replace `train.from` by the name of the run: its hash says what the run is, wherever it lies."""
+    source = config.train.from_run
+    if source is None:
+        return config
+    try:
+        name = find_run(source, Path(config.results_dir)).name
+    except UserError:
+        name = Path(source).name  # it may be gone: only a run that has not begun needs it
+    return replace(config, train=replace(config.train, from_run=name))
+
+
+# Training
+
+
+def finish(
+    job: Job,
+    plans: Sequence[Plan],
+    bars: Bars = progress_bar,
+    *,
+    waits: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Train and score a run that is prepared, with progress shown by `bars`, and return its rows.
+
+    What goes wrong is kept in the run's folder too, until the run goes on. Jobs of a sweep may be scores of
+    one and the same run: each waits for the other, and calls `waits` with the reason first.
+    """
+    run, steps = job.folder, job.config.train.total_steps
+    run.mkdir(parents=True, exist_ok=True)
+    with (
+        locked(run, waits=waits),
+        say_what_is_kept(run, steps),
+        record_error(run),
+        explain_out_of_memory(),
+    ):
+        remove_leftovers(run)
+        with tracking(run, job.config) as tracked:
+            rows = _rows_if_finished(job, plans, bars)
+            if rows is None:
+                trained = _train(job, bars, tracked)
+                rows = score_encodings(job, trained, plans, bars=bars)
+                _write_result(job, trained)
+            tracked.scores(read_rows(run / "eval.csv"))
+        score_missing_anchors(job, plans, rows)
+    gather_and_warn(Path(job.config.results_dir))
+    return rows
+
+
+def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row] | None:
+    """Return the rows of a finished run, and score those that were missing; None for a run to train."""
+    if read_result(job.folder) is None:
+        return None
+    rows = kept_rows(job, plans)
+    trained = None if rows is not None else final_checkpoint(job.folder, job.config.train.total_steps)
+    if rows is None and trained is None:
+        _reopen(job, plans)
+        return None
+    say(f"{job.folder} is already trained")
+    _mend_config(job)
+    _warn_of_changed_code(job)
+    if trained is not None:
+        return score_encodings(job, trained, plans, bars=bars)
+    _say_shortages(job, plans)
+    record_command(job.folder)
+    return rows
+
+
+def _reopen(job: Job, plans: Sequence[Plan]) -> None:
+    """Mark a finished run as not finished: it lacks the weights for what is to be scored."""
+    lengths = {row.length for row in read_rows(job.folder / "eval.csv")} - {plan.length for plan in plans}
+    lost = f"; scores at {', '.join(map(str, sorted(lengths)))} are discarded (`pe-bench eval` restores them)"
+    say(
+        f"warning: retraining {job.folder.name}: its final weights are missing or damaged"
+        + (lost if lengths else "")
+    )
+    (job.folder / "result.json").unlink()
+
+
+def _mend_config(job: Job) -> None:
+    """Write a finished run's config.yaml again where it is damaged: the same command made it before."""
+    try:
+        read_config(job.folder)
+    except UserError as error:
+        _write_config(job)
+        say(f"warning: {first_line(error).partition(': ')[0]}, and was written again")
+
+
+def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
+    config, name = job.config, job.folder.name
+    steps, tokens = config.train.total_steps, config.train.batch_tokens
+    checkpoints = job.folder / "checkpoints"
+    for path in delete_damaged_checkpoints(checkpoints):
+        say(f"warning: {path} is damaged and was deleted")
+    begun = latest_checkpoint(checkpoints)
+    if begun is None or begun.meta.step < steps:
+        delete_scores(job.folder)
+    _describe(job)
+    say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
+    if begun is not None and begun.meta.step < steps:
+        say(f"{name}: continues from step {begun.meta.step}")
+    with bars(job.label, steps) as bar:
+        progress = TrainingProgress(bar, steps, tokens)
+
+        def watch(step: Step) -> None:
+            progress(step)
+            tracked.step(step)
+
+        (fit_together if config.train.processes > 1 else fit)(job, watch)
+    trained = latest_checkpoint(checkpoints)
+    if trained is None or trained.meta.step != steps:
+        raise RunError(f"the last checkpoint in {checkpoints} is missing or damaged: repeat the command")
+    say(f"{name}: trained in {trained.meta.train_seconds:.0f} s, loss {trained.meta.loss:.3f}")
+    return trained
+
+
+def _describe(job: Job) -> None:
+    """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
+    _write_config(job)
+    kernel = training_kernel(job.device, job.dtype)
+    about = {**environment(job.device, job.threads), "attention": kernel._asdict()}
+    _write_json(job.folder / "environment.json", about)
+    if job.device.type == "cpu" and not is_kernel_here():
+        say(f"attention: {kernel}")
+    train, task = job.config.train, job.data.task
+    if task is None:
+        say(summary(job.data, job.config.eval.resolved_max_length(train.length)))
+        return
+    sizes = f"sizes {task.least} to {task.size_at(train.length)}"
+    say(f"{task.name}: examples of {sizes} at {train.length} tokens, {task.chance:.3g} right by guessing")
+
+
+def _write_result(job: Job, trained: Checkpoint) -> None:
+    """Write the file that makes a run a finished one, after all others."""
+    result = {
+        "format": 1,
+        "encoding": job.label,
+        "seed": job.config.seed,
+        "steps": trained.meta.step,
+        "loss": trained.meta.loss,
+        "parameters": job.model.parameter_count,
+        "train_seconds": trained.meta.train_seconds,
+        "data_hash": job.data.hash,
+        "setting": job.setting,
+        "train_dtype": job.train_dtype,
+        "finished": today(),
+    }
+    _write_json(job.folder / "result.json", result)
+
+
+def _write_config(job: Job) -> None:
+    write_config(job.folder, replace(job.config, data=with_absolute_paths(job.config.data)))
+
+
+def _write_json(path: Path, values: dict[str, object] | dict[str, str | int]) -> None:
+    write_text(path, json.dumps(values, indent=1) + "\n")
+
+
+@contextmanager
+def say_what_is_kept(run: Path, steps: int) -> Iterator[None]:
+    """Turn a request to stop inside into one that says what is kept of a run of `steps`."""
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt) as stopped:
+        raise Stopped(str(stopped) or f"interrupted; {_what_is_kept(run, steps)}") from stopped
+
+
+def _what_is_kept(run: Path, steps: int) -> str:
+    newest = latest_checkpoint(run / "checkpoints")
+    if newest is None:
+        return "no step was saved yet, so the same command starts from the beginning"
+    if newest.meta.step < steps:
+        return f"step {newest.meta.step} of {steps} is saved, and the same command continues from there"
+    scored = "the lengths scored so far" if any((run / "scores").glob("*")) else "no scores yet"
+    return f"the trained weights are saved, and {scored}; the same command continues from there"
+
+
+# Scoring
+
+
+def score_run(
+    run: Path,
+    config: Config,
+    results_dir: Path,
+    others: Sequence[OtherEncoding] = (),
+    judge: Path | None = None,
+    planner: Planner = make_plans,
+    *,
+    waits: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Score a finished run at the lengths of its `config`, then its weights under `others`.
+
+    The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
+    judge: a run whose scores decide which targets are key. It gets no key targets itself: they
+    flatter it. planner: what the run is scored on. waits: called with the reason where another process works
+    on the run, which is then waited for; without `waits`, that is an error.
+    """
+    if judge is not None and judge.resolve() == run.resolve():
+        say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
+        judge = None
+    if config.checkpoint is not None:
+        message = f"{OPTION} chooses targets of runs, and {run.name} is a checkpoint: leave the option out"
+        require(judge is None, message)
+        return score_checkpoint(*reopen_checkpoint(run, config, planner), others)
+    message = f"{OPTION} chooses targets of text, and {run.name} has a task's answers: leave the option out"
+    require(judge is None or config.task is None, message)
+    result = read_result(run) or {}
+    job, plans = load(config, planner)
+    job = replace(job, folder=run)
+    if "setting" in result:  # of the training, wherever it is scored
+        dtype = DTYPES.get(str(result.get("train_dtype")), job.dtype)
+        job = replace(job, setting=str(result["setting"]), dtype=dtype)
+    trained = final_checkpoint(run, config.train.total_steps)
+    if trained is None:
+        raise UserError(
+            f"{run / 'checkpoints'} has no whole checkpoint of step {config.train.total_steps}: "
+            "repeat the command that trained the run"
+        )
+    judged = {} if judge is None else key_slices(judge, plans, config.train.length, job.data)
+    _warn_of_other_data(job, result)
+    _warn_of_changed_code(job)
+    if EncodingSpec(config.encoding).identity() != EncodingSpec(job.config.encoding).identity():
+        # The weights were trained with one version of its code, and the scores come from another.
+        job = replace(job, label=str(result.get("encoding", job.label)))
+    with locked(run, waits=waits), say_what_is_kept(run, config.train.total_steps):
+        remove_leftovers(run)
+        rows = score_encodings(job, trained, plans, others)
+        if judge is not None:
+            keep_slices(run, judged, judge.name)
+            keep_means(run, read_rows(run / "eval.csv"))
+        if result.get("data_hash") == job.data.hash:
+            score_missing_anchors(job, plans, rows)
+    if run.resolve().parent == runs_folder(results_dir).resolve():
+        gather_and_warn(results_dir)
+    return rows
+
+
+def score_encodings(
+    job: Job,
+    trained: Checkpoint,
+    plans: Sequence[Plan],
+    others: Sequence[OtherEncoding] = (),
+    bars: Bars = progress_bar,
+) -> list[Row]:
+    """Return the rows of the trained encoding, then those of the others, at the same lengths and targets."""
+    config, model = job.config, _decoder(job)
+    record_command(job.folder)
+    load_weights(trained.path, model)
+    try:
+        refuse_lookahead(model, config.train.length, config.encoding["name"], "with its trained weights")
+    except UserError as error:  # learned in training
+        raise RunError(str(error)) from error
+    # All are built before any is scored, so that an error in the last comes first.
+    models = [_with_encoding(other, job) for other in others]
+    is_changed = job.scored_with != job.label
+    speed = trained.meta.step * config.train.batch_tokens / trained.meta.train_seconds
+    # This moves what all models share to the device.
+    own = replace(job, model=model.to(job.device).eval(), tokens_per_second=speed, forced=is_changed)
+    _say_shortages(job, plans)
+    rows = scored_rows(job, plans) if is_changed else []
+    rows += score(own, plans if is_changed else with_lost_plans(job, plans), bars)
+    for under, other in zip(models, others, strict=True):
+        under.encoding.to(job.device)
+        changed = replace(own, model=under, scored_with=other.label, forced=other.forced)
+        rows += score(changed, plans, bars)
+    return rows
+
+
+def describe_failures(rows: Sequence[Row]) -> str:
+    """Return where a user's own code failed while these rows were scored, and the way out; or nothing."""
+    failed = sorted((row for row in rows if row.status == "failed"), key=lambda row: row.length)
+    if not failed:
+        return ""
+    lengths = ", ".join(str(length) for length in dict.fromkeys(row.length for row in failed))
+    return (
+        f"{failed[0].scored_with} could not be scored at {lengths}: {failed[0].reason}: mend it, or raise "
+        "LengthError where the encoding is undefined; then score the same weights with "
+        f"`pe-bench eval {failed[0].run} --code FILE --force`"
+    )
+
+
+def _with_encoding(other: OtherEncoding, job: Job) -> Decoder:
+    """Return the job's model with another encoding in its place, which has the trained one's parameters.
+
+    The rest of the two is one and the same in memory, and neither is changed.
+    """
+    trained = _decoder(job)
+    encoding = other.encoding.build(trained.n_layers, job.data.vocabulary)
+    encoding.load_state_dict(trained.encoding.state_dict(), strict=True)
+    model = copy.copy(trained)
+    model._modules = {**trained._modules, "encoding": encoding}
+    dry_run_training(model, job.config.train.length, other.encoding.values["name"])
+    return model.eval()
+
+
+def _decoder(job: Job) -> Decoder:
+    assert isinstance(job.model, Decoder), "a checkpoint's model is scored elsewhere"
+    return job.model
+
+
+def _say_shortages(job: Job, plans: Sequence[Plan]) -> None:
+    for line in shortages(job.config.eval, plans):
+        say(line)
+
+
+def _warn_of_other_data(job: Job, result: dict[str, object]) -> None:
+    if result.get("data_hash") != job.data.hash:
+        say(
+            f"warning: data={job.config.data.name} is not what {job.folder.name} was trained on "
+            f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
+        )
+
+
+def _warn_of_changed_code(job: Job) -> None:
+    """Warn where pe-bench's own file of an encoding is not what the run's earlier rows were made with."""
+    files = [part.code.path for part in EncodingSpec(job.config.encoding).parts if part.is_built_in]
+    earlier = {(row.pe_bench, row.git): row for row in read_rows(job.folder / "eval.csv")}
+    now = _version(package_version(), git_commit())
+    for version, commit in earlier:
+        if commit == git_commit() and version == package_version():
+            continue
+        for file in dict.fromkeys(changed_files(version, commit, files)):
+            say(
+                f"warning: {file.name} is not what rows of {job.folder.name} were made with "
+                f"({_version(version, commit)} then, {now} now): old and new rows may not fit together"
+            )
+
+
+def _version(version: str, commit: str) -> str:
+    return f"pe-bench {version}, git {commit}" if commit else f"pe-bench {version}"

@@ -1,1 +1,0 @@
-"""The one job that every launcher calls: prepare, train, score."""

@@ -1,0 +1,230 @@
+"""Trackers, which record the losses and scores of a run too: none by default.
+
+The run's own files are the truth. Whatever a tracker does, a run goes on: when it fails, that is said once.
+"""
+
+import importlib
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from pe_bench.config.parse import to_plain
+from pe_bench.config.schema import Config
+from pe_bench.errors import first_line, require
+from pe_bench.runs.rows import TASK, Row
+from pe_bench.system.terminal import say
+from pe_bench.training.checkpoint import latest_checkpoint
+from pe_bench.training.log import Step
+
+
+class Tracker(Protocol):
+    def step(self, step: Step) -> None:
+        """Record one row of train.csv."""
+        ...
+
+    def scores(self, rows: Sequence[Row]) -> None:
+        """Record all rows of the run under its own encoding, some of which it may have been given before."""
+        ...
+
+    def end(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run's `tensorboard/`; scores in a folder of their own, by length.
+
+    `tensorboard --logdir results/runs` shows all runs.
+    """
+
+    def __init__(self, run: Path, config: Config, first: int):
+        self.writer_class: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        self.folder = run / "tensorboard"
+        # Steps after the checkpoint are taken again: TensorBoard forgets those that it has.
+        self.writer = self.writer_class(str(self.folder), purge_step=first + 1 if first else None)
+        if not first:
+            lines = "\n".join(f"{name}: {value}" for name, value in to_plain(config).items())
+            self.writer.add_text("config", f"```\n{lines}\n```")
+
+    def step(self, step: Step) -> None:
+        for name, value in _values_of(step).items():
+            self.writer.add_scalar(name, value, step.step)
+
+    def scores(self, rows: Sequence[Row]) -> None:
+        folder = self.folder / "scores"  # written anew: lengths are no steps, which could be purged
+        shutil.rmtree(folder, ignore_errors=True)
+        with self.writer_class(str(folder)) as writer:
+            for row in rows:
+                if _level_of(row) is not None:
+                    writer.add_scalar(_score_name(row), _level_of(row), row.length)
+
+    def end(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """Offline in `results/wandb/` unless WANDB_MODE says otherwise; `wandb sync` sends it.
+
+    Not in the run's directory: it makes symbolic links to its logs, and a run holds none.
+    """
+
+    def __init__(self, run: Path, config: Config, first: int):
+        library = importlib.import_module("wandb")
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self.run = library.init(
+            project=os.environ.get("WANDB_PROJECT", "pe-bench"),
+            id=run.name,
+            name=run.name,
+            dir=config.results_dir,
+            config=to_plain(config),
+            mode=mode,
+            # Offline there is nothing to look up: what is sent later under one id is one record.
+            resume=None if mode == "offline" else "allow",
+            settings=library.Settings(silent=True, disable_git=True, save_code=False),
+        )
+
+    def step(self, step: Step) -> None:
+        self.run.log(_values_of(step), step=step.step)
+
+    def scores(self, rows: Sequence[Row]) -> None:
+        self.run.summary.update({f"{_score_name(row)}/{row.length}": _level_of(row) for row in rows})
+
+    def end(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    """A database in the run's `mlflow/` unless MLFLOW_TRACKING_URI names a server."""
+
+    def __init__(self, run: Path, config: Config, first: int):
+        folder = (run / "mlflow").resolve()
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        if address is None:
+            folder.mkdir(exist_ok=True)
+            address = f"sqlite:///{folder / 'mlflow.db'}"
+        self.entities = importlib.import_module("mlflow.entities")
+        self.client = importlib.import_module("mlflow.tracking").MlflowClient(address)
+        experiment = self.client.get_experiment_by_name("pe-bench")
+        number = (
+            experiment.experiment_id
+            if experiment
+            else self.client.create_experiment("pe-bench", str(folder / "artifacts"))
+        )
+        runs = self.client.search_runs([number], f"tags.mlflow.runName = '{run.name}'")
+        if runs:
+            self.id = runs[0].info.run_id
+            self.client.update_run(self.id, status="RUNNING")
+        else:
+            self.id = self.client.create_run(number, run_name=run.name).info.run_id
+            values = [self.entities.Param(name, str(value)) for name, value in to_plain(config).items()]
+            self.client.log_batch(self.id, params=values)
+        self.last = max(self._steps("loss"), default=0)
+
+    def step(self, step: Step) -> None:
+        if step.step > self.last:  # a step that is taken again is the same
+            self._log([(name, value, step.step) for name, value in _values_of(step).items()])
+
+    def scores(self, rows: Sequence[Row]) -> None:
+        steps = {name: self._steps(name) for name in map(_score_name, rows)}
+        self._log(
+            [
+                (_score_name(row), level, row.length)
+                for row in rows
+                if (level := _level_of(row)) is not None and row.length not in steps[_score_name(row)]
+            ]
+        )
+
+    def end(self) -> None:
+        self.client.set_terminated(self.id)
+
+    def _steps(self, name: str) -> set[int]:
+        return {metric.step for metric in self.client.get_metric_history(self.id, name)}
+
+    def _log(self, values: Sequence[tuple[str, float, int]]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self.entities.Metric(name, value, now, step) for name, value, step in values]
+        self.client.log_batch(self.id, metrics)
+
+
+# Each takes the run's directory, its configuration, and the step from which it goes on.
+TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+
+class Tracking:
+    """The tracker of a run, if it has one, for as long as that works."""
+
+    def __init__(self, run: Path, config: Config):
+        self.name, self.log_every = config.tracker, config.train.log_every
+        self.tracker: Tracker | None = None
+        with self._forgiven():
+            if self.name is not None:
+                checkpoint = latest_checkpoint(run / "checkpoints")
+                self.tracker = TRACKERS[self.name](run, config, checkpoint.meta.step if checkpoint else 0)
+
+    def step(self, step: Step) -> None:
+        due = step.step % self.log_every == 0 or step.validation_loss is not None
+        with self._forgiven():
+            if self.tracker is not None and due:
+                self.tracker.step(step)
+
+    def scores(self, rows: Sequence[Row]) -> None:
+        with self._forgiven():
+            if self.tracker is not None:
+                self.tracker.scores([row for row in rows if row.scored_with == row.encoding])
+
+    def end(self) -> None:
+        with self._forgiven():
+            if self.tracker is not None:
+                self.tracker.end()
+
+    @contextmanager
+    def _forgiven(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.tracker = None
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            say(f"warning: tracker={self.name} failed, and the run continues without it ({reason})")
+
+
+@contextmanager
+def tracking(run: Path, config: Config) -> Iterator[Tracking]:
+    """Open the tracker that `tracker=` names, and close it; a run that has a record there continues it."""
+    tracking = Tracking(run, config)
+    try:
+        yield tracking
+    finally:
+        tracking.end()
+
+
+def check_tracker(name: str | None) -> None:
+    """Raise `UserError` where the package of a tracker is missing."""
+    require(
+        name is None or importlib.util.find_spec(name) is not None,
+        f"tracker={name} is not installed: pip install 'pe-bench[{name}]'",
+    )
+
+
+def _values_of(step: Step) -> dict[str, float]:
+    """Return the values that trackers draw against the step."""
+    values = {"loss": step.loss, "lr": step.lr, "gradient_norm": step.gradient_norm, "seconds": step.seconds}
+    return values if step.validation_loss is None else {**values, "validation_loss": step.validation_loss}
+
+
+def _score_name(row: Row) -> str:
+    """Return the name of a value that trackers draw against the length."""
+    control = "" if row.control == "none" else f"_{row.control}"
+    name = "exact" if row.protocol == TASK else "bits_per_byte"
+    return f"{name}/{row.protocol}{control}"
+
+
+def _level_of(row: Row) -> float | None:
+    """Return the number of a row that trackers draw; None where it has none."""
+    return row.exact if row.protocol == TASK else row.bits_per_byte
