@@ -19,10 +19,8 @@ from pe_bench.data.packed import load_data_of, summary
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.attention import is_kernel_here, training_kernel
+from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import Decoder, build_decoder
-from pe_bench.model.dry_run import dry_run_training
-from pe_bench.model.lookahead import refuse_lookahead
-from pe_bench.model.user_code import user_code_errors
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.config_file import read_config, with_absolute_paths, write_config
 from pe_bench.runs.find import find_run

@@ -60,15 +60,15 @@ def reachable(module: str) -> frozenset[str]:
 def test_imports_are_found_wherever_they_are() -> None:
     source = """
 import torch.nn as nn, json
-from pe_bench.model import loss
+from pe_bench.model import layers
 from pe_bench.data.packed import Data
 def later():
     from pe_bench.training.trainer import fit
     import pe_bench.report
 """
-    own = {"pe_bench.model.loss", "pe_bench.data.packed", "pe_bench.training.trainer", "pe_bench.report"}
+    own = {"pe_bench.model.layers", "pe_bench.data.packed", "pe_bench.training.trainer", "pe_bench.report"}
     assert imported(source, "example") == {"torch.nn", "json", *own}
-    assert "pe_bench.model.loss" in own_imports("pe_bench.training.trainer")
+    assert "pe_bench.model.layers" in own_imports("pe_bench.training.trainer")
     assert "pe_bench.encodings.base" in reachable("pe_bench.training.trainer")
 
 

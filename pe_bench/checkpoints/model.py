@@ -15,7 +15,7 @@ from torch.nn import functional
 from pe_bench.checkpoints.attention import PassMask, PassState
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.compose import Composition
-from pe_bench.model.loss import LOGIT_ELEMENTS
+from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.memory import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096

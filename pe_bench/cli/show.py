@@ -47,7 +47,7 @@ def _names_task(argument: str) -> bool:
 
 def _draw(found: Sequence[ResolvedEncoding], plot: Path) -> None:
     from pe_bench.inspection.show.picture import draw_subjects
-    from pe_bench.model.user_code import user_code_errors
+    from pe_bench.model.checks import user_code_errors
 
     with user_code_errors(*(subject.encoding for subject in found)):
         draw_subjects(found, plot)

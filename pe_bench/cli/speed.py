@@ -61,8 +61,8 @@ def _try_each(found: Sequence[ResolvedEncoding], length: int) -> None:
     """Build each, and try it on one window. Raises `UserError` for one that fails there."""
     from pe_bench.data.tokenizer import ByteTokenizer
     from pe_bench.encodings import LengthError
+    from pe_bench.model.checks import dry_run
     from pe_bench.model.decoder import build_decoder
-    from pe_bench.model.dry_run import dry_run
 
     encodings = [_built(subject) for subject in found]
     model = build_decoder(found[0].config, ByteTokenizer().vocabulary, found[0].spec)

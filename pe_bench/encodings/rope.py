@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
-from pe_bench.native.rotation import is_rotated_natively, rotated
+from pe_bench.native.layers import is_rotated_natively, rotated
 
 Layout = Literal["half", "interleaved"]
 Form = Literal["pairs", "complex", "dense"]

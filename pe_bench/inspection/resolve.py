@@ -56,8 +56,8 @@ class ResolvedEncoding:
         import torch
 
         from pe_bench.data.tokenizer import ByteTokenizer
-        from pe_bench.model.seeds import derive_seed
-        from pe_bench.model.user_code import user_code_errors
+        from pe_bench.model.checks import user_code_errors
+        from pe_bench.model.decoder import derive_seed
 
         with torch.random.fork_rng(devices=[]), user_code_errors():
             torch.manual_seed(derive_seed(self.config.seed, "encoding"))

@@ -4,8 +4,10 @@ RMSNorm, SwiGLU, grouped-query attention, no biases, tied embeddings. Letters: B
 tokens, D model width, H query heads, K head width.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +18,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.attention import attention
-from pe_bench.model.layers import RMSNorm, feedforward_after, gated, is_native, projections
-from pe_bench.model.loss import token_nll
-from pe_bench.model.seeds import derive_seed
+from pe_bench.model.layers import RMSNorm, feedforward_after, gated, is_native, projections, token_nll
 
 # So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
 FEEDFORWARD_TOKENS = 4_096
@@ -223,3 +223,69 @@ def build_decoder(config: Config, vocabulary: Sequence[str], encoding: EncodingS
         built = spec.build(config.model.n_layers, vocabulary)
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "decoder"))
         return Decoder(config.model, len(vocabulary), built, generator)
+
+
+# The interface that scoring needs of a model, which our decoder and Hugging Face checkpoints have.
+#
+# Letters: B batch, T tokens, N scored tokens, D model width.
+
+
+class LanguageModel(Protocol):
+    """A causal model under an encoding, whose layers attend through `pe_bench.model.attention`."""
+
+    encoding: Composition
+    training: bool
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def parameter_count(self) -> int: ...
+
+    def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
+        """Return the last layer's output for the tokens from `first` on, [B, T - first, D].
+
+        `ids` are the encoding's position ids, and `window` limits the attention of every layer from outside.
+        """
+        ...
+
+    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+        """Return what `hidden` does of B x C windows, [B C, T - first, D].
+
+        The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
+        """
+        ...
+
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each target in nats, float32 [N]."""
+        ...
+
+    def likeliest(self, hidden_ND: Tensor) -> Tensor:
+        """Return the likeliest next token of each, int64 [N]."""
+        ...
+
+    def control_refusal(self, control: str, length: int) -> str:
+        """Return why a control cannot be scored with this model; empty where it can."""
+        ...
+
+    def train(self, mode: bool = True) -> Self: ...
+
+    def eval(self) -> Self: ...
+
+
+# Random streams that are functions of what they are for, so that none disturbs another.
+#
+# A stream for each purpose and step, instead of one generator whose state goes on: a resumed run
+# draws what an unbroken one would have drawn, and a change of encoding moves no other stream.
+
+
+def derive_seed(seed: int, *purpose: str | int) -> int:
+    """Return a 63-bit seed for one purpose, such as ("ids", step)."""
+    text = "/".join(map(str, (seed, *purpose)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.native.threads import lend_threads
 from pe_bench.system.cache import cache_root, cached_folder, key_of
 from pe_bench.system.machine import processor_facts
 from pe_bench.system.private import writable_by_others
@@ -181,3 +183,74 @@ def _processor() -> str:
     facts = processor_facts()
     lines = [f"{kind}: {facts[kind]}" for kind in KINDS if kind in facts]
     return "\n".join(lines) or f"{platform.machine()} {platform.processor()}"
+
+
+# The threads of PyTorch's OpenMP, lent to the compiled code.
+
+
+def lend_threads(library: ctypes.CDLL) -> None:
+    """Have a library run in the threads of PyTorch's GNU OpenMP; without one it starts its own at every call.
+
+    Those of OpenMP wait for work without sleeping, and threads beside them would wait for a processor.
+    """
+    parallel = _gomp_parallel()
+    if parallel is not None:
+        library.pe_bench_use_threads(parallel)
+
+
+def _gomp_parallel() -> ctypes.c_void_p | None:
+    if not hasattr(os, "RTLD_NOLOAD"):
+        return None
+    folder = Path(torch.__file__).parent / "lib"
+    beside = (folder.parent.parent / "torch.libs").glob("libgomp*")
+    for path in [*folder.glob("libgomp*"), *beside, "libgomp.so.1"]:
+        try:  # one that is loaded already, and is so PyTorch's
+            loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            return ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p)
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+# Tensors as the compiled code takes them.
+#
+# Letters: B batch, H heads, T tokens, V width of the output.
+
+
+class Shape(ctypes.Structure):
+    """The `Shape` of common.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens", "width", "value_width")),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class Strided(ctypes.Structure):
+    """The `Strided` of common.h."""
+
+    _fields_ = [("data", ctypes.c_void_p), *((n, ctypes.c_int64) for n in ("batch", "heads", "tokens"))]
+
+
+def shape_of(q: Tensor, v: Tensor, scale: float) -> Any:
+    return ctypes.byref(Shape(*q.shape, v.shape[-1], scale, torch.get_num_threads()))
+
+
+def strided(x: Tensor) -> Any:
+    return ctypes.byref(Strided(x.data_ptr(), *x.stride()[:-1]))
+
+
+def data_of(x: Tensor | None) -> ctypes.c_void_p | None:
+    return None if x is None else ctypes.c_void_p(x.data_ptr())
+
+
+def with_whole_rows(x: Tensor) -> Tensor:
+    """Return a tensor with whole rows: compiled code takes any strides but the last dimension's."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def like_rows_of_tokens(x: Tensor) -> Tensor:
+    """Return an empty [B, H, T, V], in memory [B, T, H, V] as the decoder wants it next."""
+    batch, heads, tokens, width = x.shape
+    return x.new_empty(batch, tokens, heads, width).transpose(1, 2)

@@ -7,7 +7,7 @@ import torch
 
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data
-from pe_bench.model.language_model import LanguageModel
+from pe_bench.model.decoder import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.base import PositionalEncoding, Side
-from pe_bench.model.language_model import LanguageModel
+from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan, paired_plan, parts_before_the_end
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 

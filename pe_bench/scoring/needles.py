@@ -29,8 +29,7 @@ from torch import Tensor
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
-from pe_bench.model.language_model import LanguageModel
-from pe_bench.model.seeds import derive_seed
+from pe_bench.model.decoder import LanguageModel, derive_seed
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, NeedleSet, Plan, Window, batches

@@ -19,10 +19,8 @@ from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import Split
 from pe_bench.encodings import LengthError
 from pe_bench.errors import RunError, first_line
-from pe_bench.model.language_model import LanguageModel
-from pe_bench.model.lookahead import find_lookahead
-from pe_bench.model.seeds import derive_seed
-from pe_bench.model.user_code import describe_user_code_error, is_users_own
+from pe_bench.model.checks import describe_user_code_error, find_lookahead, is_users_own
+from pe_bench.model.decoder import LanguageModel, derive_seed
 from pe_bench.runs.rows import POSITIONS, PROBE
 from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.needles import score_needles

@@ -2,7 +2,7 @@
 
 A folder is written beside its place and renamed into it, the newest two are kept, and the
 newest whose checksums hold is the one that is read. Tensors are safetensors: nothing here can
-run code. There is no state of a random generator to keep (`pe_bench.model.seeds`).
+run code. There is no state of a random generator to keep (`pe_bench.model.decoder`).
 """
 
 import hashlib

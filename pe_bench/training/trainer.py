@@ -14,10 +14,9 @@ from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import Batch, Windows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
-from pe_bench.model.decoder import Decoder
-from pe_bench.model.loss import token_nll
-from pe_bench.model.seeds import derive_seed
-from pe_bench.model.user_code import user_code_errors
+from pe_bench.model.checks import user_code_errors
+from pe_bench.model.decoder import Decoder, derive_seed
+from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
 from pe_bench.system.memory import retain_freed_memory
 from pe_bench.system.signals import Stopped

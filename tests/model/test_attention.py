@@ -18,9 +18,12 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.stick_breaking import StickBreaking
 from pe_bench.encodings.t5 import T5
 from pe_bench.model.attention import attention, choose, reference_attention
-from pe_bench.model.attention.columns import fused_column_attention
-from pe_bench.model.attention.distance import FUSED_QUERIES, fused_distance_attention
-from pe_bench.model.attention.fused import fused_attention
+from pe_bench.model.attention.fused import (
+    FUSED_QUERIES,
+    fused_attention,
+    fused_column_attention,
+    fused_distance_attention,
+)
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 

@@ -17,9 +17,15 @@ from pe_bench.encodings.logn import LogN
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.sandwich import Sandwich
 from pe_bench.encodings.t5 import T5
-from pe_bench.model.attention import distance, fused, reference_attention
-from pe_bench.model.attention.distance import FUSED_QUERIES, FUSED_QUERIES_LONG, fused_distance_attention
-from pe_bench.model.attention.negligible import BLOCK, NegligibleKeys, log_epsilon
+from pe_bench.model.attention import fused, reference_attention
+from pe_bench.model.attention.fused import (
+    BLOCK,
+    FUSED_QUERIES,
+    FUSED_QUERIES_LONG,
+    NegligibleKeys,
+    fused_distance_attention,
+    log_epsilon,
+)
 from pe_bench.scoring.scorer import flush_denormals
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
@@ -66,7 +72,7 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2])
         return kernel(q, k, v, *others)
 
-    monkeypatch.setattr(distance, "fused", counting)
+    monkeypatch.setattr(fused, "fused", counting)
     return counts
 
 
@@ -110,7 +116,7 @@ def test_alibi_leaves_out_far_keys_and_no_output_moves(touched: list[int]) -> No
 def test_longer_texts_take_more_queries_at_a_time(
     touched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distance, "LONG", TOKENS - 1)
+    monkeypatch.setattr(fused, "LONG", TOKENS - 1)
     assert off(ALiBi(H), inputs(dtype=torch.float32)) < 1e-6
     assert sum(touched) < everything(FUSED_QUERIES_LONG)
     touched.clear()

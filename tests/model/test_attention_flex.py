@@ -32,9 +32,16 @@ from pe_bench.encodings.stick_breaking import StickBreaking
 from pe_bench.encodings.streaming import Streaming
 from pe_bench.encodings.t5 import T5
 from pe_bench.inspection.check.case import layer_inputs, layers_of, worst
-from pe_bench.model.attention import block_masks, choose, flex, project, reference_attention
-from pe_bench.model.attention.block_masks import BLOCK, block_mask, mask_of_tiles
-from pe_bench.model.attention.flex import add_columns, add_table, can_flex, fused_flex_attention
+from pe_bench.model.attention import choose, flex, project, reference_attention
+from pe_bench.model.attention.flex import (
+    BLOCK,
+    add_columns,
+    add_table,
+    block_mask,
+    can_flex,
+    fused_flex_attention,
+    mask_of_tiles,
+)
 
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 
@@ -267,7 +274,7 @@ def test_masks_are_the_same_in_any_chunks_and_ask_for_few_pairs_at_a_time(
         return visible(self, queries, keys)
 
     monkeypatch.setattr(type(encoding), "visible", watched)
-    monkeypatch.setattr(block_masks, "CHUNK_ELEMENTS", 2 * BLOCK * 700)
+    monkeypatch.setattr(flex, "CHUNK_ELEMENTS", 2 * BLOCK * 700)
     chunked = mask_of(encoding, 700)
     assert max(asked) <= 2 * BLOCK * 700
     assert torch.equal(chunked.mask_mod(*indices(700)), whole.mask_mod(*indices(700)))

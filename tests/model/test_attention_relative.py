@@ -11,9 +11,9 @@ from pe_bench.encodings.logn import LogN
 from pe_bench.encodings.rerope import ReRoPE
 from pe_bench.encodings.shaw import Shaw
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
-from pe_bench.model.attention import attention, choose, chunks, reference_attention, relative
+from pe_bench.model.attention import attention, choose, chunks, reference_attention
+from pe_bench.model.attention.chunks import by_distance, fused_relative_attention, keys_band, queries_band
 from pe_bench.model.attention.fused import fused_with_lse, merge_by_lse
-from pe_bench.model.attention.relative import by_distance, fused_relative_attention, keys_band, queries_band
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
@@ -50,7 +50,7 @@ def made(name: str, dtype: torch.dtype = torch.float64) -> LayerEncoding:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relative, "CHUNK_QUERIES", CHUNK)
+    monkeypatch.setattr(chunks, "CHUNK_QUERIES", CHUNK)
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def test_tables_in_single_precision_are_within_its_rounding_of_float64(name: str
 @torch.no_grad()
 @pytest.mark.parametrize("make", [*MADE.values(), lambda: ReRoPE(K, train_length=128, window=64)])
 def test_the_end_of_a_long_text_is_that_of_float64(make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relative, "CHUNK_QUERIES", 256)
+    monkeypatch.setattr(chunks, "CHUNK_QUERIES", 256)
     tokens, rows = 3_001, range(3_001 - 8, 3_001)
     encoding, inputs = make(), layer_inputs(tokens, torch.float32, batch=1)
     found = attention(encoding, *inputs, torch.arange(tokens))[:, :, -len(rows) :]
@@ -88,7 +88,7 @@ def test_the_end_of_a_long_text_is_that_of_float64(make, monkeypatch: pytest.Mon
 def test_outputs_do_not_depend_on_the_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, arguments = made("shaw"), (*layer_inputs(40), torch.arange(40))
     before = attention(encoding, *arguments)
-    monkeypatch.setattr(relative, "CHUNK_QUERIES", size)
+    monkeypatch.setattr(chunks, "CHUNK_QUERIES", size)
     assert worst(attention(encoding, *arguments), before) < 1e-12
 
 
@@ -96,8 +96,8 @@ def test_outputs_do_not_depend_on_the_chunks(size: int, monkeypatch: pytest.Monk
 def test_chunks_are_small_where_sequences_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, arguments = made("shaw"), (*layer_inputs(40), torch.arange(40))
     before = attention(encoding, *arguments)
-    monkeypatch.setattr(relative, "CHUNK_ELEMENTS", 2 * H * 3 * (CHUNK + 5))
-    assert relative.Near(encoding, arguments[1]).size == 3
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2 * H * 3 * (CHUNK + 5))
+    assert chunks.Near(encoding, arguments[1]).size == 3
     assert worst(attention(encoding, *arguments), before) < 1e-12
 
 

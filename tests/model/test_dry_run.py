@@ -15,8 +15,8 @@ from pe_bench.encodings.compose import Composition
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import resolve
 from pe_bench.inspection.speed.request import with_examples
+from pe_bench.model.checks import dry_run_training
 from pe_bench.model.decoder import Decoder, build_decoder
-from pe_bench.model.dry_run import dry_run_training
 
 NAMES = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
 SIZES = ("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24", "train.length=32")

@@ -10,10 +10,10 @@ from pe_bench.config.parse import parse_config
 from pe_bench.encodings.rope import rotate
 from pe_bench.model import layers
 from pe_bench.model.decoder import Decoder, build_decoder
-from pe_bench.model.loss import token_nll
+from pe_bench.model.layers import token_nll
 from pe_bench.native import layers as native
 from pe_bench.native.build import Kernel
-from pe_bench.native.rotation import is_rotated_natively
+from pe_bench.native.layers import is_rotated_natively
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = tuple(map(str, range(37)))

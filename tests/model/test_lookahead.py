@@ -12,9 +12,9 @@ from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.model import lookahead
+from pe_bench.model import checks
+from pe_bench.model.checks import refuse_lookahead
 from pe_bench.model.decoder import build_decoder
-from pe_bench.model.lookahead import refuse_lookahead
 from pe_bench.runs.rows import read_rows
 
 torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def test_a_leak_that_training_opens_is_refused_before_it_is_scored(train, comman
 def test_a_finished_run_that_leaks_is_not_scored_again(train, command, folder: Path, monkeypatch) -> None:
     write_leak(LEARNED)
     with monkeypatch.context() as patch:
-        patch.setattr(lookahead, "TOLERANCE", 1e9)
+        patch.setattr(checks, "TOLERANCE", 1e9)
         assert train("--config-dir", "own", "encoding=leak", "train.lr=0.05").code == 0
     run = only_run(folder)
     rows = (run / "eval.csv").read_text()

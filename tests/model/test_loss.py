@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pe_bench.model import loss
-from pe_bench.model.loss import token_nll
+from pe_bench.model import layers
+from pe_bench.model.layers import token_nll
 
 N, D, V = 40, 6, 50  # tokens, model width, vocabulary
 
@@ -42,7 +42,7 @@ rows_at_once = pytest.mark.parametrize("elements", [N * V, 10 * V, 7 * V + 3, V,
 def test_chunks_give_the_plain_loss(
     elements: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", elements)
+    monkeypatch.setattr(layers, "LOGIT_ELEMENTS", elements)
     arguments = inputs(dtype)
     nll = token_nll(*arguments)
     assert nll.shape == (N,)
@@ -55,7 +55,7 @@ def test_chunks_give_the_plain_loss(
 def test_chunks_give_the_plain_gradients(
     elements: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", elements)
+    monkeypatch.setattr(layers, "LOGIT_ELEMENTS", elements)
     hidden_ND, weight_VD, targets_N = inputs(dtype)
     # Tokens count differently, so that a gradient given to the wrong token shows.
     share_N = torch.linspace(0, 1, N, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_chunks_keep_the_type_of_autocast_in_both_passes(monkeypatch: pytest.Mon
     hidden_ND, weight_VD, targets_N = inputs()
     gradients = []
     for elements in (N * V, 7 * V):
-        monkeypatch.setattr(loss, "LOGIT_ELEMENTS", elements)
+        monkeypatch.setattr(layers, "LOGIT_ELEMENTS", elements)
         with torch.autocast("cpu", torch.bfloat16):
             nll = token_nll(hidden_ND, weight_VD, targets_N)
         gradients.append(torch.autograd.grad(nll.sum(), hidden_ND)[0])
@@ -110,7 +110,7 @@ class Watch(TorchDispatchMode):
 def test_no_tensor_of_tokens_times_vocabulary_is_made(
     training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", 8 * V)
+    monkeypatch.setattr(layers, "LOGIT_ELEMENTS", 8 * V)
     arguments = inputs()
     with torch.set_grad_enabled(training), Watch() as watch:
         nll = token_nll(*arguments)
@@ -120,7 +120,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(
 
 
 def test_chunks_are_computed_again_instead_of_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", 8 * V)
+    monkeypatch.setattr(layers, "LOGIT_ELEMENTS", 8 * V)
     arguments = inputs()
     with Watch() as watch:
         nll = token_nll(*arguments)

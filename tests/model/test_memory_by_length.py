@@ -29,7 +29,7 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.model import decoder
-from pe_bench.model.attention import attention, chunks, reference, relative
+from pe_bench.model.attention import attention, chunks, reference
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
@@ -63,7 +63,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken at a time is so little that what grows with the length is the largest."""
     monkeypatch.setattr(chunks, "CHUNK_QUERIES", 16)
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2**13)
-    monkeypatch.setattr(relative, "CHUNK_QUERIES", 16)
+    monkeypatch.setattr(chunks, "CHUNK_QUERIES", 16)
     monkeypatch.setattr(fire, "PAIRS", 256)
     monkeypatch.setattr(dape, "PAIRS", 256)
     monkeypatch.setattr(reference, "REFERENCE_ELEMENTS", 2**13)

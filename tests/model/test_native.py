@@ -26,7 +26,7 @@ from pe_bench.model.attention import choose, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_attention, native_column_attention
 from pe_bench.model.attention.paths import REFERENCE, AttentionPath
 from pe_bench.native import build
-from pe_bench.native.arguments import Shape, Strided
+from pe_bench.native.build import Shape, Strided
 
 D = H * K
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,6 +1,6 @@
 """Every purpose has a random stream of its own, the same one on every machine and in every version."""
 
-from pe_bench.model.seeds import derive_seed
+from pe_bench.model.decoder import derive_seed
 
 GOLDEN = (
     "a stream has moved: every run that was trained would come out differently; change it only on purpose"

@@ -14,7 +14,7 @@ from support.results import add_run
 from support.scoring import trained_model
 
 from pe_bench.data.packed import Data
-from pe_bench.model.language_model import LanguageModel
+from pe_bench.model.decoder import LanguageModel
 from pe_bench.report.charts.heat import heat_chart
 from pe_bench.report.charts.heat_figure import draw_probes, plot_probes
 from pe_bench.report.html.page import to_html

@@ -13,7 +13,7 @@ from torch import Tensor
 from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import task_data
 from pe_bench.data.tasks import Task, build_task
-from pe_bench.model.language_model import LanguageModel
+from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.rows import Row
 
 COUNT = 6

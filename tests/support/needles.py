@@ -15,7 +15,7 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.encodings.base import Layers
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.nope import NoPE
-from pe_bench.model.language_model import LanguageModel
+from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
 from pe_bench.scoring.evaluate import evaluate

@@ -20,8 +20,8 @@ from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, first_line
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
+from pe_bench.model.checks import user_code_line
 from pe_bench.model.decoder import Decoder
-from pe_bench.model.user_code import user_code_line
 from pe_bench.system.signals import INTERRUPTIONS
 
 # Small, and no two sizes are equal, so that none can be mistaken for another; but two heads share keys.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pe_bench.encodings import LengthError
 from pe_bench.errors import text_of
 from pe_bench.inspection.speed.passes import Pass
-from pe_bench.model.user_code import describe_user_code_error
+from pe_bench.model.checks import describe_user_code_error
 from pe_bench.system.memory import PeakMemory, give_back_free_memory, is_out_of_memory
 from pe_bench.training.trainer import NonFiniteError
 

@@ -4,8 +4,9 @@ Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -151,3 +152,192 @@ def scale_queries(encoding: LayerEncoding, queries: Side) -> Tensor:
 def times(x: Tensor, factor: Tensor | None) -> Tensor:
     """Return x [B, H, Q, *] times the `logit_scale` of its queries."""
     return x if factor is None else (x * factor).to(x.dtype)
+
+
+# Fused attention plus a low-rank bias, as extra columns of the queries and the keys.
+#
+# Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K head width, D model width.
+
+
+def fused_column_attention(
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
+) -> Tensor:
+    """Serve encodings with `columns` and nothing else but `transform`, `logit_scale` and `null_logit`."""
+    queries, keys = project(encoding, x, q, k, position)
+    of_query, of_key = encoding.columns(queries, keys)
+    # Columns are cumulative sums and positions, which half precision cannot hold, and no scale may round.
+    dtype = precise(q.dtype)
+    scaled = times(queries.x.to(dtype), encoding.logit_scale(queries)) / math.sqrt(q.shape[-1])
+    wide_q = torch.cat([_like(of_query, scaled, dtype), scaled], -1)
+    wide_k = torch.cat([_like(of_key, keys.x, dtype), keys.x.to(dtype)], -1)
+    return fused_causal(wide_q, wide_k, v.to(dtype), 1.0, encoding.null_logit(queries)).to(v.dtype)
+
+
+def _like(columns: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return columns [.., n, c] spread over the batch and the heads of x."""
+    return columns.expand(*x.shape[:-1], columns.shape[-1]).to(dtype)
+
+
+# Fused attention plus a bias of the distance, without a tensor of T x T.
+#
+# Letters: B batch, H query heads, T tokens, Q queries and N keys of one chunk, K head width, D model width.
+
+# So many queries are taken at a time, the more in texts of more than `LONG` tokens. Fewer see fewer keys in
+# vain: those after a query, and those that only another one needs. But from 768 on the CPU's kernel reads the
+# keys once for 256 queries and not for 64, which counts where they do not fit the processor's caches.
+FUSED_QUERIES = 256
+FUSED_QUERIES_LONG = 1_024
+LONG = 8_192
+
+
+def fused_distance_attention(
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: None = None
+) -> Tensor:
+    """Serve encodings with a `distance_bias`, at positions that count tokens.
+
+    With the queries in reverse order the bias of query i' and key j depends on i' + j alone: a
+    Hankel matrix, which is a view with strides (1, 1) of a vector of one value for each
+    distance. Keys after the query lie at the end of that vector, at minus infinity.
+
+    Where no gradient is wanted, keys that have provably no weight are left out (`NegligibleKeys`).
+    """
+    table = distance_table(encoding, q)
+    assert table is not None
+    queries, keys = project(encoding, x, q, k, position)
+    scaled, scale = scale_queries(encoding, queries), 1 / math.sqrt(q.shape[-1])
+    null = encoding.null_logit(queries)
+    null = None if null is None else null.expand(*q.shape[:-1], 1)
+    skips = is_worthwhile(table) and not _learns(scaled, keys.x, v)
+    negligible = NegligibleKeys(scaled, keys.x, v, table, scale) if skips else None
+    # The CPU kernel takes a float32 mask for half precision queries; others want one type.
+    dtype = precise(q.dtype) if q.device.type == "cpu" else q.dtype
+    size = FUSED_QUERIES if q.shape[-2] <= LONG else FUSED_QUERIES_LONG
+    # [H, T + size]: distance T-1 first, then 0, then the keys that may not be seen.
+    falling = functional.pad(table.flip(-1), (0, size), value=float("-inf")).to(dtype)
+    chunks = []
+    for start in range(0, q.shape[-2], size):
+        stop = min(start + size, q.shape[-2])
+        reversed_q = scaled[:, :, start:stop].flip(-2)
+        reversed_null = None if null is None else null[:, :, start:stop].flip(-2)
+        needed = negligible.first_keys(start, stop) if negligible else [0] * q.shape[1]
+        outputs = []
+        for heads, first in _heads_together(needed):
+            mask = _hankel(falling[heads, q.shape[-2] - stop + first :], stop - start, stop - first)
+            seen, values = keys.x[:, heads, first:stop], v[:, heads, first:stop]
+            of_heads = None if reversed_null is None else reversed_null[:, heads]
+            outputs.append(fused(reversed_q[:, heads], seen, values, mask, scale, of_heads))
+        chunks.append(torch.cat(outputs, 1).flip(-2))
+    return torch.cat(chunks, -2)
+
+
+def distance_table(encoding: LayerEncoding, q: Tensor) -> Tensor | None:
+    """Return the bias [H, T] of every distance for queries [B, H, T, K]; heads may share one."""
+    table = encoding.distance_bias(torch.arange(q.shape[-2], device=q.device))
+    return None if table is None else table.expand(q.shape[1], q.shape[-2])
+
+
+def can_tabulate(position: Tensor) -> bool:
+    """Return whether the bias at these positions is a table: one value for each distance in tokens."""
+    if position.dim() != 1 or position.is_floating_point():
+        return False
+    return bool((position.diff() == 1).all())
+
+
+def _learns(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _heads_together(needed: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Yield neighbouring heads that need the same first key, and that key."""
+    start = 0
+    for first, heads in groupby(needed):
+        stop = start + len(list(heads))
+        yield slice(start, stop), first
+        start = stop
+
+
+def _hankel(vector: Tensor, rows: int, columns: int) -> Tensor:
+    """Return [1, H, rows, columns] whose entry (i, j) is vector[:, i + j], without a copy."""
+    heads = vector.shape[0]
+    return vector.as_strided((1, heads, rows, columns), (0, vector.stride(0), 1, 1))
+
+
+# Keys that may be left out, because their weight is provably below what rounding keeps.
+#
+# The keys before some block may be left out when, for every query i of the chunk, with scores
+# s_ij = scale * q_i . k_j + b(i - j) and |v| the root mean square of the chunk's own values,
+#
+#     sum_j exp(s_ij) max(1, |v_j| / |v|) <= exp(s_ii) epsilon / 3        (e^-17 in float32)
+#
+# over those keys j. The row's sum of exponentials is at least exp(s_ii), so the output moves by no more than
+# epsilon / 3 times the sum of |v| and its own size: what float32 rounds away in such a sum anyway.
+#
+# The left side is bounded a block at a time. The keys of a block lie in a ball around their mean c of radius
+# r, so q_i . k_j <= q_i . c + |q_i| r by Cauchy-Schwarz; and there is a largest bias at the least distance
+# from the chunk to the block or beyond. All of it is read from the tensors themselves, and nothing is left
+# out up to where a bias rises again, a key or a value is huge, or something is no number.
+#
+# Letters: B batch, H query heads, T tokens, Q queries of a chunk, M blocks of keys, K head width.
+
+BLOCK = 256  # keys
+SHORT = 1_024  # tokens
+
+
+class NegligibleKeys:
+    """The keys that chunks of queries do not need; q, k and v [B, H, T, *] are after every transform."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float):
+        dtype = precise(q.dtype)
+        self._q, self._k, self._scale = q, k, scale
+        table = table.to(dtype)
+        # [H, T]: the largest bias at a distance or beyond it, over the query's own.
+        self._bias = table.flip(-1).cummax(-1).values.flip(-1) - table[:, :1]
+        blocks = _blocks(k.to(dtype), 2)  # [B, H, M, BLOCK, *]
+        self._centres = blocks.mean(-2)
+        self._radii = (blocks - self._centres.unsqueeze(-2)).norm(dim=-1).amax(-1)
+        self._sizes = v.to(dtype).norm(dim=-1)  # [B, H, T]
+        self._largest = _blocks(self._sizes, 2).amax(-1)
+
+    def first_keys(self, start: int, stop: int) -> list[int]:
+        """Return for each head the first key that one of the queries `start` to `stop` - 1 needs."""
+        blocks = start // BLOCK
+        if blocks == 0:
+            return [0] * self._bias.shape[0]
+        nearest = start + 1 - BLOCK * torch.arange(1, blocks + 1, device=self._bias.device)
+        sizes = self._largest[:, :, :blocks] / _rms(self._sizes[:, :, start:stop])
+        lse = self._content(start, stop) + self._bias[:, nearest] + (BLOCK * sizes.clamp(min=1)).log()
+        # [B, H, M]: of each block and all before it, which grows. A NaN is not less than any number.
+        idle = lse.logcumsumexp(-1) < log_epsilon(lse.dtype)
+        return (idle.all(0).sum(-1) * BLOCK).tolist()
+
+    def _content(self, start: int, stop: int) -> Tensor:
+        """Return [B, H, M]: how far products with a block before `start` can exceed a query's own."""
+        blocks = start // BLOCK
+        q = self._q[:, :, start:stop].to(self._radii.dtype)
+        own = (q * self._k[:, :, start:stop]).sum(-1, keepdim=True)
+        # Autocast would make half precision of the product, and rounding would break the bound.
+        with torch.autocast(q.device.type, enabled=False):
+            at_centre = q @ self._centres[:, :, :blocks].mT
+        around = q.norm(dim=-1, keepdim=True) * self._radii[:, :, None, :blocks]
+        return self._scale * (at_centre + around - own).amax(-2)
+
+
+def is_worthwhile(table: Tensor) -> bool:
+    """Return whether a bias [H, T] makes anything negligible by itself, in a text that is not short."""
+    fallen = table.amin(-1) - table[:, 0] < log_epsilon(precise(table.dtype))
+    return table.shape[-1] > SHORT and bool(fallen.any())
+
+
+def log_epsilon(dtype: torch.dtype) -> float:
+    """Return the logarithm of the largest weight that rounding does not keep."""
+    return math.log(torch.finfo(dtype).eps / 3)
+
+
+def _blocks(x: Tensor, dim: int) -> Tensor:
+    """Return the axis of tokens as [M, BLOCK], without what fills no block."""
+    whole = x.shape[dim] // BLOCK
+    return x.narrow(dim, 0, whole * BLOCK).unflatten(dim, (whole, BLOCK))
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean(-1, keepdim=True).sqrt()

@@ -18,11 +18,18 @@ from torch.autograd.function import once_differentiable
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
-from pe_bench.model.attention.distance import distance_table
-from pe_bench.model.attention.fused import gradient_of_null, scale_queries, times
+from pe_bench.model.attention.fused import distance_table, gradient_of_null, scale_queries, times
 from pe_bench.model.attention.reference import project, share_of_keys
-from pe_bench.native.arguments import data_of, like_rows_of_tokens, shape_of, strided, with_whole_rows
-from pe_bench.native.build import Kernel, kernel, tiled_kernel
+from pe_bench.native.build import (
+    Kernel,
+    data_of,
+    kernel,
+    like_rows_of_tokens,
+    shape_of,
+    strided,
+    tiled_kernel,
+    with_whole_rows,
+)
 
 # How far from float64 a kernel may be when it is first tried, relative to the largest number of an output.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

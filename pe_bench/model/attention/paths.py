@@ -8,11 +8,14 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.shared.relative import Relative
-from pe_bench.model.attention.chunks import fused_chunk_attention
-from pe_bench.model.attention.columns import fused_column_attention
-from pe_bench.model.attention.distance import can_tabulate, fused_distance_attention
+from pe_bench.model.attention.chunks import fused_chunk_attention, fused_relative_attention
 from pe_bench.model.attention.flex import can_flex, fused_flex_attention
-from pe_bench.model.attention.fused import fused_attention
+from pe_bench.model.attention.fused import (
+    can_tabulate,
+    fused_attention,
+    fused_column_attention,
+    fused_distance_attention,
+)
 from pe_bench.model.attention.native import (
     native_attention,
     native_column_attention,
@@ -20,7 +23,6 @@ from pe_bench.model.attention.native import (
     usable_tiled_kernel,
 )
 from pe_bench.model.attention.reference import reference_attention
-from pe_bench.model.attention.relative import fused_relative_attention
 
 
 class AttentionPath(NamedTuple):
