@@ -77,13 +77,13 @@ ALLOWED = {
     "errors": "",
     "values": "errors",
     "system": "errors",
-    "config": "errors values system",
     "native": "errors system",
     "encodings": "errors values system native",
+    "config": "errors values system encodings",
     "plot": "errors system",
     "data": "errors values system config",
     "model": "errors system config native encodings",
-    "runs": "errors values system config data model",
+    "runs": "errors values system config encodings data model",
     "training": "errors values system config encodings data model runs",
     "scoring": "errors values system config encodings data model runs",
     "checkpoints": "errors system config encodings data model runs scoring",
@@ -99,7 +99,7 @@ ALLOWED = {
     "checkpoints experiment api sweep studies",
     "__main__": "cli",
 }
-MAX_FLOORS = 12
+MAX_FLOORS = 13
 # What the command is, and what a person's own encoding is made of, are imported from the folder itself.
 EXPORTING = ("cli", "encodings")
 

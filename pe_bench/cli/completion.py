@@ -10,9 +10,10 @@ from pe_bench.config.groups import config_dir
 from pe_bench.config.override import parse_overrides
 from pe_bench.config.overrides import GROUPS
 from pe_bench.config.schema import KEY_OF_FIELD, KEYS, SECTIONS
+from pe_bench.encodings.signatures import typed_options
 
 DEFAULT_ENCODING = "rope"  # of train.yaml
-OPTIONS = re.compile(r"^(?!name:|class:|defaults:)(\w+): (?!\$\{model\.)", re.MULTILINE)
+CLASS = re.compile(r"^class: (\S+)$", re.MULTILINE)
 BASES = re.compile(r"^ +- (\w+)$", re.MULTILINE)  # under `defaults:`
 
 
@@ -55,7 +56,7 @@ def complete_word(incomplete: str, chosen: Sequence[str] = ()) -> list[str]:
 def _options_of_chosen(chosen: Sequence[str]) -> list[str]:
     """Return the keys of the options that the encodings and modifiers of these overrides have."""
     named = {override.key: override.value or "" for override in parse_overrides(chosen)}
-    encodings = NAME.findall(named.get("encoding", "")) or [DEFAULT_ENCODING]
+    encodings = [name for name in named.get("encoding", "").split(",") if name] or [DEFAULT_ENCODING]
     found = [f"encoding.{option}" for name in encodings for option in options_of("encoding", name)]
     for name in NAME.findall(named.get("modifier", "")):
         found += [f"encoding.modifiers.{name}.{option}" for option in options_of("modifier", name)]
@@ -67,9 +68,10 @@ def _options_of_chosen(chosen: Sequence[str]) -> list[str]:
 def options_of(group: str, name: str) -> list[str]:
     """Return the options of a file of `group` and of those that it builds on, but for those of the model."""
     path = config_dir() / group / f"{name}.yaml"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = path.read_text(encoding="utf-8") if path.is_file() else f"class: {name}"
     found = [option for base in BASES.findall(text) for option in options_of(group, base)]
-    return list(dict.fromkeys([*found, *OPTIONS.findall(text)]))
+    found += [option for named in CLASS.findall(text) for option in typed_options(named)]
+    return list(dict.fromkeys(found))
 
 
 def _options_of_task(name: str) -> list[str]:

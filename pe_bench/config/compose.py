@@ -50,7 +50,7 @@ def to_plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any
     try:
         composed = _with_nested(composed, search)
         raw = OmegaConf.to_container(composed, resolve=False)
-        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        values = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
         raise cause(error) or UserError(first_line(error)) from error
     assert isinstance(raw, dict)
@@ -92,9 +92,12 @@ def _lent_hydra() -> Iterator[None]:
 
 
 def register_resolvers() -> None:
-    """Register the functions that the YAML files call."""
+    """Register what reads the files of encodings, and the functions that the YAML files call."""
     from omegaconf import OmegaConf
 
+    from pe_bench.config.hydra_source import register
+
+    register()
     OmegaConf.register_new_resolver("divide", _divide, replace=True)
     OmegaConf.register_new_resolver("quotient", lambda a, b: max(1, a // b), replace=True)
     OmegaConf.register_new_resolver("times", lambda a, b: a * b, replace=True)

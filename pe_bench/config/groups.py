@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from pe_bench.config.override import Override, parse_overrides
+from pe_bench.encodings.signatures import require_class
 from pe_bench.errors import UserError
 from pe_bench.values import close_to, unknown
 
@@ -19,7 +20,8 @@ SEARCH_PATH = "hydra.searchpath"
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
 DIRECTIVES = ("# also: ", "# @package ")  # comments that are read by programs
 # A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
-NAMES = re.compile(r"\[?[\w.+-]+(,[\w.+-]+)*,?\]?", re.ASCII)
+NAME = r"(?:[\w.+-]+|[\w.+/~ -]+:\w+)"
+NAMES = re.compile(rf"\[?{NAME}(,{NAME})*,?\]?", re.ASCII)
 HOW_TO_HAVE_NONE = {
     "modifier": " (modifier=[] for none)",
     **dict.fromkeys(MAY_BE_NONE, " (leave the key out for none)"),
@@ -38,10 +40,13 @@ def aliases() -> dict[str, str]:
 def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     """Return the name of the file in `group` that was meant, also by an alias or in other letters (`RoPE`).
 
-    A file in a person's own folder comes before an alias. Raises `UserError` for an unknown name.
+    `FILE.py:CLASS` and `module:CLASS` are names of encodings too. A file in a person's own folder comes
+    before an alias. Raises `UserError` for an unknown name.
     """
+    if group == "encoding":
+        require_class(typed, search)
     names = names_in(group, search)
-    if typed in names:
+    if typed in names or (group == "encoding" and ":" in typed):
         return typed
     known = dict(zip(names, names, strict=True)) | (aliases() if group == "encoding" else {})
     folded = {_fold(name): first for name, first in known.items()}

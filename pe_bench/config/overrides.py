@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pe_bench.config.groups import GROUPS, ONE_OF_EACH, names_in
 from pe_bench.config.override import Override, parse_overrides
+from pe_bench.encodings.signatures import require_class
 from pe_bench.errors import UserError, require
 
 EXAMPLES = {
@@ -17,7 +18,6 @@ EXAMPLES = {
     "experiment": "quick",
     "modifier": "logn",
 }
-CLASSES = ("encoding", "modifier")  # groups whose files name a class
 KEY = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
 
 
@@ -49,15 +49,13 @@ def _check_form(text: str, override: Override, search: Sequence[Path]) -> None:
         group = override.key
         example = f"[{EXAMPLES[group]}]" if group == "modifier" else EXAMPLES[group]
         raise UserError(f"'{text}' has no value: say {group}=NAME, such as {group}={example}")
-    if override.key in CLASSES and (override.value or "").endswith(".py"):
+    if override.key == "encoding":
+        for name in (override.value or "").split(","):
+            require_class(name, search)
+    elif override.key == "modifier" and ":" in (override.value or ""):
         raise UserError(
-            f"{text} is a file: name a class of it in a file FOLDER/{override.key}/NAME.yaml with "
-            f"'class: {override.value}:CLASS', and say {override.key}=NAME --config-dir FOLDER"
-        )
-    if override.key in CLASSES and re.fullmatch(r"[^'\"]+:[A-Za-z_]\w*", override.value or ""):
-        raise UserError(
-            f"{text} is a class: name it in a file FOLDER/{override.key}/NAME.yaml with "
-            f"'class: {override.value}', and say {override.key}=NAME --config-dir FOLDER"
+            f"{text} is a class: name it in a file FOLDER/modifier/NAME.yaml with 'class: {override.value}', "
+            "and say modifier=NAME --config-dir FOLDER"
         )
     if KEY.fullmatch(override.key) and (override.value is not None or override.prefix == "~"):
         return

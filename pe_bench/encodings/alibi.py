@@ -31,6 +31,11 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 class ALiBi(LayerEncoding):
+    """Options:
+
+    slope_scale: multiplies every slope; 96 for positions that count segments
+    """
+
     family = "bias"
     paper = "arXiv:2108.12409"
     claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})

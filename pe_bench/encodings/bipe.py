@@ -30,6 +30,12 @@ SEPARATORS = [".", "\n"]
 
 
 class BiPE(PositionalEncoding):
+    """Options:
+
+    max_position: rows for places in a segment; later ones share the last
+    separators: a token whose text ends with one of them ends a segment
+    """
+
     family = "ids"
     paper = "arXiv:2401.16421"
     claims = frozenset({"shift_invariant", "prefix_consistent"})

@@ -25,6 +25,13 @@ from pe_bench.errors import require
 
 
 class CAPE(PositionalEncoding):
+    """Options:
+
+    max_global_shift: of a sequence, in tokens, to either side
+    max_local_shift: of each token, to either side; at most 0.5
+    max_scale: of a sequence; its inverse is the smallest
+    """
+
     family = "ids"
     paper = "arXiv:2106.03143"
     claims = frozenset({"shift_invariant", "prefix_consistent"})

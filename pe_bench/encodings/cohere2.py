@@ -22,6 +22,13 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 
 
 class Cohere2(Schedule):
+    """Options:
+
+    every: the last layer of each group of this size sees everything, without positions
+    window: tokens that the other layers see
+    base: of the geometric frequencies
+    """
+
     paper = "arXiv:2501.18795"
 
     def __init__(

@@ -31,6 +31,11 @@ from pe_bench.errors import UserError
 
 
 class Complex(PositionalEncoding):
+    """Options:
+
+    base: of the frequencies at first
+    """
+
     family = "input"
     paper = "arXiv:1912.12333"
 

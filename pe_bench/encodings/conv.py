@@ -32,6 +32,11 @@ def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class Convolution(PositionalEncoding):
+    """Options:
+
+    kernel: tokens that are summed, the present one among them
+    """
+
     family = "input"
     paper = "arXiv:2001.08248"
     claims = frozenset({"shift_invariant", "prefix_consistent"})

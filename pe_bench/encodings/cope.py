@@ -24,6 +24,11 @@ from pe_bench.errors import require
 
 
 class CoPE(LayerEncoding):
+    """Options:
+
+    max_position: rows of the table; what is counted beyond is clamped
+    """
+
     family = "content"
     paper = "arXiv:2405.18719"
     past_training = "clamps"

@@ -33,6 +33,14 @@ PAIRS = 2_048
 
 
 class DAPE(LayerEncoding):
+    """Options:
+
+    train_length: not read but for threshold
+    inner: whose bias is read: alibi, kerple_log or fire
+    threshold: of inner=fire alone; null: an eighth of train_length
+    d_hidden: width of the hidden layer of f
+    """
+
     family = "content"
     paper = "arXiv:2405.14722"
     per_layer = True

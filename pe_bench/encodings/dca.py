@@ -27,6 +27,14 @@ from pe_bench.errors import require
 
 
 class DualChunk(EffectiveDistance):
+    """Options:
+
+    chunk_size: the largest distance; null: three quarters of train_length
+    local_window: tokens of the chunk before at true distances; null: an eighth of train_length
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
     paper = "arXiv:2402.17463"
     claims = frozenset({"prefix_consistent"})
 

@@ -41,6 +41,13 @@ def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
 
 
 class DeBERTa(PositionalEncoding):
+    """Options:
+
+    max_distance: from the last one on all distances share a vector
+    buckets: null: a vector for each distance; or an even number, half of them for wider ranges
+    terms: content to position, position to content: both, or c2p, or p2c
+    """
+
     family = "relative"
     paper = "arXiv:2006.03654"
     past_training = "clamps"

@@ -28,6 +28,12 @@ PAIRS = 8_192
 
 
 class FIRE(LayerEncoding):
+    """Options:
+
+    threshold: up to this position, times a learned factor, distances are not interpolated
+    d_hidden: width of the hidden layer of f
+    """
+
     family = "bias"
     paper = "arXiv:2310.04418"
     claims = frozenset({"prefix_consistent"})

@@ -31,6 +31,14 @@ from pe_bench.errors import require
 
 
 class FoPE(LayerEncoding):
+    """Options:
+
+    train_length: pairs that make a full turn within it have a position
+    base: of the geometric frequencies
+    gain: how far the series are from one frequency each
+    padded_sine: of the pairs without a position; 1 as in the authors' code
+    """
+
     family = "rotary"
     paper = "arXiv:2412.17739"
     claims = frozenset({"prefix_consistent"})

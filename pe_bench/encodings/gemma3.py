@@ -21,6 +21,14 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 
 
 class Gemma3(Schedule):
+    """Options:
+
+    every: the last layer of each group of this size sees everything
+    window: tokens that the other layers see
+    local_base: of the geometric frequencies in layers with a window
+    base: in layers that see everything
+    """
+
     paper = "arXiv:2503.19786"
 
     def __init__(

@@ -22,6 +22,15 @@ from pe_bench.encodings.sliding_window import SlidingWindow
 
 
 class Gemma4(Schedule):
+    """Options:
+
+    every: the last layer of each group of this size sees everything; so does the model's last
+    window: tokens that the other layers see
+    fraction: of the frequencies, the highest, which layers that see everything keep
+    local_base: of the geometric frequencies in layers with a window
+    base: in layers that see everything
+    """
+
     paper = "arXiv:2410.06205"
 
     def __init__(

@@ -24,6 +24,17 @@ from pe_bench.encodings.yarn import YaRN
 
 
 class GptOss(Schedule):
+    """Options:
+
+    every: the last layer of each group of this size sees everything
+    window: tokens that the other layers see
+    train_length: the length that YaRN extends
+    factor: by which YaRN extends it, from the start of training
+    beta_fast: pairs with more turns within train_length are kept
+    beta_slow: pairs with fewer are interpolated
+    base: of the geometric frequencies
+    """
+
     paper = "arXiv:2508.10925"
 
     def __init__(

@@ -20,6 +20,12 @@ from pe_bench.errors import require
 
 
 class HoPE(RoPE):
+    """Options:
+
+    train_length: frequencies that make no full turn within it are left out
+    base: of the geometric frequencies
+    """
+
     paper = "arXiv:2410.21216"
 
     def __init__(self, d_head: int, train_length: int, base: float = 10_000.0, layout: Layout = "half"):

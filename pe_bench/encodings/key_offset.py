@@ -22,6 +22,11 @@ from pe_bench.errors import require
 
 
 class KeyOffset(LayerEncoding):
+    """Options:
+
+    fraction: of the features, the first, which a key keeps: those that the encoding turns
+    """
+
     family = "content"
     paper = "modded-nanogpt#169"
 

@@ -21,6 +21,16 @@ from pe_bench.errors import require
 
 
 class LeakyReRoPE(ReRoPE):
+    """Options:
+
+    train_length: up to here the factor of log_n is 1; not read without it
+    window: up to here distances are true
+    factor: beyond it they grow this many times more slowly
+    log_n: sharpen attention over more keys than in training
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
     def __init__(
         self,
         d_head: int,

@@ -31,6 +31,12 @@ PAST_TRAINING: dict[Overflow, PastTraining] = {
 
 
 class Learned(PositionalEncoding):
+    """Options:
+
+    max_position: rows of the table
+    overflow: past the last row: error, clamp or interpolate
+    """
+
     family = "input"
     paper = "arXiv:1705.03122"
     past_training = "undefined"

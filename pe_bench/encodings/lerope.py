@@ -17,6 +17,11 @@ from pe_bench.encodings.rope import Layout, RoPE, rotate
 
 
 class LeRoPE(RoPE):
+    """Options:
+
+    base: of the geometric frequencies at first
+    """
+
     paper = "https://github.com/huggingface/transformers"
 
     def __init__(self, d_head: int, base: float = 10_000.0, layout: Layout = "half"):

@@ -32,6 +32,16 @@ def llama3_frequencies(
 
 
 class Llama3(RopeScaling):
+    """Options:
+
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    train_length: up to here the factor of the window is 1
+    factor: null: of the window, max(1, window / train_length); or a number, such as 8 in Llama 3.1
+    low_frequency_factor: pairs with fewer turns within train_length are interpolated
+    high_frequency_factor: pairs with more are kept
+    """
+
     paper = "arXiv:2407.21783"
 
     def __init__(

@@ -19,6 +19,15 @@ from pe_bench.encodings.shared.schedule import Schedule
 
 
 class Llama4(Schedule):
+    """Options:
+
+    every: the last layer of each group of this size sees everything, without positions
+    chunk: tokens that the other layers see together
+    temperature: of global layers: how much logits grow with the logarithm of steps
+    temperature_step: tokens of one step
+    base: of the geometric frequencies
+    """
+
     paper = "https://ai.meta.com/blog/llama-4-multimodal-intelligence/"
 
     def __init__(

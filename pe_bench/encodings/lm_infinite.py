@@ -21,6 +21,14 @@ from pe_bench.errors import require
 
 
 class LMInfinite(EffectiveDistance):
+    """Options:
+
+    window: latest tokens that a query sees, itself among them, and the largest distance
+    global_tokens: first tokens, which every query sees
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
     paper = "arXiv:2308.16137"
 
     def __init__(

@@ -1,10 +1,7 @@
 """Find an encoding's class: `class: module:Class`, a file, or an entry point."""
 
-import ast
-import hashlib
 import importlib
 import inspect
-import os
 import re
 import sys
 import traceback
@@ -16,6 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
 from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
+from pe_bench.encodings.source import digest, find_file, is_file, sources
 from pe_bench.errors import UserError, first_line
 from pe_bench.system.paths import same_working_folder
 from pe_bench.system.signals import INTERRUPTIONS
@@ -25,8 +23,6 @@ from pe_bench.values import shown, unknown
 BUILT_IN = re.compile(r"pe_bench\.encodings\.[a-z0-9_]+:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
 ENTRY_POINTS = "pe_bench.encodings"
-INSTALLED = ("site-packages", "dist-packages")  # folders whose files are other packages
-NEVER_OF_A_FOLDER = {*sys.stdlib_module_names, "pe_bench"}
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 
 
@@ -67,79 +63,6 @@ def find_class(specification: str, search: Sequence[Path] = ()) -> EncodingClass
 
 def is_built_in(specification: str) -> bool:
     return BUILT_IN.fullmatch(specification) is not None
-
-
-def is_file(location: str) -> bool:
-    return location.endswith(".py") or "/" in location or os.sep in location
-
-
-def find_file(location: str, search: Sequence[Path]) -> Path:
-    folders = [Path(), *(folder / inner for folder in search for inner in ("", "encoding"))]
-    for folder in folders:
-        if (folder / location).is_file():
-            return (folder / location).resolve()
-    searched = ", ".join(str(folder) for folder in folders)
-    raise UserError(f"the encoding's file {location} was not found in: {searched}")
-
-
-def digest(path: Path) -> str:
-    """Return 16 characters of a hash of a file and of those that it imports from its folder."""
-    first, *imported = sources(path)
-    content = first.read_bytes()
-    for other in imported:
-        content += b"\0%s\0%s" % (other.relative_to(path.parent).as_posix().encode(), other.read_bytes())
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def sources(path: Path) -> list[Path]:
-    """Return a file, and those of its folder that it imports, directly or through one another."""
-    folder = path.parent
-    files = {path: None}
-    if folder.name in INSTALLED:
-        return list(files)
-    todo = [path]
-    while todo:
-        file = todo.pop()
-        imported = [found for name in _imported_names(file, folder) for found in _files_of(name, folder)]
-        todo += [found for found in imported if found not in files]
-        files |= dict.fromkeys(imported)
-    return [path, *sorted(set(files) - {path})]
-
-
-def describe_sources(path: Path) -> str:
-    imported = ", ".join(str(file.relative_to(path.parent)) for file in sources(path)[1:])
-    return f"{path} (with {imported}, which it imports)" if imported else str(path)
-
-
-def _imported_names(file: Path, folder: Path) -> Iterator[str]:
-    """Yield the dotted names, seen from `folder`, of all that a file imports."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # which loading it tells
-        return
-    package = list(file.parent.relative_to(folder).parts)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            module = ".".join([*above, *(node.module or "").split(".")]).strip(".")
-            names = [module, *(f"{module}.{alias.name}".strip(".") for alias in node.names)]
-        else:
-            continue
-        # In a package its own name may come first.
-        yield from names
-        yield from (name.removeprefix(f"{folder.name}.") for name in names)
-
-
-def _files_of(name: str, folder: Path) -> list[Path]:
-    """Return the files of `folder` that importing a dotted name runs, those of its packages among them."""
-    parts = name.split(".")
-    if parts[0] in NEVER_OF_A_FOLDER:
-        return []
-    stems = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
-    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
-    return [file for file in files if file.is_file()]
 
 
 def _load_file(path: Path) -> ModuleType:

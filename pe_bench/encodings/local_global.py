@@ -28,6 +28,14 @@ SHARED = {"ids": "position ids", "embed": "embeddings"}
 
 
 class LocalGlobal(Schedule):
+    """Options:
+
+    window: tokens that layers with `local` see; null: all
+    every: the last layer of each group of this size has `global`, and sees everything
+    first: true: the first layer of each group has it, not the last
+    chunked: true: `window` is the size of chunks, whose tokens see each other alone
+    """
+
     paper = "arXiv:2501.18795"
 
     def __init__(

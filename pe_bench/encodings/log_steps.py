@@ -23,6 +23,14 @@ from pe_bench.errors import require
 
 
 class LogSteps(LayerEncoding):
+    """Options:
+
+    step: tokens of one step
+    beta: how much logits grow with the logarithm of the steps
+    counts_itself: true: positions count from 1, as in Llama 4, not from 0
+    smooth: true: position / step is not rounded down to whole steps
+    """
+
     family = "scale"
     paper = "https://ai.meta.com/blog/llama-4-multimodal-intelligence/"
     claims = frozenset({"prefix_consistent"})

@@ -22,6 +22,11 @@ from pe_bench.errors import require
 
 
 class LogN(LayerEncoding):
+    """Options:
+
+    train_length: up to here the factor is 1
+    """
+
     family = "scale"
     paper = "https://kexue.fm/archives/8823"
     claims = frozenset({"prefix_consistent"})

@@ -37,6 +37,16 @@ def longrope_attention_factor(factor: float, train_length: int) -> float:
 
 
 class LongRoPE(RopeScaling):
+    """Options:
+
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    train_length: longer windows take long_factors
+    factor: for the attention factor alone; null: max(1, window / train_length); or a number
+    long_factors: must be given: d_head / 2 numbers from 1 on, for windows beyond train_length
+    short_factors: the same for windows up to it; null: ones
+    """
+
     paper = "arXiv:2402.13753"
 
     long_factors: Tensor

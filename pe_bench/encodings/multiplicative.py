@@ -29,6 +29,14 @@ BASE = 10_000.0
 
 
 class Multiplicative(PositionalEncoding):
+    """Options:
+
+    max_position: rows of the table, where there is one
+    positions: learned (a table) or sinusoidal
+    alpha: how far a position of 1 moves a factor from 1
+    overflow: past the table's last row: error, clamp or interpolate
+    """
+
     family = "input"
     paper = "https://kexue.fm/archives/8130"
     past_training = "undefined"

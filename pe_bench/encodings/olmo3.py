@@ -21,6 +21,15 @@ from pe_bench.encodings.yarn import YaRN
 
 
 class OLMo3(Schedule):
+    """Options:
+
+    every: the last layer of each group of this size sees everything
+    window: tokens that the other layers see
+    train_length: up to here the factor of the window is 1
+    factor: of yarn in layers that see everything; null: that of the window
+    base: of the geometric frequencies
+    """
+
     paper = "arXiv:2512.13961"
     changeable_after_training = frozenset({"factor"})
 

@@ -19,6 +19,12 @@ from pe_bench.encodings.rope import Layout, RoPE, pairs_within
 
 
 class PRoPE(RoPE):
+    """Options:
+
+    fraction: of the frequencies, the highest, which are kept
+    base: of the geometric frequencies
+    """
+
     paper = "arXiv:2410.06205"
 
     def __init__(self, d_head: int, fraction: float = 0.75, base: float = 10_000.0, layout: Layout = "half"):

@@ -16,6 +16,12 @@ from pe_bench.encodings.rope import Layout, RoPE, pairs_within
 
 
 class PartialRoPE(RoPE):
+    """Options:
+
+    fraction: of the features, which are turned
+    base: of the geometric frequencies, spread over the features that are turned
+    """
+
     paper = "arXiv:2204.06745"
 
     def __init__(self, d_head: int, fraction: float = 0.25, base: float = 10_000.0, layout: Layout = "half"):

@@ -32,6 +32,11 @@ EPSILON = 1e-6
 
 
 class Path(LayerEncoding):
+    """Options:
+
+    rank: of the map from the layer's input to what reflects
+    """
+
     family = "content"
     paper = "arXiv:2505.16381"
     per_layer = True

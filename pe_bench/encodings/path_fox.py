@@ -16,6 +16,11 @@ from pe_bench.encodings.path_attention import Path
 
 
 class PathFoX(Path):
+    """Options:
+
+    rank: of the map from the layer's input to what reflects
+    """
+
     def __init__(self, d_model: int, n_heads: int, d_head: int, rank: int = 32):
         super().__init__(d_model, n_heads, d_head, rank)
         self.fox = FoX(d_model, n_heads)

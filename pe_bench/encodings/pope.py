@@ -27,6 +27,11 @@ from pe_bench.encodings.shared.bounded import bounded
 
 
 class PoPE(LayerEncoding):
+    """Options:
+
+    base: of the geometric frequencies
+    """
+
     family = "rotary"
     paper = "arXiv:2509.10534"
     per_layer = True

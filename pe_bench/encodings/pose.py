@@ -23,6 +23,11 @@ from pe_bench.errors import require
 
 
 class PoSE(PositionalEncoding):
+    """Options:
+
+    max_position: ids of training lie below this
+    """
+
     family = "ids"
     paper = "arXiv:2309.10400"
     claims = frozenset({"shift_invariant", "prefix_consistent"})

@@ -26,6 +26,12 @@ ScoredWith = Literal["random", "arange", "even"]
 
 
 class Randomized(PositionalEncoding):
+    """Options:
+
+    max_position: ids are drawn below this; no less than the longest scored length
+    scored_with: ids outside training: random, arange or even
+    """
+
     family = "ids"
     paper = "arXiv:2305.16843"
     claims = frozenset({"shift_invariant"})

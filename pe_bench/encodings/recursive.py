@@ -60,6 +60,12 @@ def rk4_step(field: Field, p: Tensor, t: Tensor, step: float) -> Tensor:
 
 
 class Recursive(PositionalEncoding):
+    """Options:
+
+    cell: from one position's state to the next: gru, mlp, ode_rk4 or ode_euler
+    time_step: by which t grows from one position to the next, at most 1
+    """
+
     family = "input"
     paper = "arXiv:2003.09229"
 

@@ -27,6 +27,12 @@ MIXED = "relative_bank_mixed"
 
 
 class RelativeBank(LayerEncoding):
+    """Options:
+
+    max_distance: from here on the bias is 0
+    rank: profiles in the bank
+    """
+
     family = "bias"
     paper = "https://github.com/huggingface/transformers"
     past_training = "clamps"

@@ -23,6 +23,15 @@ from pe_bench.encodings.shared.effective_distance import EffectiveDistance
 
 
 class ReRoPE(EffectiveDistance):
+    """Options:
+
+    train_length: up to here the factor of log_n is 1; not read without it
+    window: distances are cut off here
+    log_n: sharpen attention over more keys than in training
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
     paper = "https://kexue.fm/archives/9708"
 
     def __init__(

@@ -26,8 +26,10 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 from pe_bench.native.layers import is_rotated_natively, rotated
 
+# which two features form a pair: half (c, c + K/2) or interleaved (2c, 2c + 1)
 Layout = Literal["half", "interleaved"]
 Form = Literal["pairs", "complex", "dense"]
+# features, the first (partial_rope), or frequencies, the highest (p_rope)
 FractionOf = Literal["features", "frequencies"]
 
 
@@ -177,7 +179,13 @@ def swapped(x: Tensor, layout: Layout) -> Tensor:
 
 
 class RoPE(LayerEncoding):
-    """Encodings that turn pairs at other frequencies derive from it and change them."""
+    """Encodings that turn pairs at other frequencies derive from it and change them.
+
+    Options:
+
+    base: of the geometric frequencies
+    form: how they are turned, to the same result: pairs, complex or dense (a matrix)
+    """
 
     family = "rotary"
     paper = "arXiv:2104.09864"

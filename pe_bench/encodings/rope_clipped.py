@@ -23,6 +23,14 @@ from pe_bench.errors import require
 
 
 class RopeClipped(RoPE):
+    """Options:
+
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    train_length: pairs that make no full turn within it are clipped
+    clipped: how many of the slowest pairs are clipped; null: those with no full turn
+    """
+
     paper = "arXiv:2602.05258"
     compatible_with = ROTARY
 

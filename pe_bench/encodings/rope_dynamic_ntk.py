@@ -26,6 +26,14 @@ def dynamic_ntk_frequencies(width: int, base: float, train_length: int, window: 
 
 
 class RopeDynamicNTK(RopeScaling):
+    """Options:
+
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    train_length: up to here it is rope
+    factor: how fast s grows with the window: 1 as its length over train_length
+    """
+
     paper = "arXiv:2309.00071"
     window_factor = None  # its factor sets how fast s grows
     smallest_width = 4  # the only pair of width 2 turns at the same speed whatever the base

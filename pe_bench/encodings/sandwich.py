@@ -23,6 +23,11 @@ BASE = 10_000.0
 
 
 class Sandwich(LayerEncoding):
+    """Options:
+
+    width: of the sinusoids, whatever that of the model
+    """
+
     family = "bias"
     paper = "arXiv:2212.10356"
 

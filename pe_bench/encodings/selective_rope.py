@@ -32,6 +32,12 @@ EPSILON = 1e-6
 
 
 class SelectiveRoPE(LayerEncoding):
+    """Options:
+
+    rank: of the map from the layer's input to the angles
+    base: of the geometric frequencies
+    """
+
     family = "content"
     paper = "arXiv:2511.17388"
     claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})

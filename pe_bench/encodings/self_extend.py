@@ -24,6 +24,14 @@ from pe_bench.errors import require
 
 
 class SelfExtend(EffectiveDistance):
+    """Options:
+
+    window: up to here distances are true; null: half of train_length in whole groups, at least one
+    group_size: tokens that share a position beyond it; must divide window
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
     paper = "arXiv:2401.01325"
     claims = frozenset({"prefix_consistent"})
 

@@ -22,6 +22,11 @@ from pe_bench.errors import require
 
 
 class SHAPE(PositionalEncoding):
+    """Options:
+
+    max_offset: the largest first id in training
+    """
+
     family = "ids"
     paper = "arXiv:2109.05644"
     claims = frozenset({"shift_invariant", "prefix_consistent"})

@@ -24,6 +24,11 @@ from pe_bench.errors import require
 
 
 class Shaw(Relative):
+    """Options:
+
+    max_distance: keys farther back share one vector
+    """
+
     family = "relative"
     paper = "arXiv:1803.02155"
     past_training = "clamps"

@@ -19,6 +19,12 @@ from pe_bench.encodings.base import LayerEncoding, Side
 
 
 class Sink(LayerEncoding):
+    """Options:
+
+    initial: logit of the sink before training
+    learned: false: the logit stays at `initial`; 0 gives a softmax with 1 added to its sum
+    """
+
     family = "scale"
     paper = "arXiv:2508.10925"
     per_layer = True

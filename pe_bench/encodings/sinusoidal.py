@@ -37,6 +37,13 @@ def sinusoids(position: Tensor, width: int, base: float, layout: Layout) -> Tens
 
 
 class Sinusoidal(PositionalEncoding):
+    """Options:
+
+    base: of the geometric wavelengths
+    layout: interleaved (the paper), concatenated (tensor2tensor) or neox
+    factor: positions are divided by it
+    """
+
     family = "input"
     paper = "arXiv:1706.03762"
     changeable_after_training = frozenset({"factor"})

@@ -16,6 +16,11 @@ from pe_bench.errors import require
 
 
 class SlidingWindow(LayerEncoding):
+    """Options:
+
+    window: tokens that a query sees, itself among them
+    """
+
     family = "mask"
     paper = "arXiv:2004.05150"
     compatible_with = ROTARY | RELATIVE | {"nope", "sinusoidal", "learned"}

@@ -18,6 +18,12 @@ from pe_bench.encodings.shared.schedule import Schedule, are_global
 
 
 class SmolLM3(Schedule):
+    """Options:
+
+    every: the last layer of each group of this size has no positions
+    base: of the geometric frequencies
+    """
+
     paper = "https://huggingface.co/blog/smollm3"
 
     def __init__(

@@ -13,12 +13,12 @@ from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import (
     Code,
     EncodingClass,
-    describe_sources,
-    digest,
     find_code,
     is_built_in,
     refuse_wrong_declarations,
 )
+from pe_bench.encodings.signatures import MISSING
+from pe_bench.encodings.source import describe_sources, digest
 from pe_bench.errors import UserError
 from pe_bench.values import check_type, shown, unknown
 
@@ -58,7 +58,9 @@ class PartSpec:
     @cached_property
     def options(self) -> dict[str, Any]:
         """Return the options as the constructor gets them, so that 500000 and 500000.0 are one base."""
-        options = {name: value for name, value in self.values.items() if name not in NOT_OPTIONS}
+        options = {
+            name: value for name, value in self.values.items() if name not in NOT_OPTIONS and value != MISSING
+        }
         parameters = _parameters(self.encoding_class)
         for name in options:
             if name not in parameters:

@@ -25,6 +25,13 @@ INITIAL = 0.168
 
 
 class SSMax(LayerEncoding):
+    """Options:
+
+    window: the most keys that a query sees, to be given where another part hides some; null: all tokens
+        so far
+    bias: add a learned number to the factor
+    """
+
     family = "scale"
     paper = "arXiv:2501.19399"
     per_layer = True

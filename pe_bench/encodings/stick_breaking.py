@@ -24,6 +24,11 @@ from pe_bench.encodings.shared.running_sums import sums_from_the_end
 
 
 class StickBreaking(LayerEncoding):
+    """Options:
+
+    remainder: give what is left of the stick to the token's own value
+    """
+
     family = "content"
     paper = "arXiv:2410.17980"
 

@@ -24,6 +24,14 @@ from pe_bench.errors import require
 
 
 class Streaming(EffectiveDistance):
+    """Options:
+
+    cache: tokens that a query sees, the sinks and itself among them
+    sinks: first tokens, which every query sees
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
     paper = "arXiv:2309.17453"
 
     def __init__(

@@ -48,6 +48,15 @@ class FittedLog(LayerEncoding):
 
 
 class SWAN(Schedule):
+    """Options:
+
+    every: the first layer of each group of this size sees everything, without positions
+    window: tokens that the other layers see
+    scale_base: of global layers: a of log_a(a + p); null: log-n
+    train_length: up to here the factor of log-n is 1; not read with scale_base
+    base: of the geometric frequencies
+    """
+
     paper = "arXiv:2504.08719"
 
     def __init__(

@@ -29,6 +29,12 @@ def t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
 
 
 class T5(LayerEncoding):
+    """Options:
+
+    buckets: half of them hold one distance each, the others ever more
+    max_distance: from here on all distances share the last bucket
+    """
+
     family = "bias"
     paper = "arXiv:1910.10683"
     past_training = "clamps"

@@ -22,6 +22,11 @@ from pe_bench.errors import require
 
 
 class Temperature(LayerEncoding):
+    """Options:
+
+    factor: of all logits, or a list with one for each head
+    """
+
     family = "scale"
     paper = "arXiv:2404.12224"
     compatible_with = ROTARY | RELATIVE | {"nope"}

@@ -27,6 +27,11 @@ from pe_bench.encodings.rope import require_pairs, rope_frequencies
 
 
 class TransformerXL(PositionalEncoding):
+    """Options:
+
+    base: of the geometric frequencies
+    """
+
     family = "relative"
     paper = "arXiv:1901.02860"
     claims = frozenset({"shift_invariant", "prefix_consistent"})

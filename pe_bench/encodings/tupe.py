@@ -31,6 +31,13 @@ Positions = Literal["learned", "sinusoidal"]
 
 
 class TUPE(LayerEncoding):
+    """Options:
+
+    max_position: rows of the table, where there is one
+    overflow: past the last row: error, clamp or interpolate
+    positions: learned, or sinusoidal: no table
+    """
+
     family = "relative"
     paper = "arXiv:2006.15595"
     past_training = "undefined"

@@ -29,6 +29,12 @@ MAX_FEATURE = 1_000.0  # of a query or key, left as room below the largest numbe
 
 
 class XPos(LayerEncoding):
+    """Options:
+
+    base: of the geometric frequencies
+    scale_base: distance over which pair c decays by (2c/K + 0.4) / 1.4
+    """
+
     family = "rotary"
     paper = "arXiv:2212.10554"
     claims = frozenset({"shift_invariant", "prefix_consistent"})

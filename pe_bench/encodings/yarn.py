@@ -33,6 +33,18 @@ def yarn_attention_factor(factor: float) -> float:
 
 
 class YaRN(RopeScaling):
+    """Options:
+
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    train_length: up to here the factor of the window is 1
+    factor: null: of the window, max(1, window / train_length); or a number, at every length
+    ramp: from kept to interpolated pairs, linear in: index, exact (index, not rounded) or turns
+    beta_fast: pairs with more turns within train_length are kept
+    beta_slow: pairs with fewer are interpolated
+    attention_factor: of queries and keys; null: 0.1 ln(factor) + 1; or a number, at every length
+    """
+
     paper = "arXiv:2309.00071"
 
     def __init__(

@@ -1,11 +1,8 @@
 """The encodings that the arguments of `show`, `check` and `speed` name, each in a resolved configuration."""
 
-import ast
-import inspect
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
@@ -14,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import GROUPS, find_name
 from pe_bench.config.options import in_full
-from pe_bench.config.override import Override, parse_override, quote
+from pe_bench.config.override import Override, parse_override
 from pe_bench.config.overrides import check_overrides
 from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import KEYS, Config, ModelConfig
+from pe_bench.config.schema import KEYS, Config
 from pe_bench.config.unknown_keys import options_of, unknown_key
 from pe_bench.errors import UserError, require
 from pe_bench.values import close_to, unknown
@@ -29,11 +26,6 @@ if TYPE_CHECKING:
 MAX_LABEL = 40  # characters
 SIZES = ("d_model", "n_heads", "d_head", "n_layers")
 NAMED_ALONE = (*GROUPS, *KEYS)  # keys without a dot that are no option of an encoding
-# Values of a class in a file, for options that it takes by the names that YAML files use.
-USUAL_VALUES = {
-    field.name: f"${{model.{field.name}}}" for field in fields(ModelConfig) if field.name != "name"
-}
-USUAL_VALUES |= dict.fromkeys(("train_length", "max_position", "window"), "${train.length}")
 
 
 @dataclass(frozen=True)
@@ -90,23 +82,20 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     """
     typed, texts = split_arguments(arguments)
     _check(typed, texts, search)
-    names = list(dict.fromkeys(_find_name(name, search) for name in typed))
+    names = list(dict.fromkeys(find_name("encoding", name, search) for name in typed))
     overrides = [parse_override(text) for text in texts]
     options = [override for override in overrides if _is_option(override)]
     shared = [str(override) for override in overrides if not _is_option(override)]
-    chosen = {name: [*_choose(name, search), *shared] for name in names}
+    chosen = {name: [f"encoding={name}", *shared] for name in names}
     composed = {name: compose(chosen[name], search) for name in names}
-    known = {name: _with_missing_options(name, values, search) for name, values in composed.items()}
-    _refuse_unknown([option for option in options if not option.prefix], known)
+    _refuse_unknown([option for option in options if not option.prefix], composed)
     found = []
     for name in names:
         own = [
             option
-            for option in (in_full(name, known[name]["encoding"], option) for option in options)
+            for option in (in_full(name, composed[name]["encoding"], option) for option in options)
             if option
         ]
-        if ":" in name:  # no YAML file has these
-            own = [replace(option, prefix="++") for option in own]
         given = frozenset((*(parse_override(text).key for text in shared), *(option.key for option in own)))
         for values in product(*map(_each_value, own)):
             config = compose([*chosen[name], *values], search) if values else composed[name]
@@ -118,18 +107,12 @@ def _check(names: Sequence[str], overrides: Sequence[str], search: Sequence[Path
     require(bool(names), "name an encoding; `pe-bench list encodings` has them")
     for name in names:
         require("," not in name, f"'{name}' is several: name them with spaces between")
-        if name.endswith(".py"):
-            raise UserError(_without_class(name, search))
     for text in overrides:
         size = parse_override(text).key.removeprefix("encoding.")
         require(
             size not in SIZES, f"{text}: the model decides it; say model.{size}=... where it can be chosen"
         )
     check_overrides(overrides, search)
-
-
-def _find_name(name: str, search: Sequence[Path]) -> str:
-    return name if ":" in name else find_name("encoding", name, search)
 
 
 def _is_option(override: Override) -> bool:
@@ -153,14 +136,6 @@ def _refuse_unknown(options: Sequence[Override], known: dict[str, dict[str, Any]
         raise unknown_key(f"encoding.{option.key}", known[name])
 
 
-def _with_missing_options(name: str, values: dict[str, Any], search: Sequence[Path]) -> dict[str, Any]:
-    """Add the options of a class in a file that have no value yet to its configuration."""
-    if ":" not in name:
-        return values
-    options = dict.fromkeys(option for option, _ in _parameters(name, search))
-    return {**values, "encoding": {**options, **values["encoding"]}}
-
-
 def _short_options(encoding: dict[str, Any]) -> list[str]:
     """Return the options of an encoding and its modifiers, as they are typed for short."""
     parts = [encoding, *(encoding.get("modifiers") or {}).values()]
@@ -172,40 +147,3 @@ def _each_value(option: Override) -> list[str]:
     value = option.value or ""
     values = [value] if re.search(r"[][(){}'\"]", value) else value.split(",")
     return [str(replace(option, value=each)) for each in values]
-
-
-def _choose(name: str, search: Sequence[Path]) -> list[str]:
-    """Return the overrides that choose an encoding; a class in a file gets the options of a YAML file."""
-    if ":" not in name:
-        return [f"encoding={name}"]
-    options = {"name": quote(name.rpartition(":")[2]), "class": quote(name)}
-    for option, parameter in _parameters(name, search):
-        if parameter.default is not parameter.empty:
-            options[option] = quote(parameter.default)
-        elif option in USUAL_VALUES:
-            options[option] = USUAL_VALUES[option]
-    return ["encoding=nope", *(f"++encoding.{option}={value}" for option, value in options.items())]
-
-
-def _parameters(specification: str, search: Sequence[Path]) -> Iterator[tuple[str, inspect.Parameter]]:
-    from pe_bench.encodings.load import find_class
-
-    encoding_class = find_class(specification, search)
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    for name, parameter in inspect.signature(encoding_class).parameters.items():
-        if parameter.kind in named:
-            yield name, parameter
-
-
-def _without_class(name: str, search: Sequence[Path]) -> str:
-    """Return the answer to a file without a class; the file is read and not run."""
-    from pe_bench.encodings.load import find_file
-
-    source = find_file(name, search).read_bytes()
-    with suppress(SyntaxError, ValueError):  # with its class it is run, and says what is wrong
-        classes = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-        if len(classes) == 1:
-            return f"'{name}' is a file: say {name}:{classes[0]}"
-        if classes:
-            return f"'{name}' is a file: say {name}:CLASS with one of {', '.join(classes)}"
-    return f"'{name}' is a file: say {name}:CLASS"

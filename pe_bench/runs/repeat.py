@@ -4,7 +4,6 @@ The overrides name the groups, and then whatever differs from what those hold. T
 identity, and so to the same run: one of a sweep, or one whose command was not kept, can be made again.
 """
 
-import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from pe_bench.config.checks import obeyed
 from pe_bench.config.groups import config_dir
 from pe_bench.config.override import parse_overrides, quote
 from pe_bench.config.schema import DataConfig, EvalConfig
+from pe_bench.encodings.signatures import read_part
+from pe_bench.encodings.source import digest
 from pe_bench.errors import UserError
 from pe_bench.runs.commands import lies_in
 from pe_bench.runs.config_file import RETIRED_KEYS
@@ -27,6 +28,7 @@ from pe_bench.runs.rows import Row
 NAME_IN_GROUP = {"model": "name", "data": "name", "tokenizer": "kind"}
 LENGTHS_FOLLOW = ("lengths", "protocol")  # of eval, what its lengths follow from
 NOT_OPTIONS = ("code_sha256", "derived", "modifiers")
+CLASSES = ("encoding/", "modifier/")  # groups of files that name one
 GROUP_FILE = re.compile(r"\w+/\w+", re.ASCII)  # a run's configuration may be a stranger's, and name any path
 INTERPOLATION = "${"
 
@@ -56,6 +58,8 @@ class Repeater:
         encoding = config["encoding"]
         modifiers = encoding.get("modifiers") or {}
         files = [f"encoding/{encoding['name']}", *(f"modifier/{name}" for name in modifiers)]
+        if str(encoding["class"]).endswith(f".py:{encoding['name']}"):
+            files = files[1:]
         own = [f"{file}.yaml in a folder that --config-dir names" for file in files if not self._file(file)]
         parts = [encoding, *modifiers.values()]
         hashes = [
@@ -66,7 +70,11 @@ class Repeater:
 
     def _encoding_overrides(self, encoding: Mapping[str, Any]) -> list[str]:
         name, modifiers = encoding["name"], encoding.get("modifiers") or {}
-        overrides = [f"encoding={quote(name)}"]
+        if self._file(f"encoding/{name}") is None and str(encoding["class"]).endswith(f".py:{name}"):
+            self._require_code_here(encoding["class"], encoding.get("code_sha256"))
+            overrides = [f"encoding={encoding['class']}"]
+        else:
+            overrides = [f"encoding={quote(name)}"]
         overrides += [f"modifier=[{','.join(map(quote, modifiers))}]"] if modifiers else []
         parts = {"encoding": (f"encoding/{name}", encoding)}
         parts |= {f"encoding.modifiers.{key}": (f"modifier/{key}", part) for key, part in modifiers.items()}
@@ -110,7 +118,7 @@ class Repeater:
             return
         path = Path(specification.rpartition(":")[0]).resolve()
         is_here = path.suffix == ".py" and path.is_file() and not lies_in(path, self._untrusted)
-        if not is_here or hashlib.sha256(path.read_bytes()).hexdigest()[:16] != sha256:
+        if not is_here or digest(path) != sha256:
             raise UserError(
                 f"the code of its encoding, {specification} with hash {sha256}, is not here, and none is "
                 "taken from a folder of results: name a file that you trust with encoding.class=FILE.py:CLASS"
@@ -189,10 +197,11 @@ def _is_derived(value: object) -> bool:
 
 
 def _read_group_file(name: str) -> dict[str, Any] | None:
-    """Return the keys of `configs/NAME.yaml` as written there; None for any other file."""
+    """Return the keys of `configs/NAME.yaml`, with all options of a class; None for any other file."""
     path = config_dir() / f"{name}.yaml"
-    known = GROUP_FILE.fullmatch(name) is not None and path.is_file()
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if known else None
+    if GROUP_FILE.fullmatch(name) is None or not path.is_file():
+        return None
+    return read_part(path) if name.startswith(CLASSES) else yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def _compose(overrides: tuple[str, ...]) -> dict[str, Any]:

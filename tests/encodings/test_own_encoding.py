@@ -8,7 +8,7 @@ import pytest
 import yaml
 from support.commands import only_run
 
-from pe_bench.encodings.load import digest, sources
+from pe_bench.encodings.source import digest, sources
 from pe_bench.system.versions import CHECKOUT, changed_files, git_commit, package_version
 
 CODE = '''
@@ -108,7 +108,7 @@ def test_a_runs_configuration_cannot_name_code_to_import(train, command, folder)
         (("mine.py:RootBias", "no_such_module:Gone"), "no_such_module could not be imported"),
         (("mine.py:RootBias", "not_installed"), "is no installed encoding"),
         (("mine.py:RootBias", "json:JSONDecoder"), "names no encoding: JSONDecoder"),
-        (("n_heads: ${model.n_heads}\n", ""), "encoding needs a value for n_heads"),
+        (("n_heads: ${model.n_heads}\n", "n_heads: ???\n"), "encoding needs a value for n_heads"),
     ],
 )
 def test_a_wrong_class_is_one_line(train, folder, own, change, message):

@@ -11,7 +11,7 @@ from pe_bench.config.checks import refuse_unused
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
-from pe_bench.encodings.load import digest
+from pe_bench.encodings.source import digest
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.identity import identity, run_name
@@ -143,7 +143,7 @@ def test_a_command_names_code_only_where_the_user_s_own_file_has_it(tmp_path, mo
         (tmp_path / path).write_text(LINEAR)
     (tmp_path / "link.py").symlink_to(results / "x.py")
     (tmp_path / "package.py").write_text(LINEAR)
-    encoding = {**composed(["encoding=alibi"]).encoding, "code_sha256": digest(LINEAR.encode())}
+    encoding = {**composed(["encoding=alibi"]).encoding, "code_sha256": digest(tmp_path / "mine.py")}
     config, repeater = as_written(composed(["encoding=alibi"])), Repeater([results])
 
     def overrides(specification, **changes):

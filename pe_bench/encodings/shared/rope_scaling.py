@@ -44,7 +44,15 @@ class Scaled(NamedTuple):
 
 
 class RopeScaling(LayerEncoding, ABC):
-    """RoPE at the frequencies that `scaled` gives."""
+    """RoPE at the frequencies that `scaled` gives.
+
+    Options:
+
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    train_length: up to here the factor of the window is 1
+    factor: null: of the window, max(1, window / train_length); or a number, at every length
+    """
 
     family = "rotary"
     claims = frozenset({"shift_invariant", "norm_preserving"})

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import config_dir
+from pe_bench.encodings.signatures import complete, meanings, read_part
 from pe_bench.encodings.spec import NOT_OPTIONS, PartSpec
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
@@ -115,8 +116,8 @@ def _file(path: Path) -> str:
 
 def _options(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, ...]]:
     """Yield each option's key, its value, where that is from, and what it means."""
-    key, text = part.key, _yaml(subject, part)
-    default, comments = yaml.safe_load(text) or {}, dict(COMMENT.findall(text))
+    key, default = part.key, _file_of(subject, part)
+    comments = meanings(str(part.values["class"]), subject.config.search)
     for option, value in part.values.items():
         if option in NOT_OPTIONS or option in part.nested:
             continue
@@ -126,15 +127,16 @@ def _options(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, .
             origin = f"from {_formula(str(default.get(option, 'the rest')))}"
         else:
             origin = "default" if default.get(option, value) == value else f"of {subject.name}"
-        yield f"{key}.{option}", _shown(value), origin, comments.get(option, "").strip()
+        yield f"{key}.{option}", _shown(value), origin, comments.get(option, "")
 
 
-def _yaml(subject: ResolvedEncoding, part: PartSpec) -> str:
-    """Read the file that lists a part's options; empty for a class that has none."""
+def _file_of(subject: ResolvedEncoding, part: PartSpec) -> dict[str, Any]:
+    """Return the keys of the file that chooses a part, as they are written; those of a class without one."""
     *_, group, name = ("", *part.key.split("."))
     inner = f"modifier/{name}.yaml" if group == "modifiers" else f"encoding/{part.values['name']}.yaml"
     paths = [folder / inner for folder in (*subject.config.search, config_dir())]
-    return next((path.read_text(encoding="utf-8") for path in paths if path.is_file()), "")
+    path = next((path for path in paths if path.is_file()), None)
+    return complete({"class": part.values["class"]}) if path is None else read_part(path)
 
 
 def _formula(text: str) -> str:
