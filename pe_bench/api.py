@@ -84,9 +84,9 @@ class Run(RunFolder):
     def __str__(self) -> str:
         from rich.console import Console
 
+        from pe_bench.report.columns import show
         from pe_bench.report.probes import show_probes
         from pe_bench.report.tables.build import probes_of_rows, run_tables
-        from pe_bench.report.text import show
 
         text = io.StringIO()
         plain = Console(file=text, color_system=None, force_terminal=False, force_jupyter=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.report.cell_text import break_text
 from pe_bench.report.statistics import Interval
 from pe_bench.report.tables.cells import Cell
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.table import Table
-from pe_bench.system.outside_text import csv_cell
+from pe_bench.report.values import break_text
+from pe_bench.system import grid
 
 if TYPE_CHECKING:
     import pandas
@@ -32,8 +32,8 @@ COLUMNS = (
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """Return the frame of the tables as text, in which a spreadsheet computes nothing."""
-    return to_frame(tables).map(_cell).to_csv(index=False, lineterminator="\n")
+    """Return the rows of the frame as text."""
+    return grid.to_csv(COLUMNS, ([record[name] for name in COLUMNS] for record in _records(tables)))
 
 
 def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
@@ -43,12 +43,7 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     """
     import pandas
 
-    records = [
-        {**vars(table.key), **_line_record(line), **_cell_record(cell), "baseline": table.baseline}
-        for table in tables
-        for line in table.all_lines
-        for _, cell in sorted(line.cells.items())
-    ]
+    records = _records(tables)
     frame = pandas.DataFrame.from_records(records, columns=list(COLUMNS))
     for name in ("stride", "compared_seeds", "holds_to", "breaks_at"):
         # Whole numbers that may be missing: plain pandas would write 32.0.
@@ -56,8 +51,13 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     return frame
 
 
-def _cell(value: Any) -> Any:
-    return csv_cell(value) if isinstance(value, str) else value
+def _records(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    return [
+        {**vars(table.key), **_line_record(line), **_cell_record(cell), "baseline": table.baseline}
+        for table in tables
+        for line in table.all_lines
+        for _, cell in sorted(line.cells.items())
+    ]
 
 
 def _line_record(line: Line) -> dict[str, Any]:

@@ -1,27 +1,19 @@
-"""A table of probes as text: for a terminal or a pipe, as Markdown and as CSV."""
+"""A table of probes as a grid, and as a file for programs."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from pe_bench.report.columns import NAME, WIDTH, half_width
+from pe_bench.report.legend import setting_title
 from pe_bench.report.needle_statistics import FINDS, NO_LIFT
-from pe_bench.report.short import setting_title
-from pe_bench.report.short_text import WIDTH
 from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.report.tables.probes import Found, ProbeLine, ProbeTable
-from pe_bench.report.text import print_captured, print_lines
-from pe_bench.report.verdict_styles import STYLES
-from pe_bench.system.outside_text import csv_cell, markdown
-from pe_bench.system.terminal import wrap
+from pe_bench.system import grid as grids
+from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
 
-GAP = "  "
-HEADINGS = ("encoding", "length", "gain", "95 %", "accuracy", "95 %", "without", "verdict")
-MISSING = "-"
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "score_dtype"),
     *("encoding", "length", "depth", "seeds", "documents", "windows", "chance"),
@@ -31,18 +23,38 @@ COLUMNS = (
 
 
 def title_of(table: ProbeTable) -> str:
-    return " · ".join(setting_title(table.key, [line.seeds for line in table.lines]))
+    return " · ".join(_title(table))
 
 
-def rows_of(table: ProbeTable) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each line at each length, in the order of the headings."""
-    for line in table.lines:
-        for length in table.lengths:
-            found = line.whole.get(length)
-            if isinstance(found, Found):
-                yield line.label, str(length), *_cells(found)
-            elif found is not None:
-                yield line.label, str(length), *[MISSING] * (len(HEADINGS) - 2)
+def _title(table: ProbeTable) -> list[str]:
+    return setting_title(table.key, [line.seeds for line in table.lines])
+
+
+def grid_of(table: ProbeTable) -> Grid:
+    """Return a row for each line and length."""
+    headings = ("length", "gain", "±", "accuracy", "95 %", "without")
+    columns = [NAME, *map(Column, headings), Column("verdict", is_left=True)]
+    rows = [
+        [Cell(line.label), Cell(f"{length}"), *_cells(line.whole[length])]
+        for line in table.lines
+        for length in table.lengths
+        if length in line.whole
+    ]
+    return Grid(columns, rows, _title(table), table.why, legend_of(table), keys=2)
+
+
+def _cells(found: Found | str) -> list[Cell]:
+    if isinstance(found, str):
+        return [Cell(MISSING)] * 6
+    gain, accuracy = found.gain, found.accuracy
+    return [
+        Cell(f"{gain.mean:+.3f}", value=gain.mean),
+        half_width(gain),
+        Cell(percent(accuracy.mean)),
+        Cell(_percents(accuracy)),
+        Cell(percent(found.without)),
+        Cell(found.verdict, style=found.verdict),
+    ]
 
 
 def legend_of(table: ProbeTable) -> list[str]:
@@ -53,7 +65,8 @@ def legend_of(table: ProbeTable) -> list[str]:
     return [
         "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? "
         f"{windows} windows at each depth: {depths}",
-        "gain: bits per byte by which the other 16 are cheaper than where another span is in its place",
+        "gain: bits per byte by which the other 16 are cheaper than where another span is in its place; "
+        "±: half the width of its 95 % interval",
         f"accuracy: they are the likeliest of eight endings of spans in the window; chance: {chance}; "
         "without: the accuracy with the span replaced, which knowing the language gives",
         f"finds: surely {100 * FINDS:g} % are right; partly: surely above without and above guessing; "
@@ -66,37 +79,31 @@ def legend_of(table: ProbeTable) -> list[str]:
 def show_probes(tables: Sequence[ProbeTable], console: Console | None = None, hint: str = "") -> None:
     """Print tables of probes on the console, standard output by default."""
 
-    def print_all(console: Console) -> None:
-        for place, table in enumerate(tables):
-            last = [Text(hint, style="dim")] if hint and place == len(tables) - 1 else []
-            lines = _render(table, min(console.width, WIDTH))
-            print_lines([*([Text()] if place else []), *lines, *last], console)
+    def draw_all(width: int) -> Iterator[Text]:
+        for index, table in enumerate(tables):
+            yield from [Text()] if index else []
+            yield from draw(grid_of(table), min(width, WIDTH))
+        yield from [Text(hint, "dim")] if hint else []
 
-    print_captured(print_all, console)
+    grids.show(draw_all, console)
 
 
 def probes_to_markdown(tables: Sequence[ProbeTable]) -> str:
-    parts = []
-    for table in tables:
-        rule = ["---", *["---:"] * (len(HEADINGS) - 1)]
-        cells = [[markdown(cell) for cell in row] for row in rows_of(table)]
-        grid = "\n".join(f"| {' | '.join(row)} |" for row in (HEADINGS, rule, *cells))
-        notes = "\n".join(f"- {markdown(note)}" for note in legend_of(table))
-        parts.append("\n\n".join(filter(None, [f"**{markdown(title_of(table))}**", table.why, grid, notes])))
-    return "\n\n".join(parts) + "\n"
+    return grids.to_markdown(map(grid_of, tables))
 
 
 def probes_to_csv(tables: Sequence[ProbeTable]) -> str:
     """Return a row for each line, length and depth, and one for all depths, whose depth is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for table in tables:
-        for line in table.lines:
-            places = [((length, None), found) for length, found in line.whole.items()]
-            for (length, depth), found in [*places, *line.by_depth.items()]:
-                writer.writerow(map(_csv_text, _record(table, line, length, depth, found)))
-    return text.getvalue()
+    rows = [
+        _record(table, line, length, depth, found)
+        for table in tables
+        for line in table.lines
+        for (length, depth), found in [
+            *(((length, None), found) for length, found in line.whole.items()),
+            *line.by_depth.items(),
+        ]
+    ]
+    return grids.to_csv(COLUMNS, rows)
 
 
 def _record(
@@ -116,66 +123,12 @@ def _record(
     ]
 
 
-def _csv_text(value: object) -> str:
-    if value is None:
-        return ""
-    return csv_cell(value) if isinstance(value, str) else repr(value)
-
-
-def _cells(found: Found) -> tuple[str, ...]:
-    gain, accuracy = found.gain, found.accuracy
-    return (
-        f"{gain.mean:+.3f}",
-        f"{_bound(gain.low, '+.3f')} to {_bound(gain.high, '+.3f')}",
-        percent(accuracy.mean),
-        _percents(accuracy),
-        percent(found.without),
-        found.verdict,
-    )
-
-
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
 def _percents(interval: Interval) -> str:
-    return f"{_bound(100 * interval.low, '.0f')} to {_bound(100 * interval.high, '.0f')} %"
-
-
-def _bound(value: float, form: str) -> str:
-    return f"{value:{form}}" if math.isfinite(value) else "?"
-
-
-def _render(table: ProbeTable, width: int) -> Iterator[Text]:
-    for part in wrap(title_of(table), width).split("\n"):
-        yield Text(part, style="bold")
-    if table.why:
-        yield from (Text(part, style="italic") for part in wrap(table.why, width).split("\n"))
-    heading, *lines = _grid(table, width)
-    yield from (Text(), heading, Text("-" * max(line.cell_len for line in [heading, *lines])), *lines, Text())
-    for note in legend_of(table):
-        yield from (Text(part, style="dim") for part in wrap(note, width).split("\n"))
-
-
-def _grid(table: ProbeTable, width: int) -> list[Text]:
-    """Return the heading and the rows: a name before its first row, or above it where that is too wide."""
-    rows = [*rows_of(table)]
-    widths = [max(map(cell_len, column)) for column in zip(HEADINGS, *rows, strict=True)]
-    is_above = sum(widths) + len(GAP) * (len(widths) - 1) > width
-    widths[0] = 0 if is_above else widths[0]
-    heading = _aligned(("" if is_above else HEADINGS[0], *HEADINGS[1:]), widths)
-    lines, last = [heading], ""
-    for label, *cells in rows:
-        if is_above and label != last:
-            lines += [Text(part) for part in wrap(label, width).split("\n")]
-        lines.append(_aligned(("" if is_above or label == last else label, *cells), widths))
-        last = label
-    return lines
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> Text:
-    """Return a row with its name and its verdict to the left, and numbers to the right."""
-    line = Text(row[0] + " " * (widths[0] - cell_len(row[0])))
-    for cell, width in zip(row[1:-1], widths[1:-1], strict=True):
-        line += Text(GAP + cell.rjust(width))
-    return line + Text(GAP) + Text(row[-1], style=STYLES.get(row[-1], ""))
+    low, high = (
+        f"{100 * bound:.0f}" if math.isfinite(bound) else "?" for bound in (interval.low, interval.high)
+    )
+    return f"{low} to {high} %"

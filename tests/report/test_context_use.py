@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from support.results import ROW, add_run, edit_rows
 
+from pe_bench.report.columns import show
 from pe_bench.report.export import to_frame
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.tables.build import build_tables, run_tables
 from pe_bench.report.tables.cells import ContextUse
 from pe_bench.report.tables.table import Table
-from pe_bench.report.text import show
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, segments_of
 
@@ -98,7 +98,7 @@ def test_a_model_that_gains_nothing_within_training_cannot_be_judged(tmp_path: P
     assert use.swap_gain is not None
     text = printed(tmp_path)
     assert "cannot judge context use: the model does not improve from 32 to 128 tokens" in text
-    assert "512 -" in text
+    assert " improves - " in text
 
 
 def test_without_a_score_at_a_quarter_the_way_to_judge_is_named(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_encoding_that_has_a_window_is_not_compared_with_one(tmp_path: Path) 
     add_controlled(tmp_path, 2.8, 2.95, None)
     assert use_at(tmp_path).beats_window == "n/a"
     assert use_at(tmp_path).uses_context == "yes"
-    assert "512 n/a" in printed(tmp_path)
+    assert " improves yes n/a" in printed(tmp_path)
 
 
 def test_without_a_second_document_to_swap_in_the_answer_is_empty_with_the_reason(tmp_path: Path) -> None:

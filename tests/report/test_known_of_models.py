@@ -6,11 +6,11 @@ from pathlib import Path
 from rich.console import Console
 from support.results import add_run
 
+from pe_bench.report.columns import show
 from pe_bench.report.export import to_frame
 from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.table import Table
-from pe_bench.report.text import show
 
 
 def with_seeds(folder: Path, *changes: float, encoding: str = "rope", spread: float = 0.001) -> Line:

@@ -5,7 +5,7 @@ from pathlib import Path
 from support.results import add_run
 
 from pe_bench.config.schema import Config, TrainConfig
-from pe_bench.report.short import short_title
+from pe_bench.report.legend import short_title
 from pe_bench.report.tables.build import build_tables
 from pe_bench.runs.config_file import write_config
 

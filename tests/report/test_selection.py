@@ -9,8 +9,8 @@ from support.tables import BREAKING, HOLDING, labels, only, where
 
 from pe_bench.config.schema import Config, ModelConfig, ReportConfig, TrainConfig
 from pe_bench.errors import UserError
+from pe_bench.report.columns import to_markdown
 from pe_bench.report.export import to_frame
-from pe_bench.report.markup import to_markdown
 from pe_bench.report.statistics import (
     corrected_comparisons,
     judge_change,
@@ -260,8 +260,8 @@ def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:
         add_run(tmp_path, "rope", BREAKING if seed == 0 else {128: 2.7, 256: 2.8}, seed=seed)
     table = only(tmp_path, baseline="rope")
     assert any("compared over 1 of 3 seeds only" in note for note in table.caveats)
-    [row] = [line for line in to_markdown([table], details=True).splitlines() if line.startswith("| alibi")]
-    assert "(vs rope -1.000 better (n=1))" in row and "worse)" in row
+    rows = [line for line in to_markdown([table], details=True).splitlines() if line.startswith("| alibi")]
+    assert "| -1.000 (n=1) |" in rows[3] and "better" in rows[3] and "worse" in rows[1]
     frame = to_frame([table])
     assert frame[frame.encoding == "alibi"].set_index("length").compared_seeds.to_dict() == {
         64: 1,

@@ -10,15 +10,16 @@ from rich.console import Console
 from support.results import add_run, edit_rows
 
 from pe_bench.config.groups import config_dir
+from pe_bench.report.columns import show
 from pe_bench.report.html.page import describe_result
-from pe_bench.report.short import broken_name, short_lengths, without_middle, works_to
 from pe_bench.report.tables.build import build_report, build_tables, run_tables
 from pe_bench.report.tables.grouping import QUICK_TOKENS
 from pe_bench.report.tables.selection import Selection
 from pe_bench.report.tables.table import Table
-from pe_bench.report.text import show
+from pe_bench.report.values import short_lengths, without_middle, works_to
 from pe_bench.runs.conditions import Condition, parse_condition
 from pe_bench.runs.rows import read_rows
+from pe_bench.system.grid import fold
 
 LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
 CHANGES: dict[str, tuple[float, list[float | None]]] = {
@@ -133,8 +134,8 @@ def test_a_long_name_goes_on_in_the_next_line_and_loses_nothing(results: Path, w
 
 
 def test_a_word_longer_than_the_room_is_broken_and_whole() -> None:
-    assert broken_name("abcdefgh ij", 4, len) == ["abcd", "  ef", "  gh", "  ij"]
-    assert broken_name("ab cd", 5, len) == ["ab cd"]
+    assert fold("abcdefgh ij", 4) == ["abcd", "  ef", "  gh", "  ij"]
+    assert fold("ab cd", 5) == ["ab cd"]
 
 
 def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> None:
@@ -154,8 +155,8 @@ def test_works_to_has_a_question_mark_where_it_surely_holds_to_a_shorter_length_
     [table] = build_tables(results)
     alibi = next(line for line in table.lines if line.encoding == "alibi")
     found = replace(alibi.break_point, holds_to=256, works_to=2048)
-    assert works_to(replace(alibi, break_point=found), table) == "2,048?"
-    assert works_to(replace(alibi, break_point=replace(found, holds_to=2048)), table) == "2,048"
+    assert works_to(replace(alibi, break_point=found), table).mark == "?"
+    assert works_to(replace(alibi, break_point=replace(found, holds_to=2048)), table).mark == ""
     unsure = replace(table, lines=(replace(alibi, break_point=found),))
     assert "a length with ?: unclear from a shorter one on" in printed([unsure], 100)
     assert "None of 1 hold" in describe_result(unsure) and "1 is unclear" in describe_result(unsure)

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.results import add_run, edit_rows
-from support.tables import BREAKING, FLAT, labels, line_of, only, printed_details
+from support.tables import BREAKING, FLAT, labels, line_of, only, printed, printed_details
 
-from pe_bench.report.cell_text import break_text
-from pe_bench.report.short_text import render_short
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.tables.break_point import find_break_point
+from pe_bench.report.values import break_text
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, save_scores, score_file
 
@@ -304,7 +303,7 @@ def test_seeds_that_all_break_at_a_length_do_not_work_to_it(tmp_path: Path) -> N
     for seed, broken in enumerate((0.04, 0.2, 0.5)):
         levels = {128: 3.0, 160: 3.0 + 0.005 * seed, 256: 3 + broken, 512: 3 + 2 * broken}
         add_run(tmp_path, "rope", levels, seed=seed, spread=0.001)
-    text = "\n".join(line.plain for line in render_short(only(tmp_path), 100, ""))
+    text = printed([only(tmp_path)], 100)
     assert "+0.247>?" in text and "+0.493!?" in text
     assert "160?" in text and "512?" not in text
 

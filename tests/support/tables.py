@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pe_bench.report.columns import show
 from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.selection import Selection
 from pe_bench.report.tables.table import Table
-from pe_bench.report.text import show
 from pe_bench.runs.conditions import Condition, parse_condition
 
 FLAT = {64: 3.1, 128: 3.0, 256: 3.002, 512: 3.003}
@@ -35,8 +35,12 @@ def line_of(table: Table, label: str) -> Line:
 
 
 def printed_details(tables: list[Table], width: int | None = None) -> str:
-    """Return the detailed form that a pipe gets, or a terminal of this width without colours."""
+    return printed(tables, width, details=True)
+
+
+def printed(tables: list[Table], width: int | None = None, *, details: bool = False) -> str:
+    """Return what a pipe gets, or a terminal of this width without colours."""
     file = io.StringIO()
     console = Console(file=file, width=width or 80, force_terminal=width is not None, color_system=None)
-    show(tables, console, details=True)
+    show(tables, console, details=details)
     return file.getvalue()

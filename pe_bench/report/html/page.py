@@ -2,29 +2,26 @@
 
 import base64
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pe_bench.report.charts.curves import Chart, PlotValues, charts_of
+from pe_bench.report.columns import details_of, short
 from pe_bench.report.html.picture import Picture, make_picture
 from pe_bench.report.html.probes import probe_sections
 from pe_bench.report.html.provenance import summarize
-from pe_bench.report.html.style import LineStyle, line_styles
-from pe_bench.report.html.table import (
-    Heading,
-    ShortLine,
-    headings,
-    short_lines,
-)
+from pe_bench.report.html.style import ANCHOR, LineStyle, line_styles
 from pe_bench.report.legend import legend
-from pe_bench.report.short import short_legend, short_title
+from pe_bench.report.tables.lines import Line
 from pe_bench.report.tables.probes import ProbeTable
 from pe_bench.report.tables.table import Table
 from pe_bench.runs.provenance import RunRecord
+from pe_bench.system.grid import Cell, Grid
 from pe_bench.system.outside_text import in_one_line, one_line
 
 PACKAGE = "pe_bench.report.html"
@@ -32,6 +29,17 @@ TITLE = "pe-bench report"
 HINT = "a line opens for its 95 % intervals, controls and speed"
 MAX_NAMES = 4  # of encodings in the sentence with the result
 TALL = 12  # lines; a longer table scrolls under its headings
+
+
+@dataclass(frozen=True)
+class PageLine:
+    """A line of a table, which opens for its details; key: what it has in common with its curves."""
+
+    key: str
+    label: str
+    style: LineStyle
+    cells: Sequence[Cell]
+    details: Sequence[Grid]
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,8 @@ class Section:
     result: str
     views: Sequence[Picture]
     positions: Picture | None
-    headings: Sequence[Heading]
-    lines: Sequence[ShortLine]
+    grid: Grid
+    lines: Sequence[PageLine]
     title: str
     reading: Sequence[str]
     notes: Sequence[str]
@@ -76,6 +84,7 @@ def to_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["sortable"] = _sortable
     style, script = _resource("style.css"), _resource("script.js")
     if probes:
         style += _resource("probes.css")
@@ -126,19 +135,43 @@ def _section(
     positions: Sequence[Chart],
     styles: Mapping[str, LineStyle],
 ) -> Section:
-    *title, _ = short_title(table)  # without the unit, which the pictures have
+    grid = short(table)
+    *title, _ = grid.title  # without the unit, which the pictures have
     drawn = [make_picture(chart, table, prefix, styles) for chart in (*views, *positions)]
     return Section(
         table=table,
         result=describe_result(table),
         views=[picture for picture in drawn[: len(views)] if picture],
         positions=next(iter(drawn[len(views) :]), None),
-        headings=headings(table),
-        lines=short_lines(table, prefix, styles),
+        grid=grid,
+        lines=[
+            PageLine(
+                f"{prefix}-{place}",
+                line.label,
+                ANCHOR if line.is_anchor else styles[line.label],
+                cells,
+                _details(line, table),
+            )
+            for place, (line, (_, *cells)) in enumerate(zip(table.all_lines, grid.rows, strict=True))
+        ],
         title=" · ".join(title),
-        reading=[*short_legend(table, []), HINT, *table.caveats],
+        reading=[*grid.notes, HINT],
         notes=[table.title, *legend(table), *(note for note in table.notes if note not in table.caveats)],
     )
+
+
+def _details(line: Line, table: Table) -> list[Grid]:
+    """Return the details of one line, without its name."""
+    alone = replace(table, lines=() if line.is_anchor else (line,), anchors=(line,) if line.is_anchor else ())
+    grids = [grid.without_empty() for grid in details_of(alone)]
+    return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
+
+
+def _sortable(value: float) -> str:
+    """Return a number as the script reads it; empty for what is none and so sorts last."""
+    if math.isnan(value):
+        return ""
+    return repr(value) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _summary(tables: Sequence[Table], records: Sequence[RunRecord]) -> str:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from pe_bench.plot.labels import fitting
 from pe_bench.plot.scale import tick_labels
-from pe_bench.report.cell_text import number_text
 from pe_bench.report.charts.anchors import describe_anchors, seen_anchors
 from pe_bench.report.charts.curves import NO_VERDICT, Chart, Curve, Point
+from pe_bench.report.columns import point_text
 from pe_bench.report.html.style import LineStyle
-from pe_bench.report.html.text import point_text
 from pe_bench.report.tables.table import Table
+from pe_bench.report.values import number_text
 
 WIDTH, HEIGHT, TALL = 800, 320, 480
 LEFT, RIGHT, TOP, BOTTOM = 80, 16, 36, 32

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pe_bench.report.charts.heat import HeatChart, heat_chart
-from pe_bench.report.html.provenance import PlainTable
-from pe_bench.report.probes import HEADINGS, legend_of, rows_of, title_of
+from pe_bench.report.probes import grid_of, title_of
 from pe_bench.report.tables.probes import ProbeTable
+from pe_bench.system.grid import Grid
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,7 @@ class ProbeSection:
     title: str
     why: str
     chart: HeatChart
-    grid: PlainTable
-    notes: Sequence[str]
+    grid: Grid
     left: int = 56
     top: int = 22
     cell_width: int = 56
@@ -38,8 +37,7 @@ def probe_sections(tables: Sequence[ProbeTable]) -> list[ProbeSection]:
             f"Probe: {title_of(table)}",
             table.why,
             heat_chart(table),
-            PlainTable(HEADINGS, [*rows_of(table)]),
-            legend_of(table),
+            grid_of(table),
         )
         for table in tables
     ]

@@ -6,14 +6,7 @@ from dataclasses import dataclass, fields
 
 from pe_bench.runs.provenance import Dataset, Environment, RunRecord
 from pe_bench.runs.repeat import sweep_commands
-
-
-@dataclass(frozen=True)
-class PlainTable:
-    """Headings and rows of text, in the order of the page."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[object]]
+from pe_bench.system.grid import Cell, Column, Grid
 
 
 @dataclass(frozen=True)
@@ -23,9 +16,9 @@ class Provenance:
     repeating: Sequence[str]
     notes: Sequence[str]
     typed: Sequence[tuple[str, int]]
-    data: PlainTable
-    environments: PlainTable
-    runs: PlainTable
+    data: Grid
+    environments: Grid
+    runs: Grid
 
 
 def summarize(records: Sequence[RunRecord]) -> Provenance:
@@ -48,6 +41,11 @@ def summarize(records: Sequence[RunRecord]) -> Provenance:
     )
 
 
+def _grid(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Grid:
+    columns = [Column(heading, is_left=True) for heading in headings]
+    return Grid(columns, [[Cell(f"{value}") for value in row] for row in rows])
+
+
 def _notes(records: Sequence[RunRecord]) -> list[str]:
     missing: dict[str, list[str]] = {}
     for record in records:
@@ -60,22 +58,22 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _data(records: Sequence[RunRecord]) -> PlainTable:
+def _data(records: Sequence[RunRecord]) -> Grid:
     found: Counter[Dataset] = Counter(dataset for record in records for dataset in record.data)
     rows = [(dataset.name, dataset.hash, dataset.tokenizer, count) for dataset, count in found.items()]
-    return PlainTable(("data", "hash", "tokenizer", "runs"), rows)
+    return _grid(("data", "hash", "tokenizer", "runs"), rows)
 
 
-def _environments(environments: Sequence[Environment]) -> PlainTable:
+def _environments(environments: Sequence[Environment]) -> Grid:
     names = [field.name for field in fields(Environment)]
     rows = [
         (number, *(getattr(environment, name) for name in names))
         for number, environment in enumerate(environments, start=1)
     ]
-    return PlainTable(("no.", *(name.replace("_", "-") for name in names)), rows)
+    return _grid(("no.", *(name.replace("_", "-") for name in names)), rows)
 
 
-def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> PlainTable:
+def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> Grid:
     def numbers(found: Iterable[Environment]) -> str:
         return ", ".join(str(environments.index(one) + 1) for one in found if one != Environment())
 
@@ -89,7 +87,7 @@ def _runs(records: Sequence[RunRecord], environments: Sequence[Environment]) -> 
         )
         for record in records
     ]
-    return PlainTable(("run", "date", "data", "trained on", "scored on as well"), rows)
+    return _grid(("run", "date", "data", "trained on", "scored on as well"), rows)
 
 
 def _first_of(runs: Sequence[str]) -> str:

@@ -1,0 +1,272 @@
+"""The columns of a table, built once for all formats: those of the short form, and those of the details."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import compress
+from math import inf, isfinite
+
+from rich.console import Console
+from rich.text import Text
+
+from pe_bench.report.legend import best_text, legend, short_legend, short_title, slice_text
+from pe_bench.report.statistics import Interval
+from pe_bench.report.tables.cells import Cell as Score
+from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table, slice_name
+from pe_bench.report.values import (
+    break_text,
+    context_answer,
+    has_controls,
+    has_trained_level,
+    level_at_training,
+    number_text,
+    short_lengths,
+    value_at,
+    verdict_of,
+    without_middle,
+    works_to,
+)
+from pe_bench.system import grid as grids
+from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
+
+WIDTH = 100  # columns of a terminal that the short form takes at most
+MIN_LENGTHS = 3  # that stay before a long name is folded
+NAME = Column("encoding", is_left=True, least=16)
+
+
+def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False) -> Grid:
+    """Return the short form: a row an encoding, its level, one change a length, and two answers.
+
+    A small one has no break points.
+    """
+    lengths = short_lengths(table) if lengths is None else lengths
+    lines = table.all_lines
+    columns, cells = [NAME], [[Cell(line.label) for line in lines]]
+    if has_trained_level(table):
+        columns.append(Column(f"at {table.key.train_length}"))
+        cells.append(_numbers([level_at_training(line, table) for line in lines], table))
+    for length in lengths:
+        columns.append(Column(f"{length}"))
+        cells.append(_numbers([value_at(line, length, table) for line in lines], table))
+    if not is_small:
+        columns.append(Column("works to"))
+        cells.append([works_to(line, table) for line in lines])
+    if has_controls(table):
+        columns.append(Column("uses context"))
+        cells.append([context_answer(line) for line in lines])
+    rows = [
+        [replace(cell, style="anchor") for cell in row] if line.is_anchor else row
+        for line, *row in zip(lines, *cells, strict=True)
+    ]
+    dropped = [length for length in short_lengths(table) if length not in lengths]
+    notes = [*short_legend(table, dropped), *table.caveats]
+    return Grid(columns, rows, short_title(table), table.why, notes, name=_name(table))
+
+
+def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
+    """Return a column's numbers, of at least two with the best marked.
+
+    With a baseline it is the lowest difference that is better for sure; the baseline's own level is none.
+    """
+    cells = [Cell(MISSING) if value is None else value for value in values]
+    is_compared = [
+        line.is_ranked and line.label != table.baseline and cell.value is not None and isfinite(cell.value)
+        for line, cell in zip(table.all_lines, cells, strict=True)
+    ]
+    compared = list(compress(cells, is_compared))
+    sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
+    if len(compared) < 2 or not sure:
+        return cells
+    best = f"{max(sure) if table.measure.higher_is_better else min(sure):.3f}"
+    return [
+        replace(cell, is_best=counts and f"{cell.value:.3f}" == best)
+        for cell, counts in zip(cells, is_compared, strict=True)
+    ]
+
+
+def details_of(table: Table) -> list[Grid]:
+    """Return the detailed form: a row for each line and length, and one for each line as a whole."""
+    rows = [
+        _score_row(line, line.cells[length], table)
+        for line in table.all_lines
+        for length in table.lengths
+        if length in line.cells
+    ]
+    by_length = Grid(
+        _score_columns(table), rows, (table.title,), table.why, keys=2, name=_name(table)
+    ).without_empty()
+    return [by_length, _whole_lines(table)]
+
+
+def point_text(line: Line, score: Score, table: Table) -> str:
+    """Return all that is known at a point of a curve, a line each; the first names it."""
+    columns, cells = _score_columns(table), _score_row(line, score, table)
+    facts = [
+        f"{column.heading} {cell.text}".replace("\n", " ")
+        for column, cell in list(zip(columns, cells, strict=True))[2:]
+        if cell.text
+    ]
+    return "\n".join([f"{line.label} at {score.length} tokens", *facts]).replace("\n±", " ±")
+
+
+def _score_columns(table: Table) -> list[Column]:
+    baseline = f"vs\n{table.baseline}"
+    return [
+        *(NAME, Column("length"), Column(table.measure.name), Column("95 %"), Column("accuracy")),
+        *(Column("ppl"), Column("change"), Column("±"), Column("verdict", is_left=True)),
+        *(Column(baseline, least=8), Column("±"), Column("verdict", is_left=True)),
+        *(Column("uses\ncontext", is_left=True), Column("beats\nwindow", is_left=True), Column("MB")),
+    ]
+
+
+def _score_row(line: Line, score: Score, table: Table) -> list[Cell]:
+    """Return the cells of a line at a length, in the order of the columns of the details."""
+    interval, accuracy = Cell(), Cell()
+    if score.answers is not None:
+        exact = score.answers.intervals.exact
+        interval = Cell(f"{number_text(exact.low)} to {number_text(exact.high)}")
+        accuracy = Cell(number_text(score.answers.accuracy))
+    difference, use = score.baseline, score.use
+    pairs = difference.interval if difference is not None else None
+    compared = f" (n={pairs.seeds})" if pairs is not None and pairs.seeds != line.seeds else ""
+    cells = [
+        *(Cell(line.label), Cell(f"{score.length}"), _level(line, score), interval, accuracy),
+        *(Cell(_perplexity_text(score)), _signed(score.change), half_width(score.interval)),
+        _verdict(verdict_of(score, table) if score.levels else ""),
+        _signed(None if difference is None else difference.mean, compared),
+        *(half_width(pairs), _verdict("" if difference is None else difference.verdict)),
+        *(_verdict("" if use is None else use.uses_context or MISSING),),
+        *(_verdict("" if use is None else use.beats_window or MISSING),),
+        Cell("" if score.peak_memory_mb is None else f"{score.peak_memory_mb:,.0f}"),
+    ]
+    return [replace(cell, style="anchor") for cell in cells] if line.is_anchor else cells
+
+
+def _level(line: Line, score: Score) -> Cell:
+    """Return the level, with the number of its seeds where it is not the line's; or why there is none."""
+    if score.level is None:
+        return Cell(score.status.replace("_", " "), style="fails")
+    seeds = len(score.levels)
+    return Cell(number_text(score.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
+
+
+def _perplexity_text(score: Score) -> str:
+    """Return four digits, or a power of ten where it is large."""
+    if score.perplexity is None or score.answers is not None:
+        return ""
+    return f"{score.perplexity:.4g}" if score.perplexity < 10_000 else f"{score.perplexity:.1e}"
+
+
+def _signed(value: float | None, after: str = "") -> Cell:
+    return Cell() if value is None else Cell(number_text(value, "+") + after, value=value)
+
+
+def half_width(interval: Interval | None) -> Cell:
+    if interval is None:
+        return Cell()
+    half = (interval.high - interval.low) / 2
+    return Cell(number_text(half), value=half) if half < inf else Cell("∞", value=inf)
+
+
+def _verdict(word: str) -> Cell:
+    return Cell(word, style=word)
+
+
+def _whole_lines(table: Table) -> Grid:
+    """Return what is known of each line as a whole, and the notes of all the details."""
+    columns = (NAME, *map(Column, ("break point", "seeds", "parameters", "trained\ntokens/s")))
+    rows = [
+        [Cell(line.label, style="anchor"), Cell(), Cell(f"{line.seeds}", style="anchor"), Cell(), Cell()]
+        if line.is_anchor
+        else [
+            *(Cell(line.label), Cell(break_text(line.break_point)), Cell(f"{line.seeds}")),
+            *(Cell(f"{line.parameters:,}"), Cell(f"{line.tokens_per_second:,.0f}")),
+        ]
+        for line in table.all_lines
+    ]
+    notes = [*legend(table), *table.notes]
+    return Grid(columns, rows, ("each encoding as a whole",), notes=notes, keys=1, name=_name(table))
+
+
+def _name(table: Table) -> str:
+    """Return what documents refer to a table by."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{table.key.model}-{table.key.data}-{table.key.train_length}".lower())
+
+
+# All tables of a report
+
+
+def show(
+    tables: Sequence[Table], console: Console | None = None, *, hint: str = "", details: bool = False
+) -> None:
+    """Print tables on the console, standard output by default, each in the short form or with its details.
+
+    hint: where more of them is shown, in one line, because a command that we broke could not be copied.
+    """
+
+    def draw_all(width: int) -> Iterator[Text]:
+        for index, table in enumerate(tables):
+            yield from [Text()] if index else []
+            yield from _draw_details(table, width) if details else _draw_short(table, min(width, WIDTH))
+            yield from [Text(hint, "dim")] if hint and not details else []
+
+    grids.show(draw_all, console)
+
+
+def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
+    return grids.to_markdown(_documents(tables, details))
+
+
+def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
+    return grids.to_latex(_documents(tables, details))
+
+
+def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
+    """Return the grids of documents, in which the best of each column is bold."""
+    if details:
+        return [grid for table in tables for grid in details_of(table)]
+    return [_with_best(short(table), table) for table in tables]
+
+
+def _with_best(grid: Grid, table: Table) -> Grid:
+    is_shown = any(cell.is_best for row in grid.rows for cell in row)
+    return replace(grid, notes=[*grid.notes, *([best_text(table)] if is_shown else [])])
+
+
+def _draw_details(table: Table, width: int) -> list[Text]:
+    first, second = details_of(table)
+    return [*draw(first, width), Text(), *draw(second, width)]
+
+
+def _draw_short(table: Table, width: int) -> list[Text]:
+    """Return the lines of the short form with as many lengths as fit, and the small table of recall.
+
+    Lengths that were asked for are the last to go. Names are folded only where three lengths have no room
+    beside them.
+    """
+    lengths = short_lengths(table)
+    grid = short(table)
+    for count in range(len(lengths), -1, -1):
+        grid = short(table, _shown(lengths, count, table.asked))
+        if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
+            break
+    lines = draw(grid, width)
+    return lines if table.recall is None else [*lines, Text(), *draw(_recall(table.recall), width)]
+
+
+def _shown(lengths: Sequence[int], count: int, named: Sequence[int]) -> list[int]:
+    """Return so many of the lengths: those that the user named, and the first and last of the others."""
+    kept = without_middle([length for length in lengths if length in named], count)
+    others = [length for length in lengths if length not in named]
+    return sorted([*kept, *without_middle(others, count - len(kept))])
+
+
+def _recall(table: Table) -> Grid:
+    """Return the small table of a slice below that of all targets, with the lengths that tell most."""
+    controlled = {length for line in table.lines for length, cell in line.cells.items() if cell.use}
+    lengths = short_lengths(table)
+    lengths = [length for length in lengths if length in controlled or length == lengths[-1]]
+    notes = [f"{slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
+    grid = short(table, lengths, is_small=True)
+    return replace(grid, title=[f"targets: {slice_name(table)}"], why="", notes=list(filter(None, notes)))

@@ -1,0 +1,154 @@
+"""What a line of a table shows: its level, its change at each length and its answers, with their marks."""
+
+from collections.abc import Sequence
+
+from pe_bench.report.tables.break_point import BreakPoint
+from pe_bench.report.tables.cells import Cell as Score
+from pe_bench.report.tables.lines import Line
+from pe_bench.report.tables.table import Table
+from pe_bench.system.grid import MISSING, Cell
+
+MAX_PLAIN = 1e6  # bits per byte
+UNLEARNED = "not learned"
+ANSWERS = ("yes", "unclear", "no")  # on the use of context
+# After a number; whatever holds, or is the same as the baseline, has none.
+MARKS = {
+    "degrades": ">",
+    "fails": "!",
+    "improves": "v",
+    "unclear": "?",
+    "worse": ">",
+    "better": "v",
+    "partial": ">",
+    "chance": "!",
+    UNLEARNED: "*",
+}
+MARKS_OF_MODELS = {**MARKS, "holds": "=", "solves": "=", "unclear": ""}
+
+
+def number_text(value: float, sign: str = "") -> str:
+    """Return bits per byte with three decimals, as a power of ten where that would be no number to read."""
+    return f"{value:{sign}.3f}" if not abs(value) >= MAX_PLAIN else f"{value:{sign}.2e}"
+
+
+def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
+    """Return a number with its verdict's mark; where that is unclear, after the one on these models alone."""
+    first = MARKS_OF_MODELS.get(of_models, "") if verdict == "unclear" else ""
+    return Cell(number_text(number, sign), first + MARKS.get(verdict, ""), verdict, value=number)
+
+
+def has_trained_level(table: Table) -> bool:
+    return any(level_at_training(line, table) is not None for line in table.lines)
+
+
+def has_controls(table: Table) -> bool:
+    return any(cell.use for line in table.lines for cell in line.cells.values())
+
+
+def has_changes(table: Table) -> bool:
+    """Return whether numbers beside the levels are changes, or differences from the baseline."""
+    is_change = has_trained_level(table) and not table.is_task
+    return bool(short_lengths(table)) and (is_change or bool(table.baseline))
+
+
+def short_lengths(table: Table) -> list[int]:
+    """Return the lengths beyond the training length, and others that were asked for.
+
+    All of them where no line has a level at the training length.
+    """
+    if not has_trained_level(table):
+        return list(table.lengths)
+    train_length = table.key.train_length
+    return [
+        length
+        for length in table.lengths
+        if length > train_length or (length < train_length and length in table.asked)
+    ]
+
+
+def level_at_training(line: Line, table: Table) -> Cell | None:
+    """Return the level at the training length, with no mark but that of what has not learned."""
+    score = line.cells.get(table.key.train_length)
+    if score is None or score.level is None:
+        return None
+    if line.unlearned or score.answers is None:
+        return judged(score.level, UNLEARNED if line.unlearned else "")
+    return judged(score.level, score.verdict, score.verdict_of_models)
+
+
+def value_at(line: Line, length: int, table: Table) -> Cell | None:
+    """Return what a line shows at a length: its change, or its difference from the baseline.
+
+    The baseline itself shows its level, and so does every line where none was scored at the training length.
+    A change that is not judged because the model knows nothing would read as one that holds.
+    """
+    score = line.cells.get(length)
+    if score is None or score.level is None:
+        return None
+    if line.label == table.baseline or not (table.baseline or table.is_task or has_trained_level(table)):
+        return judged(score.level)
+    if table.baseline:
+        difference = score.baseline
+        if difference is None or difference.mean is None:
+            return None
+        return judged(difference.mean, difference.verdict, sign="+")
+    if table.is_task:
+        return judged(score.level, UNLEARNED if line.unlearned else score.verdict, score.verdict_of_models)
+    if score.change is None or line.unlearned == "frequencies":
+        return None
+    return judged(score.change, score.verdict, score.verdict_of_models, "+")
+
+
+def values_of(table: Table) -> list[Cell]:
+    """Return what the encodings show at all lengths."""
+    values = [value_at(line, length, table) for line in table.lines for length in short_lengths(table)]
+    return [value for value in values if value is not None]
+
+
+def works_to(line: Line, table: Table) -> Cell:
+    """Return the last length before it breaks, with a `?` where it surely holds to a shorter one only.
+
+    It is `not at all` if the first longer one breaks, and `-` if none was judged.
+    """
+    length = line.break_point.works_to
+    if length is None:
+        return Cell(MISSING)
+    if length <= table.key.train_length:
+        return Cell("not at all")
+    return Cell(f"{length:,}", "" if line.break_point.is_sure else "?", value=length)
+
+
+def context_answer(line: Line) -> Cell:
+    """Return one answer for all lengths: yes if it is yes at any, no if it is no at all that were judged.
+
+    A model that surely gains nothing from most of its training length reads nothing that far back.
+    """
+    if line.reads_nothing and any(cell.use for cell in line.cells.values()):
+        return Cell("reads nothing")
+    answers = {cell.use.uses_context for cell in line.cells.values() if cell.use} - {""}
+    if not answers:
+        return Cell(MISSING)
+    answer = "yes" if "yes" in answers else "unclear" if len(answers) > 1 else answers.pop()
+    return Cell(answer, style=answer)
+
+
+def verdict_of(score: Score, table: Table) -> str:
+    """Return the verdict, empty below the training length, where less context costs by nature."""
+    return score.verdict if score.length >= table.key.train_length else ""
+
+
+def break_text(found: BreakPoint) -> str:
+    texts = {
+        "at": f"{found.length}",
+        "by": f"≤ {found.length}",
+        "unclear": f"none; unclear from {found.length}",
+        "none": f"none up to {found.length}",
+        "unknown": "unknown",
+    }
+    return texts[found.kind]
+
+
+def without_middle(lengths: Sequence[int], count: int) -> list[int]:
+    """Return so many of the lengths: the first and the last ones, the middle dropped."""
+    first = (count + 1) // 2
+    return [*lengths[:first], *lengths[len(lengths) - (count - first) :]]

@@ -1,0 +1,338 @@
+"""A table for people: built once as a grid, and drawn for a terminal, Markdown, LaTeX, a page and CSV.
+
+The page's template draws the same grid, in `report/html/templates/table.html.jinja`.
+"""
+
+import csv
+import io
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from pe_bench.system import outside_text
+from pe_bench.system.terminal import width_of, wrap, write_out
+
+GAP = "  "
+INDENT = "  "  # of a name's second line
+MISSING = "-"
+ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
+STYLES = {  # the colours of verdicts and answers in a terminal, which only repeat their words and marks
+    **dict.fromkeys(("improves", "better"), "cyan"),
+    **dict.fromkeys(("holds", "solves", "finds", "same", "yes"), "green"),
+    **dict.fromkeys(("degrades", "partial", "partly", "no"), "yellow"),
+    **dict.fromkeys(("fails", "worse", "chance"), "bold red"),
+    **dict.fromkeys(("anchor", "not claimed"), "dim"),
+    "unclear": "magenta",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands at one place of a table.
+
+    mark: a sign after the text. style: the verdict or answer whose colour it has. is_best: the best number of
+    its column. value: its number, by which it lines up and is sorted, and which a file has in its place.
+    """
+
+    text: str = ""
+    mark: str = ""
+    style: str = ""
+    is_best: bool = False
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a grid.
+
+    heading: a line break in it holds on a terminal alone. is_left: its text stands to the left. least: to how
+    many columns of a terminal its text may be folded; 0 for none.
+    """
+
+    heading: str
+    is_left: bool = False
+    least: int = 0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table with its title, in parts, and notes, in whole lines.
+
+    why: why this is not the only table. keys: how many of the first columns name a row, where rows that share
+    the first are a group; one too wide for a terminal is cut into blocks that each begin with these. name:
+    what LaTeX refers to it by.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    title: Sequence[str] = ()
+    why: str = ""
+    notes: Sequence[str] = ()
+    keys: int = 0
+    name: str = ""
+
+    def without_empty(self) -> "Grid":
+        """Return the grid without columns in which no row has a text."""
+        shown = [index for index in range(len(self.columns)) if any(row[index].text for row in self.rows)]
+        return self.chosen(shown)
+
+    def chosen(self, indexes: Sequence[int]) -> "Grid":
+        """Return the grid with these of its columns."""
+        rows = [[row[index] for index in indexes] for row in self.rows]
+        return replace(self, columns=[self.columns[index] for index in indexes], rows=rows)
+
+    def width(self, *, folded: bool = False) -> int:
+        """Return how many columns of a terminal it takes, with its texts folded as far as they may be."""
+        widths = [_width(column, texts) for column, texts in zip(self.columns, _texts(self), strict=True)]
+        if folded:
+            least = [column.least or width for column, width in zip(self.columns, widths, strict=True)]
+            widths = [min(pair) for pair in zip(widths, least, strict=True)]
+        return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+# A terminal
+
+
+def draw(grid: Grid, width: int) -> list[Text]:
+    """Return the lines of a grid for a terminal, at most so wide where its texts may be folded to that."""
+    title = [Text(line, "bold") for line in _joined(grid.title, width)]
+    lines = [*title, *wrapped(grid.why, width, "italic")]
+    for block in _blocks(grid, width):
+        lines += [*([Text()] if lines else []), *_draw_block(block, width)]
+    notes = [line for note in grid.notes for line in wrapped(note, width, "dim")]
+    return [*lines, *([Text(), *notes] if notes else [])]
+
+
+def show(draw_all: Callable[[int], Iterable[Text]], console: Console | None = None) -> None:
+    """Print lines that are drawn for a width, on standard output by default, in signs that it can take.
+
+    A pipe gets `PIPED_WIDTH` columns, and no blanks at the ends of lines.
+    """
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console.width = width_of(console.file)
+    with console.capture() as captured:
+        console.print(Text("\n").join(draw_all(console.width)), highlight=False, soft_wrap=True)
+    text = captured.get()
+    if not console.is_terminal:
+        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        text = text.translate(str.maketrans(ASCII))
+    write_out(text, console.file)
+
+
+def wrapped(text: str, width: int, style: str) -> list[Text]:
+    """Return a sentence in lines of this width; none where it is empty."""
+    return [Text(line, style) for line in wrap(text, width).split("\n") if text]
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Return the text in lines that fit, broken between its words, and within one that has no room."""
+    if "\n" in text:
+        return [part for line in text.split("\n") for part in fold(line, width)]
+    if cell_len(text) <= width:
+        return [text]
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines[-1].strip() else lines[-1] + word
+        if cell_len(longer) <= width:
+            lines[-1] = longer
+            continue
+        if lines[-1].strip():
+            lines.append(INDENT)
+        for sign in word:
+            if lines[-1].strip() and cell_len(lines[-1] + sign) > width:
+                lines.append(INDENT)
+            lines[-1] += sign
+    return lines
+
+
+def _joined(parts: Sequence[str], width: int) -> list[str]:
+    """Return the parts on as few lines as hold them, none cut that has a line's room."""
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]} · {part}" if lines else ""
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines += textwrap.wrap(part, width)
+    return lines
+
+
+def _blocks(grid: Grid, width: int) -> list[Grid]:
+    """Return as few grids as fit: one, or else several that each begin with the columns that name a row."""
+    keys = list(range(grid.keys))
+    blocks = [keys]
+    for index in range(grid.keys, len(grid.columns)):
+        longer = [*blocks[-1], index]
+        is_full = grid.keys and len(blocks[-1]) > grid.keys
+        if is_full and grid.chosen(longer).width(folded=True) > width:
+            longer = [*keys, index]
+            blocks.append(longer)
+        blocks[-1] = longer
+    return [grid.chosen(block) for block in blocks]
+
+
+def _texts(grid: Grid) -> list[list[str]]:
+    """Return the texts of each column with their marks, or with blanks, which keep digits aligned."""
+    columns = list(zip(*grid.rows, strict=True)) if grid.rows else [()] * len(grid.columns)
+    marks = [max((len(cell.mark) for cell in cells), default=0) for cells in columns]
+    return [
+        [f"{cell.text}{cell.mark:<{mark if cell.mark or cell.value is not None else 0}}" for cell in cells]
+        for cells, mark in zip(columns, marks, strict=True)
+    ]
+
+
+def _width(column: Column, texts: Iterable[str]) -> int:
+    return max(map(cell_len, (*column.heading.split("\n"), *texts)))
+
+
+def _draw_block(grid: Grid, width: int) -> list[Text]:
+    texts = _texts(grid)
+    widths = [_width(column, cells) for column, cells in zip(grid.columns, texts, strict=True)]
+    while sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        foldable = [i for i, column in enumerate(grid.columns) if 0 < column.least < widths[i]]
+        if not foldable:
+            break
+        widths[max(foldable, key=lambda i: widths[i])] -= 1
+    folded = [
+        [fold(text, limit) if column.least else [text] for text in cells]
+        for column, cells, limit in zip(grid.columns, texts, widths, strict=True)
+    ]
+    if grid.keys:
+        folded[0] = _spread(folded[0], [row[0].text for row in grid.rows])
+    heads = [column.heading.split("\n") for column in grid.columns]
+    height = max(map(len, heads))
+    heads = [[*[""] * (height - len(head)), *head] for head in heads]
+    lines = _draw_row(grid, heads, [""] * len(heads), widths)
+    for row, parts in zip(grid.rows, zip(*folded, strict=True), strict=True):
+        lines += _draw_row(grid, parts, [STYLES.get(cell.style, "") for cell in row], widths)
+    rule = [Text("-" * max(line.cell_len for line in lines))] if grid.title else []
+    return [*lines[:height], *rule, *lines[height:]]
+
+
+def _spread(names: Sequence[list[str]], groups: Sequence[str]) -> list[list[str]]:
+    """Return the lines of each group's name over the rows of the group, what is left of them at its last."""
+    lines: list[list[str]] = []
+    for _, members in groupby(range(len(groups)), key=lambda index: groups[index]):
+        first, *others = members
+        name = names[first]
+        lines += [name[index : index + 1] or [""] for index in range(len(others))]
+        lines.append(name[len(others) :] or [""])
+    return lines
+
+
+def _draw_row(
+    grid: Grid, parts: Sequence[Sequence[str]], styles: Sequence[str], widths: Sequence[int]
+) -> list[Text]:
+    """Return a row, of as many lines as its highest cell has."""
+    lines = []
+    for index in range(max(map(len, parts))):
+        line = Text()
+        for column, cell, style, width in zip(grid.columns, parts, styles, widths, strict=True):
+            text = cell[index] if index < len(cell) else ""
+            blanks = " " * (width - cell_len(text))
+            pieces = [(text, style), blanks] if column.is_left else [blanks, (text, style)]
+            line = Text.assemble(line, *pieces, GAP)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+# Documents
+
+
+def to_markdown(grids: Iterable[Grid]) -> str:
+    """Return grids as tables of GitHub's Markdown, one below the other, each with its title and notes."""
+    return "\n\n".join(filter(None, (part for grid in grids for part in _markdown_parts(grid)))) + "\n"
+
+
+def _markdown_parts(grid: Grid) -> list[str]:
+    def row(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    def shown(cell: Cell) -> str:
+        text = outside_text.markdown(cell.text + cell.mark)
+        return f"**{text}**" if cell.is_best else text
+
+    title = outside_text.markdown(" · ".join(grid.title))
+    table = [
+        row(column.heading.replace("\n", " ") for column in grid.columns),
+        row("---" if column.is_left else "---:" for column in grid.columns),
+        *(row(map(shown, cells)) for cells in grid.rows),
+    ]
+    notes = "\n".join(f"- {outside_text.markdown(note)}" for note in grid.notes)
+    return [f"**{title}**" if title else "", outside_text.markdown(grid.why), "\n".join(table), notes]
+
+
+def to_latex(grids: Sequence[Grid]) -> str:
+    r"""Return grids as tables for `\usepackage{booktabs,graphicx}`, each at most as wide as a column of text.
+
+    Notes are comments before a table, and the first is in its caption. No two have the same label.
+    """
+    labels = [f"tab:{grid.name}" for grid in grids]
+    if len(set(labels)) < len(labels):
+        labels = [f"{label}-{number}" for number, label in enumerate(labels, start=1)]
+    return "\n\n".join(map(_latex_table, grids, labels)) + "\n"
+
+
+def _latex_table(grid: Grid, label: str) -> str:
+    def row(cells: Iterable[str]) -> str:
+        return " & ".join(cells) + r" \\"
+
+    sides = "".join("l" if column.is_left else "r" for column in grid.columns)
+    return "\n".join(
+        [
+            *(outside_text.latex_comment(note) for note in (grid.why, *grid.notes) if note),
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{outside_text.latex('. '.join((', '.join(grid.title), *grid.notes[:1])))}.}}",
+            rf"\label{{{label}}}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}",
+            r"\toprule",
+            row(outside_text.latex(column.heading.replace("\n", " ")) for column in grid.columns),
+            r"\midrule",
+            *(row(map(_latex_cell, cells)) for cells in grid.rows),
+            r"\bottomrule",
+            r"\end{tabular}}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _latex_cell(cell: Cell) -> str:
+    r"""Return a number in math, where a minus is one; `\mathbf` is what makes digits bold there."""
+    if cell.value is None:
+        return "--" if cell.text == MISSING else outside_text.latex(cell.text + cell.mark)
+    number = cell.text
+    for sign, code in (("inf", r"\infty"), ("∞", r"\infty"), ("nan", r"\mathrm{nan}"), (",", "{,}")):
+        number = number.replace(sign, code)
+    number = rf"\mathbf{{{number}}}" if cell.is_best else number
+    return f"${number}${outside_text.latex(cell.mark)}"
+
+
+# A file for programs
+
+
+def to_csv(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return text in which a spreadsheet computes nothing; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(map(_csv_value, row) for row in rows)
+    return text.getvalue()
+
+
+def _csv_value(value: object) -> object:
+    if isinstance(value, str):
+        return outside_text.csv_cell(value)
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
