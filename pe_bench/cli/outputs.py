@@ -56,7 +56,7 @@ def check_outputs(outputs: Outputs) -> None:
         if other != option:
             raise UserError(f"{other} and {option} both name {path}: name a file for each")
     if outputs.plot is not None:
-        from pe_bench.plot.file import picture_format
+        from pe_bench.plot.paper import picture_format
 
         picture_format(outputs.plot)
 

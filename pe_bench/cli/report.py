@@ -149,7 +149,7 @@ def print_report(report: Report, outputs: Outputs, details: bool) -> None:
 def write_files(report: Report, outputs: Outputs, details: bool) -> None:
     for option, path in outputs.files.items():
         if option == "--plot":
-            from pe_bench.report.charts.figure import plot_tables
+            from pe_bench.report.charts.draw import plot_tables
 
             plot_tables(report.tables, path, outputs.view)
         elif option == "--html":
@@ -180,7 +180,7 @@ def print_probes(report: Report, outputs: Outputs) -> None:
             write_out(f"{problem}\n")
     for option, path in outputs.files.items():
         if option == "--plot":
-            from pe_bench.report.charts.heat_figure import plot_probes
+            from pe_bench.report.charts.heat import plot_probes
 
             plot_probes(report.probes, path)
         else:

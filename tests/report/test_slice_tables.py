@@ -12,7 +12,7 @@ from test_anchor_lines import add_anchors
 from test_short import cells_of, printed
 
 from pe_bench.errors import UserError
-from pe_bench.report.charts.figure import draw
+from pe_bench.report.charts.draw import draw
 from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
 from pe_bench.report.tables.build import build_report, build_tables

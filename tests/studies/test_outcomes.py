@@ -12,7 +12,7 @@ from support.results import ROW, add_run
 
 from pe_bench.cli import study as command
 from pe_bench.errors import RunError, UserError
-from pe_bench.report.charts import figure
+from pe_bench.report.charts import draw
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows
 from pe_bench.studies.claims import Agreement, Judged, Measurements, Outcome, sentence_of
@@ -166,7 +166,7 @@ def test_curves_of_other_studies_of_the_same_runs_are_not_drawn(
     keys = tuple(row.key for row in read_rows(run / "eval.csv") if row.length != 256)
     add_run(tmp_path, "rope", {128: 2.0, 256: 2.0, 512: 2.0}, scored_with="yarn factor=auto")
     drawn: list[Any] = []
-    monkeypatch.setattr(figure, "plot_tables", lambda tables, path: drawn.extend(tables))
+    monkeypatch.setattr(draw, "plot_tables", lambda tables, path: drawn.extend(tables))
     runs: Any = SimpleNamespace(progress=Progress(tmp_path, "toy"), variant=Variant(STUDY))
     command._draw(runs, Measurements(tmp_path, [Step("", (run.name,), keys)]))
     labels = {line.label for table in drawn for line in table.lines if not line.is_anchor}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from pe_bench.plot.placing import spread_apart
+from pe_bench.plot.paper import spread_apart
 
 FONT = 9  # points
 LABEL_GAP = 1.2 * FONT  # points between the middles of two labels

@@ -27,9 +27,8 @@ from pe_bench.inspection.show.labels import (
     name_numbers,
     spread_labels,
 )
-from pe_bench.plot.file import save_picture
-from pe_bench.plot.labels import wrapped
-from pe_bench.plot.style import STROKES, styles_of
+from pe_bench.plot.paper import save_picture
+from pe_bench.plot.style import STROKES, styles_of, wrapped
 
 ROW = 2.7  # inches
 WIDTH = 10.0  # inches

@@ -1,42 +1,30 @@
 """The rows as curves: time relative to the reference against length, each named where it ends."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from pe_bench.inspection.speed.rows import Row
-from pe_bench.plot.file import save_picture
-from pe_bench.plot.labels import fitting
-from pe_bench.plot.placing import (
-    apply_scale,
-    keep_apart,
+from pe_bench.plot.paper import (
+    NAME_GAP,
     lines_height,
+    name_ends,
+    new_figure,
     place_axes,
     place_text,
-    spread_apart,
+    save_picture,
 )
-from pe_bench.plot.scale import Scale, scale_of_lengths, scale_of_ratios, tick_labels
-from pe_bench.plot.style import DASHES, FONT, GREY, LEFT, WIDTH, Style, styles_of
+from pe_bench.plot.scale import scale_of_lengths, scale_of_ratios, set_lengths, set_values
+from pe_bench.plot.style import DASHES, FONT, GREY, LEFT, RULE, WIDTH, fitting, styles_of
 
 PANEL_WIDTH, PANEL_HEIGHT = 6.4, 3.6  # inches
-NAME_HEIGHT = 0.17  # inches
-TICK_GAP = 36  # points between the middles of two lengths
+TICK_GAP, MAX_TICKS = 36, 7  # points between two lengths; ticks of ratios
 MAX_NAME = 36  # characters
 
-
-@dataclass(frozen=True)
-class SpeedCurve:
-    """The times of an encoding relative to the reference, at rising lengths."""
-
-    label: str
-    lengths: list[int]
-    relative: list[float]
+Curves = dict[str, list[tuple[int, float]]]  # the lengths of each encoding, and its times as ratios
 
 
 def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
@@ -46,79 +34,35 @@ def draw_rows(rows: Sequence[Row], title: str, path: Path) -> None:
         save_picture(lambda: draw(curves, rows[0].encoding, title), path)
 
 
-def curves_of(rows: Sequence[Row]) -> list[SpeedCurve]:
-    """Return a curve for each encoding, where it has a number."""
-    known = [row for row in rows if row.relative is not None]
-    known.sort(key=lambda row: (row.encoding, row.length))
-    return [
-        SpeedCurve(label, [row.length for row in group], [row.relative or 0.0 for row in group])
-        for label, found in groupby(known, key=lambda row: row.encoding)
-        for group in [list(found)]
-    ]
+def curves_of(rows: Sequence[Row]) -> Curves:
+    """Return a curve for each encoding, where it has a number, at rising lengths."""
+    points = sorted((row.encoding, row.length, row.relative) for row in rows if row.relative is not None)
+    grouped = groupby(points, key=lambda point: point[0])
+    return {label: [(length, ratio) for _, length, ratio in group] for label, group in grouped}
 
 
-def draw(curves: Sequence[SpeedCurve], reference: str, title: str) -> Figure:
-    top = lines_height(title, FONT) + 0.15
-    height = max(PANEL_HEIGHT, NAME_HEIGHT * len(curves))
-    figure = Figure(figsize=(WIDTH, top + height + 0.55))
-    FigureCanvasAgg(figure)
+def draw(curves: Curves, reference: str, title: str) -> Figure:
+    top, height = lines_height(title, FONT) + 0.15, max(PANEL_HEIGHT, NAME_GAP / 72 * len(curves))
+    figure = new_figure(WIDTH, top + height + 0.55)
     place_text(figure, LEFT, 0.0, title)
     axes = place_axes(figure, LEFT, top, PANEL_WIDTH, height)
-    styles = styles_of(curve.label for curve in curves)
-    for curve in curves:
-        style = styles[curve.label]
-        axes.plot(
-            curve.lengths,
-            curve.relative,
-            color=style.colour,
-            marker=style.marker,
-            linestyle=style.stroke,
-            linewidth=1.4,
-            markersize=4,
-        )
-    axes.axhline(1.0, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
-    x = scale_of_lengths([length for curve in curves for length in curve.lengths])
-    y = scale_of_ratios([ratio for curve in curves for ratio in curve.relative])
-    _set_axes(axes, curves, x, y)
+    points = [point for curve in curves.values() for point in curve]
+    lengths = sorted({length for length, _ in points}, reverse=True)
+    x, y = scale_of_lengths(lengths), scale_of_ratios([ratio for _, ratio in points])
+    set_lengths(axes, x, lengths, 72 * PANEL_WIDTH, TICK_GAP)
+    set_values(axes, y, MAX_TICKS)
     axes.set_xlabel("length (tokens)")
     axes.set_ylabel(f"time, relative to {reference}, log scale")
-    _name_curves(axes, curves, styles, y, 72 * height)
+    axes.grid(axis="y", color=RULE)
+    axes.axhline(1.0, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
+    styles, short = styles_of(curves), fitting([*curves], MAX_NAME)
+    for label, curve in curves.items():
+        style = styles[label]
+        look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
+        axes.plot(*zip(*curve, strict=True), linewidth=1.4, markersize=4, **look)
+    names = [
+        (label, f"{short[label]} {curve[-1][1]:.3g}", styles[label].colour) for label, curve in curves.items()
+    ]
+    ends = [(x.share(curve[-1][0]), y.share(curve[-1][1])) for curve in curves.values()]
+    name_ends(axes, names, ends, 72 * height, 72 * PANEL_WIDTH)
     return figure
-
-
-def _set_axes(axes: Axes, curves: Sequence[SpeedCurve], x: Scale, y: Scale) -> None:
-    lengths = sorted({length for curve in curves for length in curve.lengths}, reverse=True)
-    places = [72 * PANEL_WIDTH * x.share(length) for length in lengths]
-    numbered = keep_apart(lengths, places, TICK_GAP)
-    apply_scale(axes, "x", x, lengths, [f"{length:,}" if length in numbered else "" for length in lengths])
-    apply_scale(axes, "y", y, y.ticks(), tick_labels(y.ticks()))
-    axes.grid(axis="y", color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _name_curves(
-    axes: Axes, curves: Sequence[SpeedCurve], styles: Mapping[str, Style], y: Scale, height: float
-) -> None:
-    """Write the names right of the panel, each as near as can be to where its curve ends."""
-    names = fitting([curve.label for curve in curves], MAX_NAME)
-    wanted = np.array([height * y.share(curve.relative[-1]) for curve in curves])
-    gap = min(1.3 * FONT, NAME_HEIGHT * 72)
-    for curve, place in zip(curves, spread_apart(wanted, gap, height), strict=True):
-        colour = styles[curve.label].colour
-        axes.annotate(
-            f"{names[curve.label]} {curve.relative[-1]:.3g}",
-            (curve.lengths[-1], curve.relative[-1]),
-            xytext=(1 + FONT / (72 * PANEL_WIDTH), place / height),
-            textcoords="axes fraction",
-            va="center",
-            color=colour,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.6,
-                "shrinkA": 0,
-                "shrinkB": 3,
-                "relpos": (0, 0.5),
-            },
-        )

@@ -1,7 +1,6 @@
 """The contents of charts: curves over context length or over position, and the axes they are drawn on.
 
-The PNG and the page draw the same charts: what lies where on an axis, which values get a tick, and where
-names stand is decided here.
+Files and the page draw the same charts (`draw`).
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-from pe_bench.plot.placing import keep_apart, spread_apart
 from pe_bench.plot.scale import Scale, scale_of_changes, scale_of_lengths, scale_of_levels
 from pe_bench.report.measure import BITS, Measure
 from pe_bench.report.statistics import student_interval
@@ -25,6 +23,7 @@ SHARE_PADDING = 0.03  # above 1 and below 0
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
 VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
 MAX_TITLE = 100  # characters
+NAME_WIDTH, NAME_HEIGHT = 0.16, 0.05  # shares of a chart that the name of an anchor takes
 MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
@@ -153,34 +152,6 @@ class Chart:
             return of_two
         return "the 95 % interval of the mean over seeds" + (f"; with two, {of_two}" if has_two else "")
 
-    def numbered(self, width: float, gap: float) -> list[int]:
-        """Return the lengths whose numbers are `gap` apart on an axis of some width.
-
-        The training length is the first to get its number, then the others from the longest on.
-        """
-        inside = [length for length in self.lengths if self.x.low <= length <= self.x.high]
-        wanted = sorted(inside, key=lambda length: (length != self.train_length, -length))
-        return keep_apart(wanted, [width * self.x.share(length) for length in wanted], gap)
-
-    def name_places(self, height: float, gap: float) -> list[tuple[float, float]]:
-        """Return where the curves' names stand, in shares of the width and in units from the foot.
-
-        Each is as near as can be to where its curve ends, and all are `gap` apart in a panel of some height.
-        """
-        if not self.curves:
-            return []
-        ends = np.array([self.last_place(curve) for curve in self.curves])
-        # Names in the left half do not reach those beside the panel: the two do not push each other away.
-        is_left = ends[:, 0] < 0.5
-        heights = height * ends[:, 1]
-        for column in (is_left, ~is_left):
-            if column.any():
-                heights[column] = spread_apart(heights[column], gap, height)
-        return [
-            (float(x) if self._ends_early(curve) else 1.0, float(place))
-            for curve, x, place in zip(self.curves, ends[:, 0], heights, strict=True)
-        ]
-
     def last_place(self, curve: Curve) -> tuple[float, float]:
         """Return the shares of width and height where a curve ends; the right foot where it has no number."""
         if not curve.points:
@@ -191,10 +162,64 @@ class Chart:
         """Return what a name adds where a curve ends early or has no point."""
         if not curve.points:
             return f"(none past {self.train_length})" if self.values == "change" else "(no number)"
-        return f"(to {curve.points[-1].x:.0f})" if self._ends_early(curve) else ""
+        return f"(to {curve.points[-1].x:.0f})" if self.ends_early(curve) else ""
 
-    def _ends_early(self, curve: Curve) -> bool:
+    def ends_early(self, curve: Curve) -> bool:
         return bool(curve.points) and curve.points[-1].x != self.end
+
+
+@dataclass(frozen=True)
+class SeenAnchor:
+    """A model that cost no training, and where its name stands in shares of width and height."""
+
+    curve: Curve
+    name_at: tuple[float, float]
+
+
+def seen_anchors(chart: Chart) -> list[SeenAnchor]:
+    """Return the anchors that cross the axes, which the other curves alone decide."""
+    heights = {curve.label: _heights(chart, curve) for curve in (*chart.curves, *chart.anchors)}
+    seen = [anchor for anchor in chart.anchors if _is_inside(heights[anchor.label]).any()]
+    drawn = {curve.label for curve in (*chart.curves, *seen)}
+    found = []
+    for anchor in seen:
+        others = [heights[label] for label in drawn - {anchor.label}]
+        found.append(SeenAnchor(anchor, _name_place(heights[anchor.label], others)))
+    return found
+
+
+def describe_anchors(anchors: Sequence[SeenAnchor]) -> list[str]:
+    """Return a sentence on the thin curves of a picture, where there are any."""
+    names = ", ".join(anchor.curve.label for anchor in anchors)
+    return [f"Thin grey: {names}, counted on the same training tokens."] if names else []
+
+
+def _heights(chart: Chart, curve: Curve) -> np.ndarray:
+    """Return the height of a curve at each percent of the width, in shares; nan before and after it."""
+    if len(curve.points) < 2:
+        return np.full(101, np.nan)
+    places = [(chart.x.share(point.x), chart.y.share(point.value)) for point in curve.points]
+    return np.interp(np.linspace(0, 1, 101), *np.array(places).T, left=np.nan, right=np.nan)
+
+
+def _is_inside(heights: np.ndarray) -> np.ndarray:
+    return (heights >= 0) & (heights <= 1)
+
+
+def _name_place(heights: np.ndarray, others: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the middle of the foot of a curve's name: above it, where the others leave the most room."""
+    half = int(50 * NAME_WIDTH)
+    inside = np.flatnonzero(_is_inside(heights))
+    middles = [int(middle) for middle in inside if half <= middle <= 100 - half] or inside.tolist()
+
+    def room_and_foot(middle: int) -> tuple[float, float]:
+        along = slice(max(0, middle - half), middle + half + 1)
+        foot = float(np.nanmax(heights[along]))
+        distances = [np.abs(other[along] - foot - NAME_HEIGHT / 2) for other in others]
+        return float(np.nan_to_num(distances, nan=1.0).min(initial=1.0)), foot
+
+    best = max(middles, key=lambda middle: room_and_foot(middle)[0])
+    return float(best) / 100, room_and_foot(best)[1]
 
 
 def charts_of(tables: Sequence[Table], values: PlotValues = "levels") -> list[list[Chart]]:

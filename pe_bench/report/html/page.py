@@ -10,6 +10,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from pe_bench.plot.style import Style, styles_of
 from pe_bench.report.charts.curves import Chart, PlotValues, charts_of
 from pe_bench.report.columns import details_of, short
 from pe_bench.report.html.picture import Picture, make_picture
@@ -120,7 +121,7 @@ def describe_result(table: Table) -> str:
 
 def _sections(tables: Sequence[Table]) -> list[Section]:
     tables = [part for table in tables for part in table.with_recall]
-    styles = line_styles(line.label for table in tables for line in table.lines)
+    styles = styles_of(line.label for table in tables for line in table.lines)
     charts = zip(charts_of(tables), charts_of(tables, "change"), strict=True)
     return [
         _section(table, f"{place}", list(dict.fromkeys([levels[0], changes[0]])), levels[1:], styles)
@@ -133,11 +134,15 @@ def _section(
     prefix: str,
     views: Sequence[Chart],
     positions: Sequence[Chart],
-    styles: Mapping[str, LineStyle],
+    styles: Mapping[str, Style],
 ) -> Section:
     grid = short(table)
     *title, _ = grid.title  # without the unit, which the pictures have
-    drawn = [make_picture(chart, table, prefix, styles) for chart in (*views, *positions)]
+    looks = line_styles(styles)
+    drawn = [
+        make_picture(chart, table, f"{prefix}-{number}", prefix, styles)
+        for number, chart in enumerate((*views, *positions))
+    ]
     return Section(
         table=table,
         result=describe_result(table),
@@ -148,7 +153,7 @@ def _section(
             PageLine(
                 f"{prefix}-{place}",
                 line.label,
-                ANCHOR if line.is_anchor else styles[line.label],
+                ANCHOR if line.is_anchor else looks[line.label],
                 cells,
                 _details(line, table),
             )

@@ -79,7 +79,7 @@ function show(point) {
   tip.textContent = point.getAttribute("aria-label");
   tip.hidden = false;
   place(point);
-  pick(point.parentElement.dataset.line);
+  pick(lineOf(point));
 }
 
 // Above the point where there is room, else below, and inside the window.
@@ -102,6 +102,8 @@ function leave() {
   pick(null);
 }
 
+const lineOf = (point) => point.closest("[data-line]").dataset.line;
+
 const middle = (point) => {
   const box = point.getBoundingClientRect();
   return [box.left + box.width / 2, box.top + box.height / 2];
@@ -119,7 +121,7 @@ function nearest(points, x, y) {
 
 // The point to go to with an arrow key: along the line, or the next one above or below.
 function neighbour(points, point, key) {
-  const line = [...point.parentElement.querySelectorAll(".marker")];
+  const line = points.filter((other) => lineOf(other) === lineOf(point));
   const step = { ArrowLeft: -1, ArrowRight: 1 }[key];
   if (step) return line[line.indexOf(point) + step];
   const [x, y] = middle(point), sign = { ArrowUp: -1, ArrowDown: 1 }[key];

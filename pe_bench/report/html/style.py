@@ -1,9 +1,9 @@
 """How a line is drawn on the page: as in the pictures, by classes and the path of a marker."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pe_bench.plot.style import COLOURS, STROKES, styles_of
+from pe_bench.plot.style import COLOURS, STROKES, Style
 
 # Paths around (0, 0), 8 units wide, by the names that matplotlib has for them.
 MARKER_PATHS = {
@@ -29,12 +29,12 @@ class LineStyle:
 ANCHOR = LineStyle("anchor", "")  # a thin grey stroke without markers
 
 
-def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
-    """Return the style of each label."""
+def line_styles(styles: Mapping[str, Style]) -> dict[str, LineStyle]:
+    """Return how each label's line is drawn on the page."""
     return {
         label: LineStyle(
             f"colour{COLOURS.index(style.colour)} stroke{STROKES.index(style.stroke)}",
             MARKER_PATHS[style.marker],
         )
-        for label, style in styles_of(labels).items()
+        for label, style in styles.items()
     }

@@ -1,0 +1,300 @@
+"""The picture of some tables: few curves in a panel with their names, many in a grid of panels."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pe_bench.plot.paper import (
+    Attributes,
+    inline_svg,
+    lines_height,
+    mark_length,
+    name_ends,
+    new_figure,
+    place_axes,
+    place_text,
+    save_picture,
+)
+from pe_bench.plot.scale import set_lengths, set_values
+from pe_bench.plot.style import (
+    COLOURS,
+    FONT,
+    GREY,
+    LEFT,
+    NOTE_FONT,
+    PALE,
+    RULE,
+    STROKES,
+    WIDTH,
+    Style,
+    fitting,
+    styles_of,
+    wrapped,
+)
+from pe_bench.report.charts.curves import (
+    Chart,
+    Curve,
+    PlotValues,
+    Point,
+    charts_of,
+    describe_anchors,
+    seen_anchors,
+)
+from pe_bench.report.tables.table import Table
+
+MAX_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of its own
+MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
+BETWEEN = 0.45  # inches between two charts
+PANEL_WIDTH, PANEL_HEIGHT = 6.4, 3.6  # inches
+ON_PAGE, TALL_ON_PAGE = 2.9, 4.6  # inches that a picture of the page is high, with many curves the second
+ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
+MAX_TICKS, FEW_TICKS = 9, 5  # on the y axis of a panel, and of a small one
+TICK_GAP, SMALL_TICK_GAP, WIDE_TICK_GAP = (
+    26,
+    24,
+    45,
+)  # points between two numbers; a narrow window's are larger
+MAX_NAME, MAX_NAME_ON_PAGE = 36, 19  # characters
+RING, CROSS, SMALL_RING, SMALL_CROSS = 10, 8, 7, 6  # points
+BROKEN = "#B3261E"
+MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
+GAP = 0.18  # inches between two columns of a grid, and twice that between two rows, for the names
+MAX_COLUMNS = 6
+SMALL = 7.5  # points, of names and numbers of a grid
+LETTER = 0.6 * SMALL  # points that a letter of a name is wide, with room to spare
+
+Styles = Mapping[str, Style]
+Part = tuple[float, Callable[[Figure, float], None]]  # its height in inches, and what draws it so far down
+
+
+def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:
+    """Draw `tables` into the file `path`; its suffix is the format. Raises `UserError` for its name."""
+    save_picture(lambda: draw(tables, values), path)
+
+
+def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
+    """Return a figure with the charts of the tables and of their recall, one below the other."""
+    tables = [part for table in tables for part in table.with_recall]
+    charts = [chart for of_table in charts_of(tables, values) for chart in of_table]
+    styles = styles_of(curve.label for chart in charts for curve in chart.curves)
+    return stacked([_part(chart, styles) for chart in charts], BETWEEN)
+
+
+def stacked(parts: Sequence[Part], between: float) -> Figure:
+    """Return a figure with parts one below the other."""
+    figure, top = new_figure(WIDTH, sum(height + between for height, _ in parts) - between), 0.0
+    for height, draw_part in parts:
+        draw_part(figure, top)
+        top += height + between
+    return figure
+
+
+def chart_svg(
+    chart: Chart, styles: Styles, key: str, lines: Mapping[str, str], texts: Sequence[Sequence[str]]
+) -> str:
+    """Return the chart as an element of a page.
+
+    lines: what a curve and its row of the table have in common, by labels. texts: of each curve's points.
+    """
+    is_named = len(chart.curves) <= MAX_NAMED
+    width, height = (PANEL_WIDTH, ON_PAGE) if is_named else (WIDTH - LEFT - 0.1, TALL_ON_PAGE)
+    parts: dict[str, list[Attributes]] = {}
+    for curve, said in zip(chart.curves, texts, strict=True):
+        style, line = styles[curve.label], {"data-line": lines[curve.label]}
+        look = f"colour{COLOURS.index(style.colour)} stroke{STROKES.index(style.stroke)}"
+        point = {"class": "marker", "tabindex": "-1", "role": "img"}
+        points = [{**point, "aria-label": text} for text in said]
+        parts[f"curve of {curve.label}"] = [{"class": f"line {look}", **line}, *points]
+        for part in ("band", "ring", "break"):
+            parts[f"{part} of {curve.label}"] = [{"class": f"line {part}", **line}]
+        parts[f"name of {curve.label}"] = [{"class": "label", **line}]
+    parts |= {
+        f"anchor {anchor.label}": [{"class": "anchor", "data-line": lines[anchor.label]}]
+        for anchor in chart.anchors
+    }
+    parts["margin"] = [{"class": "margin", "title": f"within the margin of {chart.margin}: holds"}]
+    parts["if wide"] = [{"class": "if-wide"}]
+
+    def page_figure() -> Figure:
+        figure = new_figure(WIDTH, ABOVE + height + BELOW / 2)
+        axes = place_axes(figure, LEFT, ABOVE, width, height)
+        _draw_panel(axes, chart, styles, width, height, MAX_NAME_ON_PAGE if is_named else 0)
+        return figure
+
+    return inline_svg(page_figure, key, parts)
+
+
+def _part(chart: Chart, styles: Styles) -> Part:
+    """Return a chart with its title above and a note below, as a panel or as a grid of them."""
+    is_grid = len(chart.curves) > MAX_IN_A_PANEL
+    title = lines_height(chart.title, FONT)
+    if is_grid:
+        order = f"{chart.order_note}; all others in grey."
+        note = wrapped([order, f"Dashed: the training length, {chart.train_length}.", *chart.notes])
+        above, below, panels = 0.3, 0.6, _grid_height(chart)
+    else:
+        note = wrapped([*chart.notes, *describe_anchors(seen_anchors(chart))])
+        above, below, panels = ABOVE, BELOW, PANEL_HEIGHT
+
+    def draw_part(figure: Figure, top: float) -> None:
+        place_text(figure, LEFT, top, chart.title)
+        top += title + above
+        if is_grid:
+            _draw_grid(figure, chart, styles, top)
+        else:
+            axes = place_axes(figure, LEFT, top, PANEL_WIDTH, PANEL_HEIGHT)
+            _draw_panel(axes, chart, styles, PANEL_WIDTH, PANEL_HEIGHT, MAX_NAME)
+            axes.set_xlabel(chart.x_label)
+            axes.set_ylabel(chart.y_label)
+        place_text(figure, LEFT, top + panels + below, note, fontsize=NOTE_FONT, color=GREY)
+
+    return title + above + panels + below + lines_height(note, NOTE_FONT), draw_part
+
+
+def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
+    """Draw all curves of a chart in one panel, with names of so many characters where they end."""
+    _draw_axes(axes, chart, 72 * width, TICK_GAP, MAX_TICKS)
+    axes.grid(axis="y", color=RULE)
+    _draw_anchors(axes, chart)
+    for curve in chart.curves:
+        _draw_curve(axes, curve, styles[curve.label], (1.6, 5, RING, CROSS))
+    mark_length(axes, chart.train_length, f"training length {chart.train_length}")
+    if max_name and chart.curves:
+        short = fitting([curve.label for curve in chart.curves], max_name)
+        names = [
+            (curve.label, f"{short[curve.label]} {chart.remark(curve)}".rstrip(), styles[curve.label].colour)
+            for curve in chart.curves
+        ]
+        ends = [chart.last_place(curve) for curve in chart.curves]
+        beside = [
+            end[0] if chart.ends_early(curve) else 1.0 for curve, end in zip(chart.curves, ends, strict=True)
+        ]
+        name_ends(axes, names, ends, 72 * height, 72 * width, beside)
+
+
+def _draw_axes(axes: Axes, chart: Chart, width: float, gap: float, max_ticks: int) -> None:
+    inside = [length for length in chart.lengths if chart.x.low <= length <= chart.x.high]
+    ticks = sorted(inside, key=lambda length: (length != chart.train_length, -length))
+    set_lengths(axes, chart.x, ticks, width, gap, WIDE_TICK_GAP)
+    set_values(axes, chart.y, max_ticks, signed=chart.values == "change")
+    if chart.values == "change":
+        axes.axhspan(-chart.margin, chart.margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
+
+
+def _draw_curve(axes: Axes, curve: Curve, style: Style, sizes: tuple[float, float, float, float]) -> None:
+    """Draw the curve with its bands, broken where the targets change: beyond are levels of other text.
+
+    sizes: of the stroke, of its markers, of a ring where the controls say that the far context is used, and
+    of the cross of the break point; in points.
+    """
+    linewidth, markersize, ring, cross = sizes
+    for points in curve.segments:
+        x, values = [point.x for point in points], [point.value for point in points]
+        look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
+        gid = f"curve of {curve.label}"
+        axes.plot(x, values, linewidth=linewidth, markersize=markersize, gid=gid, **look)
+        low, high = np.array([[point.low, point.high] for point in points]).T
+        if np.any(np.isfinite(low)):
+            band: dict[str, Any] = {
+                "color": style.colour,
+                "alpha": 0.15,
+                "linewidth": 0,
+                "gid": f"band of {curve.label}",
+            }
+            axes.fill_between(x, low, high, where=np.isfinite(low).tolist(), **band)
+    ringed = [point for point in curve.points if point.uses_context]
+    hollow: dict[str, Any] = {
+        "markerfacecolor": "none",
+        "markeredgecolor": style.colour,
+        "gid": f"ring of {curve.label}",
+    }
+    _mark(axes, ringed, marker="o", markersize=ring, **hollow)
+    broken = [curve.broken_at] if curve.broken_at else []
+    edge: dict[str, Any] = {
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+        "gid": f"break of {curve.label}",
+    }
+    _mark(axes, broken, marker="X", markersize=cross, color=BROKEN, **edge)
+
+
+def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
+    if points:
+        x, values = [point.x for point in points], [point.value for point in points]
+        axes.plot(x, values, linestyle="none", clip_on=False, zorder=3, **style)
+
+
+def _draw_anchors(axes: Axes, chart: Chart) -> None:
+    """Draw the models that cost no training below all curves, each with its name above it."""
+    for anchor in seen_anchors(chart):
+        gid = f"anchor {anchor.curve.label}"
+        for points in anchor.curve.segments:
+            x, values = [point.x for point in points], [point.value for point in points]
+            axes.plot(x, values, color=GREY, linewidth=0.7, zorder=0.8, gid=gid)
+        axes.annotate(
+            anchor.curve.label,
+            anchor.name_at,
+            xycoords="axes fraction",
+            xytext=(0, 2),
+            ha="center",
+            textcoords="offset points",
+            fontsize=NOTE_FONT,
+            color=GREY,
+        )
+
+
+# Grids
+
+
+def _grid_size(chart: Chart) -> tuple[int, int, float, float]:
+    """Return columns and rows, and the width and height of a panel in inches: wide ones are flatter."""
+    columns = min(MAX_COLUMNS, max(1, math.ceil(math.sqrt(len(chart.curves)))))
+    width = (WIDTH - LEFT + GAP) / columns - GAP
+    return columns, math.ceil(len(chart.curves) / columns), width, 0.25 + 0.5 * width
+
+
+def _grid_height(chart: Chart) -> float:
+    _, rows, _, height = _grid_size(chart)
+    return rows * (height + 2 * GAP) - 2 * GAP
+
+
+def _draw_grid(figure: Figure, chart: Chart, styles: Styles, top: float) -> None:
+    """Draw a small panel for each curve: one in colour, and all others in grey below it."""
+    columns, _, width, height = _grid_size(chart)
+    names = fitting([curve.label for curve in chart.curves], int(72 * width / LETTER))
+    everything = np.array(list(_all_points(chart))).reshape(-1, 2)
+    for place, curve in enumerate(chart.curves):
+        row, column = divmod(place, columns)
+        axes = place_axes(
+            figure, LEFT + column * (width + GAP), top + row * (height + 2 * GAP), width, height
+        )
+        axes.plot(everything[:, 0], everything[:, 1], color=PALE, linewidth=0.6, zorder=1)
+        _draw_axes(axes, chart, 72 * width, SMALL_TICK_GAP, FEW_TICKS)
+        mark_length(axes, chart.train_length, width=0.7)
+        _draw_curve(
+            axes, curve, replace(styles[curve.label], stroke="-"), (1.5, 2.5, SMALL_RING, SMALL_CROSS)
+        )
+        remark: dict[str, Any] = {"fontsize": SMALL - 1, "color": GREY, "ha": "right", "va": "top"}
+        paper: dict[str, Any] = {"facecolor": "white", "linewidth": 0, "pad": 1}
+        axes.text(0.98, 0.94, chart.remark(curve), transform=axes.transAxes, bbox=paper, **remark)
+        # A given height spares matplotlib the search for one that is free of ticks.
+        axes.set_title(names[curve.label], fontsize=SMALL, loc="left", pad=3, y=1.0)
+        is_lowest = place + columns >= len(chart.curves)
+        axes.tick_params(labelsize=SMALL, length=2.5, labelleft=column == 0, labelbottom=is_lowest)
+    middle, bottom = top + _grid_height(chart) / 2, top + _grid_height(chart)
+    place_text(figure, 0.25, middle, chart.y_label, rotation=90, ha="center", va="center")
+    place_text(figure, (LEFT + WIDTH) / 2, bottom + 0.27, chart.x_label, ha="center")
+
+
+def _all_points(chart: Chart) -> Iterator[tuple[float, float]]:
+    """Yield the points of all segments with a gap after each: one stroke that draws them all."""
+    for curve in chart.curves:
+        for segment in curve.segments:
+            yield from ((point.x, point.value) for point in segment)
+            yield (np.nan, np.nan)
