@@ -33,13 +33,6 @@ def test_the_notebook_is_kept_without_outputs_which_would_grow_stale() -> None:
     assert not any(cell.outputs or cell.execution_count for cell in code_cells(read_notebook()))
 
 
-def test_every_page_that_the_notebook_links_to_exists() -> None:
-    nbformat.validate(read_notebook())
-    text = "".join(cell.source for cell in read_notebook().cells if cell.cell_type == "markdown")
-    links = [part.partition(")")[0] for part in text.split("](")[1:]]
-    assert links and all((NOTEBOOK.parent / link).is_file() for link in links), links
-
-
 def test_the_notebook_runs_as_it_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERRIDES_VARIABLE, SHORT)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -22,11 +22,6 @@ def split_of(*lengths: int, dtype: type = np.uint16) -> Split:
     )
 
 
-def test_a_batch_is_int64_with_one_more_token_than_the_length():
-    batch = TrainingWindows(split_of(50, 40), 8, END).batch(5, seed=0, step=0)
-    assert batch.shape == (5, 9) and batch.dtype == torch.int64
-
-
 def test_windows_stand_inside_one_document():
     batch = TrainingWindows(split_of(50, 40, 9), 8, END).batch(500, seed=0, step=0)
     assert torch.equal(batch, batch[:, :1] + torch.arange(9))
@@ -69,12 +64,6 @@ def test_a_batch_is_pinned():
     assert batch[:, 0].tolist() == [244, 401, 577, 254], (
         "the batches of every run have changed: raise the version of a run's identity with these numbers"
     )
-
-
-def test_ids_over_16_bits_are_kept():
-    split = split_of(50, dtype=np.uint32)
-    wide = Split(split.tokens + 70_000, split.starts, split.names, 50)
-    assert TrainingWindows(wide, 8, END).batch(3, seed=0, step=0).min() >= 70_000
 
 
 def test_a_split_shorter_than_one_window_is_told_with_both_numbers():

@@ -3,8 +3,6 @@
 import gzip
 import json
 import os
-import subprocess
-import sys
 import sysconfig
 from dataclasses import fields
 from pathlib import Path
@@ -47,12 +45,6 @@ def test_the_standard_library_is_real_text_in_a_fixed_order_without_tests_and_ta
     assert parts.isdisjoint({"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages"})
     assert "keyword.py" not in names and not any(name.startswith("_sysconfigdata") for name in names)
     assert documents == read_corpus(DataConfig())[0]
-
-
-def test_the_standard_library_is_the_interpreters_own_inside_a_virtual_environment():
-    documents, _ = read_corpus(DataConfig())
-    argparse = next(document for document in documents if document.name == "argparse.py")
-    assert argparse.text == Path(sys.modules["argparse"].__file__ or "").read_bytes()
 
 
 def test_an_interpreter_without_sources_is_told_what_to_use(tmp_path, monkeypatch):
@@ -115,11 +107,6 @@ def test_folders_within_each_other_are_read_or_told_in_one_line_however_many(tmp
     assert "a/a/a" in messages[0] and messages[0].endswith("File name too long")
 
 
-def test_one_file_is_one_document(tmp_path):
-    (tmp_path / "a.txt").write_text("hello")
-    assert read_corpus(files(tmp_path / "a.txt"))[0] == [Document("a.txt", b"hello")]
-
-
 def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
     rows = [{"body": "one\ntwo"}, {"body": None}, {"body": "drei é"}]
     lines = write_rows(tmp_path / "a.jsonl", *rows)
@@ -166,28 +153,6 @@ def test_a_missing_column_is_told_with_those_there_are(tmp_path):
     message = one_line(files(tmp_path / "a.jsonl"))
     assert "no column 'text'" in message and "body, id" in message
     assert "holds int" in one_line(files(tmp_path / "a.jsonl", text_column="id"))
-
-
-def test_no_thread_outlives_a_parquet_file_that_is_not_read_to_its_end(tmp_path):
-    """A reader's thread that is still at work when Python ends aborts it, with exit code 134."""
-    program = """
-import sys, pyarrow, pyarrow.parquet
-from pe_bench.config.schema import DataConfig
-from pe_bench.data.packed import read_corpus
-from pe_bench.errors import UserError
-rows = [f"{number} " * 3_000 for number in range(400)]
-pyarrow.parquet.write_table(pyarrow.table({"body": rows}), sys.argv[1], row_group_size=5)
-for column in ("text", "body", "text"):
-    try:
-        read_corpus(DataConfig(source="files", path=sys.argv[1], text_column=column), 500)
-    except UserError as error:
-        print(error)
-"""
-    words = [sys.executable, "-c", program, str(tmp_path / "many.parquet")]
-    for _ in range(2):  # each by chance; before it was three in four
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("has no column 'text': set data.text_column to one of body") == 2
 
 
 def test_a_broken_table_is_told_in_one_line(tmp_path, capfd):

@@ -12,7 +12,6 @@ from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import DataConfig, TokenizerConfig
 from pe_bench.data import hub
 from pe_bench.data.packed import load_data, read_corpus
-from pe_bench.data.tokenizer import load_hub
 from pe_bench.errors import UserError
 
 
@@ -69,14 +68,6 @@ def test_a_large_dataset_is_streamed_no_further_than_max_tokens(served):
     assert validation is None and calls[0][2]["streaming"] is True
 
 
-def test_a_dataset_without_a_validation_split_is_split_by_us(served, tmp_path):
-    splits, calls = served
-    splits["train"] = [{"text": f"page {number} " * 20} for number in range(20)]
-    data = load_data(shipped("fineweb_edu"), TokenizerConfig(), str(tmp_path))
-    assert (len(data.train.names), len(data.validation.names)) == (16, 4)
-    assert calls[0][:2] == ("HuggingFaceFW/fineweb-edu", "sample-10BT")
-
-
 def test_nothing_is_fetched_twice(served, tmp_path):
     splits, calls = served
     splits["train"] = [{"text": f"page {number} " * 20} for number in range(20)]
@@ -88,12 +79,6 @@ def test_nothing_is_fetched_twice(served, tmp_path):
     )
     load_data(revised, TokenizerConfig(), str(tmp_path))
     assert len(calls) == 2
-
-
-def test_a_dataset_without_a_training_split_is_told(served):
-    served[0]["test"] = []
-    with pytest.raises(UserError, match=r"no split 'train' \(it has test\)"):
-        read_corpus(shipped("pg19"))
 
 
 def test_a_missing_column_is_told_before_a_stream_is_opened(served):
@@ -127,13 +112,6 @@ def test_without_a_network_a_dataset_is_one_line_within_two_seconds(nowhere, cap
     message = str(caught.value)
     assert "cannot be reached" in message and "data=stdlib" in message and "\n" not in message
     assert "Retrying" not in capfd.readouterr().err
-
-
-def test_without_a_network_a_tokenizer_is_one_line_within_two_seconds(nowhere):
-    start = time.monotonic()
-    with pytest.raises(UserError, match=r"tokenizer.name=pe-bench-tests/none .* use tokenizer=bytes"):
-        load_hub(TokenizerConfig(kind="hub", name="pe-bench-tests/none"))
-    assert time.monotonic() - start < 2
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch):

@@ -19,7 +19,7 @@ from pe_bench.data.packed import load_data
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import RunError, UserError
 from pe_bench.system import cache, files
-from pe_bench.system.cache import cache_root, cached_folder
+from pe_bench.system.cache import cached_folder
 
 
 @pytest.fixture
@@ -86,12 +86,6 @@ def test_tokens_are_memory_mapped_and_as_small_as_the_vocabulary_lets_them_be(co
     wide = load_data(corpus, TokenizerConfig(), str(root / "wide"))
     assert wide.train.tokens.dtype == np.uint32
     assert np.array_equal(wide.train.tokens - 69_000, data.train.tokens)
-
-
-def test_a_second_load_opens_what_the_first_packed(corpus, root, builds):
-    first = load_data(corpus, TokenizerConfig(), str(root))
-    second = load_data(corpus, TokenizerConfig(), str(root))
-    assert len(builds) == 1 and same(first, second)
 
 
 def test_the_hash_follows_the_text_and_the_tokenizer_but_no_names(corpus, root):
@@ -224,20 +218,6 @@ def test_every_block_of_a_large_file_is_compared_and_once_a_process(
     assert len(builds) == 2
 
 
-def test_an_entry_of_an_earlier_version_gets_checksums_of_what_it_holds(corpus, root, builds, monkeypatch):
-    load_data(corpus, TokenizerConfig(), str(root))
-    (entry,) = entries(root)
-    meta = cache.read_meta(entry)
-    earlier = {name: value for name, value in meta.items() if name not in ("blocks", "checksum")}
-    (entry / "meta.json").write_text(json.dumps(earlier))
-    load_data(corpus, TokenizerConfig(), str(root))
-    assert cache.read_meta(entry) == meta and len(builds) == 1
-    flip(entry / "validation-tokens.npy")
-    monkeypatch.setattr(cache, "_compared", set())
-    load_data(corpus, TokenizerConfig(), str(root))
-    assert len(builds) == 2
-
-
 def _killed_while_packing(corpus: DataConfig, root: Path, ready) -> None:
     def stop(folder: Path, *rest) -> None:
         np.save(folder / "train-tokens.npy", np.zeros(3, np.uint16))
@@ -314,11 +294,3 @@ def test_a_full_disk_is_one_line(root):
     for build in builds:
         with pytest.raises(RunError, match="is full: set another cache_dir"):
             cached_folder(root, "key", build)
-
-
-def test_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
-    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "environment"))
-    assert cache_root(str(tmp_path / "option")) == tmp_path / "option"
-    assert cache_root(None) == tmp_path / "environment"
-    monkeypatch.delenv("PE_BENCH_CACHE")
-    assert "pe-bench" in str(cache_root(None))

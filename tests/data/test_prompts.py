@@ -47,13 +47,6 @@ def test_variables_are_those_that_lead_to_the_number(seed: int) -> None:
     assert text.count(". ") + 1 == 40 + len(answers)
 
 
-def test_the_example_before_has_other_variables_and_its_answer() -> None:
-    example, text = vt(generator(), 20).question.split("\n\n")
-    names = set(re.findall(r"VAR (\w+) =", example))
-    assert names == {*example.rpartition("Answer: ")[2].split()}
-    assert not names & {*re.findall(r"VAR (\w+) =", text)}
-
-
 @pytest.mark.parametrize("size", [100, 1_000, 20_000])
 def test_frequent_words_are_the_most_frequent_in_their_order(size: int) -> None:
     question, answers = fwe(generator(), size)

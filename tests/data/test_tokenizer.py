@@ -15,7 +15,6 @@ from pe_bench.data import hub
 from pe_bench.data.tokenizer import (
     ByteTokenizer,
     SubwordTokenizer,
-    byte_ends,
     load_file,
     load_hub,
     train_bpe,
@@ -62,12 +61,6 @@ def test_bytes_are_their_own_ids():
     assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.label) == (257, 256, "bytes")
 
 
-def test_bpe_gives_the_text_back(bpe):
-    for text, encoded in zip(TEXTS, bpe.encode_documents(TEXTS), strict=True):
-        assert bpe.tokenizer.decode(encoded.ids.tolist(), skip_special_tokens=False).encode() == text
-        assert encoded.byte_ends is None, "they are counted only where they are asked for"
-
-
 def test_byte_ends_rise_to_the_length_of_the_text(bpe):
     for text, encoded in zip(TEXTS, bpe.encode_documents(TEXTS, with_ends=True), strict=True):
         assert encoded.byte_ends is not None and len(encoded.byte_ends) == len(encoded.ids)
@@ -84,29 +77,10 @@ def test_byte_ends_are_those_of_the_tokens_where_no_character_is_cut(bpe):
         begin = int(end)
 
 
-def test_a_character_over_several_tokens_counts_once():
-    ends = byte_ends("aé𝄞".encode(), np.array([1, 2, 2, 3, 3, 3, 3]))
-    assert ends.tolist() == [1, 3, 3, 7, 7, 7, 7]
-
-
 def test_an_end_of_text_in_the_text_is_text(bpe):
     for encoded in bpe.encode_documents(TEXTS):
         assert bpe.end_of_text not in encoded.ids
     assert bpe.end_of_text < bpe.vocab_size and bpe.label == "bpe-300"
-
-
-def test_bpe_is_the_same_every_time(tmp_path, bpe):
-    again = train_bpe(TEXTS * 5, TokenizerConfig(kind="bpe", vocab_size=300), tmp_path / "again.json")
-    assert again.identity == bpe.identity
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
-    assert json.loads((tmp_path / "again.json").read_text())["model"]["type"] == "BPE"
-
-
-def test_the_size_of_the_vocabulary_is_obeyed(tmp_path, bpe):
-    larger = train_bpe(TEXTS * 5, TokenizerConfig(kind="bpe", vocab_size=320), tmp_path / "larger.json")
-    assert (bpe.vocab_size, larger.vocab_size) == (300, 320)
-    with pytest.raises(UserError, match="vocab_size=100 is too small: .* at least 257"):
-        train_bpe(TEXTS, TokenizerConfig(kind="bpe", vocab_size=100), tmp_path / "none.json")
 
 
 def test_a_hub_tokenizer_adds_nothing_to_a_document():

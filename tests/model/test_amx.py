@@ -2,10 +2,8 @@
 
 import ctypes
 import math
-import os
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -139,15 +137,6 @@ def test_output_and_gradients_are_as_exact_as_stock_attention_in_half_precision(
         assert worst(found, truth) <= 4 * ROUNDING * float(truth.abs().max())
 
 
-def test_one_token_has_its_own_value(tiles: None) -> None:
-    tensors = drawn(1, 5, 3)
-    output, of_q, of_k, of_v, of_table = output_and_gradients(causal_attention, tensors)
-    assert torch.equal(output, tensors[2])
-    assert torch.equal(of_v, tensors[3])
-    for gradient in (of_q, of_k, of_table):
-        assert worst(gradient, torch.zeros_like(gradient)) < 1e-6
-
-
 @pytest.mark.parametrize(
     ("tokens", "width", "value_width"), [(2, 1, 1), (31, 3, 40), (33, 40, 2), (97, 65, 31)]
 )
@@ -156,27 +145,6 @@ def test_every_length_and_width_is_right(tiles: None, tokens: int, width: int, v
     exact = output_and_gradients(exactly, in_doubles(tensors))
     for found, truth in zip(output_and_gradients(causal_attention, tensors), exact, strict=True):
         assert worst(found, truth) <= 4 * ROUNDING * max(1.0, float(truth.abs().max()))
-
-
-def test_any_strides_are_read_and_the_output_lies_as_the_decoder_wants_it(tiles: None) -> None:
-    q, k, v, slope, table = drawn(37)
-    expected = output_and_gradients(causal_attention, [q, k, v, slope, table])
-    other = [x.mT.contiguous().mT for x in (q, k)] + [
-        x.transpose(1, 2).contiguous().transpose(1, 2) for x in (v, slope)
-    ]
-    for a, b in zip(output_and_gradients(causal_attention, [*other, table]), expected, strict=True):
-        assert torch.equal(a, b)
-    assert causal_attention(q, k, v, table, SCALE).transpose(1, 2).is_contiguous()
-
-
-def test_results_do_not_depend_on_the_number_of_threads(tiles: None) -> None:
-    tensors = drawn(100, batch=5)
-    results = []
-    for threads in (1, 2, 3, 16):
-        torch.set_num_threads(threads)
-        results.append(output_and_gradients(causal_attention, tensors))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_no_token_sees_a_later_one_and_what_is_no_number_stays_none(tiles: None) -> None:
@@ -189,16 +157,6 @@ def test_no_token_sees_a_later_one_and_what_is_no_number_stays_none(tiles: None)
     assert output[0, 0, 30].isnan().all()
     assert torch.equal(output[0, 0, :30], before[0, 0, :30])
     assert torch.equal(output[0, 1], before[0, 1])
-
-
-def test_large_logits_and_biases_of_minus_infinity_are_exact(tiles: None) -> None:
-    q, k, v, slope, table = drawn(140)
-    table[:, 3:] = float("-inf")
-    tensors = [100 * q, k, v, slope, 1e3 * table]
-    exact = output_and_gradients(exactly, in_doubles(tensors))
-    for found, truth in zip(output_and_gradients(causal_attention, tensors), exact, strict=True):
-        assert found.isfinite().all()
-        assert worst(found, truth) <= 4 * ROUNDING * max(1.0, float(truth.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5"])
@@ -242,79 +200,6 @@ def test_its_first_trial_tells_a_right_kernel_from_a_wrong_one(
     )
     assert tried.library is None
     assert "wrong by" in tried.description
-
-
-def test_it_compiles_for_the_processors_that_have_tiles(tmp_path: Path) -> None:
-    compiler = build.find_compiler()
-    assert compiler is not None
-    flags = ["-march=x86-64-v4", *build.TILED_FLAGS, "-Wall", "-Wextra", "-Werror"]
-    build.compile_library(compiler, build.TILED_SOURCE, flags, tmp_path / build.LIBRARY)
-    assert (tmp_path / build.LIBRARY).exists()
-
-
-IN_A_PROCESS = """
-import ctypes, sys, torch
-from pe_bench.model.attention import native
-_, trapped, *paths = sys.argv
-libraries = [ctypes.CDLL(path) for path in paths]
-if trapped:
-    ctypes.CDLL(trapped)
-else:
-    assert libraries[0].pe_bench_permit() == 0
-for tokens, width, value_width, threads in [(1, 4, 4, 1), (100, 20, 40, 3), (170, 33, 70, 1)]:
-    torch.set_num_threads(threads)
-    q, k = torch.randn(2, 1, 3, tokens, width).bfloat16()
-    v, slope = torch.randn(2, 1, 3, tokens, value_width).bfloat16()
-    table = torch.randn(3, tokens)
-    results = []
-    for library in libraries:
-        output, normalizers = native._forward(library, q, k, v, table, 0.2)
-        gradients = native._backward(library, q, k, v, table, output, normalizers, slope, 0.2, True)
-        results.append((output, normalizers, *gradients))
-    for a, b in zip(*results, strict=True):
-        assert (a - b).abs().max() <= 2**-8 * b.abs().max(), (tokens, a, b)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="instructions are caught as Linux has them")
-def test_the_instructions_that_are_compiled_do_what_the_emulation_does(
-    emulated_library: ctypes.CDLL, tmp_path: Path
-) -> None:
-    """On a processor with tiles they run; elsewhere Linux refuses each, and it is caught and emulated."""
-    compiler = build.find_compiler()
-    assert compiler is not None
-    trapped, real = tmp_path / "trapped.so", tmp_path / build.LIBRARY
-    source = Path(__file__).parents[1] / "support" / "trapped_tiles.cpp"
-    build.compile_library(compiler, source, ["-march=native"], trapped)
-    build.compile_library(compiler, build.TILED_SOURCE, ["-march=native", *build.TILED_FLAGS], real)
-    command = [
-        sys.executable,
-        "-c",
-        IN_A_PROCESS,
-        "" if build.has_tiles() else str(trapped),
-        str(real),
-        emulated_library._name,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "usable"),
-    [
-        ("flags\t\t: fpu avx2", False),
-        ("flags\t\t: fpu avx512f amx_tile amx_int8", False),
-        ("Features\t: fp asimd", False),
-        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n", True),
-    ],
-)
-def test_it_is_for_processors_that_say_they_have_tiles(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str, usable: bool
-) -> None:
-    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
-    assert build.abilities() == set()
-    (tmp_path / "cpuinfo").write_text(cpuinfo)
-    assert build.has_tiles() == usable
 
 
 def test_a_processor_without_tiles_compiles_nothing_and_tells_why(

@@ -177,13 +177,6 @@ def test_the_path_follows_from_the_hooks_that_are_overridden(encoding: LayerEnco
     assert path_of(encoding) == path
 
 
-@pytest.mark.parametrize(
-    "position", [2 * torch.arange(5), torch.arange(5).float(), torch.arange(10).view(2, 5)]
-)
-def test_positions_that_are_no_plain_count_make_no_table(position: Tensor) -> None:
-    assert path_of(ALiBi(H), position) == "fused chunk"
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 3, 17, FUSED_QUERIES, FUSED_QUERIES + 1, 2 * FUSED_QUERIES + 77])
 @pytest.mark.parametrize("make", [lambda: ALiBi(H), lambda: T5(D, H), lambda: stack(ALiBi(H), LogN(5))])
 def test_table_of_distances_is_the_reference_at_any_length(make, tokens: int) -> None:
@@ -195,11 +188,6 @@ def test_table_of_distances_is_the_reference_at_any_length(make, tokens: int) ->
             exact = reference_attention(encoding, *inputs(tokens), position, rows=range(row, row + 1))
             assert worst(fast[:, :, row : row + 1], exact) < 1e-6
     assert fast.isfinite().all()
-
-
-def test_table_of_distances_starts_anywhere() -> None:
-    fast = attention(ALiBi(H).double(), *inputs(9), position=torch.arange(9) + 500)
-    assert worst(fast, reference_attention(ALiBi(H).double(), *inputs(9), position=torch.arange(9))) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -251,33 +239,12 @@ def test_columns_of_a_composition_are_the_sum_of_its_biases() -> None:
     assert worst(fused_column_attention(encoding, *inputs(9), torch.arange(9)), exact) < 1e-10
 
 
-@pytest.mark.parametrize("modifiers", [[], [LogN(5)]])
-def test_no_scale_rounds_queries_of_half_precision_beside_columns(modifiers: list[LayerEncoding]) -> None:
-    torch.manual_seed(0)
-    width = 32  # whose root is no power of two
-    x, q, k, v = torch.randn(4, 1, H, 60, width).bfloat16()
-    x = x.transpose(1, 2).flatten(2)
-    fox, position = FoX(H * width, H), torch.arange(60)
-    found = fused_column_attention(Stack([fox, *modifiers]), x, q, k, v.float(), position)
-    inputs = [one.double() for one in (x, q, k, v)]
-    exact = reference_attention(Stack([fox.double(), *modifiers]), *inputs, position=position)
-    assert worst(found, exact) < 1e-5
-
-
 def test_a_bias_without_columns_is_not_left_out_of_a_composition() -> None:
     encoding = Stack([FoX(D, H).double(), ALiBi(H).double()])
     exact = reference_attention(encoding, *inputs(9), position=torch.arange(9))
     assert worst(attention(encoding, *inputs(9), position=torch.arange(9)), exact) < 1e-12
     alone = reference_attention(FoX(D, H).double(), *inputs(9), position=torch.arange(9))
     assert worst(exact, alone) > 1e-3
-
-
-def test_outputs_keep_the_models_type() -> None:
-    for encoding in (NoPE(), ALiBi(H), FoX(D, H), Shaw(K), CoPE(K), StickBreaking()):
-        x, q, k, v = (tensor.bfloat16() for tensor in inputs(6))
-        output = attention(encoding, x, q, k, v, torch.arange(6))
-        assert output.shape == v.shape
-        assert output.dtype == torch.bfloat16
 
 
 def test_the_reference_computes_weights_in_float32_for_half_precision() -> None:

@@ -36,11 +36,9 @@ from pe_bench.model.attention import choose, flex, project, reference_attention
 from pe_bench.model.attention.flex import (
     BLOCK,
     add_columns,
-    add_table,
     block_mask,
     can_flex,
     fused_flex_attention,
-    mask_of_tiles,
 )
 
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
@@ -151,12 +149,6 @@ def test_flex_attention_is_the_reference(make, tokens: int, batch: int, window: 
         assert worst(fast, reference_attention(encoding, *arguments, window=window)) < 1e-9
 
 
-@pytest.mark.parametrize("encoding", [ALiBi(H), Sinks()])
-def test_a_single_token_sees_itself(encoding: LayerEncoding) -> None:
-    arguments = inputs(1)
-    assert worst(fused_flex_attention(encoding, *arguments, torch.arange(1)), arguments[-1]) < 1e-12
-
-
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_encoding_that_adds_or_hides_has_the_references_output(name: str) -> None:
     for layer in layers_of(find_case(name).encoding):
@@ -199,16 +191,6 @@ def test_gradients_are_those_of_the_reference(make, window: int | None, monkeypa
             assert worst(fast, exact) < 1e-9
 
 
-@pytest.mark.parametrize("tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 300])
-@pytest.mark.parametrize("window", [None, 1, BLOCK, BLOCK + 2])
-def test_a_window_is_the_mask_that_pytorch_makes_of_it(tokens: int, window: int | None) -> None:
-    mask = mask_of(NoPE(), tokens, window)
-    assert torch.equal(
-        mask.mask_mod(*indices(tokens)).squeeze(), visible_to(NoPE(), tokens, window).squeeze()
-    )
-    same_blocks(mask, tokens)
-
-
 def same_blocks(mask: BlockMask, tokens: int) -> None:
     """The blocks are those that PyTorch finds by looking at all pairs."""
     exact = create_block_mask(mask.mask_mod, None, None, tokens, tokens, device="cpu")
@@ -244,24 +226,6 @@ def test_masks_hold_what_is_visible_and_nothing_else(
     same_blocks(mask, tokens)
 
 
-@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
-def test_every_encoding_with_a_mask_of_its_own_has_it_here(name: str) -> None:
-    for layer in layers_of(find_case(name).encoding):
-        if layer.overrides("visible"):
-            assert torch.equal(mask_of_case(layer, 150), reference_mask(layer, 150))
-
-
-def mask_of_case(layer: LayerEncoding, tokens: int) -> Tensor:
-    x, q, k, _ = layer_inputs(tokens)
-    mask = mask_of_tiles(layer, *project(layer, x, q, k, torch.arange(tokens)), None)
-    return mask.mask_mod(*indices(tokens)).expand(1, 1, -1, -1)[0, 0]
-
-
-def reference_mask(layer: LayerEncoding, tokens: int) -> Tensor:
-    x, q, k, _ = layer_inputs(tokens)
-    return layer.visible(*project(layer, x, q, k, torch.arange(tokens))).expand(tokens, tokens)
-
-
 @pytest.mark.parametrize("encoding", [Sinks(), Strided(), SlidingWindow(37)])
 def test_masks_are_the_same_in_any_chunks_and_ask_for_few_pairs_at_a_time(
     encoding: LayerEncoding, monkeypatch
@@ -280,21 +244,6 @@ def test_masks_are_the_same_in_any_chunks_and_ask_for_few_pairs_at_a_time(
     assert torch.equal(chunked.mask_mod(*indices(700)), whole.mask_mod(*indices(700)))
     for name in MASKS + MASKS_OF_KEYS:
         assert torch.equal(getattr(chunked, name), getattr(whole, name))
-
-
-def test_a_mask_costs_few_tiles_of_a_long_text() -> None:
-    tokens = 4_096
-    mask = mask_of(SlidingWindow(100), tokens)
-    assert int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) < 2 * tokens / BLOCK
-    assert mask.sparsity() > 90
-
-
-def test_a_table_is_read_at_the_distance_and_never_before_its_start() -> None:
-    table = torch.randn(H, 9, generator=torch.Generator().manual_seed(0))
-    batch, head, query, key = indices(9)
-    added = add_table(table)(torch.zeros(1, H, 9, 9), batch, head, query, key)
-    for q, k in ((0, 0), (8, 0), (5, 3), (3, 5)):
-        assert torch.equal(added[0, :, q, k], table[:, max(0, q - k)])
 
 
 def test_columns_keep_differences_of_sums_that_are_too_long_for_float32() -> None:
@@ -335,27 +284,6 @@ def make_equal(encoding: LayerEncoding, make) -> LayerEncoding:
     return copy
 
 
-def test_all_lengths_are_two_kernels(monkeypatch) -> None:
-    graphs = []
-
-    def counting(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(library.flex_attention, backend=counting, fullgraph=True)
-    monkeypatch.setattr(flex, "_compiled", lambda device: compiled)
-    with torch.no_grad():
-        for tokens in (140, 300, 520, 700, 900):
-            for encoding in (ALiBi(H), KerpleLog(H)):
-                fused_flex_attention(encoding, *inputs(tokens, 1, torch.float32), torch.arange(tokens))
-            for window in (10, 50):
-                arguments = (*inputs(tokens, 1, torch.float32), torch.arange(tokens))
-                fused_flex_attention(ALiBi(H), *arguments, window=window)
-    torch._dynamo.reset()
-    assert len(graphs) == 2
-
-
 def on_cuda(dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Queries of 5 tokens on a GPU that need not be here."""
     with FakeTensorMode():
@@ -388,18 +316,6 @@ def test_the_path_on_a_gpu_follows_from_the_hooks_that_are_overridden(
     encoding: LayerEncoding, window: int | None, path: str
 ) -> None:
     assert choose(encoding, on_cuda(), torch.arange(5), window).name == path
-
-
-@pytest.mark.parametrize(
-    "position", [2 * torch.arange(5), torch.arange(5).float(), torch.arange(10).view(2, 5)]
-)
-def test_positions_that_are_no_plain_count_make_no_table(position: Tensor) -> None:
-    assert not can_flex(ALiBi(H), on_cuda(), position)
-    assert can_flex(RoPE(d_head=K), on_cuda(), position)
-
-
-def test_the_kernels_have_no_float64() -> None:
-    assert not can_flex(NoPE(), on_cuda(torch.float64), torch.arange(5))
 
 
 @pytest.mark.full

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.cope import CoPE, contextual_position
+from pe_bench.encodings.cope import CoPE
 from pe_bench.encodings.shared import running_sums
 from pe_bench.encodings.shared.running_sums import sums_from_the_end
 from pe_bench.encodings.sliding_window import SlidingWindow
-from pe_bench.encodings.stick_breaking import StickBreaking, least_exponent
+from pe_bench.encodings.stick_breaking import StickBreaking
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import attention, reference_attention
 
@@ -63,20 +63,6 @@ def test_contextual_positions_end_where_the_last_row_serves(
         monkeypatch.setattr(running_sums, "BLOCK", 8)
 
 
-def test_sums_of_a_model_that_is_autocast_are_single_precision() -> None:
-    scores, visible = torch.randn(1, 1, 20, 64), torch.ones(20, 64, dtype=torch.bool)
-    expected = contextual_position(scores, visible), StickBreaking().weights(scores, visible)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = contextual_position(scores, visible), StickBreaking().weights(scores, visible)
-    assert all(map(torch.equal, found, expected))
-
-
-def test_contextual_positions_of_far_keys_are_not_summed() -> None:
-    scores, visible = torch.full((1, 1, 2, 64), 5.0), torch.ones(2, 64, dtype=torch.bool)
-    assert contextual_position(scores, visible, last=4).shape[-1] == 8
-    assert contextual_position(scores, visible).shape[-1] == 64
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("make", [StickBreaking, lambda: Stack([StickBreaking(), SlidingWindow(20)])])
 def test_a_stick_that_is_used_up_leaves_nothing(make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,13 +71,6 @@ def test_a_stick_that_is_used_up_leaves_nothing(make, monkeypatch: pytest.Monkey
     found = attention(make(), *arguments)
     monkeypatch.setattr(running_sums, "BLOCK", 1_000)
     assert worst(found, attention(make(), *arguments)) < 1e-6
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_smaller_exponent_has_a_weight(dtype: torch.dtype) -> None:
-    least = torch.tensor(least_exponent(dtype), dtype=dtype)
-    assert least.exp() == 0
-    assert (least + 2).exp() > 0
 
 
 def test_gradients_do_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,18 +6,16 @@ import pytest
 import torch
 from support.cases import find_case
 from torch import Tensor
-from torch.nn import functional
 
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.base import LayerEncoding, LengthError, ScoreTerm, Side
+from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.fire import FIRE
 from pe_bench.encodings.fox import FoX
 from pe_bench.encodings.irope import Chunks
 from pe_bench.encodings.lm_infinite import LMInfinite
 from pe_bench.encodings.logn import LogN
-from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rerope import ReRoPE
 from pe_bench.encodings.rope import RoPE
 from pe_bench.encodings.self_extend import SelfExtend
@@ -124,14 +122,6 @@ def test_the_first_key_of_every_range_and_the_last_one_are_seen(name: str) -> No
             assert seen[one[0]] and seen[one[-1]]
 
 
-def test_ranges_that_leave_out_a_key_are_found() -> None:
-    class TooNarrow(SlidingWindow):
-        def ranges(self, start: int, stop: int) -> list[range]:
-            return latest(self.window - 1, start, stop)
-
-    assert layers.keys_outside_of_ranges(TooNarrow(4), tokens=20) > 0
-
-
 def test_ranges_meet_in_what_both_hold() -> None:
     assert latest(4, 10, 12) == [range(7, 12)]
     assert first_and_latest(2, 4, 10, 12) == [range(2), range(7, 12)]
@@ -153,18 +143,6 @@ def test_chunks_are_the_reference(name: str, window: int | None, learning: bool)
             # A log-sum-exp has no gradient: where one is wanted, terms are joined in another way.
             with torch.set_grad_enabled(learning):
                 assert worst(fused_chunk_attention(encoding, *arguments), exact) < 1e-10
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_chunks_are_the_reference_in_single_precision(name: str) -> None:
-    exact = reference_attention(made(name), *layer_inputs(33), torch.arange(33))
-    torch.manual_seed(0)
-    rounded = ALL[name]()
-    for part in getattr(rounded, "parts", [rounded]):
-        part.float()
-    inputs = as_type(layer_inputs(33), torch.float32)
-    with torch.no_grad():
-        assert worst(fused_chunk_attention(rounded, *inputs, torch.arange(33)), exact) < 2e-6
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -197,32 +175,6 @@ def test_every_encoding_keeps_its_scores_in_chunks_on_the_path_that_is_chosen(na
                 assert worst(attention(layer, *arguments), exact) < 1e-10
 
 
-class Resized(ReRoPE):
-    """Of two distances, with heads that have zeros beyond their width, or only the first half of it."""
-
-    def __init__(self, width: int):
-        super().__init__(K, train_length=8, window=5)
-        self.width = width
-
-    def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
-        return [
-            ScoreTerm(self._resized(q), self._resized(k), mask) for q, k, mask in super().terms(queries, keys)
-        ]
-
-    def _resized(self, x: Tensor) -> Tensor:
-        return functional.pad(x, (0, self.width - K))
-
-
-@pytest.mark.parametrize("width", [K // 2, K, 3 * K])
-@pytest.mark.parametrize("learning", [True, False])
-def test_terms_have_any_width(width: int, learning: bool) -> None:
-    encoding, arguments = Resized(width), (*layer_inputs(33), torch.arange(33))
-    exact = reference_attention(encoding, *arguments)
-    with torch.set_grad_enabled(learning):
-        assert choose(encoding, arguments[1], arguments[-1]).run is fused_chunk_attention
-        assert worst(attention(encoding, *arguments), exact) < 1e-10
-
-
 def test_a_hook_gets_queries_that_are_not_yet_scaled() -> None:
     class OfContent(LayerEncoding):
         def bias(self, queries: Side, keys: Side) -> Tensor:
@@ -251,22 +203,6 @@ def test_a_bias_that_an_encoding_keeps_is_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "limit"),
-    [
-        (lambda: SlidingWindow(6), 6),
-        (lambda: Chunks(6), 6),
-        (lambda: Streaming(K, cache=9, sinks=3), 9),
-        (lambda: LMInfinite(K, window=6, global_tokens=3), 9),
-        (lambda: stack(RoPE(K), SlidingWindow(6)), 6),
-    ],
-)
-def test_what_hides_keys_costs_as_much_for_every_token_of_a_longer_text(make, limit: int) -> None:
-    encoding = make()
-    for start in (100, 10_000, 1_000_000):
-        assert sum(map(len, encoding.ranges(start, start + 64))) <= 64 + limit
-
-
-@pytest.mark.parametrize(
     ("make", "scoring", "training"),
     [
         (lambda: SlidingWindow(3), "fused chunk", "fused chunk"),
@@ -287,13 +223,6 @@ def test_the_path_follows_from_the_hooks_and_from_what_is_learned(make, scoring:
     assert choose(encoding, q, torch.arange(5)).name == training
     with torch.no_grad():
         assert choose(encoding, q, torch.arange(5)).name == scoring
-
-
-def test_a_window_from_outside_is_fused() -> None:
-    q = layer_inputs(5)[1]
-    for encoding in (NoPE(), ALiBi(H), FoX(D, H), ReRoPE(K, 8, 4)):
-        with torch.no_grad():
-            assert choose(encoding, q, torch.arange(5), window=3).run is fused_chunk_attention
 
 
 @torch.no_grad()

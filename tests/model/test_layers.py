@@ -136,20 +136,6 @@ def test_a_gradient_that_others_read_too_is_not_changed() -> None:
 
 
 @here
-@pytest.mark.parametrize("unused", [0, 1])
-def test_what_nothing_reads_has_no_gradient(unused: int) -> None:
-    norm, linear = layers.RMSNorm(8), torch.nn.Linear(8, 5, bias=False)
-    x = torch.randn(2, 3, 8, requires_grad=True)
-    layers.projections(x, norm, linear)[1 - unused].sum().backward()
-    ours, of_linear = x.grad, linear.weight.grad
-    x.grad = linear.weight.grad = None
-    normed = torch.nn.functional.rms_norm(x, (8,), norm.weight, 1e-5)
-    (normed if unused else linear(normed)).sum().backward()
-    assert ours is not None and x.grad is not None and torch.allclose(ours, x.grad, atol=1e-6)
-    assert (of_linear is None) == (unused == 1)
-
-
-@here
 def test_logits_of_any_size_have_a_loss_and_what_is_no_number_stays_none() -> None:
     logits = torch.tensor([[1e30, 0.0, -1e30], [0.0, float("nan"), 0.0], [-90.0, 0.0, 90.0]])
     nll, normalizers = native.nll(logits, torch.tensor([0, 1, 0]))
@@ -168,16 +154,6 @@ def test_a_target_that_is_no_token_has_no_loss_and_writes_nowhere() -> None:
     assert nll[0].isfinite() and nll[1:].isnan().all()
     gradient = native.nll_backward(torch.ones(3), logits, targets, normalizers)
     assert gradient[0].sum().abs() < 1e-6 and (gradient[1:] > 0).all()
-
-
-@here
-def test_targets_may_have_other_types_and_strides() -> None:
-    logits, targets = torch.randn(3, 5), torch.tensor([[4, 0], [1, 0], [2, 0]])
-    wanted = layers.nll_of_logits(logits, targets[:, 0].contiguous())
-    assert torch.equal(layers.nll_of_logits(logits, targets[:, 0]), wanted)
-    assert torch.equal(layers.nll_of_logits(logits.t().contiguous().t(), targets[:, 0]), wanted)
-    with pytest.raises(RuntimeError):
-        layers.nll_of_logits(logits, targets[:, 0].int())
 
 
 def test_a_first_call_in_inference_mode_decides_as_any_other_and_training_goes_on() -> None:
@@ -233,14 +209,6 @@ def test_rotated_pairs_and_their_gradients_are_those_of_float64(pairs: int, per_
     for found, exact in zip(turned(x, slope), turned(x.double(), slope.double()), strict=True):
         assert float((found - exact).abs().max()) < 2e-6
     assert torch.equal(turned(x, slope)[0], rotate(x, position, frequencies, "half"))
-
-
-def test_tables_of_angles_follow_positions_and_frequencies() -> None:
-    x, position = torch.randn(1, 1, 5, 4), torch.arange(5)
-    for change in ((0, 1.0), (3, 1.0), (3, 0.5), (0, 1.0)):
-        at, frequencies = position + change[0], torch.tensor([1.0, 0.1]) * change[1]
-        exact = rotate(x.double(), at, frequencies, "interleaved")
-        assert torch.allclose(rotate(x, at, frequencies, "interleaved").double(), exact, atol=1e-6)
 
 
 def test_learned_frequencies_have_a_gradient() -> None:

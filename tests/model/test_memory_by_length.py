@@ -1,10 +1,6 @@
 """No tensor grows with the square of the length, whatever the encoding; a long text fits in memory."""
 
-import json
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +31,6 @@ torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 LENGTH = 512
-MEMORY = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 
 case_of = cache(find_case)
 
@@ -112,17 +107,6 @@ def test_no_tensor_of_the_input_grows_with_the_square_of_the_length(name: str) -
     assert is_linear(short, long, LENGTH), f"{short.bytes} and then {long.bytes} bytes"
 
 
-def test_a_tensor_of_the_square_of_the_length_is_seen() -> None:
-    class Square(LayerEncoding):
-        def transform(
-            self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            return q, k + 0 * (k_position.unsqueeze(-1) < q_position).any()
-
-    short, long = (largest_in_a_layer(Square(), length) for length in (LENGTH // 2, LENGTH))
-    assert not is_linear(short, long, LENGTH)
-
-
 @torch.no_grad()
 def test_a_feedforward_layer_holds_few_tokens_at_once_and_gives_the_same() -> None:
     layer, x = decoder.SwiGLU(MODEL).double(), layer_inputs(200)[0]
@@ -148,30 +132,3 @@ def test_windows_score_as_many_pairs_for_each_token_of_a_longer_text() -> None:
         largest_in_a_layer(encoding, length, window=32)
         counted.append(encoding.pairs)
     assert counted[1] < 2.1 * counted[0]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "length", "limit"),
-    [
-        *(
-            (name, 32_768, 1_200)
-            for name in ("nope", "rope", "xpos", "pope", "learned", "sinusoidal", "tupe")
-        ),
-        *(
-            (name, 32_768, 1_200)
-            for name in ("shaw", "deberta", "transformer_xl", "fire", "fox", "cope", "dape")
-        ),
-        *(
-            (name, 32_768, 1_200)
-            for name in ("stick_breaking", "rerope", "streaming", "irope", "yarn", "ssmax")
-        ),
-        *((name, 65_536, 1_000) for name in ("alibi", "t5", "kerple_log", "kerple_power", "sandwich", "bam")),
-    ],
-)
-def test_a_long_text_is_scored_within_memory(name: str, length: int, limit: int) -> None:
-    # What one layer held is free before the next one.
-    arguments = [name, "model=small", "model.n_layers=1", "--lengths", str(length), "--threads", "2"]
-    command = [sys.executable, str(MEMORY), *arguments, "--child"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3_600)
-    assert json.loads(found.stdout)["megabytes"] < limit

@@ -113,17 +113,6 @@ def test_logits_of_any_size_are_exact_and_what_is_no_number_stays_none() -> None
     assert output[0, 1].isfinite().all()
 
 
-@here
-def test_a_bias_of_minus_infinity_hides_a_distance() -> None:
-    q, k, v, slope, table = drawn(140)
-    table[:, 3:] = float("-inf")
-    tensors = [q, k, v, slope, table]
-    found = output_and_gradients(causal_attention, [tensor.float() for tensor in tensors], True)
-    exact = output_and_gradients(exactly, tensors, True)
-    for ours, truth in zip(found, exact, strict=True):
-        assert worst(ours, truth) < 2e-5
-
-
 def trained(encoding: LayerEncoding) -> LayerEncoding:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -187,26 +176,6 @@ def test_without_tiles_half_precision_is_computed_in_float32_and_comes_back_in_h
     doubles = [leaf.detach().double() for leaf in leaves]
     exact = reference_attention(ALiBi(H), doubles[0], *doubles, torch.arange(70))
     assert worst(output, exact) < 2**-8 * float(exact.abs().max())
-
-
-@here
-def test_the_first_columns_of_wider_queries_are_enough_values() -> None:
-    leaves = [torch.randn(B, H, 20, K).requires_grad_() for _ in range(3)]
-    output = native_column_attention(FoX(D, H), torch.randn(B, 20, D), *leaves, torch.arange(20))
-    assert output.shape == (B, H, 20, K)
-
-
-@here
-@pytest.mark.parametrize("modifiers", [[], [LogN(5)]])
-def test_no_scale_rounds_queries_of_half_precision_beside_columns(modifiers: list[LayerEncoding]) -> None:
-    torch.manual_seed(0)
-    x, q, k, v = torch.randn(4, B, H, 60, K).bfloat16()
-    x = x.transpose(1, 2).flatten(2)
-    fox, position = FoX(D, H), torch.arange(60)
-    found = native_column_attention(Stack([fox, *modifiers]), x, q, k, v.float(), position)
-    inputs = [one.double() for one in (x, q, k, v)]
-    exact = reference_attention(Stack([fox.double(), *modifiers]), *inputs, position=position)
-    assert worst(found, exact) < 1e-5
 
 
 class OneSlope(LayerEncoding):
@@ -273,17 +242,6 @@ def test_without_a_kernel_pytorch_serves_what_it_can_and_the_reference_the_rest(
     assert taken["alibi"] == taken["sandwich"] == "fused distance"
     assert taken["t5"] == taken["kerple_log"] == taken["bam"] == "reference"
     assert taken["fox"] == "fused column"
-
-
-@here
-def test_the_kernel_is_for_training_in_single_precision_on_a_processor() -> None:
-    position = torch.arange(5)
-    assert choose(NoPE(), queries(), position).run is native_attention
-    assert choose(NoPE(), queries(learns=False), position).run is not native_attention
-    assert choose(NoPE(), queries().double(), position).run is not native_attention
-    with torch.no_grad():
-        assert choose(NoPE(), queries(), position).run is not native_attention
-    assert choose(ALiBi(H), queries(), 2 * position).run is not native_attention
 
 
 @here

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.commands import Command, tiny_overrides
-from support.native import B, H, K, here, queries, worst
-from torch.nn import functional
+from support.native import here, queries
 
 from pe_bench.encodings.nope import NoPE
 from pe_bench.model.attention import choose, native
-from pe_bench.model.attention.native import causal_attention, usable_kernel
+from pe_bench.model.attention.native import usable_kernel
 from pe_bench.native import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,8 +23,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def unbuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """As on a machine that never compiled the kernel."""
+    """As on a machine that never compiled the kernel, which is a short one here."""
+    source = tmp_path / "short.cpp"
+    source.write_text('extern "C" void pe_bench_use_threads(void*) {}\n')
     monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "SOURCE", source)
     build.kernel.cache_clear()
     native.usable_kernel.cache_clear()
     yield tmp_path
@@ -67,15 +68,6 @@ def test_without_a_compiler_there_is_a_reason(
     assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
 
 
-def test_a_cache_folder_that_cannot_be_written_is_no_error(
-    unbuilt: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (unbuilt / "kernel").write_text("a file where the folder would be")
-    found = usable_kernel()
-    assert found.library is None
-    assert "\n" not in found.description
-
-
 @here
 def test_a_compiler_may_be_a_command_of_several_words(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = build.find_compiler()
@@ -87,9 +79,10 @@ def test_a_compiler_may_be_a_command_of_several_words(unbuilt: Path, monkeypatch
 
 @here
 def test_a_damaged_library_is_made_again(unbuilt: Path) -> None:
-    script = "import pe_bench.native.build as build; build.kernel()"
-    environment = {**os.environ, "PE_BENCH_CACHE": str(unbuilt)}
-    subprocess.run([sys.executable, "-c", script], env=environment, timeout=120, check=True)
+    # In a process of its own: this one must not have the library in its memory.
+    script = "import pathlib, sys, pe_bench.native.build as build; build.SOURCE = pathlib.Path(sys.argv[1]); "
+    command = [sys.executable, "-c", f"{script} build.kernel()", str(build.SOURCE)]
+    subprocess.run(command, env={**os.environ, "PE_BENCH_CACHE": str(unbuilt)}, timeout=120, check=True)
     (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
     library.write_bytes(bytes(library.stat().st_size))
     assert build.kernel().library is not None
@@ -116,22 +109,13 @@ def test_a_kernel_that_computes_wrongly_is_not_used(
     unbuilt: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong.cpp"
-    source = build.SOURCE.read_text()
+    source = (build.FOLDER / "kernel.cpp").read_text()
     assert source.count("shape.scale, query.at(0)") == 1
     wrong.write_text(source.replace("shape.scale, query.at(0)", "1.01f * shape.scale, query.at(0)"))
     monkeypatch.setattr(build, "SOURCE", wrong)
     found = usable_kernel()
     assert found.library is None
     assert "wrong by" in found.description
-
-
-@here
-def test_the_kernel_is_faster_code_but_the_same_model() -> None:
-    """Loss and gradient of a decoder's layer are those of PyTorch's own attention."""
-    q, k, v = (torch.randn(B, H, 128, K, requires_grad=True) for _ in range(3))
-    stock = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    ours = causal_attention(q, k, v, None, K**-0.5)
-    assert worst(stock, ours) < 1e-5
 
 
 @pytest.mark.full
@@ -146,22 +130,6 @@ def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
     subprocess.run([compiler, *flags, *checks, str(source), "-o", str(program)], check=True, timeout=300)
     done = subprocess.run([program], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@here
-def test_a_process_that_is_killed_while_compiling_leaves_nothing_in_the_way(unbuilt: Path) -> None:
-    """A folder half built, as a kill would leave it, and the lock it held."""
-    script = (
-        "import os, pe_bench.native.build as build\n"
-        "compile_library = build.compile_library\n"
-        "build.compile_library = lambda *a: (compile_library(*a), os._exit(9))\n"
-        "build.kernel()\n"
-    )
-    environment = {**os.environ, "PE_BENCH_CACHE": str(unbuilt)}
-    died = subprocess.run([sys.executable, "-c", script], env=environment, timeout=120, check=False)
-    assert died.returncode == 9
-    assert build.kernel().library is not None
-    assert len(list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))) == 1
 
 
 CPU = torch.device("cpu")
@@ -188,11 +156,3 @@ def test_the_kernel_of_training_has_a_type_a_compiler_and_a_reason_why_it_is_not
     assert "FlexAttention" in paths.training_kernel(torch.device("cuda"), torch.bfloat16).name
     assert str(found(None, "no tiles", torch.bfloat16)) == f"{ours} in float32, compiled by c++ 12; no tiles"
     assert str(found("no compiler", "no tiles")) == f"{other}; no compiler"
-
-
-def test_a_runs_environment_file_names_it(folder: Path, command: Command) -> None:
-    assert command("train", *tiny_overrides(folder)).code == 0
-    (written,) = (folder / "results" / "runs").glob("*/environment.json")
-    attention = json.loads(written.read_text())["attention"]
-    assert attention["name"].startswith(("pe-bench's kernel", "PyTorch's"))
-    assert attention["compiler"] or attention["missing"]

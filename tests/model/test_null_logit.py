@@ -20,7 +20,7 @@ from pe_bench.encodings.sink import Sink
 from pe_bench.encodings.sliding_window import SlidingWindow
 from pe_bench.encodings.t5 import T5
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
-from pe_bench.model.attention import attention, choose, is_kernel_here, paths, reference_attention
+from pe_bench.model.attention import attention, choose, paths, reference_attention
 from pe_bench.model.attention.paths import AttentionPath
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
@@ -48,15 +48,6 @@ class OfContent(LayerEncoding):
 
     def null_logit(self, queries: Side) -> Tensor:
         return queries.raw[..., :1]
-
-
-class TwoNulls(LayerEncoding):
-    def __init__(self, *nulls: float):
-        super().__init__()
-        self.nulls = nulls
-
-    def null_logit(self, queries: Side) -> Tensor:
-        return queries.raw.new_tensor(self.nulls).logsumexp(0)
 
 
 def stacked(kind: str, *nulls: LayerEncoding) -> Stack:
@@ -133,23 +124,6 @@ def test_a_gpu_takes_flex_attention_which_returns_the_log_sum_exp() -> None:
         assert chosen(Sink(H), q.double()).name == "reference"
 
 
-@pytest.mark.skipif(not is_kernel_here(), reason="no kernel is here")
-def test_in_half_precision_training_stays_close() -> None:
-    exact = output_and_gradients(reference_attention, stacked("a fixed bias", Sink(H)), torch.float64)
-    encoding = stacked("a fixed bias", Sink(H))
-    inputs = [tensor.requires_grad_() for tensor in as_type(layer_inputs(T), torch.bfloat16)]
-    output = attention(encoding, *inputs, torch.arange(T))
-    assert output.dtype == torch.bfloat16 and worst(output, exact[0]) < 0.05
-
-
-@pytest.mark.parametrize("low", [-30.0, -1e4])
-def test_a_very_low_null_logit_is_none(low: float) -> None:
-    sink, inputs = Sink(H, initial=low, learned=False), layer_inputs(40, torch.float32)
-    assert torch.equal(
-        attention(sink, *inputs, torch.arange(40)), attention(NoPE(), *inputs, torch.arange(40))
-    )
-
-
 @pytest.mark.parametrize("path", [attention, reference_attention])
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_very_high_null_logit_leaves_nothing_and_no_gradient_is_lost_to_nan(path, trains: bool) -> None:
@@ -161,9 +135,3 @@ def test_a_very_high_null_logit_leaves_nothing_and_no_gradient_is_lost_to_nan(pa
     if trains:
         gradients = torch.autograd.grad(output.sum(), [*inputs[1:], sink.logit])
         assert not any(gradient.any() for gradient in gradients)
-
-
-def test_two_null_logits_are_two_keys() -> None:
-    inputs = (*layer_inputs(9), torch.arange(9))
-    both = Stack([TwoNulls(0.3), TwoNulls(-0.7)])
-    assert worst(attention(both, *inputs), attention(TwoNulls(0.3, -0.7), *inputs)) < 1e-14

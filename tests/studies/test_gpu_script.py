@@ -32,12 +32,6 @@ def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2 and "no part trainig" in done.stderr and not (tmp_path / "none").exists()
 
 
-def test_a_text_that_is_not_there_is_named_before_the_first_part(tmp_path: Path) -> None:
-    done = gpu(tmp_path / "none", text="nowhere")
-    assert done.returncode == 2 and "GPU_TEXT=nowhere is not a folder" in done.stderr
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.full
 def test_all_parts_run_and_parts_that_are_done_are_left(tmp_path: Path) -> None:
     done = gpu(tmp_path)
