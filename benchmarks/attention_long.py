@@ -16,8 +16,8 @@ import torch
 from interleaved import add_usual_options, interleaved, machine, print_table, ratio
 from torch import Tensor
 
-from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import Composition
 from pe_bench.inspection.resolve import resolve
 from pe_bench.model.attention import attention, choose, reference_attention

@@ -31,7 +31,7 @@ def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch,
     assert failure is not None and failure[1] in printed
     assert (tmp_path / "bias.png").stat().st_size > 5_000
     for hook, files in re.findall(r"^\| .* \| (`.*?) \| (`.*) \|$", page, flags=re.MULTILINE):
-        for name in re.findall(r"`(\w+\.py)`", files):
+        for name in re.findall(r"`([\w/]+\.py)`", files):
             code = (ROOT / "pe_bench" / "encodings" / name).read_text(encoding="utf-8")
             assert any(f"def {word}(" in code for word in re.findall(r"`(\w+)`", hook)), (hook, name)
 

@@ -23,9 +23,11 @@ from torch import Tensor, nn
 
 from pe_bench.checkpoints.attention import PassMask, PassState
 from pe_bench.checkpoints.model import sees_all
+from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.rope import Layout, RoPE, rotate
-from pe_bench.encodings.shared.rope_scaling import RopeScaling
+from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling
+from pe_bench.encodings.signatures import read_part
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 
@@ -248,14 +250,14 @@ def _candidates(
         options = {"d_head": width, "layout": rotation.layout, "base": base}
         part = {} if 2 * pairs == width else {"fraction": 2 * pairs / width}
         if turning < pairs:
-            yield _values("p_rope", "PRoPE", options, fraction=2 * turning / width)
+            yield _values("p_rope", options, fraction=2 * turning / width)
             part = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
         original = group.get("original_max_position_embeddings") or train_length
         yield from _scalings({**options, "train_length": original, **part}, group, rotation, train_length)
         if part:
-            yield _values("partial_rope", "PartialRoPE", options, fraction=2 * pairs / width)
+            yield _values("partial_rope", options, fraction=2 * pairs / width)
         else:
-            yield _values("rope", "RoPE", options)
+            yield _values("rope", options)
 
 
 def _scalings(
@@ -265,13 +267,13 @@ def _scalings(
     factor = group.get("factor")
     derived = ["train_length"] if shared["train_length"] == train_length else []
 
-    def values(name: str, kind: str, **options: Any) -> dict[str, Any]:
-        return _values(name, kind, shared, derived, **options)
+    def values(name: str, **options: Any) -> dict[str, Any]:
+        return _values(name, shared, derived, **options)
 
     if group.get("long_factor"):
         longest = float(group["max_position_embeddings"])
         yield values(
-            *("longrope", "LongRoPE"),
+            "longrope",
             factor=float(factor or max(1.0, longest / float(shared["train_length"]))),
             long_factors=[*map(float, group["long_factor"])],
             short_factors=[*map(float, group["short_factor"])],
@@ -279,24 +281,24 @@ def _scalings(
     if factor is None:
         return
     if group.get("rope_type") == "dynamic":
-        yield values("rope_dynamic_ntk", "RopeDynamicNTK", factor=float(factor))
-    yield values("rope_pi", "RopePI", factor=float(factor))
+        yield values("rope_dynamic_ntk", factor=float(factor))
+    yield values("rope_pi", factor=float(factor))
     low, high = group.get("low_freq_factor"), group.get("high_freq_factor")
     if low and high:
         frequencies = {"low_frequency_factor": float(low), "high_frequency_factor": float(high)}
-        yield values("llama3", "Llama3", factor=float(factor), **frequencies)
+        yield values("llama3", factor=float(factor), **frequencies)
     ramp = "index" if group.get("truncate", True) else "exact"
     ends = {name: float(group[name]) for name in ("beta_fast", "beta_slow") if group.get(name)}
-    yield values("yarn", "YaRN", factor=float(factor), ramp=ramp, **ends)
-    yield values("yarn", "YaRN", factor=float(factor), ramp=ramp, attention_factor=rotation.factor, **ends)
+    yield values("yarn", factor=float(factor), ramp=ramp, **ends)
+    yield values("yarn", factor=float(factor), ramp=ramp, attention_factor=rotation.factor, **ends)
 
 
 def _values(
-    name: str, kind: str, shared: Mapping[str, Any], derived: Sequence[str] = (), **options: Any
+    name: str, shared: Mapping[str, Any], derived: Sequence[str] = (), **options: Any
 ) -> dict[str, Any]:
     return {
         "name": name,
-        "class": f"pe_bench.encodings.{name}:{kind}",
+        "class": read_part(config_dir() / "encoding" / f"{name}.yaml")["class"],
         **options,
         **shared,
         "derived": ["d_head", *derived],

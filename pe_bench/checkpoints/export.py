@@ -17,17 +17,17 @@ from torch import Tensor
 from pe_bench.checkpoints.source import quiet
 from pe_bench.config.schema import Config
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.llama3 import Llama3
-from pe_bench.encodings.longrope import LongRoPE, longrope_attention_factor
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.p_rope import PRoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
-from pe_bench.encodings.rope_ntk import RopeNTK
-from pe_bench.encodings.rope_pi import RopePI
-from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.rotary.p_rope import PRoPE
+from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.encodings.scalings.llama3 import Llama3
+from pe_bench.encodings.scalings.longrope import LongRoPE, longrope_attention_factor
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.scalings.rope_ntk import RopeNTK
+from pe_bench.encodings.scalings.rope_pi import RopePI
+from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.encodings.yarn import YaRN
 from pe_bench.errors import RunError, UserError
 from pe_bench.model.decoder import Decoder
 

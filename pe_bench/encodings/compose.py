@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side, most_adverse
-from pe_bench.encodings.shared.ranges import intersection
+from pe_bench.encodings.masks.ranges import intersection
 from pe_bench.errors import UserError
 
 LAYER_HOOKS_OF_ONE = ("scores", "weights", "mix")

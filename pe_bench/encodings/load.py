@@ -20,7 +20,7 @@ from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.values import shown, unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
-BUILT_IN = re.compile(r"pe_bench\.encodings\.[a-z0-9_]+:[A-Za-z_]\w*")
+BUILT_IN = re.compile(r"pe_bench\.encodings(\.[a-z0-9_]+)+:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
 ENTRY_POINTS = "pe_bench.encodings"
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]

@@ -7,7 +7,7 @@ Positional Information", arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19
 """
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.shared.families import ROTARY
+from pe_bench.encodings.families import ROTARY
 
 
 class NoPE(LayerEncoding):

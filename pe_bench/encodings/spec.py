@@ -122,12 +122,15 @@ class PartSpec:
         return built
 
     def identity(self) -> dict[str, Any]:
-        """Return the class, the hash of outside code, options and rate: they identify a run."""
-        specification, multiple = self.values["class"], self.encoding_class.lr_multiple
+        """Return the name, the hash of outside code, options and rate: they identify a run.
+
+        Where a class lies is no part of it, so that files can move.
+        """
+        name = self.name if self.is_built_in else self.values["class"].rpartition(":")[2]
+        code, multiple = self.values.get("code_sha256"), self.encoding_class.lr_multiple
         return {
-            # The place of a file does not matter: its hash identifies its content.
-            "class": specification if self.is_built_in else specification.rpartition(":")[2],
-            "code": self.values.get("code_sha256"),
+            "name": name,
+            **({"code": code} if code else {}),
             "options": {
                 **self.changed_options(),
                 **{option: spec.identity() for option, spec in self.nested.items()},

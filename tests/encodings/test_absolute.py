@@ -18,10 +18,10 @@ from support.reference_inputs import (
 )
 
 from pe_bench.encodings.base import LengthError
-from pe_bench.encodings.learned import Learned
+from pe_bench.encodings.ids.randomized import Randomized
+from pe_bench.encodings.inputs.learned import Learned
+from pe_bench.encodings.inputs.sinusoidal import Layout, sinusoids
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.randomized import Randomized
-from pe_bench.encodings.sinusoidal import Layout, sinusoids
 from pe_bench.model.attention import reference_attention
 
 # nope

@@ -14,15 +14,15 @@ from support.reference_inputs import K4, Q4, V4, X4, H, K, T, fill, near, output
 from torch import Tensor
 from torch.nn import functional
 
-from pe_bench.encodings.alibi import ALiBi, alibi_slopes
-from pe_bench.encodings.bam import BAM
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.dape import DAPE
-from pe_bench.encodings.fire import FIRE
-from pe_bench.encodings.kerple_log import KerpleLog
-from pe_bench.encodings.kerple_power import KerplePower
+from pe_bench.encodings.bias.alibi import ALiBi, alibi_slopes
+from pe_bench.encodings.bias.bam import BAM
+from pe_bench.encodings.bias.fire import FIRE
+from pe_bench.encodings.bias.kerple_log import KerpleLog
+from pe_bench.encodings.bias.kerple_power import KerplePower
+from pe_bench.encodings.bias.sandwich import Sandwich
+from pe_bench.encodings.content.dape import DAPE
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.sandwich import Sandwich
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import layers_of
 from pe_bench.model.attention import attention, project

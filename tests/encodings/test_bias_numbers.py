@@ -21,10 +21,10 @@ from support.reference_inputs import (
     series,
 )
 
-from pe_bench.encodings.alibi import alibi_slopes
-from pe_bench.encodings.kerple_log import KerpleLog
-from pe_bench.encodings.shaw import Shaw
-from pe_bench.encodings.t5 import T5, t5_buckets
+from pe_bench.encodings.bias.alibi import alibi_slopes
+from pe_bench.encodings.bias.kerple_log import KerpleLog
+from pe_bench.encodings.bias.t5 import T5, t5_buckets
+from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.model.attention import project, reference_attention
 
 # alibi

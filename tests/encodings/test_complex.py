@@ -10,9 +10,9 @@ from support.reference_inputs import fill, near, series
 from torch import Tensor
 
 from pe_bench.encodings.base import LengthError, PositionalEncoding
-from pe_bench.encodings.bipe import BiPE
-from pe_bench.encodings.complex import Complex
-from pe_bench.encodings.multiplicative import Multiplicative
+from pe_bench.encodings.ids.bipe import BiPE
+from pe_bench.encodings.inputs.complex import Complex
+from pe_bench.encodings.inputs.multiplicative import Multiplicative
 from pe_bench.errors import UserError
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding, Side
+from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import Composition, Stack
-from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.ids.randomized import Randomized
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.randomized import Randomized
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.model.attention import project, reference_attention

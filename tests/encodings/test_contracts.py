@@ -14,7 +14,7 @@ from torch import nn
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.load import find_class
-from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import (
     MODEL,

@@ -10,7 +10,7 @@ from support.reference_inputs import K4, Q4, X4, H, K, T, fill, near, output
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.dape import DAPE, Inner
+from pe_bench.encodings.content.dape import DAPE, Inner
 from pe_bench.inspection.check.suite import PROPERTIES, check
 from pe_bench.model.attention import logits, project
 

@@ -15,7 +15,7 @@ from support.relative_encodings import (
 )
 from torch import Tensor
 
-from pe_bench.encodings.deberta import DeBERTa, Terms, log_buckets
+from pe_bench.encodings.relative.deberta import DeBERTa, Terms, log_buckets
 
 
 def official_deberta(encoding: DeBERTa, number: int, papers_direction: bool) -> Tensor:

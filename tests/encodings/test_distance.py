@@ -14,17 +14,17 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.irope import IRoPE
-from pe_bench.encodings.leaky_rerope import LeakyReRoPE
-from pe_bench.encodings.lm_infinite import LMInfinite
-from pe_bench.encodings.rerope import ReRoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.self_extend import SelfExtend
-from pe_bench.encodings.sliding_window import SlidingWindow
-from pe_bench.encodings.ssmax import SSMax
-from pe_bench.encodings.streaming import Streaming
-from pe_bench.encodings.swan import SWAN
-from pe_bench.encodings.temperature import Temperature
+from pe_bench.encodings.distance.leaky_rerope import LeakyReRoPE
+from pe_bench.encodings.distance.lm_infinite import LMInfinite
+from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.distance.self_extend import SelfExtend
+from pe_bench.encodings.distance.streaming import Streaming
+from pe_bench.encodings.layers.irope import IRoPE
+from pe_bench.encodings.layers.swan import SWAN
+from pe_bench.encodings.logits.ssmax import SSMax
+from pe_bench.encodings.logits.temperature import Temperature
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
 from pe_bench.model.attention import project, reference_attention
 

@@ -15,21 +15,21 @@ from support.reference_inputs import (
     output,
 )
 
-from pe_bench.encodings.alibi import ALiBi, alibi_slopes
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bias.alibi import ALiBi, alibi_slopes
+from pe_bench.encodings.bias.kerple_log import KerpleLog
+from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.cope import CoPE
-from pe_bench.encodings.fox import FoX
-from pe_bench.encodings.kerple_log import KerpleLog
-from pe_bench.encodings.learned import Learned
-from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.content.cope import CoPE
+from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.content.stick_breaking import StickBreaking
+from pe_bench.encodings.ids.randomized import Randomized
+from pe_bench.encodings.inputs.learned import Learned
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.randomized import Randomized
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.shaw import Shaw
-from pe_bench.encodings.sliding_window import SlidingWindow
-from pe_bench.encodings.stick_breaking import StickBreaking
-from pe_bench.encodings.t5 import T5
+from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
 
 # what an encoding becomes at the end of its range

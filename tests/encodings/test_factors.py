@@ -6,13 +6,13 @@ import torch
 from support.fixed_inputs import JUMPING, ROWS, TOKENS, factors, inputs, output
 from support.reference_inputs import H, K, near
 
-from pe_bench.encodings.alibi import ALiBi
+from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.logits.ssmax import SSMax
+from pe_bench.encodings.logits.temperature import Temperature
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.ssmax import SSMax
-from pe_bench.encodings.temperature import Temperature
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.attention import attention, reference_attention
 
 # factors

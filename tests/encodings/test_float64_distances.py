@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.dca import DualChunk
-from pe_bench.encodings.leaky_rerope import LeakyReRoPE
-from pe_bench.encodings.lm_infinite import LMInfinite
-from pe_bench.encodings.rerope import ReRoPE
-from pe_bench.encodings.self_extend import SelfExtend
-from pe_bench.encodings.shared.effective_distance import EffectiveDistance
-from pe_bench.encodings.streaming import Streaming
+from pe_bench.encodings.distance.dca import DualChunk
+from pe_bench.encodings.distance.effective_distance import EffectiveDistance
+from pe_bench.encodings.distance.leaky_rerope import LeakyReRoPE
+from pe_bench.encodings.distance.lm_infinite import LMInfinite
+from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.distance.self_extend import SelfExtend
+from pe_bench.encodings.distance.streaming import Streaming
 from pe_bench.model.attention import attention, reference_attention
 
 B, H, TRAINED, WINDOW = 2, 3, 16, 8

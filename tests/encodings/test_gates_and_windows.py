@@ -21,10 +21,10 @@ from support.reference_inputs import (
 )
 from torch import Tensor
 
-from pe_bench.encodings.cope import CoPE, contextual_position
-from pe_bench.encodings.fox import FoX
-from pe_bench.encodings.logn import LogN
-from pe_bench.encodings.stick_breaking import StickBreaking
+from pe_bench.encodings.content.cope import CoPE, contextual_position
+from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.content.stick_breaking import StickBreaking
+from pe_bench.encodings.logits.logn import LogN
 from pe_bench.model.attention import attention, project, reference_attention, slice_tokens
 
 # fox

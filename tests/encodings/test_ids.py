@@ -9,14 +9,14 @@ from support.reference_inputs import K4, Q4, V4, X4, H, K, T, fill, near, series
 from torch import Tensor
 
 from pe_bench.config.compose import compose
-from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
-from pe_bench.encodings.bipe import BiPE
-from pe_bench.encodings.cape import CAPE
-from pe_bench.encodings.pose import PoSE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.shape import SHAPE
-from pe_bench.encodings.sinusoidal import Sinusoidal, sinusoids
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.ids.bipe import BiPE
+from pe_bench.encodings.ids.cape import CAPE
+from pe_bench.encodings.ids.pose import PoSE
+from pe_bench.encodings.ids.shape import SHAPE
+from pe_bench.encodings.inputs.sinusoidal import Sinusoidal, sinusoids
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.model.attention import attention

@@ -13,16 +13,16 @@ from support.embeddings import CELLS, VOCABULARY, embedded
 from support.reference_inputs import near, series
 
 from pe_bench.encodings.base import LengthError, PositionalEncoding
-from pe_bench.encodings.bipe import BiPE
-from pe_bench.encodings.cape import CAPE
-from pe_bench.encodings.complex import Complex
-from pe_bench.encodings.conv import Convolution, causal_convolution
-from pe_bench.encodings.learned import Learned, Overflow
-from pe_bench.encodings.multiplicative import Multiplicative
-from pe_bench.encodings.pose import PoSE
-from pe_bench.encodings.recursive import FlowCell, Recursive
-from pe_bench.encodings.shape import SHAPE
-from pe_bench.encodings.sinusoidal import Sinusoidal, sinusoids
+from pe_bench.encodings.ids.bipe import BiPE
+from pe_bench.encodings.ids.cape import CAPE
+from pe_bench.encodings.ids.pose import PoSE
+from pe_bench.encodings.ids.shape import SHAPE
+from pe_bench.encodings.inputs.complex import Complex
+from pe_bench.encodings.inputs.conv import Convolution, causal_convolution
+from pe_bench.encodings.inputs.learned import Learned, Overflow
+from pe_bench.encodings.inputs.multiplicative import Multiplicative
+from pe_bench.encodings.inputs.recursive import FlowCell, Recursive
+from pe_bench.encodings.inputs.sinusoidal import Sinusoidal, sinusoids
 from pe_bench.errors import UserError
 
 # sinusoids as beginners' code has them, and as they are

@@ -9,12 +9,12 @@ from support.reference_inputs import near
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.irope import Chunks
+from pe_bench.encodings.layers.irope import Chunks
+from pe_bench.encodings.logits.sink import Sink
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.p_rope import PRoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.sink import Sink
-from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.rotary.p_rope import PRoPE
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.model.attention import choose

@@ -9,8 +9,8 @@ from support.commands import Command
 from support.reference_inputs import near
 from support.scalings import BASE, LONG, TRAIN, WIDTH
 
-from pe_bench.encodings.longrope import LongRoPE
-from pe_bench.encodings.rope import rope_frequencies
+from pe_bench.encodings.rotary.rope import rope_frequencies
+from pe_bench.encodings.scalings.longrope import LongRoPE
 from pe_bench.errors import UserError
 
 SHORT = [1.0, 1.0, 1.2, 1.2, 1.2, 1.3, 1.3, 1.3]

@@ -8,9 +8,9 @@ from support.cases import find_case
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
-from pe_bench.encodings.fope import FoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.selective_rope import ANGLES, SelectiveRoPE
+from pe_bench.encodings.content.selective_rope import ANGLES, SelectiveRoPE
+from pe_bench.encodings.rotary.fope import FoPE
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.inspection.speed.passes import TrainingPass

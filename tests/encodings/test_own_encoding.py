@@ -129,7 +129,7 @@ def test_an_installed_encoding_is_found_by_its_entry_point(train, monkeypatch, o
 
     from pe_bench.encodings import load
 
-    points = EntryPoints([EntryPoint("root_bias", "pe_bench.encodings.alibi:ALiBi", load.ENTRY_POINTS)])
+    points = EntryPoints([EntryPoint("root_bias", "pe_bench.encodings.bias.alibi:ALiBi", load.ENTRY_POINTS)])
     monkeypatch.setattr(load, "entry_points", lambda group: points)
     (own / "encoding" / "mine.yaml").write_text("name: mine\nclass: root_bias\nn_heads: ${model.n_heads}\n")
     assert train("--config-dir", str(own), "encoding=mine").code == 0

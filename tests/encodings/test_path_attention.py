@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pe_bench.encodings.path_attention import CHUNK, DIRECTION, STRENGTH, Path
+from pe_bench.encodings.content.path_attention import CHUNK, DIRECTION, STRENGTH, Path
 from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.model.attention import project, slice_tokens
 

@@ -15,7 +15,7 @@ from support.rotary_encodings import (
 )
 from torch import Tensor
 
-from pe_bench.encodings.pope import PoPE
+from pe_bench.encodings.rotary.pope import PoPE
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.attention import attention
 
@@ -61,7 +61,7 @@ def test_pope_phases_are_bounded_and_each_layers_own() -> None:
     fill(inside.phase, torch.tensor([0.0, -2 * math.pi]).repeat(4).expand(H, 8))
     fill(outside.phase, torch.tensor([0.5, -9.0]).repeat(4).expand(H, 8))
     assert near(products(outside), products(inside), 1e-12)
-    config = {"class": "pe_bench.encodings.pope:PoPE", "n_heads": 2, "d_head": 4}
+    config = {"class": "pe_bench.encodings.rotary.pope:PoPE", "n_heads": 2, "d_head": 4}
     assert len(list(EncodingSpec(config).build(n_layers=3).parameters())) == 3
 
 

@@ -7,9 +7,9 @@ import torch
 from support.reference_inputs import near
 from support.scalings import BASE, TRAIN, WIDTH
 
-from pe_bench.encodings.llama3 import llama3_frequencies
-from pe_bench.encodings.rope import rope_frequencies
-from pe_bench.encodings.shared.rope_scaling import (
+from pe_bench.encodings.rotary.rope import rope_frequencies
+from pe_bench.encodings.scalings.llama3 import llama3_frequencies
+from pe_bench.encodings.scalings.rope_scaling import (
     by_parts_frequencies,
 )
 

@@ -8,7 +8,7 @@ from support.embeddings import CELLS, embedded
 from support.reference_inputs import near, series
 from torch import Tensor
 
-from pe_bench.encodings.recursive import Cell, FlowCell, GatedCell, Recursive, euler_step, rk4_step
+from pe_bench.encodings.inputs.recursive import Cell, FlowCell, GatedCell, Recursive, euler_step, rk4_step
 
 # recursive
 

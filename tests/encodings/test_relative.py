@@ -25,13 +25,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pe_bench.config.compose import compose
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
-from pe_bench.encodings.deberta import DeBERTa
+from pe_bench.encodings.inputs.sinusoidal import sinusoids
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.shaw import Shaw
-from pe_bench.encodings.sinusoidal import sinusoids
+from pe_bench.encodings.relative.deberta import DeBERTa
+from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.encodings.relative.transformer_xl import TransformerXL
+from pe_bench.encodings.relative.tupe import TUPE
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.encodings.transformer_xl import TransformerXL
-from pe_bench.encodings.tupe import TUPE
 from pe_bench.errors import UserError
 from pe_bench.model.attention import attention, choose, project, reference_attention
 from pe_bench.model.attention.fused import fused_attention

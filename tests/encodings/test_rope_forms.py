@@ -10,7 +10,7 @@ from support.rotary_encodings import FORMS, K8, Q8, every_form, every_layout, pr
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pe_bench.encodings.rope import Form, Layout, RoPE, rope_frequencies, rotate
+from pe_bench.encodings.rotary.rope import Form, Layout, RoPE, rope_frequencies, rotate
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check
 
 # rope: four ways to turn a pair, one rotation

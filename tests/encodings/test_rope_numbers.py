@@ -9,7 +9,7 @@ from support.reference_inputs import (
     series,
 )
 
-from pe_bench.encodings.rope import RoPE, rope_frequencies, rotate
+from pe_bench.encodings.rotary.rope import RoPE, rope_frequencies, rotate
 
 # rope
 

@@ -23,13 +23,13 @@ from support.rotary_encodings import (
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.hope import HoPE
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.p_rope import PRoPE
-from pe_bench.encodings.partial_rope import PartialRoPE
-from pe_bench.encodings.pope import PoPE
-from pe_bench.encodings.rope import Form, Layout, RoPE, rope_frequencies, rotate
-from pe_bench.encodings.xpos import XPos
+from pe_bench.encodings.rotary.hope import HoPE
+from pe_bench.encodings.rotary.p_rope import PRoPE
+from pe_bench.encodings.rotary.partial_rope import PartialRoPE
+from pe_bench.encodings.rotary.pope import PoPE
+from pe_bench.encodings.rotary.rope import Form, Layout, RoPE, rope_frequencies, rotate
+from pe_bench.encodings.rotary.xpos import XPos
 from pe_bench.errors import UserError
 from pe_bench.model.attention import attention
 

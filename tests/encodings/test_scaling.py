@@ -12,19 +12,19 @@ from support.reference_inputs import T, near, row_of_scores, series
 from support.scalings import BASE, LONG, SCALINGS, TRAIN, WIDTH, every_scaling, same, scaling, turned
 from torch import Tensor
 
-from pe_bench.encodings.llama3 import Llama3
-from pe_bench.encodings.longrope import LongRoPE, longrope_attention_factor
-from pe_bench.encodings.rope import Layout, RoPE, rope_frequencies
-from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK, dynamic_ntk_frequencies
-from pe_bench.encodings.rope_ntk import RopeNTK
-from pe_bench.encodings.rope_ntk_by_parts import RopeNTKByParts
-from pe_bench.encodings.rope_pi import RopePI
-from pe_bench.encodings.shared.rope_scaling import (
+from pe_bench.encodings.rotary.rope import Layout, RoPE, rope_frequencies
+from pe_bench.encodings.scalings.llama3 import Llama3
+from pe_bench.encodings.scalings.longrope import LongRoPE, longrope_attention_factor
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK, dynamic_ntk_frequencies
+from pe_bench.encodings.scalings.rope_ntk import RopeNTK
+from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
+from pe_bench.encodings.scalings.rope_pi import RopePI
+from pe_bench.encodings.scalings.rope_scaling import (
     RopeScaling,
     ntk_frequencies,
     ramp_ends,
 )
-from pe_bench.encodings.yarn import YaRN
+from pe_bench.encodings.scalings.yarn import YaRN
 
 every_scaling_with_a_factor = pytest.mark.parametrize(
     "name", [name for name in SCALINGS if name != "rope_dynamic_ntk"]

@@ -7,16 +7,16 @@ import pytest
 import torch
 from support.scalings import TRAIN, WIDTH, every_scaling, same, scaling, turned
 
-from pe_bench.encodings.llama3 import Llama3
-from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
-from pe_bench.encodings.rope_ntk import RopeNTK
-from pe_bench.encodings.rope_ntk_by_parts import RopeNTKByParts
-from pe_bench.encodings.rope_pi import RopePI
-from pe_bench.encodings.shared.rope_scaling import (
+from pe_bench.encodings.scalings.llama3 import Llama3
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.scalings.rope_ntk import RopeNTK
+from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
+from pe_bench.encodings.scalings.rope_pi import RopePI
+from pe_bench.encodings.scalings.rope_scaling import (
     Ramp,
     RopeScaling,
 )
-from pe_bench.encodings.yarn import YaRN
+from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.errors import UserError
 
 # options

@@ -8,12 +8,12 @@ from support.reference_inputs import K, near
 
 from pe_bench.encodings.base import PositionalEncoding
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.irope import Chunks, IRoPE
-from pe_bench.encodings.log_steps import LogSteps
+from pe_bench.encodings.layers.irope import Chunks, IRoPE
+from pe_bench.encodings.layers.swan import SWAN
+from pe_bench.encodings.logits.log_steps import LogSteps
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.sliding_window import SlidingWindow
-from pe_bench.encodings.swan import SWAN
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.attention import reference_attention
 
 # schedules

@@ -16,10 +16,10 @@ from support.relative_encodings import (
 from torch import Tensor
 
 from pe_bench.encodings.base import Layers, LengthError
+from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.sinusoidal import sinusoids
-from pe_bench.encodings.t5 import T5
-from pe_bench.encodings.tupe import TUPE
+from pe_bench.encodings.inputs.sinusoidal import sinusoids
+from pe_bench.encodings.relative.tupe import TUPE
 
 
 def products_of_positions(encoding: TUPE, rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.wall import FORGOTTEN, Wall
+from pe_bench.encodings.content.wall import FORGOTTEN, Wall
 from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.model.attention import project, slice_tokens
 

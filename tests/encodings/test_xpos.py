@@ -15,7 +15,7 @@ from support.rotary_encodings import (
 from torch import Tensor
 
 from pe_bench.encodings.base import LengthError
-from pe_bench.encodings.xpos import XPos
+from pe_bench.encodings.rotary.xpos import XPos
 from pe_bench.model.attention import attention, reference_attention
 
 # xpos

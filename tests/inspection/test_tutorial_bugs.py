@@ -28,12 +28,12 @@ from support.reference_inputs import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.inputs.sinusoidal import sinusoids
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rope import RoPE, rope_frequencies, rotate
-from pe_bench.encodings.shaw import Shaw
-from pe_bench.encodings.sinusoidal import sinusoids
+from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.encodings.rotary.rope import RoPE, rope_frequencies, rotate
 from pe_bench.inspection.check.suite import PROPERTIES, check
 from pe_bench.model.attention import reference_attention
 
@@ -306,7 +306,7 @@ def test_a_hidden_key_weighs_nothing_beside_low_logits(encoding: LayerEncoding, 
 # What is said of encodings
 
 DOCUMENTS = [
-    *sorted((ROOT / "pe_bench" / "encodings").glob("*.py")),
+    *sorted((ROOT / "pe_bench" / "encodings").rglob("*.py")),
     *sorted((ROOT / "configs" / "encoding").glob("*.yaml")),
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "README.md",
@@ -336,7 +336,8 @@ def test_no_page_says_that_sinusoids_or_rope_extrapolate(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sinusoidal", "rope"])
 def test_sinusoids_and_rope_are_said_to_be_out_of_distribution_past_the_training_length(name: str) -> None:
-    page = (ROOT / "pe_bench" / "encodings" / f"{name}.py").read_text(encoding="utf-8")
+    (path,) = (ROOT / "pe_bench" / "encodings").rglob(f"{name}.py")
+    page = path.read_text(encoding="utf-8")
     assert "Past the training length: defined, out of distribution" in page
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.t5 import T5
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.bias.t5 import T5
 from pe_bench.model.attention import choose, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_attention
 from pe_bench.native import build

@@ -4,19 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.cope import CoPE
-from pe_bench.encodings.fox import FoX
-from pe_bench.encodings.lm_infinite import LMInfinite
-from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.content.cope import CoPE
+from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.content.stick_breaking import StickBreaking
+from pe_bench.encodings.distance.lm_infinite import LMInfinite
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.shaw import Shaw
-from pe_bench.encodings.sliding_window import SlidingWindow
-from pe_bench.encodings.stick_breaking import StickBreaking
-from pe_bench.encodings.t5 import T5
+from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.attention import attention, choose, reference_attention
 from pe_bench.model.attention.fused import (
     FUSED_QUERIES,

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.bam import BAM
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.bias.bam import BAM
+from pe_bench.encodings.bias.kerple_log import KerpleLog
+from pe_bench.encodings.bias.kerple_power import KerplePower
+from pe_bench.encodings.bias.sandwich import Sandwich
+from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.kerple_log import KerpleLog
-from pe_bench.encodings.kerple_power import KerplePower
-from pe_bench.encodings.logn import LogN
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.sandwich import Sandwich
-from pe_bench.encodings.t5 import T5
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.attention import fused, reference_attention
 from pe_bench.model.attention.fused import (
     BLOCK,

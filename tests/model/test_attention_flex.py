@@ -10,27 +10,27 @@ from torch.nn.attention import flex_attention as library
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.bam import BAM
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.bias.bam import BAM
+from pe_bench.encodings.bias.fire import FIRE
+from pe_bench.encodings.bias.kerple_log import KerpleLog
+from pe_bench.encodings.bias.sandwich import Sandwich
+from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.cope import CoPE
-from pe_bench.encodings.fire import FIRE
-from pe_bench.encodings.fox import FoX
-from pe_bench.encodings.irope import Chunks
-from pe_bench.encodings.kerple_log import KerpleLog
-from pe_bench.encodings.lm_infinite import LMInfinite
-from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.content.cope import CoPE
+from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.content.stick_breaking import StickBreaking
+from pe_bench.encodings.distance.lm_infinite import LMInfinite
+from pe_bench.encodings.distance.streaming import Streaming
+from pe_bench.encodings.layers.irope import Chunks
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.logits.sink import Sink
+from pe_bench.encodings.masks.ranges import first_and_latest
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.sandwich import Sandwich
-from pe_bench.encodings.shared.ranges import first_and_latest
-from pe_bench.encodings.shaw import Shaw
-from pe_bench.encodings.sink import Sink
-from pe_bench.encodings.sliding_window import SlidingWindow
-from pe_bench.encodings.stick_breaking import StickBreaking
-from pe_bench.encodings.streaming import Streaming
-from pe_bench.encodings.t5 import T5
+from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.inspection.check.case import layer_inputs, layers_of, worst
 from pe_bench.model.attention import choose, flex, project, reference_attention
 from pe_bench.model.attention.flex import (

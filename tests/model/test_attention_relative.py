@@ -6,10 +6,10 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.deberta import DeBERTa
-from pe_bench.encodings.logn import LogN
-from pe_bench.encodings.rerope import ReRoPE
-from pe_bench.encodings.shaw import Shaw
+from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.relative.deberta import DeBERTa
+from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import attention, choose, chunks, reference_attention
 from pe_bench.model.attention.chunks import fused_relative_attention, keys_band, queries_band

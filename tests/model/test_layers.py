@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
-from pe_bench.encodings.rope import rotate
+from pe_bench.encodings.rotary.rope import rotate
 from pe_bench.model import layers
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.model.layers import token_nll

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings import dape, fire
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.content import dape, fire
 from pe_bench.inspection.check.case import (
     MODEL,
     Case,

@@ -10,18 +10,18 @@ import torch
 from support.native import B, H, K, here, queries, worst
 from torch import Tensor
 
-from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.bam import BAM
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.bias.bam import BAM
+from pe_bench.encodings.bias.kerple_log import KerpleLog
+from pe_bench.encodings.bias.sandwich import Sandwich
+from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.fox import FoX
-from pe_bench.encodings.kerple_log import KerpleLog
-from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.logits.logn import LogN
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.sandwich import Sandwich
-from pe_bench.encodings.t5 import T5
-from pe_bench.encodings.tupe import TUPE
+from pe_bench.encodings.relative.tupe import TUPE
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.attention import choose, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_attention, native_column_attention
 from pe_bench.model.attention.paths import REFERENCE, AttentionPath

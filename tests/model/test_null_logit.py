@@ -6,19 +6,19 @@ from support.native import here
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pe_bench.encodings.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.bias.fire import FIRE
+from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.fire import FIRE
-from pe_bench.encodings.fox import FoX
-from pe_bench.encodings.logn import LogN
+from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.logits.sink import Sink
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rerope import ReRoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.shaw import Shaw
-from pe_bench.encodings.sink import Sink
-from pe_bench.encodings.sliding_window import SlidingWindow
-from pe_bench.encodings.t5 import T5
+from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import attention, choose, paths, reference_attention
 from pe_bench.model.attention.paths import AttentionPath

@@ -12,7 +12,7 @@ from pe_bench.runs.config_file import write_config
 
 def test_the_title_says_the_optimizer_and_the_rate_that_were_chosen(tmp_path: Path) -> None:
     run = add_run(tmp_path, "t5", {128: 3.0, 256: 3.0}, encoding_lr=3.0)
-    options = {"name": "t5", "class": "pe_bench.encodings.t5:T5"}
+    options = {"name": "t5", "class": "pe_bench.encodings.bias.t5:T5"}
     write_config(run, Config(options, train=TrainConfig(optimizer="adamw", encoding_lr=3.0)))
     (table,) = build_tables(tmp_path)
     assert "with optimizer=adamw encoding_lr=3.0" in table.title

@@ -22,6 +22,8 @@ from pe_bench.runs.config_file import write_config
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import load_scores, score_file
 
+ROPE = "pe_bench.encodings.rotary.rope:RoPE"
+
 
 def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:
     with pytest.raises(UserError, match=r"train.l_r.*did you mean 'train.lr'"):
@@ -56,7 +58,8 @@ def test_by_the_model_widths_are_lines_of_one_table(tmp_path: Path) -> None:
         write_config(
             run,
             Config(
-                {"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}, model=ModelConfig(d_model=width)
+                {"name": "rope", "class": ROPE},
+                model=ModelConfig(d_model=width),
             ),
         )
     assert labels(only(tmp_path, by=("model.d_model",))) == [
@@ -70,7 +73,10 @@ def test_by_steps_runs_trained_for_different_times_are_one_table(tmp_path: Path)
         run = add_run(tmp_path, "rope", BREAKING, setting=f"{steps}", code=f"{steps}", steps=steps)
         write_config(
             run,
-            Config({"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}, train=TrainConfig(steps=steps)),
+            Config(
+                {"name": "rope", "class": ROPE},
+                train=TrainConfig(steps=steps),
+            ),
         )
     table = only(tmp_path, by=("train.steps",))
     assert labels(table) == ["rope train.steps=100", "rope train.steps=200"]
@@ -244,7 +250,7 @@ def test_a_length_that_only_one_table_has_orders_that_table_alone(results: Path)
 def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None:
     for seed, margin in ((0, 0.1), (1, 0.1)):
         run = add_run(tmp_path, "rope", BREAKING, seed=seed)
-        rope = {"name": "rope", "class": "pe_bench.encodings.rope:RoPE"}
+        rope = {"name": "rope", "class": ROPE}
         write_config(run, Config(rope, report=ReportConfig(margin), seed=seed))
     assert only(tmp_path).margin == 0.1
     assert only(tmp_path, margin=0.02).margin == 0.02

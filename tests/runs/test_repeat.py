@@ -148,7 +148,7 @@ def test_a_command_names_code_only_where_the_user_s_own_file_has_it(tmp_path, mo
 
     def overrides(specification, **changes):
         part = {**encoding, "class": specification, **changes}
-        nested = {"name": "local_global", "class": "pe_bench.encodings.local_global:LocalGlobal"}
+        nested = {"name": "local_global", "class": "pe_bench.encodings.layers.local_global:LocalGlobal"}
         modified = {**composed([]).encoding, "modifiers": {"logn": {"name": "logn", **part}}}
         for values in (part, {**nested, "local": part}, modified):
             yield lambda values=values: repeater.overrides({**config, "encoding": values}, "float32")

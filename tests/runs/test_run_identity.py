@@ -50,7 +50,7 @@ def test_values_that_equal_their_defaults_are_not_in_the_identity():
     assert found == {
         "version": 3,
         "encoding": [
-            {"class": "pe_bench.encodings.rope:RoPE", "code": None, "options": {"d_head": 32}},
+            {"class": "pe_bench.encodings.rotary.rope:RoPE", "code": None, "options": {"d_head": 32}},
         ],
         "seed": 0,
         "model": {},

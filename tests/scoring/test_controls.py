@@ -13,12 +13,12 @@ from torch import Tensor
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.learned import Learned
-from pe_bench.encodings.lm_infinite import LMInfinite
+from pe_bench.encodings.distance.lm_infinite import LMInfinite
+from pe_bench.encodings.distance.streaming import Streaming
+from pe_bench.encodings.inputs.learned import Learned
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.sliding_window import SlidingWindow
-from pe_bench.encodings.streaming import Streaming
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
@@ -252,7 +252,7 @@ def test_requesting_controls_under_another_protocol_is_refused(tmp_path: Path) -
     from pe_bench.config.schema import Config, TrainConfig
 
     config = Config(
-        {"name": "rope", "class": "pe_bench.encodings.rope:RoPE"},
+        {"name": "rope", "class": "pe_bench.encodings.rotary.rope:RoPE"},
         train=TrainConfig(length=TRAIN_LENGTH, batch_tokens=16),
         eval=replace(EVAL, controls="all", protocol="sliding", target_tokens=BLOCK),
     )

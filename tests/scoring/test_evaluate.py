@@ -25,8 +25,8 @@ from support.scoring import (
 
 from pe_bench.config.schema import DataConfig, EvalConfig, TokenizerConfig
 from pe_bench.data.packed import load_data
-from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
-from pe_bench.encodings.rope_pi import RopePI
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.scalings.rope_pi import RopePI
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import read_rows

@@ -11,7 +11,7 @@ from support.commands import Command, only_run
 from support.results import edit_rows
 from support.scoring import BLOCK, DATA, EVAL, fed, scored, trained_model
 
-from pe_bench.encodings.learned import Learned
+from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file

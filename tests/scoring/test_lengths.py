@@ -20,7 +20,7 @@ from support.scoring import (
 from torch import Tensor
 
 from pe_bench.config.schema import Config, EvalConfig, TrainConfig
-from pe_bench.encodings.learned import Learned
+from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.nope import NoPE
 from pe_bench.errors import UserError, first_line
 from pe_bench.runs.job import Job

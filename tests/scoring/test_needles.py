@@ -9,7 +9,7 @@ from support.needles import Copying, Ignorant, probe_data, scored_probe
 from support.scoring import fed, trained_model
 
 from pe_bench.data.packed import Data
-from pe_bench.encodings.randomized import Randomized
+from pe_bench.encodings.ids.randomized import Randomized
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file

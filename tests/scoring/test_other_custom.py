@@ -15,8 +15,8 @@ def test_a_custom_scaling_is_scored_from_its_folder(begin, evaluate, folder):
         "name: mine\nclass: mine.py:Half\nd_head: ${model.d_head}\ntrain_length: ${train.length}\n"
     )
     (own / "mine.py").write_text(
-        "from pe_bench.encodings.shared.rope_scaling import RopeScaling, Scaled\n"
-        "from pe_bench.encodings.rope import rope_frequencies\n"
+        "from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled\n"
+        "from pe_bench.encodings.rotary.rope import rope_frequencies\n"
         "class Half(RopeScaling):\n"
         "    window_factor = None\n"
         "    def __init__(self, d_head: int, train_length: int):\n"
@@ -66,7 +66,7 @@ def test_an_option_derived_in_a_users_file_is_in_the_label(begin, evaluate, fold
     begin("encoding=rope")
     for divisor in (2, 4):
         (own / "mine.yaml").write_text(
-            "name: mine\nclass: pe_bench.encodings.lm_infinite:LMInfinite\nd_head: ${model.d_head}\n"
+            "name: mine\nclass: pe_bench.encodings.distance.lm_infinite:LMInfinite\nd_head: ${model.d_head}\n"
             f"window: ${{quotient:${{train.length}},{divisor}}}\n"
         )
         outcome = evaluate("--with", "mine", "--config-dir", str(own.parent))
@@ -83,7 +83,7 @@ def test_another_encoding_with_the_runs_name_is_refused(begin, evaluate, folder)
     own = folder / "mine" / "encoding"
     own.mkdir(parents=True)
     (own / "fast.yaml").write_text(
-        "name: rope\nclass: pe_bench.encodings.hope:HoPE\nd_head: ${model.d_head}\nactive: 2\n"
+        "name: rope\nclass: pe_bench.encodings.rotary.hope:HoPE\nd_head: ${model.d_head}\nactive: 2\n"
     )
     begin("encoding=rope")
     before = rows_of(folder)

@@ -217,7 +217,7 @@ def test_an_encoding_in_an_option_is_scaled_with_the_trained_options_that_are_no
 
 
 def test_a_divided_position_has_the_embedding_of_its_quotient():
-    values = {"name": "s", "class": "pe_bench.encodings.sinusoidal:Sinusoidal", "d_model": 8}
+    values = {"name": "s", "class": "pe_bench.encodings.inputs.sinusoidal:Sinusoidal", "d_model": 8}
     wide, plain = (EncodingSpec(values | factor).build(1) for factor in ({"factor": 4.0}, {}))
     x, tokens = torch.zeros(1, 5, 8), torch.zeros(1, 5, dtype=torch.long)
     spread = wide.embed(x, 4 * torch.arange(5), tokens)

@@ -12,7 +12,7 @@ from support.scoring import (
 )
 from torch import Tensor
 
-from pe_bench.encodings.randomized import Randomized, ScoredWith
+from pe_bench.encodings.ids.randomized import Randomized, ScoredWith
 
 torch.set_num_threads(1)
 

@@ -9,9 +9,9 @@ from support.numbered_text import DATA as TELLING
 from support.numbered_text import TEXT, contexts
 from support.scoring import DATA, EVAL, SIZE, fed, scored, trained_model
 
-from pe_bench.encodings.learned import Learned
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.inputs.learned import Learned
+from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file

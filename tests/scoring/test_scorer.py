@@ -10,10 +10,10 @@ from support.scoring import EVAL, SIZE, Hungry, data_of, fed, scored, trained_mo
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings import LayerEncoding
-from pe_bench.encodings.alibi import ALiBi
-from pe_bench.encodings.learned import Learned
-from pe_bench.encodings.rope import RoPE
-from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.inputs.learned import Learned
+from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file

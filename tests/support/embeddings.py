@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.encodings.recursive import Cell
+from pe_bench.encodings.inputs.recursive import Cell
 
 CELLS: tuple[Cell, ...] = ("gru", "mlp", "ode_rk4", "ode_euler")
 VOCABULARY = [*"abcdefghi", ".", "\n"]

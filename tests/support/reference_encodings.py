@@ -9,7 +9,7 @@ from support.reference_inputs import (
 from torch import Tensor
 
 from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.encodings.shaw import Shaw
+from pe_bench.encodings.relative.shaw import Shaw
 
 
 def shaw_of_the_reference() -> Shaw:

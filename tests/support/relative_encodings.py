@@ -8,8 +8,8 @@ from support.reference_inputs import K4, Q4, X4, D, H, K, T, fill, series
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
-from pe_bench.encodings.deberta import DeBERTa, Terms
-from pe_bench.encodings.tupe import TUPE, Positions
+from pe_bench.encodings.relative.deberta import DeBERTa, Terms
+from pe_bench.encodings.relative.tupe import TUPE, Positions
 from pe_bench.model.attention import logits, project
 
 LAYERS, TRAIN = 2, 16

@@ -6,8 +6,8 @@ from support.reference_inputs import H, fill, series
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.pope import PoPE
-from pe_bench.encodings.rope import Form, Layout
+from pe_bench.encodings.rotary.pope import PoPE
+from pe_bench.encodings.rotary.rope import Form, Layout
 
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 FORMS: tuple[Form, ...] = ("pairs", "complex", "dense")

@@ -9,16 +9,16 @@ from support.reference_inputs import series
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.llama3 import Llama3
-from pe_bench.encodings.longrope import LongRoPE
-from pe_bench.encodings.rope_dynamic_ntk import RopeDynamicNTK
-from pe_bench.encodings.rope_ntk import RopeNTK
-from pe_bench.encodings.rope_ntk_by_parts import RopeNTKByParts
-from pe_bench.encodings.rope_pi import RopePI
-from pe_bench.encodings.shared.rope_scaling import (
+from pe_bench.encodings.scalings.llama3 import Llama3
+from pe_bench.encodings.scalings.longrope import LongRoPE
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.scalings.rope_ntk import RopeNTK
+from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
+from pe_bench.encodings.scalings.rope_pi import RopePI
+from pe_bench.encodings.scalings.rope_scaling import (
     RopeScaling,
 )
-from pe_bench.encodings.yarn import YaRN
+from pe_bench.encodings.scalings.yarn import YaRN
 
 WIDTH, TRAIN, BASE = 16, 512, 10_000.0
 LONG = [1.0, 1.1, 1.5, 2.0, 3.0, 4.0, 4.0, 4.0]

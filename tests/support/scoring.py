@@ -15,7 +15,7 @@ from pe_bench.encodings import LayerEncoding
 from pe_bench.encodings.base import Layers, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rope import RoPE
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row

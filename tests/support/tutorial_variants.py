@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
-from pe_bench.encodings.rope import rope_frequencies
+from pe_bench.encodings.rotary.rope import rope_frequencies
 
 # Sinusoids [T, D]. What they get wrong is the exponent of 10,000.
 

@@ -5,8 +5,8 @@ from support.wrong_encodings import BOTH, Right, Rotary, SilentPastItsEnd, dista
 from torch import nn
 
 from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
-from pe_bench.encodings.rope import rope_frequencies, rotate
-from pe_bench.encodings.sinusoidal import sinusoids
+from pe_bench.encodings.inputs.sinusoidal import sinusoids
+from pe_bench.encodings.rotary.rope import rope_frequencies, rotate
 
 
 class BiasThatRises(LayerEncoding):

@@ -4,11 +4,11 @@ import torch
 from torch import nn
 
 from pe_bench.encodings import LayerEncoding, PositionalEncoding
-from pe_bench.encodings.rope import rope_frequencies, rotate
-from pe_bench.encodings.shared.ranges import latest
-from pe_bench.encodings.shaw import Shaw
-from pe_bench.encodings.sinusoidal import sinusoids
-from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.inputs.sinusoidal import sinusoids
+from pe_bench.encodings.masks.ranges import latest
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.encodings.rotary.rope import rope_frequencies, rotate
 
 BOTH = frozenset({"shift_invariant", "prefix_consistent"})
 

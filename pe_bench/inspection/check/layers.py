@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.sliding_window import SlidingWindow
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.compose import Composition, Stack
-from pe_bench.encodings.shared.rope_scaling import RopeScaling
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.model.attention import logits, project, slice_tokens, weigh
 

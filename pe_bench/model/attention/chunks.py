@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side
-from pe_bench.encodings.shared.ranges import intersection, latest
-from pe_bench.encodings.shared.relative import Relative
+from pe_bench.encodings.masks.ranges import intersection, latest
+from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse, times
 from pe_bench.model.attention.reference import precise, project, slice_tokens
 

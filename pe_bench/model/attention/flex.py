@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.shared.ranges import intersection, latest
+from pe_bench.encodings.masks.ranges import intersection, latest
 from pe_bench.model.attention.fused import can_tabulate, distance_table, scale_queries
 from pe_bench.model.attention.reference import precise, project, share_of_keys, slice_tokens
 

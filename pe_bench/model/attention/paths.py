@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.shared.relative import Relative
+from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.chunks import fused_chunk_attention, fused_relative_attention
 from pe_bench.model.attention.flex import can_flex, fused_flex_attention
 from pe_bench.model.attention.fused import (

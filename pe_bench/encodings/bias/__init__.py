@@ -1,0 +1,1 @@
+"""Biases that depend on the distance."""

@@ -1,0 +1,41 @@
+"""BAM: b(r) = -e^{s_h} (|r + 2 sinh(l_h)| + 0.00001)^{g_h}, the logarithm of a generalised Gaussian.
+
+Shape g, scale s and location l are learned. Initially g = 1, e^s is the slope of ALiBi and l = 0,
+which is ALiBi. Heads may come to peak away from the query, and to rise with distance where g < 0. All
+layers share them.
+
+Past the training length: defined, the bias goes on as it does.
+
+Bianchessi et al. 2025, "Bayesian Attention Mechanism: A Probabilistic Framework for Positional
+Encoding and Context Length Extrapolation", arXiv:2505.22842; the form and the initial values are those
+of the authors' code for training, https://github.com/ArthurSBianchessi/BAM.
+
+That code learns l by default when it is run, though the class by itself holds it fixed. Their code for
+inference has the scale inside the power. Their other form also multiplies by the logarithm of the
+length, which is another encoding's business.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bias.alibi import alibi_slopes
+
+# Where the distance is 0, its powers still have gradients.
+SMALL = 1e-5
+
+
+class BAM(LayerEncoding):
+    family = "bias"
+    paper = "arXiv:2505.22842"
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.shape = nn.Parameter(torch.ones(n_heads))
+        self.scale = nn.Parameter(torch.tensor(alibi_slopes(n_heads)).log())
+        self.location = nn.Parameter(torch.zeros(n_heads))
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        shape, scale, location = (p.unsqueeze(-1) for p in (self.shape, self.scale, self.location))
+        away = (distance + 2 * location.sinh()).abs() + SMALL
+        return -scale.exp() * away**shape

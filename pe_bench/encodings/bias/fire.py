@@ -1,0 +1,76 @@
+"""FIRE: b(i, j) = f(psi(i - j) / (psi(max(threshold |m|, i)) + 1e-6)), psi(x) = ln(|c| x + 1).
+
+f is a network with one hidden layer of ReLUs, from one number to one for each head. c is initially 0.1
+and m is 1; every layer learns its own f, c and m. A query within threshold |m| reads distances; one
+beyond it reads them as fractions of its own position i, the first being 0.
+
+Past the training length: defined; fractions stay between 0 and 1, however long the text.
+
+Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long Context Transformers",
+ICLR, arXiv:2310.04418, and the listing in its appendix.
+
+The weights of f have PyTorch's initial values, as there. The listing's threshold is 512, with which a model
+trained at fewer tokens would never see a fraction of its text. Ours is an eighth of the training length,
+as in the released code of DAPE.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.precision import full_precision
+from pe_bench.errors import require
+
+# Keeps a fraction of 0 from being 0 / 0.
+SMALL = 1e-6
+# So many pairs are read at a time on a CPU, because the hidden layers of more overflow its caches.
+PAIRS = 8_192
+
+
+class FIRE(LayerEncoding):
+    """Options:
+
+    threshold: up to this position, times a learned factor, distances are not interpolated
+    d_hidden: width of the hidden layer of f
+    """
+
+    family = "bias"
+    paper = "arXiv:2310.04418"
+    claims = frozenset({"prefix_consistent"})
+    per_layer = True
+    inert = frozenset({"output.bias"})  # one number more for all keys of a query
+
+    def __init__(self, n_heads: int, threshold: int, d_hidden: int = 32):
+        super().__init__()
+        require(threshold > 0, f"encoding.threshold must be positive, not {threshold}")
+        require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")
+        self.threshold = threshold
+        self.hidden = nn.Linear(1, d_hidden)
+        self.output = nn.Linear(d_hidden, n_heads)
+        self.c = nn.Parameter(torch.tensor(0.1))
+        self.m = nn.Parameter(torch.tensor(1.0))
+
+    def bias(self, queries: Side, keys: Side) -> Tensor:
+        # The fractions of neighbours are one number in half precision, even where a model is autocast.
+        with full_precision(queries.position):
+            fraction = self.fractions(queries.position, keys.position)
+            size = PAIRS if fraction.device.type == "cpu" else fraction.numel()
+            pairs = [self._network(pairs) for pairs in fraction.flatten().split(size)]
+            bias = torch.cat(pairs, -1).unflatten(-1, fraction.shape)
+        return bias if bias.dim() == 3 else bias.squeeze(2).transpose(0, 1)  # [H, Q, N] or [B, H, Q, N]
+
+    def _network(self, fraction: Tensor) -> Tensor:
+        """Return f of some pairs [n], [H, n]; each neuron and each head has a row of memory."""
+        hidden = torch.addcmul(self.hidden.bias.unsqueeze(-1), self.hidden.weight, fraction).relu()
+        return torch.addmm(self.output.bias.unsqueeze(-1), self.output.weight, hidden)
+
+    def fractions(self, of_query: Tensor, of_key: Tensor) -> Tensor:
+        """Return normalised distances [Q, N] or [B, 1, Q, N]; 0 for keys after the query."""
+        i, j = (position.to(self.c.dtype) for position in (of_query, of_key))
+        # Clamped before the logarithm: not even a masked entry may have a gradient that is not a number.
+        distance = (i.unsqueeze(-1) - j.unsqueeze(-2)).clamp(min=0)
+        normaliser = torch.maximum(i, self.threshold * self.m.abs()).unsqueeze(-1)
+        return self._psi(distance) / (self._psi(normaliser) + SMALL)
+
+    def _psi(self, x: Tensor) -> Tensor:
+        return torch.log1p(self.c.abs() * x)

@@ -1,0 +1,38 @@
+"""KERPLE, power: b(r) = -a_h r^p_h, with learned a_h >= 0.01 and 0.01 <= p_h <= 2.
+
+Above 2 it would no longer be a kernel. With p = 1 it is ALiBi with learned slopes of 0.01 or more.
+Initially p ~ U(0, 2) and a ~ U(0, 1). All layers share them.
+
+Past the training length: defined, the bias goes on falling.
+
+Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
+NeurIPS, arXiv:2205.09921.
+
+The authors' code writes the bounds into the parameters in each forward pass. Here they are in
+the formula, as in `kerple_log`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bias.kerple_log import SMALLEST
+from pe_bench.encodings.bounded import bounded
+
+MAX_POWER = 2.0
+
+
+class KerplePower(LayerEncoding):
+    family = "bias"
+    paper = "arXiv:2205.09921"
+    claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.p = nn.Parameter(2 * torch.rand(n_heads))
+        self.a = nn.Parameter(torch.rand(n_heads))
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        p = bounded(self.p, SMALLEST, MAX_POWER).unsqueeze(-1)
+        a = bounded(self.a, SMALLEST).unsqueeze(-1)
+        return -a * distance**p

@@ -1,0 +1,1 @@
+"""Positions that follow from the content."""

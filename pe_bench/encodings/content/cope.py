@@ -1,0 +1,62 @@
+"""Contextual positions: z_ij = q_i . k_j / sqrt(K) + q_i . e(p_ij), p_ij = sum_{j <= l <= i} g_il.
+
+g_il = sigmoid(q_i . k_l / sqrt(K)) counts the keys that the query deems worth counting; e(p) lies
+linearly between the rows floor(p) and ceil(p) of a table [max_position, K] that is initially 0,
+shared by heads and not by layers. p is clamped to the last row.
+
+Past the training length: clamps; how many tokens a row spans depends on their content.
+
+Golovneva et al. 2024, "Contextual Position Encoding: Learning to Count What's Important",
+arXiv:2405.18719.
+
+The bias is not divided by sqrt(K), as in the paper's own listing; the authors' repository divides
+it by default. The gates read the logits after modifiers, such as logn.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.content.running_sums import sums_from_the_end
+from pe_bench.errors import require
+
+
+class CoPE(LayerEncoding):
+    """Options:
+
+    max_position: rows of the table; what is counted beyond is clamped
+    """
+
+    family = "content"
+    paper = "arXiv:2405.18719"
+    past_training = "clamps"
+    per_layer = True
+
+    def __init__(self, d_head: int, max_position: int = 64):
+        super().__init__()
+        require(max_position > 0, f"encoding.max_position must be positive, not {max_position}")
+        self.table = nn.Parameter(torch.zeros(max_position, d_head))
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        last = len(self.table) - 1
+        position = contextual_position(scores, visible, last).clamp(max=last)
+        by_row = (queries.raw @ self.table.to(queries.raw.dtype).mT).to(scores.dtype)
+        below, above = position.floor(), position.ceil()
+        added = torch.lerp(by_row.gather(-1, below.long()), by_row.gather(-1, above.long()), position - below)
+        beyond = by_row[..., -1:].expand(*scores.shape[:-1], scores.shape[-1] - added.shape[-1])
+        return scores + torch.cat([beyond, added], -1)
+
+
+def contextual_position(scores: Tensor, visible: Tensor, last: float = math.inf) -> Tensor:
+    """Return how much of the row, from each key up to the query, the gates let through.
+
+    Keys that have at least `last` for every query may be left out: the result is that of the latest keys.
+    """
+
+    def gates(keys: slice) -> Tensor:
+        # Masked before the sum: the gates of keys after the query would be counted otherwise.
+        return scores[..., keys].sigmoid().masked_fill(~visible[..., keys], 0)
+
+    return sums_from_the_end(scores.shape[-1], gates, lambda passed: passed >= last)

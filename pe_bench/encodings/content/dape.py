@@ -1,0 +1,92 @@
+"""DAPE: z = S + B + f([S; B]), where B is the bias of an inner encoding and S_ij = q_i . k_j / sqrt(K).
+
+f reads, for each query and key, the S and the B of all heads, and gives one number for each head: a
+network with one hidden layer of LeakyReLUs. So the bias depends on the content. Every layer has its own
+f and its own inner encoding.
+
+Past the training length: defined, as every inner encoding; f reads biases that it was not trained on.
+
+Zheng et al. 2024, "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation", NeurIPS,
+arXiv:2405.14722; the form of the authors' code, https://github.com/chuanyang-Zheng/DAPE.
+
+The weights of f have PyTorch's initial values, as there. With FIRE inside they take LeakyReLUs for its
+hidden layer too; here it is FIRE as it stands. S is what modifiers, such as logn, have made of it.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.bias.fire import FIRE
+from pe_bench.encodings.bias.kerple_log import KerpleLog
+from pe_bench.encodings.precision import full_precision
+from pe_bench.errors import require
+
+Inner = Literal["alibi", "kerple_log", "fire"]
+# So many pairs are read at a time on a CPU, because the hidden layers of more overflow its caches.
+PAIRS = 2_048
+
+
+class DAPE(LayerEncoding):
+    """Options:
+
+    train_length: not read but for threshold
+    inner: whose bias is read: alibi, kerple_log or fire
+    threshold: of inner=fire alone; null: an eighth of train_length
+    d_hidden: width of the hidden layer of f
+    """
+
+    family = "content"
+    paper = "arXiv:2405.14722"
+    per_layer = True
+    inert = frozenset({"output.bias"})  # one number more for all keys of a query
+
+    def __init__(
+        self,
+        n_heads: int,
+        train_length: int,
+        inner: Inner = "kerple_log",
+        threshold: int | None = None,
+        d_hidden: int = 32,
+    ):
+        super().__init__()
+        require(
+            threshold is None or inner == "fire",
+            f"encoding.threshold={threshold} is for encoding.inner=fire, and {inner} has none: leave it out",
+        )
+        require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")
+        inner_encodings: dict[Inner, Callable[[], LayerEncoding]] = {
+            "alibi": lambda: ALiBi(n_heads),
+            "kerple_log": lambda: KerpleLog(n_heads),
+            "fire": lambda: FIRE(n_heads, max(1, train_length // 8) if threshold is None else threshold),
+        }
+        self.inner = inner_encodings[inner]()
+        self.claims = self.inner.claims - {"decaying"}  # f may reverse it
+        self.hidden = nn.Linear(2 * n_heads, d_hidden)
+        self.output = nn.Linear(d_hidden, n_heads)
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        bias = self.inner.bias(queries, keys)
+        assert bias is not None
+        # Biases of thousands do not fit half precision, not even where a model is autocast.
+        with full_precision(scores):
+            both = torch.cat([scores, bias.expand_as(scores)], 1).to(self.hidden.weight.dtype).flatten(2)
+            size = PAIRS if both.device.type == "cpu" else both.shape[-1]
+            change = torch.cat([self._network(pairs) for pairs in both.split(size, -1)], -1)
+        return scores + bias + change.view_as(scores)
+
+    def _network(self, both: Tensor) -> Tensor:
+        """Return f of some pairs [B, 2 H, n], [B, H, n]; each neuron and each head has a row of memory."""
+        hidden = functional.leaky_relu(_applied(self.hidden, both))
+        return _applied(self.output, hidden)
+
+
+def _applied(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a linear layer from features to features of x [B, features, n]."""
+    weight, intercept = (one.expand(len(x), -1, -1) for one in (linear.weight, linear.bias.unsqueeze(-1)))
+    return torch.baddbmm(intercept, weight, x)

@@ -1,0 +1,62 @@
+"""Forgetting attention: z_ij = q_i . k_j / sqrt(K) + c_i - c_j, c_t = sum_{s <= t} ln f_s.
+
+f_t = sigmoid(w_h . x_t + b_h) is a forget gate of each head and layer, read from the layer's
+input; b_h is initially 0, so that about half is forgotten at each token.
+
+Past the training length: defined; what is far away was forgotten by then, or was never to be.
+
+Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate", ICLR,
+arXiv:2503.02130.
+
+Only the gate, without the further blocks of the authors' "Pro" layer. Gate weights are N(0, 1/D),
+as those of all linear layers here.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.precision import full_precision
+
+FORGOTTEN = "fox_log_forget"
+
+
+class FoX(LayerEncoding):
+    family = "content"
+    paper = "arXiv:2503.02130"
+    per_layer = True
+
+    def __init__(self, d_model: int, n_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_heads, d_model) / math.sqrt(d_model))
+        self.intercept = nn.Parameter(torch.zeros(n_heads))
+
+    def prepare(self, x: Tensor) -> dict[str, Tensor]:
+        # A sum over thousands of tokens: never in half precision, not even where a model is autocast.
+        with full_precision(x):
+            gate = functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
+            return {FORGOTTEN: functional.logsigmoid(gate).mT.double().cumsum(-1)}
+
+    def bias(self, queries: Side, keys: Side) -> Tensor:
+        dtype = torch.promote_types(queries.x.dtype, torch.float32)
+        of_query, of_key = queries.values[FORGOTTEN].unsqueeze(-1), keys.values[FORGOTTEN].unsqueeze(-2)
+        # Counted from the first query, what lies between it and an earlier key only adds to what lies between
+        # it and a later query: nothing cancels, and float32 is exact. For the other keys float64 is.
+        first = of_query[..., :1, :]
+        bias = (of_query - first).to(dtype) - (of_key - first).to(dtype)
+        earlier = int((keys.index < queries.index[0]).sum())
+        bias[..., earlier:] = (of_query - of_key[..., earlier:]).to(dtype)
+        return bias
+
+    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        # Whole numbers are kept apart: float32 subtracts them exactly, however long the text is.
+        of_query, of_key = queries.values[FORGOTTEN], keys.values[FORGOTTEN]
+        whole_of_query, whole_of_key = of_query.detach().round(), of_key.detach().round()
+        one_of_query, one_of_key = torch.ones_like(of_query), torch.ones_like(of_key)
+        return (
+            torch.stack([whole_of_query, one_of_query, of_query - whole_of_query, one_of_query], -1),
+            torch.stack([one_of_key, -whole_of_key, one_of_key, whole_of_key - of_key], -1),
+        )

@@ -1,0 +1,43 @@
+"""Partial key offset: the features of a key that know no position are those of the token before.
+
+k'_j = k_j in the first floor(fraction K / 2) pairs of features, which are turned, and k_{j-1} in the others;
+the first token keeps its own. A query that finds a token by its content so reads the one that follows, as an
+induction head does, in one layer.
+
+Past the training length: defined; one token is one token everywhere.
+
+ClassicLarry 2025, modded-nanogpt#169 of https://github.com/KellerJordan, on top of RoPE that turns half of
+the features; in marin-community/marin's issue 4802 too.
+
+There only layers with a long window have it. Here all have, and it acts on what the encoding returns: with
+`partial_rope` and the same fraction, which `encoding=key_offset` is, a quarter as there by default.
+"""
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.rotary.rope import pairs_within
+from pe_bench.errors import require
+
+
+class KeyOffset(LayerEncoding):
+    """Options:
+
+    fraction: of the features, the first, which a key keeps: those that the encoding turns
+    """
+
+    family = "content"
+    paper = "modded-nanogpt#169"
+
+    def __init__(self, d_head: int, fraction: float = 0.25):
+        super().__init__()
+        require(fraction < 1, f"fraction={fraction} leaves no feature to take from the token before")
+        self.kept = 2 * pairs_within(d_head, fraction)
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        own, others = k.tensor_split([self.kept], -1)
+        before = torch.cat([others[..., :1, :], others[..., :-1, :]], -2)
+        return q, torch.cat([own, before], -1)

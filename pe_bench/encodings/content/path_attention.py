@@ -1,0 +1,88 @@
+"""PaTH: z_ij = q_i^T H_i H_{i-1} .. H_{j+1} k_j / sqrt(K), with H_t = I - beta_t w_t w_t^T read from token t.
+
+Each head of each layer has its w_t = silu(conv(U D x))_t, divided by its norm, of the layer's input x: D maps
+it to `rank` numbers, U to the K features of each head, and conv mixes each feature of the last three tokens.
+beta_t = 2 sigmoid(b_h . x_t + c_h), so that H_t can reflect. Products of this kind replace the rotations of
+RoPE.
+
+Past the training length: defined; what lies between two tokens counts, and no position.
+
+Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder Transformations",
+arXiv:2505.16381; w, beta and the order of the products as in flash-linear-attention, `layers/path_attn.py`.
+
+There heads that share a key share w and beta; here each head has its own. Matrices are N(0, 1/width) at first
+as all linear layers here, conv is uniform within 1 / sqrt(3) and c is 0. It runs on the reference path, over
+chunks of keys.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.precision import full_precision
+from pe_bench.errors import require
+
+DIRECTION, STRENGTH = "path_direction", "path_strength"
+TAPS = 3
+CHUNK = 64  # keys
+EPSILON = 1e-6
+
+
+class Path(LayerEncoding):
+    """Options:
+
+    rank: of the map from the layer's input to what reflects
+    """
+
+    family = "content"
+    paper = "arXiv:2505.16381"
+    per_layer = True
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, rank: int = 32):
+        super().__init__()
+        require(rank > 0, f"encoding.rank must be positive, not {rank}")
+        self.n_heads = n_heads
+        self.down = nn.Parameter(torch.randn(rank, d_model) / math.sqrt(d_model))
+        self.up = nn.Parameter(torch.randn(n_heads * d_head, rank) / math.sqrt(rank))
+        self.conv = nn.Parameter((2 * torch.rand(n_heads * d_head, TAPS) - 1) / math.sqrt(TAPS))
+        self.weight = nn.Parameter(torch.randn(n_heads, d_model) / math.sqrt(d_model))
+        self.intercept = nn.Parameter(torch.zeros(n_heads))
+
+    def prepare(self, x: Tensor) -> dict[str, Tensor]:
+        # Products over thousands of tokens: never in half precision, not even where a model is autocast.
+        with full_precision(x):
+            x = x.to(self.weight.dtype)
+            mapped = functional.linear(functional.linear(x, self.down), self.up).mT
+            before = functional.pad(mapped, (TAPS - 1, 0))
+            mixed = functional.conv1d(before, self.conv.unsqueeze(1), groups=len(self.conv))
+            direction = functional.silu(mixed).unflatten(1, (self.n_heads, -1))  # [B, H, K, T]
+            norm = (direction.square().sum(-2, keepdim=True) + EPSILON).sqrt()
+            strength = 2 * functional.linear(x, self.weight, self.intercept).sigmoid().mT
+            return {DIRECTION: direction / norm, STRENGTH: strength}
+
+    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        """Take the keys in chunks, the last first, and turn the queries by each chunk's product.
+
+        With u^T the query after all later tokens, H_t takes c_t = beta_t w_t . (u - sum_{s > t} c_s w_s) from
+        it along w_t, which is a triangular system. Then z_j = u . k_j - sum_{s > j} c_s w_s . k_j, and the
+        query u - sum_s c_s w_s goes on to the earlier chunk. H_t of a token after the query is the identity:
+        c_t = 0.
+        """
+        directions = keys.values[DIRECTION].mT  # [B, H, N, K]
+        dtype = torch.promote_types(queries.x.dtype, directions.dtype)
+        u, found = queries.x.to(dtype), []
+        for stop in range(keys.x.shape[-2], 0, -CHUNK):
+            chunk = slice(max(0, stop - CHUNK), stop)
+            w, k = directions[..., chunk, :].to(dtype), keys.x[..., chunk, :].to(dtype)
+            beta = keys.values[STRENGTH][..., chunk].unsqueeze(-2).to(dtype)
+            passed = keys.index[chunk] <= queries.index.unsqueeze(-1)
+            system = (w @ w.mT * beta).tril(-1) + torch.eye(w.shape[-2], dtype=dtype, device=w.device)
+            taken = torch.linalg.solve_triangular(
+                system, (u @ w.mT * beta).masked_fill(~passed, 0), upper=False, left=False, unitriangular=True
+            )
+            found.append(u @ k.mT - taken @ (w @ k.mT).tril(-1))
+            u = u - taken @ w
+        return scale * torch.cat(found[::-1], -1)

@@ -1,0 +1,81 @@
+"""Selective RoPE: RoPE with angles read from the tokens, theta_c sum_{s <= t} phi_sc at token t.
+
+phi = conv(U D x) for the K/2 pairs of each head in one layer: x is the layer's input with each head's share
+of its features divided by its norm, D maps it to `rank` numbers, U to the pairs, and conv mixes each pair of
+the last four tokens. theta_c = base^(-2c/K) as in RoPE. A score depends on what lies between query and key,
+and on no position.
+
+Past the training length: defined; angles go on adding up, in steps that are as large as in training.
+
+Movahedi et al. 2026, "Selective Rotary Position Embedding", ICLR, arXiv:2511.17388; as in the configuration
+files and the code of the authors, https://github.com/timurcarstensen/selective-rope.
+
+Their frequencies may be others, or learned, and phi may have a gate, a bias, an activation or a map from
+each head to itself, which their largest models use; these are left out. Matrices are N(0, 1/width) at first,
+as all linear layers here, and conv is uniform within 1/2.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.precision import full_precision
+from pe_bench.encodings.rotary.rope import rope_frequencies, turn
+from pe_bench.errors import require
+
+ANGLES = "selective_rope_angles"
+TAPS = 4
+EPSILON = 1e-6
+
+
+class SelectiveRoPE(LayerEncoding):
+    """Options:
+
+    rank: of the map from the layer's input to the angles
+    base: of the geometric frequencies
+    """
+
+    family = "content"
+    paper = "arXiv:2511.17388"
+    claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
+    per_layer = True
+
+    frequencies: Tensor
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, rank: int = 32, base: float = 500_000.0):
+        super().__init__()
+        require(rank > 0, f"encoding.rank must be positive, not {rank}")
+        require(
+            d_model % n_heads == 0, f"model.n_heads={n_heads} must divide model.d_model={d_model} into shares"
+        )
+        self.n_heads = n_heads
+        self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
+        pairs = n_heads * d_head // 2
+        self.down = nn.Parameter(torch.randn(rank, d_model) / math.sqrt(d_model))
+        self.up = nn.Parameter(torch.randn(pairs, rank) / math.sqrt(rank))
+        self.conv = nn.Parameter((2 * torch.rand(pairs, TAPS) - 1) / math.sqrt(TAPS))
+
+    def prepare(self, x: Tensor) -> dict[str, Tensor]:
+        # Errors of an angle add up over thousands of tokens: float64, also where a model is autocast.
+        with full_precision(x):
+            shares = x.double().unflatten(-1, (self.n_heads, -1))
+            norms = (shares.square().sum(-1, keepdim=True) + EPSILON).sqrt()
+            down, up, conv = (weight.double() for weight in (self.down, self.up, self.conv))
+            mapped = functional.linear(functional.linear((shares / norms).flatten(-2), down), up)
+            before = functional.pad(mapped.mT, (TAPS - 1, 0))
+            phi = functional.conv1d(before, conv.unsqueeze(1), groups=len(conv))
+            angles = phi.cumsum(-1).unflatten(1, (self.n_heads, -1))
+            return {ANGLES: angles * self.frequencies.double().unsqueeze(-1)}  # [B, H, K/2, T]
+
+    def transform(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor, values: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(k.dtype, torch.float32)
+        angles = values[ANGLES].mT
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        last = slice(k.shape[-2] - q.shape[-2], None)
+        turned_q = turn(q.to(dtype), cos[..., last, :], sin[..., last, :], "half")
+        return turned_q.to(q.dtype), turn(k.to(dtype), cos, sin, "half").to(k.dtype)

@@ -1,0 +1,1 @@
+"""RoPE whose distances are other ones far away."""

@@ -1,0 +1,55 @@
+"""ReRoPE: rotary scores whose distance r = i - j is cut off at a window W, min(r, W).
+
+With `log_n`, which is part of the method, the logits are multiplied by max(1, ln n / ln(train_length)), n the
+number of keys that the query sees.
+
+Past the training length: defined, and no distance is larger than W, so that none is new. Texts of up to
+train_length tokens have all their distances: the method is for trained models, and training is plain RoPE.
+
+Su 2023, "Rectified Rotary Position Embeddings", https://kexue.fm/archives/9708; window and log-n as in the
+code, https://github.com/bojone/rerope.
+
+The code has W = 512 for models trained at 4,096 tokens; half the training length is ours. It takes n from
+the position id, which is the number of keys where ids count tokens; we count the keys, because the factor
+is about their number and must not grow where ids jump.
+"""
+
+from torch import Tensor
+
+from pe_bench.encodings.base import Side
+from pe_bench.encodings.distance.effective_distance import EffectiveDistance
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.rotary.rope import FractionOf, Layout
+
+
+class ReRoPE(EffectiveDistance):
+    """Options:
+
+    train_length: up to here the factor of log_n is 1; not read without it
+    window: distances are cut off here
+    log_n: sharpen attention over more keys than in training
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
+    paper = "https://kexue.fm/archives/9708"
+
+    def __init__(
+        self,
+        d_head: int,
+        train_length: int,
+        window: int,
+        log_n: bool = True,
+        base: float = 10_000.0,
+        layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
+    ):
+        super().__init__(d_head, window, base, layout, fraction, fraction_of)
+        self.leave_training(train_length)
+        self.log_n = LogN(train_length) if log_n else None
+
+    def logit_scale(self, queries: Side) -> Tensor | None:
+        if self.log_n is None:
+            return None
+        return self.log_n.logit_scale(queries._replace(position=queries.index))

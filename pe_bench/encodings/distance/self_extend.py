@@ -1,0 +1,63 @@
+"""Self-Extend: rotary scores with true distances within a window W, and those of groups of tokens beyond it.
+
+r = i - j where r < W, else floor(i / G) - floor(j / G) + W - W / G, with groups of G tokens. These start at
+position 0, so that moving all positions changes scores.
+
+Past the training length: defined; no distance is new up to about W + G (train_length - W) tokens. Texts of
+up to train_length tokens have all their distances: the method is for trained models, and training is plain
+RoPE.
+
+Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning", ICML, arXiv:2401.01325;
+as in the authors' code, https://github.com/datamllab/LongLM.
+
+Where G does not divide W the code has fractional distances; we refuse it. It finds the window by indices, we
+do by positions, and the two differ where ids jump. Its defaults are G = 8 and W = 1,024. Ours are G = 32 and
+half the training length in whole groups, at least one, which reach 16 training lengths from 64 tokens on. Its
+log-n scaling, off by default, is the modifier `logn` here.
+"""
+
+from torch import Tensor
+
+from pe_bench.encodings.distance.effective_distance import EffectiveDistance
+from pe_bench.encodings.rotary.rope import FractionOf, Layout
+from pe_bench.errors import require
+
+
+class SelfExtend(EffectiveDistance):
+    """Options:
+
+    window: up to here distances are true; null: half of train_length in whole groups, at least one
+    group_size: tokens that share a position beyond it; must divide window
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
+    paper = "arXiv:2401.01325"
+    claims = frozenset({"prefix_consistent"})
+
+    def __init__(
+        self,
+        d_head: int,
+        train_length: int,
+        window: int | None = None,
+        group_size: int = 32,
+        base: float = 10_000.0,
+        layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
+    ):
+        require(group_size > 0, f"encoding.group_size must be positive, not {group_size}")
+        wanted = train_length // 2 if window is None else window
+        in_groups = max(1, wanted // group_size) * group_size
+        super().__init__(d_head, in_groups if window is None else window, base, layout, fraction, fraction_of)
+        require(
+            self.window == in_groups,
+            f"encoding.group_size={group_size} must divide encoding.window={window}: "
+            f"try encoding.window={in_groups} or another encoding.group_size",
+        )
+        self.leave_training(train_length)
+        self.group_size = group_size
+
+    def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
+        groups_q, groups_k = (p.div(self.group_size, rounding_mode="floor") for p in (q_position, k_position))
+        return groups_q + self.window - self.window // self.group_size, groups_k

@@ -1,0 +1,69 @@
+"""StreamingLLM: a query sees the first `sinks` tokens and the latest, `cache` in all, as if they were a text.
+
+Scores are rotary, and positions are places in the cache. While it is not full, distances are true. Afterwards
+those of the latest cache - sinks tokens are, the query's own among them, and sink j is at the distance
+cache - 1 - j, because the query has the last place.
+
+Past the training length: defined; neither the number of keys nor any distance grows beyond the cache's.
+
+Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks", ICLR, arXiv:2309.17453; as in
+the authors' code, https://github.com/mit-han-lab/streaming-llm.
+
+The code keeps keys from one token to the next; here a layer is given a whole text, which is the same
+computation. Where ids jump, which tokens are kept is a matter of indices, the latest ones have the distances
+of their ids, and a sink's place is its id less the first one.
+"""
+
+from torch import Tensor
+
+from pe_bench.encodings.base import Side
+from pe_bench.encodings.distance.effective_distance import EffectiveDistance
+from pe_bench.encodings.masks.ranges import first_and_latest
+from pe_bench.encodings.rotary.rope import FractionOf, Layout
+from pe_bench.errors import require
+
+
+class Streaming(EffectiveDistance):
+    """Options:
+
+    cache: tokens that a query sees, the sinks and itself among them
+    sinks: first tokens, which every query sees
+    base: of the geometric frequencies
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    """
+
+    paper = "arXiv:2309.17453"
+
+    def __init__(
+        self,
+        d_head: int,
+        cache: int,
+        sinks: int = 4,
+        base: float = 10_000.0,
+        layout: Layout = "half",
+        fraction: float = 1.0,
+        fraction_of: FractionOf = "features",
+    ):
+        require(
+            0 <= sinks < cache,
+            f"encoding.sinks={sinks} must leave room in encoding.cache={cache} for the query's own token",
+        )
+        super().__init__(d_head, cache - sinks, base, layout, fraction, fraction_of)
+        self.cache = cache
+        self.sinks = sinks
+
+    def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
+        return q_position.new_full(q_position.shape, self.cache - 1), k_position - k_position[..., :1]
+
+    def is_near(self, queries: Side, keys: Side) -> Tensor:
+        return self._is_latest(queries, keys) | (queries.index < self.cache).unsqueeze(-1)
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        kept = self._is_latest(queries, keys) | (keys.index < self.sinks)
+        return kept & (keys.index <= queries.index.unsqueeze(-1))
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return first_and_latest(self.sinks, self.window, start, stop)
+
+    def _is_latest(self, queries: Side, keys: Side) -> Tensor:
+        return queries.index.unsqueeze(-1) - keys.index < self.window

@@ -1,0 +1,1 @@
+"""Other position ids than the count of tokens."""

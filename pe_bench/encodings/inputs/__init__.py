@@ -1,0 +1,1 @@
+"""Vectors of positions that are added to the embeddings, or mixed into them."""

@@ -1,0 +1,75 @@
+"""Multiplicative positions: x_p * (1 + alpha P_p), feature by feature, instead of a sum.
+
+P is `learned`, one row for each position, drawn so that the factors are 1 + N(0, 0.02^2) at first; or
+`sinusoidal`, the P of the encoding of that name, without parameters. A feature that is 0 stays 0.
+
+Past the training length: undefined for a table, which has no row there. `overflow` says what to do:
+`error`, `clamp` (the last row again) or `interpolate` (the trained rows stretched over the whole
+length). Defined, out of distribution, for sinusoids.
+
+No paper: one of the forms that Su 2021 lists, https://kexue.fm/archives/8130, which leaves P open. We know
+of no published result.
+
+alpha keeps tokens at their size: slow cosines are near 1 for every position of a training window, and with
+alpha = 1 would double half of the features.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.encodings.inputs.learned import PAST_TRAINING, Overflow, require_table, table_rows
+from pe_bench.encodings.inputs.sinusoidal import sinusoids
+from pe_bench.errors import require
+
+Positions = Literal["learned", "sinusoidal"]
+BASE = 10_000.0
+
+
+class Multiplicative(PositionalEncoding):
+    """Options:
+
+    max_position: rows of the table, where there is one
+    positions: learned (a table) or sinusoidal
+    alpha: how far a position of 1 moves a factor from 1
+    overflow: past the table's last row: error, clamp or interpolate
+    """
+
+    family = "input"
+    paper = "https://kexue.fm/archives/8130"
+    past_training = "undefined"
+
+    def __init__(
+        self,
+        d_model: int,
+        max_position: int,
+        positions: Positions = "learned",
+        alpha: float = 0.25,
+        overflow: Overflow = "error",
+    ):
+        super().__init__()
+        require_table(overflow, positions)
+        require(max_position > 0, f"encoding.max_position must be positive, not {max_position}")
+        require(alpha > 0, f"encoding.alpha must be positive, not {alpha}: without it nothing has a position")
+        self.d_model = d_model
+        self.alpha = alpha
+        self.overflow: Overflow = overflow
+        self.table = None
+        if positions == "sinusoidal":
+            self.past_training = "defined"
+            return
+        self.past_training = PAST_TRAINING[overflow]
+        if overflow == "interpolate":
+            self.claims = frozenset()  # how far the rows are stretched depends on the length
+        self.table = nn.Parameter(0.02 / alpha * torch.randn(max_position, d_model))
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        precise = torch.promote_types(x.dtype, torch.float32)
+        return (x * (1 + self.alpha * self._positions(ids).to(precise))).to(x.dtype)
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        if self.table is None:
+            return sinusoids(ids, self.d_model, BASE, "interleaved")
+        return table_rows(self.table, ids, self.overflow)

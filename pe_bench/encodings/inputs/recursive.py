@@ -1,0 +1,139 @@
+"""Recursive positions: x_k + p_k, with p_0 learned and p_{k+1} = cell(p_k, t_{k+1}), t_k = time_step k.
+
+p_0 is drawn from N(0, 0.02^2). The states of `mlp` have an rms of 0.71 from p_1 on, so that there the first
+token is marked by the size of its state, until p_0 has learned another. The cells, whose weights all
+positions share:
+
+    gru        a gated recurrent unit that reads t
+    mlp        p_{k+1} = (p_k + g(p_k, t_{k+1})) / rms / sqrt(2), g = a hidden layer of D with ReLU
+    ode_rk4    dp/dt = tanh(h(p, t)) - p, a step of Runge and Kutta's fourth order for each position;
+               h = linear, ReLU, linear, with t appended to the input of both
+    ode_euler  the same with Euler's method
+
+Each keeps the state bounded, or a recursion that is stable over the training length may overflow at 16
+times it. A gated unit takes means of the old state and a tanh, so |p| <= 1; the network's state is
+divided by its rms, and so has the size of a sinusoid; the flow is drawn to a tanh, and with a step of
+at most 1 both methods, too, take means of what lies in [-1, 1].
+
+All states up to the largest position are computed anew in every forward pass. A position between two
+has a state between theirs, one before 0 has p_0.
+
+Past the training length: defined: the recursion goes on, with times that were not seen in training.
+
+Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous Dynamical Model", ICML,
+arXiv:2003.09229.
+
+The authors (FLOATER) add states to queries, keys and values of every layer; ours are added once, at the
+input. There dp/dt = h, which has no bound, and texts end at 255 tokens; each position takes five steps,
+and states are computed anew every 400 updates only. The recurrent unit is their baseline, with one layer
+here and two there; the cell `mlp` is ours.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.encodings.inputs.learned import rows_between
+from pe_bench.encodings.precision import full_precision
+from pe_bench.errors import require
+
+Cell = Literal["gru", "mlp", "ode_rk4", "ode_euler"]
+Field = Callable[[Tensor, Tensor], Tensor]  # dp/dt from p and t
+
+
+def euler_step(field: Field, p: Tensor, t: Tensor, step: float) -> Tensor:
+    return p + step * field(p, t)
+
+
+def rk4_step(field: Field, p: Tensor, t: Tensor, step: float) -> Tensor:
+    """Return p at t + step, by the classical method of Runge and Kutta."""
+    half = t + step / 2
+    first = field(p, t)
+    second = field(p + step / 2 * first, half)
+    third = field(p + step / 2 * second, half)
+    fourth = field(p + step * third, t + step)
+    return p + step / 6 * (first + 2 * second + 2 * third + fourth)
+
+
+class Recursive(PositionalEncoding):
+    """Options:
+
+    cell: from one position's state to the next: gru, mlp, ode_rk4 or ode_euler
+    time_step: by which t grows from one position to the next, at most 1
+    """
+
+    family = "input"
+    paper = "arXiv:2003.09229"
+
+    def __init__(self, d_model: int, cell: Cell = "gru", time_step: float = 0.01):
+        super().__init__()
+        require(
+            0 < time_step <= 1, f"encoding.time_step must lie above 0 and not above 1, not be {time_step}"
+        )
+        self.time_step = time_step
+        self.start = nn.Parameter(0.02 * torch.randn(d_model))
+        cells: dict[Cell, Callable[[], nn.Module]] = {
+            "gru": lambda: GatedCell(d_model),
+            "mlp": lambda: NetworkCell(d_model),
+            "ode_rk4": lambda: FlowCell(d_model, rk4_step),
+            "ode_euler": lambda: FlowCell(d_model, euler_step),
+        }
+        self.cell = cells[cell]()
+
+    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
+        # A step repeated thousands of times is never in half precision, not even in an autocast model.
+        with full_precision(x):
+            states = self.states(1 + max(1, int(ids.max().ceil())))
+        return x + rows_between(states, ids.clamp(min=0)).to(x.dtype)
+
+    def states(self, count: int) -> Tensor:
+        """Return p_0 .. p_{count-1}, [count, D]; at least two."""
+        index = torch.arange(count, dtype=self.start.dtype, device=self.start.device)
+        return self.cell(self.start, self.time_step * index, self.time_step)
+
+
+class GatedCell(nn.Module):
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.unit = nn.GRU(1, d_model)
+
+    def forward(self, start: Tensor, times: Tensor, step: float) -> Tensor:
+        later, _ = self.unit(times[1:].unsqueeze(-1), start.unsqueeze(0))
+        return torch.cat([start.unsqueeze(0), later])
+
+
+class NetworkCell(nn.Module):
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(d_model + 1, d_model), nn.ReLU(), nn.Linear(d_model, d_model))
+
+    def forward(self, start: Tensor, times: Tensor, step: float) -> Tensor:
+        states = [start]
+        for t in times[1:].split(1):
+            moved = states[-1] + self.layers(torch.cat([states[-1], t]))
+            states.append(functional.rms_norm(moved, moved.shape) * 0.5**0.5)
+        return torch.stack(states)
+
+
+class FlowCell(nn.Module):
+    def __init__(self, d_model: int, solver: Callable[[Field, Tensor, Tensor, float], Tensor]):
+        super().__init__()
+        self.solver = solver
+        self.hidden, self.output = nn.Linear(d_model + 1, d_model), nn.Linear(d_model + 1, d_model)
+        for layer in (self.hidden, self.output):  # as in the authors' code
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, start: Tensor, times: Tensor, step: float) -> Tensor:
+        states = [start]
+        for t in times[:-1].split(1):
+            states.append(self.solver(self.field, states[-1], t, step))
+        return torch.stack(states)
+
+    def field(self, p: Tensor, t: Tensor) -> Tensor:
+        hidden = self.hidden(torch.cat([p, t])).relu()
+        return self.output(torch.cat([hidden, t])).tanh() - p

@@ -1,0 +1,1 @@
+"""Encodings that differ from layer to layer."""

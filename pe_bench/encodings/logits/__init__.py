@@ -1,0 +1,1 @@
+"""Factors of the logits, and a logit beside those of keys."""

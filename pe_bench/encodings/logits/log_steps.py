@@ -1,0 +1,53 @@
+"""Logits that grow with the logarithm of the steps before a query: times 1 + beta ln(1 + floor(p / step)).
+
+With `counts_itself` the position p counts from 1, as the number of keys does. With `smooth` there are no
+steps: the factor is 1 + beta ln(max(1, p / step)).
+
+Past the training length: defined; attention over more keys is as sharp as it was. With steps of the training
+length the factor is 1 up to it, so that training is untouched.
+
+Meta 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/: Llama 4 (from 1, in layers without
+positions: `llama4`), Ministral 3 and Mistral 4 (from 0, in every layer) and Inkling (from 1, smooth, in
+global layers), as transformers has them: beta is 0.1 in all, `step` 8,192 in Llama 4 and the length before
+any scaling in Mistral's models. No paper is known.
+
+Steps of the training length are ours.
+"""
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.families import ROTARY
+from pe_bench.errors import require
+
+
+class LogSteps(LayerEncoding):
+    """Options:
+
+    step: tokens of one step
+    beta: how much logits grow with the logarithm of the steps
+    counts_itself: true: positions count from 1, as in Llama 4, not from 0
+    smooth: true: position / step is not rounded down to whole steps
+    """
+
+    family = "scale"
+    paper = "https://ai.meta.com/blog/llama-4-multimodal-intelligence/"
+    claims = frozenset({"prefix_consistent"})
+    compatible_with = ROTARY | {"nope", "sinusoidal"}
+
+    def __init__(self, step: int, beta: float = 0.1, counts_itself: bool = False, smooth: bool = False):
+        super().__init__()
+        require(beta >= 0, f"beta must not be negative, as {beta} is")
+        require(step > 0, f"step must be at least 1 token, not {step}")
+        self.step = step
+        self.beta = beta
+        self.first = int(counts_itself)
+        self.smooth = smooth
+
+    def logit_scale(self, queries: Side) -> Tensor:
+        # Shifted positions may lie before 0.
+        steps = (queries.position.double() + self.first) / self.step
+        logarithm = steps.clamp(min=1).log() if self.smooth else steps.floor().clamp(min=0).log1p()
+        factor = 1 + self.beta * logarithm
+        return factor.to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)

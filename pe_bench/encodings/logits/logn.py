@@ -1,0 +1,45 @@
+"""Log-n scaling: the logits of a query at position p are multiplied by max(1, ln(p + 1) / ln(train_length)).
+
+Attention over more keys than in training stays as sharp as it was.
+
+Past the training length: defined; up to it the factor is 1, so that training is untouched and the
+same weights can be scored with and without it.
+
+Su 2021, https://kexue.fm/archives/8823; with the maximum as in the code of ReRoPE,
+https://github.com/bojone/rerope.
+
+The first form has no maximum, and is trained with.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.families import ROTARY
+from pe_bench.errors import require
+
+
+class LogN(LayerEncoding):
+    """Options:
+
+    train_length: up to here the factor is 1
+    """
+
+    family = "scale"
+    paper = "https://kexue.fm/archives/8823"
+    claims = frozenset({"prefix_consistent"})
+    compatible_with = ROTARY | {"nope", "sinusoidal"}
+
+    def __init__(self, train_length: int):
+        super().__init__()
+        require(
+            train_length > 1, f"log-n scaling needs a train_length of at least 2 tokens, not {train_length}"
+        )
+        self.train_length = train_length
+
+    def logit_scale(self, queries: Side) -> Tensor:
+        # Shifted positions may lie before 0.
+        factor = queries.position.double().clamp(min=0).log1p() / math.log(self.train_length)
+        return factor.clamp(min=1).to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)

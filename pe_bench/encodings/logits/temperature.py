@@ -1,0 +1,49 @@
+"""Temperature: all logits are multiplied by a factor, one for all heads or one for each.
+
+Past the training length: defined; the same factor everywhere, which is there to sharpen attention over more
+keys than in training, and blurs what is read within it.
+
+Wang et al. 2024, "Length Generalization of Causal Transformers without Position Encoding", arXiv:2404.12224,
+sections 2 and 3: a uniform factor of 1.2 on models without positions, scored at twice the training length
+(table 2, where it already costs perplexity within it), and one for each head of each layer.
+
+The paper's factor comes after training: train `nope`, and give its run as train.from with this modifier. A
+factor that is there from the first step is only another initial scale of the logits, which the weights can
+undo. The paper searches the factors of heads by training them alone; here they are given, and layers share
+them.
+"""
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.families import RELATIVE, ROTARY
+from pe_bench.errors import require
+
+
+class Temperature(LayerEncoding):
+    """Options:
+
+    factor: of all logits, or a list with one for each head
+    """
+
+    family = "scale"
+    paper = "arXiv:2404.12224"
+    compatible_with = ROTARY | RELATIVE | {"nope"}
+
+    factors: Tensor
+
+    def __init__(self, n_heads: int, factor: float | list[float] = 1.2):
+        super().__init__()
+        factors = factor if isinstance(factor, list) else [factor]
+        require(
+            len(factors) in (1, n_heads),
+            f"factor must be one number, or one for each of model.n_heads={n_heads} heads: "
+            f"{len(factors)} were given",
+        )
+        require(min(factors) > 0, f"factor must be positive, not {min(factors)}")
+        factors = torch.tensor(factors, dtype=torch.float64)[:, None, None]
+        self.register_buffer("factors", factors, persistent=False)
+
+    def logit_scale(self, queries: Side) -> Tensor:
+        return self.factors.to(torch.promote_types(queries.raw.dtype, torch.float32))

@@ -1,0 +1,38 @@
+"""Sliding window: a query sees the last `window` tokens, itself among them, in every layer.
+
+Past the training length: defined; through n layers a token still draws on the last
+n (window - 1) + 1 tokens.
+
+Child et al. 2019, "Generating Long Sequences with Sparse Transformers", arXiv:1904.10509; Beltagy,
+Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
+"""
+
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.families import RELATIVE, ROTARY
+from pe_bench.encodings.masks.ranges import latest
+from pe_bench.errors import require
+
+
+class SlidingWindow(LayerEncoding):
+    """Options:
+
+    window: tokens that a query sees, itself among them
+    """
+
+    family = "mask"
+    paper = "arXiv:2004.05150"
+    compatible_with = ROTARY | RELATIVE | {"nope", "sinusoidal", "learned"}
+
+    def __init__(self, window: int):
+        super().__init__()
+        require(window > 0, f"a window must hold at least 1 token, not {window}")
+        self.window = window
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        distance = queries.index.unsqueeze(-1) - keys.index
+        return (distance >= 0) & (distance < self.window)
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return latest(self.window, start, stop)

@@ -1,0 +1,136 @@
+"""DeBERTa: z_ij = (q_i . k_j + q_i . W_K P_c + k_j . W_Q P_c) / sqrt(3 K), c = min(i - j, max_distance - 1).
+
+The second term is content to position, `c2p`, the third position to content, `p2c`; `terms` may keep one
+of them, and the 3 is the number of terms that are there. P is [max_distance, D], shared by layers
+and heads; W_K and W_Q are [H K, D] in every layer. With `buckets`, P has a row for each of so many
+distances: the nearer half has one each, the rows beyond take ever more, up to max_distance.
+
+Past the training length: clamps at max_distance, which is the training length by default.
+
+He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", ICLR,
+arXiv:2006.03654, section 3.1; buckets as in the second version of the released code.
+
+The authors' P has max_distance rows more, for keys after the query, which a decoder never reads. The
+paper reads row c(j, i) for `p2c`; its released code reads c(i, j), and so do we. P is N(0, 1) and the
+projections are N(0, 1/D), so that what is projected has variance 1, as queries and keys have, and so has
+the scaled sum; the authors draw P from N(0, 0.02^2), which their second version then normalises. The
+absolute positions that they add before the last softmax are left out, as are intercepts. Their option to
+project P with the matrices of the content, `share_att_key`, is not offered.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.relative.tables import Relative, Tables
+from pe_bench.errors import require
+
+Terms = Literal["c2p+p2c", "c2p", "p2c"]
+
+
+def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+    """Return the bucket of each distance; logarithms in float64, so that edges fall right."""
+    exact = buckets // 2
+    ratio = (distance.double() / exact).clamp(min=1).log() / math.log((max_distance - 1) / exact)
+    # A bucket ends at its edge: without the small step down, rounding would push some into the next.
+    far = exact + (ratio * (exact - 1) - 1e-9).ceil()
+    return torch.where(distance <= exact, distance, far.clamp(max=buckets - 1)).long()
+
+
+class DeBERTa(PositionalEncoding):
+    """Options:
+
+    max_distance: from the last one on all distances share a vector
+    buckets: null: a vector for each distance; or an even number, half of them for wider ranges
+    terms: content to position, position to content: both, or c2p, or p2c
+    """
+
+    family = "relative"
+    paper = "arXiv:2006.03654"
+    past_training = "clamps"
+    claims = frozenset({"shift_invariant", "prefix_consistent"})
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        n_layers: int,
+        max_distance: int,
+        buckets: int | None = None,
+        terms: Terms = "c2p+p2c",
+    ):
+        super().__init__()
+        require(max_distance > 0, f"encoding.max_distance must be positive, not {max_distance}")
+        if buckets is not None:
+            require(
+                buckets >= 4 and buckets % 2 == 0,
+                f"encoding.buckets must be even and at least 4, or null for none, not {buckets}",
+            )
+            require(
+                max_distance > buckets // 2 + 1,
+                f"encoding.max_distance={max_distance} must exceed {buckets // 2 + 1}, for half of "
+                f"encoding.buckets={buckets} hold one distance each: take fewer, or null for none",
+            )
+        self.max_distance = max_distance
+        self.buckets = buckets
+        self.positions = nn.Parameter(torch.randn(buckets or max_distance, d_model))
+        shape = (n_layers, n_heads, d_model, d_head)
+        self.projections = nn.ParameterDict(
+            {term: torch.randn(shape) / math.sqrt(d_model) for term in terms.split("+")}
+        )
+
+    def layer(self, number: int) -> LayerEncoding:
+        return DeBERTaLayer(self, number)
+
+    def rows(self, distance: Tensor) -> Tensor:
+        """Return the row of P for each distance."""
+        if self.buckets is None:
+            return distance.clamp(0, self.max_distance - 1).long()
+        return log_buckets(distance.clamp(min=0), self.buckets, self.max_distance)
+
+
+class DeBERTaLayer(Relative):
+    """What one layer reads of the parameters, which the encoding of the model holds."""
+
+    def __init__(self, shared: DeBERTa, number: int):
+        super().__init__()
+        self.shared = shared
+        self.number = number
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Widen by the products with every row, which `scores` picks from: once for all blocks."""
+        return self._with_products(q, "c2p"), self._with_products(k, "p2c")
+
+    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        width, terms = queries.raw.shape[-1], self.shared.projections
+        (q, of_query), (k, of_key) = (side.x.tensor_split([width], -1) for side in (queries, keys))
+        scores = q @ k.mT
+        distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
+        rows = self.shared.rows(distance).expand_as(scores)
+        if "c2p" in terms:
+            scores = scores + of_query.gather(-1, rows)
+        if "p2c" in terms:
+            scores = scores + of_key.mT.gather(-2, rows)
+        return scale / math.sqrt(1 + len(terms)) * scores
+
+    def tables(self) -> Tables:
+        distance = torch.arange(self.shared.max_distance, device=self.shared.positions.device)
+        positions = self.shared.positions[self.shared.rows(distance)]
+        tables = {
+            term: positions @ projections[self.number]
+            for term, projections in self.shared.projections.items()
+        }
+        return Tables(tables.get("c2p"), tables.get("p2c"), factor=1 / math.sqrt(1 + len(tables)))
+
+    def _with_products(self, x: Tensor, term: str) -> Tensor:
+        """Return x [B, H, n, K] and, where there is such a term, its products with the rows of W P."""
+        if term not in self.shared.projections:
+            return x
+        projected = self.shared.positions @ self.shared.projections[term][self.number]
+        return torch.cat([x, (x.to(projected.dtype) @ projected.mT).to(x.dtype)], -1)

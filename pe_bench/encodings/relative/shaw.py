@@ -1,0 +1,62 @@
+"""Relative keys and values: z_ij = q_i . (k_j + a^K_c) / sqrt(K), out_i = sum_j w_ij (v_j + a^V_c).
+
+c = clip(j - i, -max_distance, 0) + max_distance; row 0 serves every key that far back or farther.
+The tables a^K and a^V are [max_distance + 1, K] and drawn from N(0, 0.02^2); heads share them,
+layers do not.
+
+Past the training length: clamps at max_distance.
+
+Shaw, Uszkoreit, Vaswani 2018, "Self-Attention with Relative Position Representations", NAACL,
+arXiv:1803.02155, section 3.
+
+Heads share tables in the paper's big model, with a max_distance of 8; its base model has 16, and tables
+for each head (section 4.1). The authors' tables also have max_distance rows for keys after the query,
+which a decoder never reads. They add row vectors for each pair; here scores are gathered, and weights
+summed, by row; long texts are scored from `tables`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import Side
+from pe_bench.encodings.relative.tables import Relative, Tables
+from pe_bench.errors import require
+
+
+class Shaw(Relative):
+    """Options:
+
+    max_distance: keys farther back share one vector
+    """
+
+    family = "relative"
+    paper = "arXiv:1803.02155"
+    past_training = "clamps"
+    per_layer = True
+
+    def __init__(self, d_head: int, max_distance: int = 16):
+        super().__init__()
+        require(max_distance > 0, f"encoding.max_distance must be positive, not {max_distance}")
+        self.max_distance = max_distance
+        self.keys = nn.Parameter(0.02 * torch.randn(max_distance + 1, d_head))
+        self.values = nn.Parameter(0.02 * torch.randn(max_distance + 1, d_head))
+
+    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        content = queries.x @ keys.x.mT
+        by_row = queries.x @ self.keys.to(queries.x.dtype).mT
+        return scale * (content + by_row.gather(-1, self._rows(queries, keys).expand_as(content)))
+
+    def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
+        # Many small weights fall on row 0: their sum is float32 or better.
+        precise = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        empty = precise.new_zeros(*weights.shape[:-1], self.max_distance + 1)
+        by_row = empty.scatter_add(-1, self._rows(queries, keys).expand_as(weights), precise)
+        return weights @ v + by_row.to(v.dtype) @ self.values.to(v.dtype)
+
+    def tables(self) -> Tables:
+        return Tables(of_query=self.keys.flip(0), of_value=self.values.flip(0))
+
+    def _rows(self, queries: Side, keys: Side) -> Tensor:
+        """Return the row of each pair, [Q, N] or [B, 1, Q, N]."""
+        offset = keys.position.unsqueeze(-2) - queries.position.unsqueeze(-1)
+        return (offset.clamp(-self.max_distance, 0) + self.max_distance).long()

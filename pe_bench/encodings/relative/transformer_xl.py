@@ -1,0 +1,89 @@
+"""Transformer-XL: z_ij = ((q_i + u) . k_j + (q_i + v) . W R_{i-j}) / sqrt(K).
+
+R_r is the sinusoid of the distance over the *model's* width D, all sines and then all cosines,
+theta_c = base^(-2c/D), c = 0..D/2-1. u and v are [H, K] and drawn from N(0, 0.02^2), one pair for all
+layers; W is [H K, D] in every layer and drawn from N(0, 1/D), as the decoder's own projections.
+
+Past the training length: defined, out of distribution: the slow sines have not yet made a full
+turn in training.
+
+Dai et al. 2019, "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
+arXiv:1901.02860, section 3.3. In a decoder XLNet's (Yang et al. 2019, arXiv:1906.08237) is the same.
+
+Only the encoding, without the memory of earlier segments. The authors project R of every distance,
+take the products with all queries and shift row i of the result by i. By the addition theorems
+sin(i - j) and cos(i - j) are products of what i has and what j has, so here D columns of the queries and
+keys hold the term exactly, for any positions. Their `clamp_len`, a largest distance, has no such form, and is
+left out, as is `untie_r`, a pair u and v in every layer. Their matrices are all drawn from N(0, 0.02^2).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.rotary.rope import require_pairs, rope_frequencies
+
+
+class TransformerXL(PositionalEncoding):
+    """Options:
+
+    base: of the geometric frequencies
+    """
+
+    family = "relative"
+    paper = "arXiv:1901.02860"
+    claims = frozenset({"shift_invariant", "prefix_consistent"})
+
+    frequencies: Tensor
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, n_layers: int, base: float = 10_000.0):
+        super().__init__()
+        require_pairs(d_model, "model.d_model")
+        self.register_buffer("frequencies", rope_frequencies(d_model, base), persistent=False)
+        self.content_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
+        self.position_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
+        self.projections = nn.Parameter(torch.randn(n_layers, n_heads, d_head, d_model) / math.sqrt(d_model))
+
+    def layer(self, number: int) -> LayerEncoding:
+        return TransformerXLLayer(self, number)
+
+
+class TransformerXLLayer(LayerEncoding):
+    """What one layer reads of the parameters, which the encoding of the model holds."""
+
+    def __init__(self, shared: TransformerXL, number: int):
+        super().__init__()
+        self.shared = shared
+        self.number = number
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._wide_query(q, q_position), self._wide_key(k, k_position)
+
+    def _wide_query(self, q: Tensor, position: Tensor) -> Tensor:
+        """Return [B, H, Q, K + D]: q + u, and the weights of the cosines and sines of a key's position."""
+        u, v = self.shared.content_bias.unsqueeze(-2), self.shared.position_bias.unsqueeze(-2)
+        # Its weights of R's sines and cosines, [B, H, Q, D/2] each.
+        of_sine, of_cosine = ((q + v) @ self.shared.projections[self.number]).chunk(2, -1)
+        sine, cosine = self._sinusoid(position, q)
+        of_key = [
+            torch.addcmul(of_sine * sine, of_cosine, cosine),
+            torch.addcmul(of_cosine * sine, of_sine, cosine, value=-1),
+        ]
+        del of_sine, of_cosine  # as large as the result, which is D/K times as large as the queries
+        return torch.cat([q + u, *of_key], -1).to(q.dtype)
+
+    def _wide_key(self, k: Tensor, position: Tensor) -> Tensor:
+        sine, cosine = self._sinusoid(position, k)
+        return torch.cat([k, *(column.expand(*k.shape[:-1], -1) for column in (cosine, sine))], -1).to(
+            k.dtype
+        )
+
+    def _sinusoid(self, position: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sines and cosines [.., n, D/2]; angles are float64: positions reach tens of thousands."""
+        angle = position.double().unsqueeze(-1) * self.shared.frequencies.double()
+        precise = torch.promote_types(x.dtype, torch.float32)
+        return angle.sin().to(precise), angle.cos().to(precise)

@@ -1,0 +1,1 @@
+"""Queries and keys that are turned by their positions."""

@@ -1,0 +1,85 @@
+"""FoPE: RoPE whose cosines and sines are Fourier series, and whose slow pairs know no position.
+
+Of the pairs, P make a full turn within the training length, theta_c > 2 pi / train_length. Pair c of them is
+turned with sum_b A_bc cos(p theta_b) in the place of its cosine and sum_b B_bc sin(p theta_b) in that of its
+sine. A and B are those of one head in one layer: the identity plus N(0, 2 gain^2 / (P (P + n_heads))), and
+they do not learn, unless `train.encoding_lr` is given. The other pairs are left as they are, cosine 1 and
+sine 0. Scores depend on positions as such, because a series of cosines and one of sines are no rotation.
+
+Past the training length: defined; all frequencies have made full turns in training.
+
+Hua et al. 2025, "Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length
+Generalization", ICML, arXiv:2412.17739; all as in the authors' code,
+https://github.com/TsinghuaC3I/Fourier-Position-Embedding, because of the paper only the abstract was read.
+
+That code turns at most half of the pairs, and we as many as make a full turn, as in vLLM, where heads that
+share a key share A and B. Both have a sine of 1 for the other pairs, which doubles their products; vLLM's
+issue 55204 calls that a mistake, and `padded_sine: 1` repeats it. Its gains are 0.3 for 60M parameters to 0.6
+for 1.2B.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.precision import full_precision
+from pe_bench.encodings.rotary.rope import rope_frequencies, turn
+from pe_bench.errors import require
+
+
+class FoPE(LayerEncoding):
+    """Options:
+
+    train_length: pairs that make a full turn within it have a position
+    base: of the geometric frequencies
+    gain: how far the series are from one frequency each
+    padded_sine: of the pairs without a position; 1 as in the authors' code
+    """
+
+    family = "rotary"
+    paper = "arXiv:2412.17739"
+    claims = frozenset({"prefix_consistent"})
+    per_layer = True
+    lr_multiple = 0.0
+
+    frequencies: Tensor
+
+    def __init__(
+        self,
+        n_heads: int,
+        d_head: int,
+        train_length: int,
+        base: float = 10_000.0,
+        gain: float = 0.3,
+        padded_sine: float = 0.0,
+    ):
+        super().__init__()
+        frequencies = rope_frequencies(d_head, base)
+        frequencies = frequencies[frequencies > 2 * math.pi / train_length]
+        count = len(frequencies)
+        require(
+            count > 0, f"no pair makes a full turn within {train_length} tokens: give a larger train.length"
+        )
+        self.padded_sine = padded_sine
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        spread = gain * math.sqrt(2 / (count * (count + n_heads)))
+        self.of_cosines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
+        self.of_sines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        others = k.shape[-1] // 2 - len(self.frequencies)
+        angles = k_position.double().unsqueeze(-1) * self.frequencies.double()  # [.., N, P]
+        dtype = torch.promote_types(k.dtype, torch.float32)
+        with full_precision(k):
+            cos = angles.cos().to(self.of_cosines.dtype) @ self.of_cosines
+            sin = angles.sin().to(self.of_sines.dtype) @ self.of_sines
+        cos = functional.pad(cos, (0, others), value=1.0).to(dtype)
+        sin = functional.pad(sin, (0, others), value=self.padded_sine).to(dtype)
+        last = slice(k.shape[-2] - q.shape[-2], None)
+        turned_q = turn(q.to(dtype), cos[..., last, :], sin[..., last, :], "half")
+        return turned_q.to(q.dtype), turn(k.to(dtype), cos, sin, "half").to(k.dtype)

@@ -1,0 +1,38 @@
+"""HoPE: RoPE with those frequencies alone that make a full turn within the training length.
+
+theta_c = base^(-2c/K) where that is at least 2 pi / train_length, and theta_c = 0 elsewhere: the pairs
+of features of the slow frequencies are left alone, and compare content whatever the distance.
+
+Past the training length: defined; no pair of features meets an angle that training has not shown.
+
+Chen et al. 2025, "HoPE: A Novel Positional Encoding Without Long-Term Decay for Enhanced Context
+Awareness and Extrapolation", ACL, arXiv:2410.21216.
+
+No code of the authors was found. That slow components give way to position-independent ones is the
+paper's abstract; the index of the first of them is unverified, and is taken from a reimplementation,
+https://github.com/0-5788719150923125/praxis.
+"""
+
+import math
+
+from pe_bench.encodings.rotary.rope import Layout, RoPE
+from pe_bench.errors import require
+
+
+class HoPE(RoPE):
+    """Options:
+
+    train_length: frequencies that make no full turn within it are left out
+    base: of the geometric frequencies
+    """
+
+    paper = "arXiv:2410.21216"
+
+    def __init__(self, d_head: int, train_length: int, base: float = 10_000.0, layout: Layout = "half"):
+        super().__init__(d_head, base, layout)
+        require(
+            train_length >= 2 * math.pi,
+            f"hope's fastest frequency makes a turn in 6.3 tokens, and encoding.train_length={train_length} "
+            "is shorter: no pair of features would be turned",
+        )
+        self.frequencies[self.frequencies < 2 * math.pi / train_length] = 0

@@ -1,0 +1,38 @@
+"""LeRoPE: RoPE with learned frequencies, theta_c e^{alpha_c}; alpha is 0 at first and shared by all layers.
+
+Past the training length: defined, out of distribution as for RoPE, but training can make a slow pair slower
+still.
+
+Mistral Large 4 in transformers 5.23.0 (`mistral_large4`), https://github.com/huggingface/transformers; no
+paper is known.
+
+There the frequencies are those of YaRN, over the rotary part of a head and in three of four layers; here
+those of `rope` in all. How alpha was trained is not in that code, which only loads it.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
+
+
+class LeRoPE(RoPE):
+    """Options:
+
+    base: of the geometric frequencies at first
+    """
+
+    paper = "https://github.com/huggingface/transformers"
+
+    def __init__(self, d_head: int, base: float = 10_000.0, layout: Layout = "half"):
+        super().__init__(d_head, base, layout)
+        self.alpha = nn.Parameter(torch.zeros(d_head // 2))
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        frequencies = self.frequencies.double() * self.alpha.double().exp()
+        return (
+            rotate(q, q_position, frequencies, self.layout),
+            rotate(k, k_position, frequencies, self.layout),
+        )

@@ -1,0 +1,87 @@
+"""xPos: RoPE with queries that shrink and keys that grow with their position.
+
+After the rotation pair c of a query is multiplied by zeta_c^(p / scale_base), that of a key by
+zeta_c^(-p / scale_base), zeta_c = (2c/K + 0.4) / 1.4: in the score a factor zeta_c^((i - j) / scale_base),
+which damps the fast frequencies most. Positions are counted from the middle of the keys' positions,
+which cancels in the score and keeps the factors small.
+
+Past the training length: defined, out of distribution where RoPE is. At lengths where the factors
+would overflow, past 66,875 tokens in float32 with a scale_base of 512, it is an error.
+
+Sun et al. 2023, "A Length-Extrapolatable Transformer", ACL, arXiv:2212.10554, section 3.2.
+
+The paper's equation 10 has no scale_base; 512, the 0.4, which it leaves open, and the middle as the origin
+are those of the authors' code (https://github.com/microsoft/torchscale), which centres indices.
+The paper scores long texts with blockwise attention; that is left to a modifier, such as sliding_window.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.encodings.rotary.rope import Layout, join_pairs, rope_frequencies, rotate
+from pe_bench.errors import require
+
+GAMMA = 0.4
+MAX_FEATURE = 1_000.0  # of a query or key, left as room below the largest number of its type
+
+
+class XPos(LayerEncoding):
+    """Options:
+
+    base: of the geometric frequencies
+    scale_base: distance over which pair c decays by (2c/K + 0.4) / 1.4
+    """
+
+    family = "rotary"
+    paper = "arXiv:2212.10554"
+    claims = frozenset({"shift_invariant", "prefix_consistent"})
+
+    frequencies: Tensor
+    log_decay: Tensor
+
+    def __init__(
+        self,
+        d_head: int,
+        base: float = 10_000.0,
+        scale_base: float = 512.0,
+        layout: Layout = "interleaved",
+    ):
+        super().__init__()
+        require(scale_base > 0, f"encoding.scale_base must be positive, not {scale_base}")
+        self.layout: Layout = layout
+        self.scale_base = scale_base
+        zeta = (torch.arange(0, d_head, 2, dtype=torch.float64) / d_head + GAMMA) / (1 + GAMMA)
+        self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
+        self.register_buffer("log_decay", zeta.log() / scale_base, persistent=False)
+
+    def transform(
+        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        first, last = k_position.double().aminmax(dim=-1, keepdim=True)
+        self._refuse_overflow(float((last - first).max()), k.dtype)
+        middle = (first + last) / 2
+        return (
+            self._rotate_and_scale(q, q_position, q_position.double() - middle),
+            self._rotate_and_scale(k, k_position, middle - k_position.double()),
+        )
+
+    def _rotate_and_scale(self, x: Tensor, position: Tensor, exponent: Tensor) -> Tensor:
+        """Return x [B, H, n, K] turned by position, pair c scaled by zeta_c^(exponent / scale_base)."""
+        precise = torch.promote_types(x.dtype, torch.float32)
+        factor = (exponent.unsqueeze(-1) * self.log_decay.double()).exp().to(precise)
+        turned = rotate(x.to(precise), position, self.frequencies, self.layout)
+        return (turned * join_pairs(factor, factor, self.layout)).to(x.dtype)
+
+    def _refuse_overflow(self, span: float, dtype: torch.dtype) -> None:
+        """Refuse factors that overflow: they would turn scores into NaN, and nothing would say why."""
+        room = math.log(torch.finfo(dtype).max / MAX_FEATURE)
+        longest = 2 * room / -float(self.log_decay[0])
+        if span > longest:
+            raise LengthError(
+                f"xpos with encoding.scale_base={self.scale_base:g} can number {longest:.0f} positions in "
+                f"{str(dtype).removeprefix('torch.')}, and here are {span + 1:.0f}: "
+                "train with a larger encoding.scale_base"
+            )

@@ -1,0 +1,1 @@
+"""RoPE at other frequencies, for windows longer than those of training."""
