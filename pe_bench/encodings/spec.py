@@ -17,7 +17,7 @@ from pe_bench.encodings.load import (
     is_built_in,
     refuse_wrong_declarations,
 )
-from pe_bench.encodings.signatures import MISSING
+from pe_bench.encodings.signatures import MISSING, SIZES
 from pe_bench.encodings.source import describe_sources, digest
 from pe_bench.errors import UserError
 from pe_bench.values import check_type, shown, unknown
@@ -124,15 +124,17 @@ class PartSpec:
     def identity(self) -> dict[str, Any]:
         """Return the name, the hash of outside code, options and rate: they identify a run.
 
-        Where a class lies is no part of it, so that files can move.
+        Where a class lies is no part of it, so that files can move, nor are the sizes of the model, which
+        identify a run by themselves, so that a class can begin to read one.
         """
+        derived = set(SIZES) & set(self.values.get("derived") or [])
         name = self.name if self.is_built_in else self.values["class"].rpartition(":")[2]
         code, multiple = self.values.get("code_sha256"), self.encoding_class.lr_multiple
         return {
             "name": name,
             **({"code": code} if code else {}),
             "options": {
-                **self.changed_options(),
+                **{name: value for name, value in self.changed_options().items() if name not in derived},
                 **{option: spec.identity() for option, spec in self.nested.items()},
             },
             **({"lr_multiple": multiple} if multiple != 1 else {}),

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.content import dape, fire
+from pe_bench.encodings.bias import fire
+from pe_bench.encodings.content import dape
 from pe_bench.inspection.check.case import (
     MODEL,
     Case,
