@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from pe_bench.encodings.content import running_sums
 from torch import Tensor
 
 from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content import running_sums
+from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.running_sums import sums_from_the_end
-from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.content.stick_breaking import StickBreaking
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import attention, reference_attention
 

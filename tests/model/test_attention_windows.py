@@ -8,22 +8,22 @@ from support.cases import find_case
 from torch import Tensor
 
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.base import LayerEncoding, LengthError, Side
-from pe_bench.encodings.compose import Stack
+from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.fire import FIRE
-from pe_bench.encodings.content.fox import FoX
-from pe_bench.encodings.layers.irope import Chunks
-from pe_bench.encodings.distance.lm_infinite import LMInfinite
-from pe_bench.encodings.logits.logn import LogN
-from pe_bench.encodings.distance.rerope import ReRoPE
-from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.encodings.distance.self_extend import SelfExtend
-from pe_bench.encodings.masks.ranges import first_and_latest, intersection, latest
-from pe_bench.encodings.relative.shaw import Shaw
-from pe_bench.encodings.masks.sliding_window import SlidingWindow
-from pe_bench.encodings.distance.streaming import Streaming
 from pe_bench.encodings.bias.t5 import T5
+from pe_bench.encodings.compose import Stack
+from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.distance.lm_infinite import LMInfinite
+from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.distance.self_extend import SelfExtend
+from pe_bench.encodings.distance.streaming import Streaming
+from pe_bench.encodings.layers.irope import Chunks
+from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.masks.ranges import first_and_latest, intersection, latest
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.inspection.check import layers
 from pe_bench.inspection.check.case import Case, as_type, layer_inputs, layers_of, worst
 from pe_bench.model.attention import attention, choose, chunks, reference, reference_attention
