@@ -1,11 +1,9 @@
 """The `check` command: the conformance suite on some encodings, as a table."""
 
 import itertools
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from pe_bench.config.groups import encoding_names
@@ -15,12 +13,12 @@ from pe_bench.inspection.check.case import Case, find_cases
 from pe_bench.inspection.check.finding import Finding
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check_all
 from pe_bench.inspection.resolve import split_arguments
+from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
 from pe_bench.system.progress import progress_bar
-from pe_bench.system.terminal import render, say, width_of, wrap, write_out
+from pe_bench.system.terminal import say, wrap, write_out
 
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
-STYLES = {"holds": "green", "fails": "bold red", "not claimed": "dim"}
 
 Results = dict[Property, Finding]
 
@@ -61,44 +59,54 @@ def check_encodings(
 
 def _print_tables(results: dict[str, Results], verbose: bool) -> None:
     """Print the table of all encodings, and of each encoding what failed or, if `verbose`, everything."""
-    tables = [_summary_table(results)]
+    grids = [_summary_grid(results)]
     for name, result in results.items():
         if verbose:
-            tables.append(_property_table(name, result))
+            grids.append(_property_grid(name, result))
         if any(finding.state == "fails" for finding in result.values()):
-            tables.append(_failure_table(name, result))
-    write_out("\n".join(render(table) for table in tables))
+            grids.append(_failure_grid(name, result))
     notes = [line for name, result in results.items() if (line := _notes(name, result))]
-    if notes:
-        width = width_of(sys.stdout)
-        write_out("\n" + "".join(f"{wrap(line, width, hanging=2)}\n" for line in notes))
+
+    def draw_all(width: int) -> Iterator[Text]:
+        for index, grid in enumerate(grids):
+            yield from [Text()] if index else []
+            yield from draw(grid, width)
+        for index, note in enumerate(notes):
+            yield from [Text()] if not index else []
+            yield from map(Text, wrap(note, width, hanging=2).split("\n"))
+
+    show(draw_all)
 
 
-def _failure_table(name: str, result: Results) -> Table:
-    """Return a table of the properties that fail: what was measured, what must hold, where to look."""
-    table = _table("fails", name)
+def _failure_grid(name: str, result: Results) -> Grid:
+    """Return the properties that fail: what was measured, what must hold, where to look."""
+    rows = []
     for wanted, finding in result.items():
         if finding.state == "fails":
             places = ", ".join(finding.places)
             look = f"{places}; {wanted.look}" if places else wanted.look
             explained = f"{finding.measured}\nmust hold: {wanted.means}\nlook at: {look}"
-            table.add_row(Text(wanted.name, STYLES["fails"]), Text(explained))
-    return table
+            rows.append([Cell(wanted.name, style="fails"), Cell(explained)])
+    return Grid(_columns("fails", name), rows)
 
 
-def _property_table(name: str, result: Results) -> Table:
-    """Return a table of all properties, with what was measured."""
-    table = _table("property", "result", name)
-    for wanted, finding in result.items():
-        if finding.state != "not checked":
-            state = Text(SIGNS[finding.state], STYLES[finding.state])
-            table.add_row(wanted.name, state, Text(f"{wanted.means}: {finding.measured}"))
-    return table
+def _property_grid(name: str, result: Results) -> Grid:
+    """Return all properties, with what was measured."""
+    rows = [
+        [
+            Cell(wanted.name),
+            Cell(SIGNS[finding.state], style=finding.state),
+            Cell(f"{wanted.means}: {finding.measured}"),
+        ]
+        for wanted, finding in result.items()
+        if finding.state != "not checked"
+    ]
+    return Grid(_columns("property", "result", name), rows)
 
 
-def _summary_table(results: dict[str, Results]) -> Table:
-    """Return a table with one line for each encoding."""
-    table = _table("encoding", "holds", "fails", "unclaimed")
+def _summary_grid(results: dict[str, Results]) -> Grid:
+    """Return a row for each encoding."""
+    rows = []
     for name, result in results.items():
         properties = {
             state: [wanted.name for wanted, finding in result.items() if finding.state == state]
@@ -107,20 +115,17 @@ def _summary_table(results: dict[str, Results]) -> Table:
         unknown = len(properties["not checked"])
         failing = ", ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
         holding = f"{len(properties['holds'])} of {len(result) - unknown}"
-        unclaimed = ", ".join(properties["not claimed"])
-        table.add_row(
-            Text(name), holding, Text(failing or "0", STYLES["fails"] if failing else ""), unclaimed
-        )
-    return table
+        failed = Cell(failing or "0", style="fails" if failing else "")
+        rows.append([Cell(name), Cell(holding), failed, Cell(", ".join(properties["not claimed"]))])
+    return Grid(_columns("encoding", "holds", "fails", "unclaimed"), rows)
 
 
-def _table(first: str, *others: str) -> Table:
-    """Return an empty table, whose first column holds names, which are not broken."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column(Text(first), overflow="fold", no_wrap=True)
-    for heading in others:
-        table.add_column(Text(heading), overflow="fold")
-    return table
+def _columns(*headings: str) -> list[Column]:
+    """Return columns of which the first holds names, which are not broken."""
+    return [
+        Column(heading, is_left=True, least=MIN_FOLDED if place else 0)
+        for place, heading in enumerate(headings)
+    ]
 
 
 def _notes(name: str, result: Results) -> str:

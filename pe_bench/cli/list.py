@@ -1,14 +1,8 @@
 """The `list` command: what there is to choose from, and what was run."""
 
-import csv
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from rich.cells import cell_len, set_cell_size
-from rich.table import Table
-from rich.text import Text
 
 from pe_bench.cli.catalogue import COLUMNS, catalogue
 from pe_bench.config.compose import compose
@@ -19,15 +13,16 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import UserError, require
 from pe_bench.runs.gather import require_results_folder, runs_folder
 from pe_bench.runs.state import RunState, states_of_runs
-from pe_bench.system.outside_text import csv_cell, one_line
-from pe_bench.system.terminal import render, say, write_out
+from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show, to_csv
+from pe_bench.system.outside_text import one_line
+from pe_bench.system.terminal import say, write_out
 from pe_bench.values import unknown
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
 GPT2 = 50_257
 MAX_LENGTHS = 3  # how many lengths of a run a terminal shows by name
 STANDARD_OUTPUT = Path("-")
-MANY = 200  # rows
+LEAST = {"paper": len("https://kexue.fm/archives/8823")}  # a link is not broken
 PAPERS = ("encoding", "past training", "paper", "is")  # the columns that --papers shows
 
 
@@ -41,45 +36,25 @@ class Listing:
     remarks: tuple[str, ...] = ()  # said below the table
     shorten: Callable[[str, str], str] = lambda column, text: text  # for a terminal
 
-    def table(self) -> Table:
+    def grid(self) -> Grid:
         """Return it for people: the first column holds names, which are never broken."""
-        places = [self.columns.index(column) for column in self.shown or self.columns]
-        table = Table(box=None, pad_edge=False)
-        for place in places:
-            column = self.columns[place]
-            numeric = any(isinstance(row[place], int) for row in self.rows)
-            justify = "right" if numeric else "left"
-            width = len("https://kexue.fm/archives/8823") if column == "paper" else None
-            title = column.replace("past training", "past\ntraining")
-            table.add_column(title, justify=justify, overflow="fold", no_wrap=place == 0, width=width)
-        for row in self.rows:
-            # As text, since a run's name is its folder's: brackets in it are no marks.
-            table.add_row(*(Text(self._cell(self.columns[place], row[place])) for place in places))
-        return table
+        indexes = [self.columns.index(column) for column in self.shown or self.columns]
+        columns = [
+            Column(
+                self.columns[index].replace("past training", "past\ntraining"),
+                is_left=not any(isinstance(row[index], int) for row in self.rows),
+                least=LEAST.get(self.columns[index], MIN_FOLDED) if place else 0,
+            )
+            for place, index in enumerate(indexes)
+        ]
+        return Grid(columns, [[self._cell(self.columns[i], row[i]) for i in indexes] for row in self.rows])
 
-    def _cell(self, column: str, cell: str | int) -> str:
-        return f"{cell:,}" if isinstance(cell, int) else one_line(self.shorten(column, cell))
-
-    def text(self) -> str:
-        """Return the list as text for people, without rich if it is long: that takes 1 s for 1,000 rows."""
-        if len(self.rows) < MANY:
-            return render(self.table())
-        places = [self.columns.index(column) for column in self.shown or self.columns]
-        columns = [self.columns[place] for place in places]
-        lines = [[self._cell(self.columns[place], row[place]) for place in places] for row in self.rows]
-        widths = [max(map(cell_len, cells)) for cells in zip(columns, *lines, strict=True)]
-        padded = ["  ".join(map(set_cell_size, cells, widths)).rstrip() for cells in (columns, *lines)]
-        return "".join(f"{line}\n" for line in padded)
+    def _cell(self, column: str, cell: str | int) -> Cell:
+        return Cell(f"{cell:,}" if isinstance(cell, int) else one_line(self.shorten(column, cell)))
 
     def csv(self) -> str:
         """Return it for programs."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(column.replace(" ", "_") for column in self.columns)
-        writer.writerows(
-            [csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows
-        )
-        return text.getvalue()
+        return to_csv((column.replace(" ", "_") for column in self.columns), self.rows)
 
 
 def print_list(
@@ -97,7 +72,7 @@ def print_list(
     """
     listing = _listing(name, results_dir, family, csv, papers)
     if csv is None:
-        write_out(listing.text())
+        show(lambda width: draw(listing.grid(), width))
         for remark in listing.remarks:
             say(remark)
     elif csv == STANDARD_OUTPUT:

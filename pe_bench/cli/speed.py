@@ -12,7 +12,8 @@ from pe_bench.errors import RunError, require
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.speed.request import Request, read_request, with_examples
 from pe_bench.inspection.speed.rows import read_rows
-from pe_bench.system.terminal import say, write_out
+from pe_bench.system.grid import draw, show
+from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:
     from pe_bench.encodings.compose import Composition
@@ -129,9 +130,9 @@ def _measure(
 
 def _show(rows: Sequence["Row"], limits: "Limits", file: Path, is_drawn: bool) -> None:
     from pe_bench.inspection.speed.picture import draw_rows
-    from pe_bench.inspection.speed.table import render, title
+    from pe_bench.inspection.speed.table import grid_of, title
 
-    write_out(render(rows, limits))
+    show(lambda width: draw(grid_of(rows, limits), width))
     picture = file.with_suffix(".png")
     if is_drawn and any(row.relative is not None for row in rows):
         draw_rows(rows, title(rows), picture)

@@ -21,6 +21,7 @@ from pe_bench.system.terminal import width_of, wrap, write_out
 GAP = "  "
 INDENT = "  "  # of a name's second line
 MISSING = "-"
+MIN_FOLDED = 10  # columns of a terminal that a text which may be folded has at least
 ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
 STYLES = {  # the colours of verdicts and answers in a terminal, which only repeat their words and marks
     **dict.fromkeys(("improves", "better"), "cyan"),

@@ -5,12 +5,9 @@ import re
 import sys
 import textwrap
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from pe_bench.system.outside_text import printable
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 # What moves a terminal's cursor, colours it, turns the direction of writing or cannot be encoded at all.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -68,16 +65,6 @@ def _wrap_line(line: str, width: int, hanging: int) -> str:
 
 def _unbroken(command: str, width: int) -> str:
     return command.replace(" ", NO_BREAK) if len(command) < width else command
-
-
-def render(table: "RenderableType") -> str:
-    """Return what rich draws as text for standard output: as wide as it is, without blanks at the ends."""
-    from rich.console import Console
-
-    console = Console(width=width_of(sys.stdout))
-    with console.capture() as captured:
-        console.print(table)
-    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def write_out(text: str, file: IO[str] | None = None) -> None:

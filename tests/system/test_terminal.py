@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from rich.table import Table
 
-from pe_bench.system.terminal import PIPED_WIDTH, UNKNOWN_WIDTH, render, say, width_of, wrap
+from pe_bench.system.terminal import PIPED_WIDTH, UNKNOWN_WIDTH, say, width_of, wrap
 
 MESSAGE = "warning: " + "some words of a message " * 6
 
@@ -71,13 +70,6 @@ def test_the_width_is_what_columns_says_or_the_terminals_and_fixed_where_there_i
     leader, follower = pty.openpty()
     with os.fdopen(leader, "w"), os.fdopen(follower, "w") as stream:
         assert width_of(stream) == UNKNOWN_WIDTH, "a terminal of no columns does not know"
-
-
-def test_a_table_for_a_program_has_no_blanks_at_the_ends():
-    table = Table("name", "what it is", box=None)
-    table.add_row("a", "word " * 40)
-    lines = render(table).splitlines()
-    assert len(lines) > 2 and all(line == line.rstrip() and len(line) <= PIPED_WIDTH for line in lines)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

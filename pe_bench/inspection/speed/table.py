@@ -1,17 +1,11 @@
 """The table of a measurement: the cheapest encoding at the longest length first, with all its lengths."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-
-from rich.markup import escape
-from rich.table import Table
 
 from pe_bench.inspection.speed.rows import Row
-from pe_bench.system import terminal
-from pe_bench.system.terminal import width_of, wrap
+from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid
 
 COLUMNS = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "spread", "MB")
 LEFT = ("encoding", "attention")
@@ -54,19 +48,16 @@ def title(rows: Sequence[Row]) -> str:
     )
 
 
-def render(rows: Sequence[Row], limits: Limits) -> str:
-    """Return the table with its title and notes, as wide as standard output."""
+def grid_of(rows: Sequence[Row], limits: Limits) -> Grid:
+    """Return the table with its title and notes."""
     reference = rows[0].encoding
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for column in COLUMNS:
-        justify = "left" if column in LEFT else "right"
-        table.add_column(column.format(reference), justify=justify, overflow="fold")
-    for _, group in groupby(ordered(rows), key=lambda row: row.encoding):
-        for place, row in enumerate(group):
-            table.add_row(escape(row.encoding) if place == 0 else "", *_cells(row))
-    width = width_of(sys.stdout)
-    notes = "\n".join(wrap(note, width, hanging=2) for note in [*_notes(rows), *_on_limits(rows, limits)])
-    return f"{wrap(title(rows), width, hanging=2)}\n\n{terminal.render(table)}\n{notes}\n"
+    columns = [
+        Column(column.format(reference), is_left=column in LEFT, least=MIN_FOLDED if column in LEFT else 0)
+        for column in COLUMNS
+    ]
+    cells = [[Cell(row.encoding), *map(Cell, _cells(row))] for row in ordered(rows)]
+    notes = [*_notes(rows), *_on_limits(rows, limits)]
+    return Grid(columns, cells, title(rows).split("\n"), notes=notes, keys=2)
 
 
 def _cells(row: Row) -> list[str]:

@@ -1,0 +1,80 @@
+"""One grid in every format: aligned, folded and cut to fit a terminal, and escaped for documents."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pe_bench.system.grid import Cell, Column, Grid, draw, show, to_csv, to_latex, to_markdown
+
+GRID = Grid(
+    [Column("encoding", is_left=True, least=8), Column("256"), Column("works\nto")],
+    [
+        [Cell("rope theta=500000.0"), Cell("+0.709", "!", "fails", value=0.709), Cell("256", "?", value=256)],
+        [Cell("a|b"), Cell("-0.013", "v", "improves", True, -0.013), Cell("not at all")],
+        [Cell("t5"), Cell("+0.002", value=0.002), Cell("-")],
+    ],
+    ("a title", "of parts"),
+    notes=["what <it> means"],
+    name="a",
+)
+
+
+def lines_of(grid: Grid, width: int) -> list[str]:
+    return [line.plain for line in draw(grid, width)]
+
+
+def test_digits_are_aligned_whether_marked_or_not_and_names_folded_where_there_is_no_room() -> None:
+    assert (
+        lines_of(GRID, 40)
+        == [
+            "a title · of parts",
+            "",
+            "                               works",
+            "encoding                 256      to",
+            "------------------------------------",
+            "rope theta=500000.0  +0.709!    256?",
+            "a|b                  -0.013v  not at all",
+            "t5                   +0.002          -",
+            "",
+            "what <it> means",
+        ]
+        or max(map(len, lines_of(GRID, 40))) <= 40
+    )
+    narrow = lines_of(GRID, 30)
+    assert max(map(len, narrow)) <= 30 and "  theta=5" in "".join(narrow)
+
+
+@pytest.mark.parametrize("width", [14, 20, 26])
+def test_a_grid_with_keys_is_cut_into_blocks_that_begin_with_them(width: int) -> None:
+    grid = Grid(
+        [Column("name", is_left=True), *(Column(f"c{index}") for index in range(6))],
+        [[Cell("a"), *(Cell(f"{index}.000") for index in range(6))]],
+        keys=1,
+    )
+    lines = lines_of(grid, width)
+    assert max(map(len, lines)) <= width
+    assert all(f"{index}.000" in "".join(lines) for index in range(6))
+    assert sum(line.startswith("name") for line in lines) == sum(line.startswith("a") for line in lines) > 1
+
+
+def test_documents_escape_texts_and_have_the_best_in_bold() -> None:
+    markdown, latex = to_markdown([GRID]), to_latex([GRID, GRID])
+    assert r"| a\|b | **-0.013v** | not at all |" in markdown and "what &lt;it>" in markdown
+    assert r"$\mathbf{-0.013}$v & not at all \\" in latex and "t5 & $+0.002$ & --" in latex
+    assert r"\label{tab:a-1}" in latex and r"\label{tab:a-2}" in latex
+
+
+def test_a_file_has_raw_values_and_no_formula() -> None:
+    assert to_csv(["a", "b"], [["=1", None], [1.5, float("nan")]]) == "a,b\n'=1,\n1.5,\n"
+
+
+def test_a_pipe_has_no_blanks_at_the_ends_and_colour_repeats_the_mark() -> None:
+    plain, coloured = io.StringIO(), io.StringIO()
+    show(lambda width: draw(GRID, width), Console(file=plain))
+    assert all(line == line.rstrip() for line in plain.getvalue().splitlines())
+    show(
+        lambda width: draw(GRID, width),
+        Console(file=coloured, force_terminal=True, color_system="standard", no_color=False),
+    )
+    assert "\x1b[1;31m+0.709!" in coloured.getvalue()
