@@ -14,11 +14,10 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.config.checks import check_folder, check_margin, refuse_unused, refuse_unused_options
 from pe_bench.config.hydra_main import compose_config, is_sweep
-from pe_bench.config.override import quote
+from pe_bench.config.override import parse_override, quote
 from pe_bench.config.parse import parse_config, to_plain, without_none
-from pe_bench.config.schema import Config, EvalConfig, Protocol, Slice
+from pe_bench.config.schema import Config, EvalConfig, Protocol, Slice, check_margin, warn_unused
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.conditions import named_runs, parse_condition
 from pe_bench.runs.config_file import read_config
@@ -28,6 +27,7 @@ from pe_bench.runs.gather import require_results_folder
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.rows import ALL, COLUMNS, MAYBE_WHOLE, PROBE, Row
 from pe_bench.runs.scores import explain_lost_scores, lengths_without_scores
+from pe_bench.system.paths import check_folder
 from pe_bench.system.signals import interruptible
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
@@ -126,7 +126,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) ->
 def train_run(overrides: Sequence[str], config_dir: Path | None) -> Run:
     """Train and score the one run that overrides ask for. Raises `UserError`, `RunError`."""
     config = compose_config(overrides, [] if config_dir is None else [config_dir])
-    refuse_unused([config], overrides)
+    warn_unused([config.eval], [parse_override(text).key for text in overrides])
     check_folder(config.results_dir, "results_dir", is_written=True)
     from pe_bench import experiment
 
@@ -483,7 +483,7 @@ def _changed(trained: Config, options: Mapping[str, Any], evaluation: EvalConfig
     if options.get("data_path") is not None:
         values["data"]["path"] = str(options["data_path"])
     config = parse_config(values)
-    refuse_unused_options(config, changes)
+    warn_unused([config.eval], [f"eval.{name}" for name, value in changes.items() if value is not None])
     return config
 
 

@@ -109,7 +109,7 @@ def test_a_value_is_what_it_is_whatever_hydra_reads_in_it(value: Any, override: 
         ([], {"encoding": "rope", "seed": object()}, "is no value of a key"),
         ([], {"encoding": "rope", "config_dir": "nowhere"}, "config_dir=nowhere is not a folder"),
         (["hydra.mode=MULTIRUN"], {"encoding": "rope"}, "call train once for each"),
-        ([], {"encoding": "rope", "eval": {"stride": 3}}, "has no effect"),
+        ([], {"encoding": "rope", "data.subset": "x"}, "has no effect"),
         ([], {"encoding": "rope", "train.steps": {}}, "train.steps={} names no key and changes nothing"),
     ],
 )
@@ -191,7 +191,6 @@ def test_a_run_to_score_is_named_in_any_of_the_commands_ways(made: Any, folder: 
         ({"run": "rope"}, "'rope' is the name of several runs"),
         ({"lengths": [0]}, "must be positive"),
         ({"with_": "alibi"}, "alibi"),
-        ({"stride": 3}, "has no effect"),
         ({"protocol": "slidin"}, "sliding"),
         ({"code": "nowhere.py"}, "nowhere.py is not a file"),
     ],

@@ -13,11 +13,10 @@ import torch
 from pe_bench.checkpoints.model import CheckpointModel
 from pe_bench.checkpoints.opened import begin_of_text, open_checkpoint, train_length_of
 from pe_bench.checkpoints.source import PREFIX, Source, load_config, read_source
-from pe_bench.config.checks import refuse_unused, refuse_unused_options
 from pe_bench.config.compose import compose
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config, without_none
-from pe_bench.config.schema import CheckpointConfig, Config, TokenizerConfig
+from pe_bench.config.schema import CheckpointConfig, Config, TokenizerConfig, warn_unused
 from pe_bench.data.packed import load_data_of, summary
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.tokenizer import load_file
@@ -96,8 +95,9 @@ def prepare_checkpoint(
         "plain": plain,
     }
     config = parse_config(values)
-    refuse_unused([config], overrides)
-    refuse_unused_options(config, changes)
+    typed = [parse_override(text).key for text in overrides]
+    typed += [f"eval.{name}" for name, value in changes.items() if value is not None]
+    warn_unused([config.eval], typed)
     return _prepare(_up_to_longest(config), source, loaded, planner)
 
 

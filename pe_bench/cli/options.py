@@ -48,7 +48,7 @@ def number(text: str) -> float:
 
 
 def results_folder(path: str) -> Path:
-    from pe_bench.config.checks import check_folder
+    from pe_bench.system.paths import check_folder
 
     return check_folder(path, "--results-dir")
 
@@ -88,7 +88,7 @@ def complete_speed(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the runs in the folder of results, but for names in which a shell would read more."""
-    from pe_bench.config.checks import NAME
+    from pe_bench.config.schema import NAME
 
     runs = sorted((Path(ctx.params["results_dir"]) / "runs").glob(f"{incomplete}*/config.yaml"))
     return [path.parent.name for path in runs if NAME.fullmatch(path.parent.name)]

@@ -6,13 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pe_bench.config.checks import check_folder
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.speed.request import Request, read_request, with_examples
 from pe_bench.inspection.speed.rows import read_rows
 from pe_bench.system.grid import draw, show
+from pe_bench.system.paths import check_folder
 from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:

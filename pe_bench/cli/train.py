@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_bench.cli.app import PRINTED
-from pe_bench.config.checks import check_folder
 from pe_bench.config.hydra_main import call_hydra, complete_overrides, is_sweep
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, require
 from pe_bench.runs.gather import results_file
 from pe_bench.sweep.grid import check_sweep
+from pe_bench.system.paths import check_folder
 from pe_bench.system.signals import Stopped
 
 if TYPE_CHECKING:

@@ -48,21 +48,6 @@ def name_job_in_error(overrides: Sequence[str]) -> Iterator[None]:
         raise UserError(f"{error} (the job {' '.join(overrides)})") from error
 
 
-def explain_swept_option(option: str, without: str, with_: str) -> str:
-    """Say how to sweep over the values `with_` and `without` of a group: `option` is for `with_` alone."""
-    chosen, (key, value) = parse_override(with_), option.split("=", 1)
-    group, name = chosen.key, chosen.value
-    line = f"{key.removeprefix(f'{group}.')}: {value}"
-    both = f"{option} is for {with_} and not for {without}"
-    if group == "task":  # tasks share no table: one sweep over both gains nothing
-        return f"{both}: sweep over {with_} in a command that leaves {without} out"
-    return (
-        f"{both}: to sweep over both, write the option into a file of your "
-        f"own, FOLDER/{group}/NAME.yaml with the lines 'defaults: [{name}]' and '{line}', and say "
-        f"--config-dir FOLDER and {group}=NAME for {with_}"
-    )
-
-
 def cause(error: BaseException | None) -> UserError | None:
     """Return the `UserError` that an error of Hydra's was raised from, where there is one."""
     while error is not None and not isinstance(error, UserError):

@@ -1,13 +1,12 @@
 """Turn the plain values that Hydra composed into a typed configuration."""
 
-import dataclasses
 import os
 import typing
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pe_bench.config.checks import check_config
 from pe_bench.config.schema import (
     FIELD_OF_KEY,
     KEY_OF_FIELD,
@@ -22,9 +21,6 @@ from pe_bench.errors import UserError, require
 from pe_bench.system.paths import check_name, expand_path
 from pe_bench.values import check_type, shown, unknown
 
-T = TypeVar("T")
-
-
 SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -34,13 +30,12 @@ def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
     Raises `UserError` for an unknown key, a value of the wrong type or one that cannot work.
     """
     _check_texts(values)
+    sections = {**SECTIONS, "checkpoint": CheckpointConfig}
     parsed: dict[str, Any] = {}
     hints = typing.get_type_hints(Config)
     for key, value in values.items():
-        if key in SECTIONS:
-            parsed[key] = _parse_section(SECTIONS[key], value, key)
-        elif key == "checkpoint":
-            parsed[key] = _parse_section(CheckpointConfig, value, key)
+        if key in sections:
+            parsed[key] = _parse_section(sections[key], value, key)
         elif key in KEYS:
             parsed[key] = _parse_value(value, hints[key], key)
         else:
@@ -48,13 +43,13 @@ def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
     if "encoding" not in parsed:
         raise UserError("no encoding is named: say encoding=rope, or `pe-bench list encodings`")
     config = _with_home(Config(**parsed, search=tuple(search)))
-    check_config(config)
+    config.check()
     return config
 
 
 def to_plain(config: Config) -> dict[str, Any]:
     """Turn a configuration back into plain values under the keys that people type."""
-    values = dataclasses.asdict(config)
+    values = asdict(config)
     del values["search"]
     for section in ("checkpoint", "task"):
         if values[section] is None:
@@ -66,19 +61,20 @@ def to_plain(config: Config) -> dict[str, Any]:
     return values
 
 
-def _parse_section(section: type[T], values: Any, name: str) -> T:
+def _parse_section(section: type[Any], values: Any, name: str) -> Any:
+    hints = {
+        key: hint for key, hint in typing.get_type_hints(section).items() if key in section.__match_args__
+    }
     if not isinstance(values, dict):
-        first = next(iter(typing.get_type_hints(section)))
+        first = next(iter(hints))
         raise UserError(f"{name} is a group of keys and cannot be {shown(values)}: say {name}.{first}=VALUE")
-    hints = typing.get_type_hints(section)
-    known = {KEY_OF_FIELD.get(field_name, f"{name}.{field_name}") for field_name in hints}
+    fields = {KEY_OF_FIELD.get(field_name, f"{name}.{field_name}"): field_name for field_name in hints}
     parsed = {}
     for key, value in values.items():
         full = f"{name}.{key}"
-        if full not in known:
-            raise UserError(unknown(full, "key", known))
-        field_name = str(FIELD_OF_KEY.get(full, key))
-        parsed[field_name] = _parse_value(value, hints[field_name], full)
+        if full not in fields:
+            raise UserError(unknown(full, "key", fields))
+        parsed[fields[full]] = _parse_value(value, hints[fields[full]], full)
     return section(**parsed)
 
 
@@ -110,11 +106,11 @@ def _with_home(config: Config) -> Config:
     data = config.data
     if data.source == "files":
         paths = {name: expanded(getattr(data, name), f"data.{name}") for name in ("path", "validation_path")}
-        data = dataclasses.replace(data, **paths)
+        data = replace(data, **paths)
         for name, path in paths.items():  # which a run's configuration has in full
             check_name(os.path.realpath(path or ""), f"data.{name}=")
     folders = {name: expanded(getattr(config, name), name) for name in ("results_dir", "cache_dir")}
-    return dataclasses.replace(config, data=data, **folders)
+    return replace(config, data=data, **folders)
 
 
 def parse_lengths(text: str) -> list[int]:

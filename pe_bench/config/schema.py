@@ -1,13 +1,19 @@
-"""The types of a configuration and their defaults.
+"""The types of a configuration, their defaults, and what each section refuses.
 
 The YAML files under `configs/` say the same defaults with comments for people; a test holds
 the two together. Nothing heavy is imported here: a mistake must be answered at once.
 """
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pe_bench.errors import UserError, require
+from pe_bench.system.terminal import say
+from pe_bench.values import shown
 
 Precision = Literal["auto", "float32", "bfloat16"]
 ScorePrecision = Literal["float32", "bfloat16"]
@@ -20,11 +26,42 @@ MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
 MIN_PAIRED_LENGTH = 2  # tokens: a target and one that it sees
 MAX_DEFAULT_BLOCK = 128
+MAX_THREADS = 1_024
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1 + 1 / 32, 1.125, 1.25, 1.5, 2, 4, 8, 16)  # times the training length
+NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
+FILES, HUB = "data=files", "a data set of the Hub"
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class Section:
+    """A group of keys, whose numbers are positive but for those that may be zero."""
+
+    section: ClassVar[str]
+    may_be_zero: ClassVar[tuple[str, ...]] = ()
+
+    def check(self) -> None:
+        """Raise `UserError` for a value that cannot work."""
+        for key in fields(self):
+            value, name = getattr(self, key.name), f"{self.section}.{key.name}"
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                continue
+            if key.name in self.may_be_zero:
+                require(value >= 0, f"{name} must not be negative, and is {value}")
+            else:
+                require(value > 0, f"{name} must be positive, not {value}")
+
+    def refuse_unused(self, chosen: str, used: dict[str, tuple[bool, str]]) -> None:
+        """Raise `UserError` for a key without effect; used: whether each has one, and what gives it."""
+        for name, (is_used, by) in used.items():
+            value = getattr(self, name)
+            if not is_used and value != getattr(type(self), name):
+                key = f"{self.section}.{name}"
+                raise UserError(f"{key}={value} has no effect with {chosen}: remove it, or choose {by}", key)
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    section = "model"
     name: str = "tiny"
     d_model: int = 128
     n_layers: int = 4
@@ -34,9 +71,18 @@ class ModelConfig:
     d_ff: int = 344
     tie_embeddings: bool = True
 
+    def check(self) -> None:
+        super().check()
+        require(
+            self.n_heads % self.n_kv_heads == 0,
+            f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.n_kv_heads}: "
+            "each key head serves the same number of query heads",
+        )
+
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section):
+    section = "data"
     name: str = "stdlib"
     source: Literal["stdlib", "files", "hub", "task"] = "stdlib"
     path: str | None = None
@@ -48,17 +94,58 @@ class DataConfig:
     max_tokens: int | None = None
     validation_fraction: float = 0.2
 
+    def check(self) -> None:
+        files, hub = self.source == "files", self.source == "hub"
+        needs = f"data={self.name} needs"
+        require(not files or self.path is not None, f"{needs} a folder or a file: say data.path=DIR")
+        require(not hub or self.path is not None, f"{needs} a dataset: say data.path=OWNER/NAME")
+        fraction = self.validation_fraction
+        require(0 < fraction < 1, f"data.validation_fraction must lie between 0 and 1, not {fraction}")
+        require(
+            self.validation_path is None or fraction == DataConfig.validation_fraction,
+            f"data.validation_fraction={fraction} has no effect with data.validation_path: remove one",
+        )
+        super().check()
+        is_text, of_any = self.source != "task", f"{FILES} or {HUB}"
+        self.refuse_unused(
+            f"data={self.name}",
+            {
+                "path": (files or hub, of_any),
+                "validation_path": (files, FILES),
+                "subset": (hub, HUB),
+                "revision": (hub, HUB),
+                "text_column": (files or hub, of_any),
+                "max_tokens": (is_text, FILES),
+                "validation_fraction": (is_text, FILES),
+            },
+        )
+
 
 @dataclass(frozen=True)
-class TokenizerConfig:
+class TokenizerConfig(Section):
+    section = "tokenizer"
     kind: Literal["bytes", "bpe", "hub", "file"] = "bytes"
     name: str | None = None
     revision: str | None = None
     vocab_size: int | None = None
 
+    def check(self) -> None:
+        hub, file = self.kind == "hub", self.kind == "file"
+        named = self.name is not None
+        require(not hub or named, "tokenizer=hub needs a name: say tokenizer.name=gpt2")
+        require(not file or named, "tokenizer=file needs a file: say tokenizer.name=FOLDER/tokenizer.json")
+        used = {
+            "name": (hub or file, "tokenizer=hub or tokenizer=file"),
+            "revision": (hub, "tokenizer=hub"),
+            "vocab_size": (self.kind == "bpe", "tokenizer=bpe"),
+        }
+        self.refuse_unused(f"tokenizer={self.kind}", used)
+        super().check()
+
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Section):
+    section, may_be_zero = "train", ("warmup_steps", "weight_decay", "final_lr")
     length: int = 128
     steps: int | None = None
     tokens: int = 1_024_000
@@ -89,9 +176,34 @@ class TrainConfig:
         """Windows in one step."""
         return self.batch_tokens // self.length
 
+    def check(self) -> None:
+        super().check()
+        length, tokens = self.length, self.batch_tokens
+        require(self.final_lr <= 1, f"train.final_lr is a share of train.lr from 0 to 1, not {self.final_lr}")
+        require(
+            all(0 <= beta < 1 for beta in self.betas), f"train.betas must lie in [0, 1), not {self.betas}"
+        )
+        require(length >= 2, f"train.length must be at least 2 tokens, not {length}")
+        require(
+            tokens % length == 0,
+            f"train.batch_tokens={tokens} is not a multiple of train.length={length}: "
+            f"try train.batch_tokens={length * max(1, round(tokens / length))}",
+        )
+        parts = f"train.micro_batches={self.micro_batches}"
+        if self.processes > 1:
+            parts = f"train.processes={self.processes}" + (
+                f" times {parts}" if self.micro_batches > 1 else ""
+            )
+        require(
+            self.batch % (self.processes * self.micro_batches) == 0,
+            f"{parts} does not divide the {self.batch} windows of a step "
+            f"(train.batch_tokens={tokens} / train.length={length})",
+        )
+
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Section):
+    section, may_be_zero = "eval", ("seed",)
     lengths: list[int] | None = None
     max_length: int | None = None
     protocol: Protocol = "paired"
@@ -122,14 +234,43 @@ class EvalConfig:
         """The tokens in a target block: by default a power of two, which has parts for every length."""
         return self.target_tokens or 1 << min(MAX_DEFAULT_BLOCK, train_length).bit_length() - 1
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """Return the keys that scoring does not read, each with the protocols that read it."""
+        protocol, of_each = self.protocol, {"nonoverlapping", "sliding"}
+        read_with = {
+            "targets": {"paired", "task"},
+            "max_length": {"paired", *of_each},
+            "target_tokens": {"paired"},
+            "stride": {"sliding"},
+            "tokens": {*of_each, *([protocol] if self.per_position else [])},
+        }
+        return {key: " or ".join(sorted(of)) for key, of in read_with.items() if protocol not in of}
+
+    def check(self) -> None:
+        super().check()
+        protocol, controls = self.protocol, self.controls
+        require(self.lengths != [], "eval.lengths is empty: name lengths, or null for the default ones")
+        for length in self.lengths or []:
+            require(length > 0, f"eval.lengths must be positive whole numbers, and {length} is not")
+        require(
+            controls not in ("all", "offset") or protocol in ("paired", "task"),
+            f"eval.controls={controls} has no effect with eval.protocol={protocol}: "
+            "remove it, or set eval.protocol=paired",
+        )
+
 
 @dataclass(frozen=True)
-class ReportConfig:
+class ReportConfig(Section):
+    section = "report"
     margin: float = MARGIN
 
+    def check(self) -> None:
+        check_margin(self.margin, "report.margin")
+
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
     """The checkpoint that a run scores in place of training a model.
 
     identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
@@ -137,6 +278,7 @@ class CheckpointConfig:
     theirs. plain: it keeps transformers' own attention.
     """
 
+    section = "checkpoint"
     source: str
     identity: str
     train_length_from: str
@@ -168,16 +310,109 @@ class Config:
     checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a checkpoint
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, in which an encoding's file may lie
 
+    def check(self) -> None:
+        """Raise `UserError` for what cannot work; each text says the value and the way out."""
+        _check_part(self.encoding, "encoding")
+        _check_name(self.encoding.get("name"), "encoding.name")
+        for section in (self.model, self.data, self.tokenizer):
+            section.check()
+        self._check_task()
+        if self.checkpoint is None:
+            self.train.check()
+        for section in (self.eval, self.report):
+            section.check()
+        shortest = min(self.eval.resolved_lengths(self.train.length))
+        require(
+            self.eval.protocol != "paired" or shortest >= MIN_PAIRED_LENGTH,
+            f"length {shortest} is too short for eval.protocol=paired: "
+            f"choose {MIN_PAIRED_LENGTH} tokens or more",
+        )
+        require(self.seed >= 0, f"seed must not be negative, and is {self.seed}")
+        require(
+            self.threads == "auto" or (isinstance(self.threads, int) and 0 < self.threads <= MAX_THREADS),
+            f"threads must be auto or a positive whole number up to {MAX_THREADS}, not {self.threads!r}",
+        )
+        require(
+            self.device in ("auto", "cpu") or self.device.split(":")[0] == "cuda",
+            f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}",
+        )
+        require(
+            self.train.processes == 1 or ":" not in self.device,
+            f"device={self.device} is one GPU, but train.processes={self.train.processes} "
+            "needs one for each: say device=cuda",
+        )
+
+    def _check_task(self) -> None:
+        """Raise `UserError` where only some of the data, the task and the protocol are those of a task."""
+        protocol, name = f"eval.protocol={self.eval.protocol}", f"data={self.data.name}"
+        if self.data.source != "task":
+            require(self.task is None, f"a task has examples of its own: leave {name} out")
+            message = f"{protocol} scores answers, and {name} has none: leave it out"
+            require(self.eval.protocol != "task", message)
+            return
+        require(self.task is not None, "data=task needs a task: say task=NAME, such as task=majority")
+        message = f"{protocol} scores text, and a task has answers: leave it out"
+        require(self.eval.protocol == "task", message)
+        require(
+            self.tokenizer.kind == "bytes" or self.checkpoint is not None,
+            f"a task has tokens of its own: leave tokenizer={self.tokenizer.kind} out",
+        )
+        message = "a task is not scored by position: leave eval.per_position out"
+        require(not self.eval.per_position, message)
+        controls = self.eval.controls
+        message = f"eval.controls={controls} changes the context of text, which a task lacks: leave it out"
+        require(controls in ("auto", "none"), message)
+
 
 KEYS = tuple(field.name for field in fields(Config) if field.name not in ("search", "checkpoint"))
-SECTIONS = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "tokenizer": TokenizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "report": ReportConfig,
+SECTIONS: dict[str, type[Section]] = {
+    kind.section: kind
+    for kind in (ModelConfig, DataConfig, TokenizerConfig, TrainConfig, EvalConfig, ReportConfig)
 }
 # `from` is a word of Python's, and so cannot name a field.
 FIELD_OF_KEY = {"train.from": "from_run"}
 KEY_OF_FIELD = {field: key for key, field in FIELD_OF_KEY.items()}
+
+
+def check_margin(margin: float, key: str) -> None:
+    """Raise `UserError` for a margin that leaves nothing between holding and failing."""
+    message = f"{key} must be above 0 and below {FAILURE} bits per byte (failing), not {margin}"
+    require(0 < margin < FAILURE, message)
+
+
+def warn_unused(evaluations: Sequence[EvalConfig], keys: Sequence[str]) -> None:
+    """Say which of the keys that a command names no scoring of its runs reads."""
+    first = evaluations[0]
+    for key, protocols in first.unused.items():
+        value = getattr(first, key)
+        is_unused = all(key in evaluation.unused for evaluation in evaluations)
+        if f"eval.{key}" in keys and is_unused and value != getattr(EvalConfig, key):
+            chosen = f"eval.protocol={first.protocol}"
+            say(f"warning: eval.{key}={value} has no effect with {chosen}: it is for {protocols}")
+
+
+def _check_part(part: dict[str, Any], key: str) -> None:
+    """Raise `UserError` for a part of an encoding, or an encoding in an option, without a class."""
+    specification = part.get("class")
+    require(
+        isinstance(specification, str) and specification != "",
+        f"{key}.class must be text such as module:Class or file.py:Class, not {shown(specification)}: "
+        f"name it in the YAML file of the {key.split('.')[0]}",
+    )
+    modifiers = part.get("modifiers") or {}
+    require(isinstance(modifiers, dict), f"{key}.modifiers must name modifiers, not {shown(modifiers)}")
+    for name, modifier in modifiers.items():
+        _check_name(name, "a modifier's name")
+        message = f"{key}.modifiers.{name} must hold a class, not {shown(modifier)}"
+        require(isinstance(modifier, dict), message)
+        _check_part(modifier, f"{key}.modifiers.{name}")
+    for option, value in part.items():
+        if option != "modifiers" and isinstance(value, dict) and "class" in value:
+            _check_part(value, f"{key}.{option}")
+
+
+def _check_name(name: Any, key: str) -> None:
+    require(
+        isinstance(name, str) and NAME.fullmatch(name) is not None,
+        f"{key} must be letters, digits and the signs . + - _, not {shown(name)}: it names the run's folder",
+    )

@@ -30,29 +30,25 @@ KEYS_BY_OTHER_NAMES = {
 }
 
 
-class UnusableKeyError(UserError):
-    """An override whose key is unknown, or has no effect."""
-
-
 def search_override(search: Sequence[Path]) -> list[str]:
     """Return the override that lets Hydra find files in a person's own folders, or none without folders."""
     files = [f"file://{folder.resolve()}" for folder in search]
     return [f"{SEARCH_PATH}={quote(files)}"] if files else []
 
 
-def unknown_key(key: str, values: Mapping[str, Any]) -> UnusableKeyError:
+def unknown_key(key: str, values: Mapping[str, Any]) -> UserError:
     """Return the error for a key that is none of `values`, a configuration as it was composed."""
     known = [*_flatten(values), "modifier", "experiment"]
     section, _, name = key.rpartition(".")
     part = _part_at(values, section)
     if part is not None:
-        return UnusableKeyError(_unknown_option(key, part), key)
+        return UserError(_unknown_option(key, part), key)
     other_name = close_to(name, KEYS_BY_OTHER_NAMES, 0.9)
     if other_name and not close_to(key, known, 0.9):
         meant = KEYS_BY_OTHER_NAMES[other_name[0]]
-        return UnusableKeyError(f"unknown key '{key}': did you mean '{meant}'?", key)
+        return UserError(f"unknown key '{key}': did you mean '{meant}'?", key)
     dotted = [other for other in known if "." in other]
-    return UnusableKeyError(unknown(key, "key", dotted if "." in key else known), key)
+    return UserError(unknown(key, "key", dotted if "." in key else known), key)
 
 
 def _part_at(values: Mapping[str, Any], section: str) -> Mapping[str, Any] | None:

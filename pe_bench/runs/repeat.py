@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from pe_bench.config.checks import obeyed
 from pe_bench.config.groups import config_dir
 from pe_bench.config.override import parse_overrides, quote
-from pe_bench.config.schema import DataConfig, EvalConfig
+from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.signatures import read_part
 from pe_bench.encodings.source import digest
 from pe_bench.errors import UserError
@@ -141,9 +140,6 @@ class Repeater:
         composed = self._composed(tuple(overrides))
         for section in (*NAME_IN_GROUP, "train", "eval"):
             overrides += _differences(section, config.get(section, {}), composed[section])
-        overrides = obeyed(
-            overrides, DataConfig(**config.get("data", {})), EvalConfig(**config.get("eval", {}))
-        )
         return [override for override in overrides if override not in self._default_overrides(task)]
 
     def _task_overrides(self, task: Mapping[str, Any] | None) -> list[str]:

@@ -7,19 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.checks import refuse_unused
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import ONE_OF_EACH, OPTIONS_OF_GROUP, names_in
+from pe_bench.config.groups import OPTIONS_OF_GROUP, names_in
 from pe_bench.config.hydra_errors import (
     explain_hydra_errors,
-    explain_swept_option,
     name_job_in_error,
     takes_list,
 )
 from pe_bench.config.override import parse_override
 from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import Config
-from pe_bench.config.unknown_keys import UnusableKeyError
+from pe_bench.config.schema import Config, warn_unused
 from pe_bench.errors import UserError
 from pe_bench.sweep.launchers import require_one_start
 from pe_bench.system.progress import progress_bar
@@ -59,19 +56,16 @@ def check_sweep(overrides: Sequence[str], search: Sequence[Path], check: Callabl
         for override, each in zip(discrete, values, strict=True)
     ]
 
-    def parse(chosen: Sequence[str]) -> Config:
-        return parse_config(compose([*plain, *chosen], search), search)
-
     combinations = _combinations(composed)
     with progress_bar("sweep", len(combinations)) as bar:
         for place, chosen in enumerate(combinations):
             first = "checking every value before the first job starts" if place == 0 else None
             bar.show(place, f"checking {' '.join(chosen)}", first)
             with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
-                configs.append(_parse_job(parse, chosen, values, plain))
+                configs.append(parse_config(compose([*plain, *chosen], search), search))
                 if place < MAX_CHECKED:
                     check(configs[-1])
-    refuse_unused(configs, overrides)
+    warn_unused([config.eval for config in configs], [parse_override(text).key for text in overrides])
     keys = tuple(override.get_key_element() for override in swept)
     return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
 
@@ -87,35 +81,6 @@ def _refuse_parts_of_lists(overrides: Sequence[str]) -> None:
                 f"say '{key}=[{value}]' for one list, '{key}=[...],[...]' for several",
                 key,
             )
-
-
-def _parse_job(
-    parse: Callable[[Sequence[str]], Config],
-    chosen: Sequence[str],
-    values: Sequence[Sequence[str]],
-    plain: Sequence[str],
-) -> Config:
-    """Parse the job of `chosen`, one of each of the `values`. Raise `UserError`."""
-    try:
-        return parse(chosen)
-    except UnusableKeyError as error:
-        option = next((option for option in plain if parse_override(option).key == error.key), None)
-        group = error.key.partition(".")[0]
-        swept = next((value for value in chosen if parse_override(value).key == group), None)
-        others = next((each for each in values if swept in each), ())
-        if option and swept and group in ONE_OF_EACH:
-            for other in others:
-                if _parses(parse, [other if value == swept else value for value in chosen]):
-                    raise UserError(explain_swept_option(option, swept, other)) from error
-        raise
-
-
-def _parses(parse: Callable[[Sequence[str]], Config], overrides: Sequence[str]) -> bool:
-    try:
-        parse(overrides)
-    except UserError:
-        return False
-    return True
 
 
 def _values(override: Any, search: Sequence[Path]) -> list[str]:

@@ -172,8 +172,8 @@ def _work(state: JobState, context: LaunchContext, config: Config, pipe: Connect
 
 
 def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
-    from pe_bench.config.checks import check_folder
     from pe_bench.experiment import describe_failures, finish, prepare
+    from pe_bench.system.paths import check_folder
 
     check_folder(config.results_dir, "results_dir", is_written=True)
     job, plans = prepare(config)

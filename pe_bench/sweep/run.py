@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pe_bench.config.checks import obeyed
 from pe_bench.config.compose import parse_composed
 from pe_bench.config.groups import SEARCH_PATH
 from pe_bench.config.hydra_main import call_hydra, config_flags
@@ -92,8 +91,6 @@ class _Task:
         except Exception as error:
             fail(SweepFolder(self.context.sweep), state, error)
             return
-        # A sweep may hold keys that only others of its jobs obey; this one's own command may not.
-        state = replace(state, command=self._command(obeyed(overrides, config.data, config.eval)))
         if config.threads == "auto":
             config = replace(config, threads=cores_each(hydra, self.swept.jobs))
         run_in_child(state, self.context, config)

@@ -28,6 +28,21 @@ def expand_path(path: str | Path, key: str = "") -> Path:
     return expanded
 
 
+def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
+    """Return the folder, which need not exist yet.
+
+    Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
+    """
+    require(str(folder) != "", f"{key} is empty: name a folder")
+    path = expand_path(folder, f"{key}=")
+    existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path())
+    require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
+    if is_written and not os.access(existing, os.W_OK):
+        way_out = f"say {key}=FOLDER with one that can, or change its permissions"
+        raise UserError(f"{key}={folder}: {existing} cannot be written: {way_out}", key)
+    return path
+
+
 def check_name(name: str, key: str = "") -> None:
     """Raise `UserError` for a name that would damage the files that hold it."""
     sign = "${" if "${" in name else next(iter(CONTROL.findall(name)), "")

@@ -190,8 +190,6 @@ def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> N
         (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
         (["--with", "randomized", "--force"], "needs ids"),
         (["train.length=x"], "train.length=x is not a whole number"),
-        (["eval.tokens=300"], "eval.tokens=300 has no effect with eval.protocol=paired"),
-        (["--stride", "8"], "--stride has no effect with --protocol paired"),
         (["--where", "seed<3"], "--where has no effect on a checkpoint"),
         (["--all", "--key-tokens-of", "rope"], "--all, --key-tokens-of has no effect on a checkpoint"),
         (["--code", "mine.py"], "--code has no effect on a checkpoint"),

@@ -131,25 +131,19 @@ def test_eval_options_change_what_is_scored(begin, command, folder):
         before = after
     strided = rows("--protocol", "sliding", "--stride", "4")
     assert strided.keys() > before, "rows of two strides stand beside each other"
-    outcome = command("eval", "--stride", "4", *results)
-    assert (
-        outcome.code == 2
-        and "--stride has no effect with --protocol paired: remove it, or say --protocol sliding"
-        in outcome.line
-    )
-    outcome = command("eval", "--targets", "4", "--protocol", "nonoverlapping", *results)
-    assert (
-        outcome.code == 2
-        and "--targets has no effect with --protocol nonoverlapping: remove it, or say --protocol paired"
-        in outcome.line
-    )
 
 
-def test_an_argument_that_nothing_would_obey_is_refused_before_anything_is_written(train, folder):
-    for arguments in (["eval.stride=4"], ["-m", "eval.stride=4,8"], ["-m", "eval.stride=4", "seed=0,1"]):
+def test_a_key_that_scoring_does_not_read_is_told_once_and_changes_nothing(train, command, folder):
+    told = "warning: eval.stride=4 has no effect with eval.protocol=paired: it is for sliding"
+    assert told not in train("encoding=nope").err
+    for arguments in (["eval.stride=4"], ["-m", "eval.stride=4", "seed=0,1"]):
         outcome = train("encoding=nope", *arguments)
-        assert outcome.code == 2 and "eval.stride=4 has no effect with eval.protocol=paired" in outcome.line
-    assert not (folder / "results").exists()
+        assert outcome.code == 0 and outcome.err.count(told) == 1, outcome.err
+    outcome = command("eval", "--stride", "4", "--results-dir", str(folder / "results"))
+    assert outcome.code == 0 and outcome.err.count(told) == 1
+    both = train("-m", "encoding=nope", "eval.stride=4", "eval.protocol=paired,sliding")
+    assert both.code == 0 and told not in both.err, "one of the runs reads it"
+    assert train("encoding=nope", "data.subset=x").code == 2
 
 
 def test_a_run_is_scored_under_another_protocol_than_the_one_its_arguments_were_for(train, command, folder):

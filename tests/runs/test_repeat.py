@@ -7,7 +7,6 @@ import pytest
 import yaml
 from support.results import ROW
 
-from pe_bench.config.checks import refuse_unused
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
@@ -73,27 +72,6 @@ def test_overrides_from_a_configuration_compose_to_the_same_run(overrides):
     again = composed(found)
     assert name_of(again) == name_of(config), found
     assert (again.eval, again.train) == (config.eval, config.train), found
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["experiment=quick", "eval.protocol=sliding", "eval.stride=9"],
-        ["eval.stride=9", "eval.tokens=100", "data.text_column=body"],
-        ["data=files", "data.path=x", "data.validation_path=y", "data.validation_fraction=0.5"],
-    ],
-)
-def test_keys_that_the_run_does_not_obey_are_not_among_its_overrides(overrides):
-    config = composed(overrides)
-    found = Repeater().overrides(as_written(config), "float32")
-    again = composed(found)
-    refuse_unused([again], found)
-    assert name_of(again) == name_of(config), found
-    assert (
-        (again.eval.protocol == "sliding")
-        == ("eval.stride=9" in found)
-        == ("eval.protocol=sliding" in overrides)
-    )
 
 
 def test_overrides_survive_a_shell():

@@ -248,7 +248,6 @@ def test_controls_are_scored_once_and_report_progress(tmp_path: Path) -> None:
 
 
 def test_requesting_controls_under_another_protocol_is_refused(tmp_path: Path) -> None:
-    from pe_bench.config.checks import check_config
     from pe_bench.config.schema import Config, TrainConfig
 
     config = Config(
@@ -257,7 +256,7 @@ def test_requesting_controls_under_another_protocol_is_refused(tmp_path: Path) -
         eval=replace(EVAL, controls="all", protocol="sliding", target_tokens=BLOCK),
     )
     with pytest.raises(UserError, match="controls=all .*protocol=sliding"):
-        check_config(config)
+        config.check()
 
 
 # offset: which positions
