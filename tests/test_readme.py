@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_readme_shows_the_commands_that_matter():
     shown = "\n".join(command for command, _ in commands(README))
-    for needed in ("scripts/demo", "scripts/test", "pe-bench train encoding=rope", "pe-bench report"):
+    for needed in ("scripts/demo", "pe-bench train encoding=rope", "pe-bench report"):
         assert needed in shown
     assert "pe-bench eval --lengths 512,2048" in shown
 
@@ -62,8 +62,9 @@ def test_every_file_that_the_readme_links_to_exists():
         assert link.startswith("http") or (ROOT / link).exists(), link
 
 
-def test_the_readmes_tree_names_what_there_is():
-    tree = re.search(r"```text\npe_bench/\n(.*?)```", README, flags=re.DOTALL)
+def test_the_tree_of_folders_names_what_there_is():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = re.search(r"```text\npe_bench/\n(.*?)```", page, flags=re.DOTALL)
     assert tree is not None
     named = set(re.findall(r"^ +([\w/.]+)", tree[1], flags=re.MULTILINE))
     shown = {name.rstrip("/") for name in named}
@@ -71,9 +72,15 @@ def test_the_readmes_tree_names_what_there_is():
     assert shown == there
 
 
-def test_the_readme_lists_every_encoding():
+def test_the_page_of_families_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8")
+    assert "yarn factor=4" in run_all(page, tmp_path, monkeypatch, capsys)
+
+
+def test_the_page_of_families_lists_every_encoding():
+    page = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8")
     names = {path.stem for path in (ROOT / "configs" / "encoding").glob("*.yaml")}
-    assert {name for name in names if f"`{name}`" in README} == names
+    assert {name for name in names if f"`{name}`" in page} == names
 
 
 @pytest.mark.full
