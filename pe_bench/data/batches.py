@@ -138,8 +138,8 @@ class Windows:
 
     def batch(self, count: int, seed: int, step: int) -> Batch:
         """Return `count` windows, equal for equal arguments."""
-        found = self.windows.batch(count, seed, step)
-        return Batch(*found) if isinstance(found, tuple) else Batch(found)
+        drawn = self.windows.batch(count, seed, step)
+        return Batch(*drawn) if isinstance(drawn, tuple) else Batch(drawn)
 
 
 def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:

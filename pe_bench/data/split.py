@@ -91,12 +91,12 @@ def without_overlap(validation: Sequence[Document], training: Sequence[Document]
     """Return the validation documents of which at most 30 % is in training, and none as a whole."""
     total = sum(len(document.text) for document in training)
     rate = 1 << max(0, (total // KEPT_WINDOWS).bit_length())
-    known = _in_order([_sampled(document.text, rate) for document in training])
+    hashes = _in_order([_sampled(document.text, rate) for document in training])
     copies = {document.sha256 for document in training}
     return [
         document
         for document in validation
-        if document.sha256 not in copies and _share(document.text, known, rate) <= MAX_SHARE
+        if document.sha256 not in copies and _share(document.text, hashes, rate) <= MAX_SHARE
     ]
 
 
@@ -132,9 +132,9 @@ def _in_order(parts: list[np.ndarray]) -> np.ndarray:
     return np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
 
 
-def _share(text: bytes, known: np.ndarray, rate: int) -> float:
+def _share(text: bytes, trained: np.ndarray, rate: int) -> float:
     hashes = _in_order([_sampled(text, rate)])  # sorted, because that makes the search five times as fast
-    if not len(hashes) or not len(known):
+    if not len(hashes) or not len(trained):
         return 0.0
-    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-    return float(np.mean(known[places] == hashes))
+    indices = np.minimum(np.searchsorted(trained, hashes), len(trained) - 1)
+    return float(np.mean(trained[indices] == hashes))

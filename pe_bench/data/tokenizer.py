@@ -195,8 +195,8 @@ def load_hub(config: TokenizerConfig) -> SubwordTokenizer:
 
 def characters_of_bytes() -> list[str]:
     """Return the character that byte-level tokenizers write for each byte: itself, or one from 256 on."""
-    others = iter(range(256, 512))
-    return [chr(byte if byte in PRINTED else next(others)) for byte in range(256)]
+    substitutes = iter(range(256, 512))
+    return [chr(byte if byte in PRINTED else next(substitutes)) for byte in range(256)]
 
 
 def write_byte_tokenizer(folder: Path) -> None:

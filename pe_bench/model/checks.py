@@ -135,12 +135,12 @@ def watched_hooks(encoding: nn.Module) -> Iterator[Callable[[], str]]:
 
     The name is empty where none of the hooks did: the number was in what the first of them was given.
     """
-    found: list[str] = []
+    culprits: list[str] = []
     watched = [(part, hook) for part in encoding.modules() for hook in _changed_hooks(part)]
     for part, hook in watched:
-        object.__setattr__(part, hook, _watched(getattr(part, hook), hook, found))
+        object.__setattr__(part, hook, _watched(getattr(part, hook), hook, culprits))
     try:
-        yield lambda: "".join(found[:1])
+        yield lambda: "".join(culprits[:1])
     finally:
         for part, hook in watched:
             object.__delattr__(part, hook)
@@ -155,12 +155,12 @@ def _changed_hooks(part: nn.Module) -> list[str]:
     return []
 
 
-def _watched(hook: Callable[..., Any], name: str, found: list[str]) -> Callable[..., Any]:
+def _watched(hook: Callable[..., Any], name: str, culprits: list[str]) -> Callable[..., Any]:
     @functools.wraps(hook)
     def call(*arguments: Any, **options: Any) -> Any:
         result = hook(*arguments, **options)
-        if not found and not _is_finite(result, may_hide=name in LOGITS):
-            found.append(_describe_hook(hook) if _is_finite((arguments, options)) else "")
+        if not culprits and not _is_finite(result, may_hide=name in LOGITS):
+            culprits.append(_describe_hook(hook) if _is_finite((arguments, options)) else "")
         return result
 
     return call

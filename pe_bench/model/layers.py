@@ -20,9 +20,9 @@ from pe_bench.native import layers as native
 EPSILON = 1e-5  # of every norm
 
 
-def is_native(x: Tensor, *others: Tensor) -> bool:
+def is_native(x: Tensor, *more: Tensor) -> bool:
     """Return whether compiled code serves these tensors."""
-    single = all(tensor.dtype == torch.float32 for tensor in (x, *others))
+    single = all(tensor.dtype == torch.float32 for tensor in (x, *more))
     on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     return single and on_cpu and x.numel() > 0 and native.usable_layers().library is not None
 
@@ -43,9 +43,9 @@ def projections(x_BTD: Tensor, norm: RMSNorm, *linear: nn.Linear) -> tuple[Tenso
     """Return the norm of x, and each layer's output for it."""
     weights = [layer.weight for layer in linear]
     if torch.is_grad_enabled() and is_native(x_BTD, norm.weight, *weights):
-        found = _Projections.apply(x_BTD, norm.weight, *weights)
-        assert isinstance(found, tuple)
-        return found
+        outputs = _Projections.apply(x_BTD, norm.weight, *weights)
+        assert isinstance(outputs, tuple)
+        return outputs
     normed_BTD = norm(x_BTD)
     return normed_BTD, *(layer(normed_BTD) for layer in linear)
 
@@ -63,9 +63,9 @@ def nll_of_logits(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
         return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
     if not torch.is_grad_enabled():
         return native.nll(logits_NV.contiguous(), targets_N.contiguous())[0]
-    found = _NLL.apply(logits_NV.contiguous(), targets_N.contiguous())
-    assert isinstance(found, Tensor)
-    return found
+    nll_N = _NLL.apply(logits_NV.contiguous(), targets_N.contiguous())
+    assert isinstance(nll_N, Tensor)
+    return nll_N
 
 
 def feedforward_after(
@@ -78,9 +78,11 @@ def feedforward_after(
     down: nn.Linear,
 ) -> Tensor:
     """Return x plus what attention read plus the feedforward layer of both."""
-    found = _Feedforward.apply(x_BTD, read_BTD, *(layer.weight for layer in (output, norm, gate, up, down)))
-    assert isinstance(found, Tensor)
-    return found
+    output_BTD = _Feedforward.apply(
+        x_BTD, read_BTD, *(layer.weight for layer in (output, norm, gate, up, down))
+    )
+    assert isinstance(output_BTD, Tensor)
+    return output_BTD
 
 
 class _Projections(torch.autograd.Function):

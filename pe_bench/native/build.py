@@ -105,8 +105,8 @@ def find_compiler() -> str | None:
 
 
 def compiler_names() -> Sequence[str]:
-    wanted = os.environ.get("CXX", "").strip()
-    return (wanted,) if wanted else COMPILERS
+    named = os.environ.get("CXX", "").strip()
+    return (named,) if named else COMPILERS
 
 
 def _words(command: str) -> list[str]:

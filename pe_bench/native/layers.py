@@ -30,13 +30,13 @@ TOLERANCE = 1e-5  # how far from float64 a result may be when the code is first 
 @functools.cache
 def usable_layers() -> Kernel:
     """Return the compiled code, if it is here and computes what it should on this processor; else why not."""
-    found = kernel()
-    if found.library is None:
-        return found
+    compiled = kernel()
+    if compiled.library is None:
+        return compiled
     worst = _error()
     if not worst < TOLERANCE:
-        return Kernel(None, f"the layers that {found.description} made are wrong by {worst:.1e} here")
-    return found
+        return Kernel(None, f"the layers that {compiled.description} made are wrong by {worst:.1e} here")
+    return compiled
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -83,13 +83,13 @@ def nll_backward(slope_N: Tensor, logits_NV: Tensor, targets_N: Tensor, normaliz
     return of_logits
 
 
-def _call(name: str, rows: Tensor, *given: Any) -> None:
+def _call(name: str, rows: Tensor, *arguments: Any) -> None:
     """Call a function for all rows of a tensor."""
     library = kernel().library
     assert library is not None
     width = rows.shape[-1]
     count = ctypes.c_int64(rows.numel() // width)
-    values = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in given]
+    values = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
     library[name](count, ctypes.c_int64(width), torch.get_num_threads(), *values)
 
 
@@ -103,12 +103,12 @@ def _error() -> float:
     targets = torch.randint(width, (rows,), generator=generator)
     normed, factor = rms_norm(x, weight, epsilon)
     nll_N, normalizers = nll(4 * x, targets)
-    found = [normed, *rms_norm_backward(slope, x, weight, factor, up)]
+    results = [normed, *rms_norm_backward(slope, x, weight, factor, up)]
     both = torch.cat([x, up], -1)
-    found += [swiglu(both), swiglu_backward(slope, both)]
-    found += [nll_N, nll_backward(slope[:, 0].contiguous(), 4 * x, targets, normalizers)]
+    results += [swiglu(both), swiglu_backward(slope, both)]
+    results += [nll_N, nll_backward(slope[:, 0].contiguous(), 4 * x, targets, normalizers)]
     exact = _exact(x.double(), weight.double(), slope.double(), up.double(), targets, epsilon)
-    errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(found, exact, strict=True)]
+    errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(results, exact, strict=True)]
     return float(torch.stack(errors).detach().max())  # a NaN stays one
 
 
@@ -145,9 +145,9 @@ def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return x [B, H, n, K] with its first pairs turned; tables are [n, pairs] or [B, 1, n, pairs]."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return _rotated(x, cosines, sines, 1.0)
-    found = _Rotation.apply(x, cosines, sines)
-    assert isinstance(found, Tensor)
-    return found
+    turned = _Rotation.apply(x, cosines, sines)
+    assert isinstance(turned, Tensor)
+    return turned
 
 
 class _Rotation(torch.autograd.Function):

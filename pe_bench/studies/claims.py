@@ -146,14 +146,14 @@ class Measurements:
         if of == "level":
             rows = [self.at(series, length, protocol) for series in (first, second)]
             return self.paired(pairs_by_seed(*rows))
-        ours, others = (
+        ours, theirs = (
             {pair[0].seed: pair for pair in self._changes(series, length, protocol)}
             for series in (first, second)
         )
-        seeds = sorted(ours.keys() & others.keys())
+        seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
             return NOT_SCORED
-        return paired_changes([ours[seed] for seed in seeds], [others[seed] for seed in seeds], self._files)
+        return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._files)
 
     def answers(self, series: Series, length: int) -> tuple[Interval | None, TaskVerdict | None]:
         """Return the share of a task's examples that are right, and the verdict on it."""
@@ -269,9 +269,9 @@ def _breaks_first(claim: Claim, scores: Measurements, length: int) -> Finding:
     return Finding("holds" if earlier else "contradicted", measured, decided_at)
 
 
-def _breaks_where_other_holds(verdicts: Mapping[int, str], others: Mapping[int, str]) -> set[int]:
+def _breaks_where_other_holds(verdicts: Mapping[int, str], other: Mapping[int, str]) -> set[int]:
     broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
-    return broken & {length for length, verdict in others.items() if verdict in ("holds", "improves")}
+    return broken & {length for length, verdict in other.items() if verdict in ("holds", "improves")}
 
 
 def _late_tokens(claim: Claim, scores: Measurements, length: int) -> Finding:

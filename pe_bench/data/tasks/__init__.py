@@ -120,7 +120,7 @@ def require_at_least(least: int, value: int, option: str) -> None:
 
 def symbol_texts(count: int) -> list[str]:
     """Return the texts of so many symbols: letters where they are enough, else numbers."""
-    return [chr(ord("a") + place) for place in range(count)] if count <= 26 else [*map(str, range(count))]
+    return [chr(ord("a") + number) for number in range(count)] if count <= 26 else [*map(str, range(count))]
 
 
 @dataclass(frozen=True)
@@ -158,15 +158,15 @@ def build_task(values: Mapping[str, Any]) -> Task:
     """Return the task of a configuration's section `task`. Raises `UserError`."""
     values = dict(values)
     name = values.pop("name", None)
-    known = names_in("task")
-    if name not in known:
-        raise UserError(unknown(str(name), "task", known))
+    names = names_in("task")
+    if name not in names:
+        raise UserError(unknown(str(name), "task", names))
     task_class = _class_of(str(name))
     hints = typing.get_type_hints(task_class)
     options = [field.name for field in fields(task_class)]
     for option in values:
         if option not in options:
-            raise UserError(unknown(f"task.{option}", "key", [f"task.{known}" for known in options]))
+            raise UserError(unknown(f"task.{option}", "key", [f"task.{names}" for names in options]))
     return task_class(
         **{option: check_type(value, hints[option], f"task.{option}") for option, value in values.items()}
     )
@@ -180,9 +180,9 @@ def describe(task: Task) -> str:
 
 def _class_of(name: str) -> type[Task]:
     module = importlib.import_module(f"pe_bench.data.tasks.{name}")
-    [found] = [
+    [task_class] = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Task) and value.__module__ == module.__name__
     ]
-    return found
+    return task_class

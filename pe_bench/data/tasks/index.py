@@ -50,8 +50,8 @@ class Index(Task):
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
         string = rng.permutation(self.symbols)[:size]
-        place = int(rng.integers(size))
-        offset = int(rng.choice([offset for offset in self._offsets if 0 <= place + offset < size]))
+        index = int(rng.integers(size))
+        offset = int(rng.choice([offset for offset in self._offsets if 0 <= index + offset < size]))
         begin, separator, sign = self.ids(BEGIN, SEPARATOR, f"{offset:+}")
-        tokens = np.array([begin, *string, separator, string[place], sign, string[place + offset]])
+        tokens = np.array([begin, *string, separator, string[index], sign, string[index + offset]])
         return Example(tokens, np.arange(size + 5) == size + 4)

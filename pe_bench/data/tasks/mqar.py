@@ -37,7 +37,7 @@ class MultiQueryRecall(Task):
 
     @property
     def symbols_and_signs(self) -> list[str]:
-        return [*(f"{kind}{place}" for kind in "kv" for place in range(self.symbols)), BLANK, BEGIN]
+        return [*(f"{kind}{number}" for kind in "kv" for number in range(self.symbols)), BLANK, BEGIN]
 
     @property
     def chance(self) -> float:

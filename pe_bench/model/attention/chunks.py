@@ -44,7 +44,7 @@ def fused_chunk_attention(
 def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tuple[int, int, list[range]]]:
     """Return where each chunk of queries begins and ends, and the ranges of keys that it may see."""
     is_biased = encoding.overrides("bias", "distance_bias")
-    found, start, tokens = [], 0, q.shape[-2]
+    chunks, start, tokens = [], 0, q.shape[-2]
     while start < tokens:
         stop = min(start + CHUNK_QUERIES, tokens)
         ranges = _seen(encoding, start, stop, window)
@@ -52,9 +52,9 @@ def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tupl
         if is_biased and fitting < stop - start:
             stop = start + max(1, fitting)
             ranges = _seen(encoding, start, stop, window)
-        found.append((start, stop, ranges))
+        chunks.append((start, stop, ranges))
         start = stop
-    return found
+    return chunks
 
 
 def _seen(encoding: LayerEncoding, start: int, stop: int, window: int | None) -> list[range]:
@@ -97,11 +97,11 @@ def _attend_once(
 
     Each key appears once for each term, with zeros in the places of the others.
     """
-    width, places = terms[0][0].q.shape[-1], len(terms)
+    width, count = terms[0][0].q.shape[-1], len(terms)
     wide_k = torch.cat(
         [
-            functional.pad(term.k[..., seen, :], (place * width, (places - place - 1) * width))
-            for place, (term, seen) in enumerate(terms)
+            functional.pad(term.k[..., seen, :], (index * width, (count - index - 1) * width))
+            for index, (term, seen) in enumerate(terms)
         ],
         -2,
     )
@@ -112,14 +112,14 @@ def _attend_once(
 
 def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTerm, slice]]:
     """Return the terms of visible pairs, and for each the keys from the first visible one to the last."""
-    found = []
+    shown = []
     for term in terms:
         mask = visible & term.mask
         # As bytes: to find the largest of these is many times faster than to find whether any is true.
         keys = mask.flatten(0, -2).view(torch.uint8).amax(0).nonzero()
         if len(keys):
-            found.append((term._replace(mask=mask), slice(int(keys[0]), int(keys[-1]) + 1)))
-    return found
+            shown.append((term._replace(mask=mask), slice(int(keys[0]), int(keys[-1]) + 1)))
+    return shown
 
 
 def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
@@ -193,8 +193,8 @@ class Near:
         self._of_query, _ = _from_the_last(tables.of_query, dtype)
         self._of_key, self._last_of_key = _from_the_last(tables.of_key, dtype)
         self._of_value, self.last_of_value = _from_the_last(tables.of_value, dtype)
-        others = (self._of_query, self._of_key, self._of_value)
-        rows = [table.shape[-2] for table in others if table is not None]
+        tables_by_distance = (self._of_query, self._of_key, self._of_value)
+        rows = [table.shape[-2] for table in tables_by_distance if table is not None]
         # How many keys before a query have a row of their own.
         self.reach = max(0, max(rows, default=0) - 1)
         fitting = CHUNK_ELEMENTS // (q.shape[0] * q.shape[1] * (CHUNK_QUERIES + self.reach))
@@ -260,5 +260,5 @@ def _from_the_last(table: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | N
     """Return the rows but the last, less the last one, if there are any; and the last one."""
     if table is None:
         return None, None
-    others, last = table.to(dtype).tensor_split([-1], -2)
-    return others - last if others.shape[-2] else None, last
+    rest, last = table.to(dtype).tensor_split([-1], -2)
+    return rest - last if rest.shape[-2] else None, last

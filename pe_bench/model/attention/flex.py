@@ -52,7 +52,7 @@ def fused_flex_attention(
     """Serve encodings that `can_flex`; `window` as in `attention`."""
     queries, keys = project(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
-    output, found = flex(
+    output, sums = flex(
         _at_least(MIN_WIDTH, scale_queries(encoding, queries)),
         _at_least(MIN_WIDTH, keys.x),
         _at_least(MIN_WIDTH, v),
@@ -62,7 +62,7 @@ def fused_flex_attention(
         return_aux=AuxRequest(lse=null is not None),
     )
     output = output[..., : v.shape[-1]]
-    return output if null is None else (output * share_of_keys(found.lse.unsqueeze(-1), null)).to(v.dtype)
+    return output if null is None else (output * share_of_keys(sums.lse.unsqueeze(-1), null)).to(v.dtype)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
@@ -174,14 +174,14 @@ def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
     some = (furthest >= 0) & (nearest < window)
     # In a block that the text does not fill, some rows are not queries.
     filled = (block < tokens // BLOCK).unsqueeze(-1)
-    whole = (nearest >= 0) & (furthest < window) & filled
+    full = (nearest >= 0) & (furthest < window) & filled
     # As a tensor, so that all windows are one kernel.
     limit = torch.tensor(window, device=device)
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < limit)
 
-    return _blocked(some, whole, seen, tokens)
+    return _blocked(some, full, seen, tokens)
 
 
 def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
@@ -191,7 +191,7 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
     """
     tokens, device = queries.x.shape[-2], queries.x.device
     blocks = _blocks(tokens)
-    somes, wholes, places = [], [], []
+    somes, fulls, tile_indices = [], [], []
     # Tile 0 hides everything, tile 1 nothing.
     tiles = [torch.stack([torch.zeros(BLOCK, BLOCK), torch.ones(BLOCK, BLOCK)]).bool().to(device)]
     count = torch.ones((), dtype=torch.long, device=device)  # of tiles so far, less one
@@ -199,25 +199,25 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
     for start in range(0, tokens, chunk):
         rows = _visible_rows(encoding, queries, keys, window, start, min(start + chunk, tokens))
         tiled = rows.view(rows.shape[0], -1, BLOCK, blocks, BLOCK).transpose(2, 3)
-        some, whole = tiled.flatten(3).any(-1), tiled.flatten(3).all(-1)
-        mixed = some & ~whole
+        some, full = tiled.flatten(3).any(-1), tiled.flatten(3).all(-1)
+        mixed = some & ~full
         numbered = count + mixed.flatten().cumsum(0).view_as(mixed)
         count = count + mixed.sum()
         somes.append(some)
-        wholes.append(whole)
-        places.append(torch.where(mixed, numbered, whole.long()))
+        fulls.append(full)
+        tile_indices.append(torch.where(mixed, numbered, full.long()))
         tiles.append(tiled[mixed])
-    some, whole, place = (torch.cat(parts, 1) for parts in (somes, wholes, places))
-    return _blocked(some, whole, _seen_in(torch.cat(tiles), place.int()), tokens)
+    some, full, tile_index = (torch.cat(parts, 1) for parts in (somes, fulls, tile_indices))
+    return _blocked(some, full, _seen_in(torch.cat(tiles), tile_index.int()), tokens)
 
 
-def _seen_in(tile: Tensor, place: Tensor) -> Seen:
+def _seen_in(tile: Tensor, tile_index: Tensor) -> Seen:
     """Return a function that reads tiles [.., BLOCK, BLOCK], one of them for each block [1 or H, n, n]."""
-    is_shared = place.shape[0] == 1
+    is_shared = tile_index.shape[0] == 1
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        own = place[0 if is_shared else head, query // BLOCK, key // BLOCK]
-        return tile[own, query % BLOCK, key % BLOCK]
+        index = tile_index[0 if is_shared else head, query // BLOCK, key // BLOCK]
+        return tile[index, query % BLOCK, key % BLOCK]
 
     return seen
 
@@ -228,28 +228,28 @@ def _visible_rows(
     """Return which keys these queries see [1 or H, Q, N], in whole blocks: what no text fills is hidden."""
     tokens = queries.x.shape[-2]
     ranges = encoding.ranges(start, stop)
-    found = []
+    parts = []
     for one in ranges if window is None else intersection(ranges, latest(window, start, stop)):
         some_queries, some_keys = slice_tokens(queries, start, stop), slice_tokens(keys, one.start, one.stop)
         visible = encoding.visible(some_queries, some_keys)
         if window is not None:
             visible = visible & (some_queries.index.unsqueeze(-1) - some_keys.index < window)
-        found.append((one, visible if visible.dim() == 3 else visible.unsqueeze(0)))
-    heads = max((visible.shape[0] for _, visible in found), default=1)
+        parts.append((one, visible if visible.dim() == 3 else visible.unsqueeze(0)))
+    heads = max((visible.shape[0] for _, visible in parts), default=1)
     shape = heads, BLOCK * _blocks(stop - start), BLOCK * _blocks(tokens)
     rows = torch.zeros(shape, dtype=torch.bool, device=queries.x.device)
-    for one, visible in found:
+    for one, visible in parts:
         rows[:, : stop - start, one.start : one.stop] = visible
     return rows
 
 
-def _blocked(some: Tensor, whole: Tensor, seen: Seen, tokens: int) -> BlockMask:
+def _blocked(some: Tensor, full: Tensor, seen: Seen, tokens: int) -> BlockMask:
     """Return the mask `seen`: some blocks [.., n, n] have visible pairs, and some of these no others."""
-    mixed = some & ~whole
+    mixed = some & ~full
     kv_num_blocks, kv_indices = _listed(mixed)
-    full_kv_num_blocks, full_kv_indices = _listed(whole)
+    full_kv_num_blocks, full_kv_indices = _listed(full)
     q_num_blocks, q_indices = _listed(mixed.mT)
-    full_q_num_blocks, full_q_indices = _listed(whole.mT)
+    full_q_num_blocks, full_q_indices = _listed(full.mT)
     return BlockMask(
         seq_lengths=(tokens, tokens),
         kv_num_blocks=kv_num_blocks,

@@ -314,12 +314,12 @@ class NegligibleKeys:
         """Return [B, H, M]: how far products with a block before `start` can exceed a query's own."""
         blocks = start // BLOCK
         q = self._q[:, :, start:stop].to(self._radii.dtype)
-        own = (q * self._k[:, :, start:stop]).sum(-1, keepdim=True)
+        own_score = (q * self._k[:, :, start:stop]).sum(-1, keepdim=True)
         # Autocast would make half precision of the product, and rounding would break the bound.
         with torch.autocast(q.device.type, enabled=False):
             at_centre = q @ self._centres[:, :, :blocks].mT
         around = q.norm(dim=-1, keepdim=True) * self._radii[:, :, None, :blocks]
-        return self._scale * (at_centre + around - own).amax(-2)
+        return self._scale * (at_centre + around - own_score).amax(-2)
 
 
 def is_worthwhile(table: Tensor) -> bool:
@@ -335,8 +335,8 @@ def log_epsilon(dtype: torch.dtype) -> float:
 
 def _blocks(x: Tensor, dim: int) -> Tensor:
     """Return the axis of tokens as [M, BLOCK], without what fills no block."""
-    whole = x.shape[dim] // BLOCK
-    return x.narrow(dim, 0, whole * BLOCK).unflatten(dim, (whole, BLOCK))
+    count = x.shape[dim] // BLOCK
+    return x.narrow(dim, 0, count * BLOCK).unflatten(dim, (count, BLOCK))
 
 
 def _rms(x: Tensor) -> Tensor:

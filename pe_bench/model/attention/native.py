@@ -101,13 +101,13 @@ def usable_tiled_kernel() -> Kernel:
     return _tried(tiled_kernel(), torch.bfloat16)
 
 
-def _tried(found: Kernel, dtype: torch.dtype) -> Kernel:
-    if found.library is None:
-        return found
-    worst = _error_of(found.library, dtype)
+def _tried(kernel: Kernel, dtype: torch.dtype) -> Kernel:
+    if kernel.library is None:
+        return kernel
+    worst = _error_of(kernel.library, dtype)
     if not worst < TOLERANCE[dtype]:
-        return Kernel(None, f"the kernel that {found.description} made is wrong by {worst:.1e} here")
-    return found
+        return Kernel(None, f"the kernel that {kernel.description} made is wrong by {worst:.1e} here")
+    return kernel
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
@@ -144,9 +144,9 @@ def _backward_once(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, table, null, output, normalizers = ctx.saved_tensors
     of_table = ctx.needs_input_grad[3]
     library = _library(q.dtype)
-    found = _backward(library, q, k, v, table, output, normalizers, gradient, ctx.scale, of_table)
+    gradients = _backward(library, q, k, v, table, output, normalizers, gradient, ctx.scale, of_table)
     of_null = None if null is None else gradient_of_null(null, _lse(normalizers), output, gradient)
-    return *found, of_null, None
+    return *gradients, of_null, None
 
 
 def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
@@ -237,13 +237,13 @@ def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     table = torch.randn(heads, tokens, generator=generator)
     scale = 1 / math.sqrt(width)
     output, normalizers = _forward(library, q, k, v, table, scale)
-    found = (output, *_backward(library, q, k, v, table, output, normalizers, slope, scale, of_table=True))
+    results = (output, *_backward(library, q, k, v, table, output, normalizers, slope, scale, of_table=True))
     leaves = [leaf.double().requires_grad_() for leaf in (q, k, v, table)]
     distance = torch.arange(tokens).unsqueeze(-1) - torch.arange(tokens)
     with torch.enable_grad():
         logits = scale * leaves[0] @ leaves[1].mT + leaves[3][:, distance.clamp(min=0)]
         exact = logits.masked_fill(distance < 0, -math.inf).softmax(-1) @ leaves[2]
         gradients = torch.autograd.grad((exact * slope).sum(), leaves)
-    pairs = zip(found, (exact.detach(), *gradients), strict=True)
+    pairs = zip(results, (exact.detach(), *gradients), strict=True)
     errors = [(a - b).abs().max() / b.abs().max() for a, b in pairs if a is not None]
     return float(torch.stack(errors).max())  # a NaN stays one
