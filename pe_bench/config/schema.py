@@ -91,6 +91,7 @@ class DataConfig(Section):
     revision: str | None = None
     text_column: str = "text"
     newlines: Literal["universal", "keep"] = "universal"
+    encoding: str = "utf-8"
     max_tokens: int | None = None
     validation_fraction: float = 0.2
 
@@ -105,6 +106,10 @@ class DataConfig(Section):
             self.validation_path is None or fraction == DataConfig.validation_fraction,
             f"data.validation_fraction={fraction} has no effect with data.validation_path: remove one",
         )
+        try:
+            " ".encode(self.encoding)
+        except LookupError as error:
+            raise UserError(f"data.encoding={self.encoding} is no encoding of text: utf-8 is one") from error
         super().check()
         is_text, of_any = self.source != "task", f"{FILES} or {HUB}"
         self.refuse_unused(
@@ -115,6 +120,8 @@ class DataConfig(Section):
                 "subset": (hub, HUB),
                 "revision": (hub, HUB),
                 "text_column": (files or hub, of_any),
+                "newlines": (is_text, FILES),
+                "encoding": (files, FILES),
                 "max_tokens": (is_text, FILES),
                 "validation_fraction": (is_text, FILES),
             },

@@ -14,6 +14,7 @@ from pe_bench.config.schema import DataConfig
 from pe_bench.errors import UserError
 
 TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".json": "json", ".parquet": "parquet"}
+MAX_NAMED = 10  # files that are no text
 ROWS = 256  # of Parquet that are in memory at once
 # Not the standard library itself: tests, other people's packages, applications, copies, and tables.
 LEFT_OUT = {
@@ -82,6 +83,10 @@ def read_newlines(text: bytes, newlines: str) -> bytes:
 # Files: a text file is one document, a row of a JSON lines or Parquet file is one.
 
 
+class NoTextError(Exception):
+    """An error about a file that is no text; its text says where."""
+
+
 def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     """Yield every document under `path`, a folder or one file, in the order of the names.
 
@@ -95,13 +100,25 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     files = files_in(root, key) if root.is_dir() else [root]
     if not files:
         raise UserError(f"{key}={path} holds no files (hidden ones are ignored): put text files into it", key)
-    is_empty = True
+    is_empty, problems = True, list[str]()
     for file in files:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
-        for document in _documents_in(file, name, config):
-            if document.text:
-                is_empty = False
-                yield document
+        try:
+            for document in _documents_in(file, name, config):
+                is_empty = is_empty and not document.text
+                if document.text and not problems:
+                    yield document
+        except NoTextError as error:  # all of them are named at once
+            problems.append(f"{name} ({error})")
+    if problems:
+        names = ", ".join(problems[:MAX_NAMED])
+        more = f" and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
+        raise UserError(
+            f"{key}={path}: {len(problems)} of {len(files)} files cannot be read as {config.encoding} text: "
+            f"{names}{more}: convert them, take them out of the folder, or say data.encoding=NAME, such as "
+            "latin-1",
+            key,
+        )
     if is_empty:
         what = f"only empty files ({len(files)})" if root.is_dir() else "no text"
         raise UserError(f"{key}={path} holds {what}: choose files that have text in them", key)
@@ -123,7 +140,7 @@ def files_in(folder: Path, key: str) -> list[Path]:
                 f"{key}: {error.filename!s:.200} cannot be read: {error.strerror}", key
             ) from error
         folders += [entry.path for entry in shown if entry.is_dir(follow_symlinks=False)]
-        paths += [Path(entry.path) for entry in shown if entry.is_file()]
+        paths += [Path(entry.path) for entry in shown if os.path.isfile(entry)]
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
@@ -132,7 +149,7 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
     if path.stat().st_size == 0:
         return
     if table is None:
-        yield Document(name, read_newlines(_text_in(path), config.newlines))
+        yield Document(name, read_newlines(_text_in(path, config.encoding), config.newlines))
         return
     try:
         rows = _parquet_rows(path, config.text_column) if table == "parquet" else _json_rows(path)
@@ -145,18 +162,16 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
         raise UserError(f"{path} cannot be read as {table}: {reason}") from error
 
 
-def _text_in(path: Path) -> bytes:
+def _text_in(path: Path, encoding: str) -> bytes:
+    """Return the text of a file in UTF-8. Raises `NoTextError`."""
     try:
-        text = path.read_bytes()
-        text.decode()
+        text = path.read_bytes().decode(encoding).encode()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text (byte {error.start}): convert it, or take it out of the folder"
-        ) from error
+        raise NoTextError(error.strerror) from error
+    except UnicodeError as error:
+        raise NoTextError(f"byte {getattr(error, 'start', 0)}") from error
     if b"\0" in text:
-        raise UserError(f"{path} is not text (byte {text.index(0)} is zero): take it out of the folder")
+        raise NoTextError(f"byte {text.index(0)} is zero")
     return text
 
 

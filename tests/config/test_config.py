@@ -152,6 +152,7 @@ def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
         ("data.validation_fraction=1", "between 0 and 1"),
         ("data=files", "say data.path=DIR"),
         ("data.max_tokens=0", "data.max_tokens must be positive, not 0"),
+        ("data.encoding=latin-x", "data.encoding=latin-x is no encoding of text"),
         ("threads=1025", "up to 1024, not 1025"),
         ("train.from=", "train.from is empty"),
         ("data.name=", "data.name is empty"),

@@ -65,6 +65,7 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_empty_files(t
     }
     for name, text in texts.items():
         (tmp_path / name).write_bytes(text.encode())
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     documents, _ = read_corpus(files(tmp_path))
     expected = [Document(name, texts[name].encode()) for name in ("a.py", "b/x.txt", "c.md")]
     assert documents == expected
@@ -140,12 +141,24 @@ def test_a_source_without_text_is_told(tmp_path):
     assert "holds no text" in one_line(files(tmp_path / "a.txt"))
 
 
-@pytest.mark.parametrize("content", [b"ab\0c", b"\xff\xfe", b"caf\xe9"])
-def test_a_file_that_is_not_text_is_named(tmp_path, content):
+def test_all_files_that_are_not_text_are_named_at_once_and_may_have_another_encoding(tmp_path):
     (tmp_path / "good.txt").write_text("good")
-    (tmp_path / "picture.png").write_bytes(content)
+    for number in range(2, 13):
+        (tmp_path / f"{number:02}.txt").write_bytes(b"caf\xe9")
+    assert {document.text for document in read_corpus(files(tmp_path, encoding="latin-1"))[0]} == {
+        b"good",
+        "café".encode(),
+    }
+    (tmp_path / "00.txt").write_bytes(b"ab\0c")
+    (tmp_path / "01.txt").write_bytes("é".encode("utf-16"))
     message = one_line(files(tmp_path))
-    assert str(tmp_path / "picture.png") in message and "take it out" in message
+    assert (
+        f"data.path={tmp_path}: 13 of 14 files cannot be read as utf-8 text: 00.txt (byte 2 is zero), "
+        in message
+    )
+    assert (
+        "01.txt (byte 0), 02.txt (byte 3), " in message and "09.txt (byte 3) and 3 more: convert" in message
+    )
 
 
 def test_a_missing_column_is_told_with_those_there_are(tmp_path):
