@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.inspection.speed.request import Request, read_request, with_examples
-from pe_bench.inspection.speed.rows import read_rows
+from pe_bench.inspection.speed.rows import (
+    Request,
+    Row,
+    read_request,
+    read_rows,
+    with_examples,
+    write_rows,
+)
 from pe_bench.system.grid import draw, show
 from pe_bench.system.paths import check_folder
 from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:
     from pe_bench.encodings.compose import Composition
-    from pe_bench.inspection.speed.rows import Row
-    from pe_bench.inspection.speed.table import Limits
 
 LENGTHS = "512,2048,8192"
 FILE = "speed.csv"
@@ -87,11 +91,8 @@ def _measure(
     asked: Request, first: Sequence[ResolvedEncoding], lengths: Sequence[int], repeats: int | None, file: Path
 ) -> None:
     """first: the subjects of the shortest length, which were composed to be checked."""
-    from pe_bench.inspection.speed.bench import Bench
-    from pe_bench.inspection.speed.limits import matmul_rate, memory_bandwidth
+    from pe_bench.inspection.speed.measure import Bench
     from pe_bench.inspection.speed.passes import dtype_of
-    from pe_bench.inspection.speed.rows import Row, write_rows
-    from pe_bench.inspection.speed.table import Limits
     from pe_bench.model.attention import is_kernel_here, training_kernel
     from pe_bench.system.machine import resolve_device, set_threads
     from pe_bench.system.progress import progress_bar
@@ -100,9 +101,7 @@ def _measure(
     threads, device = set_threads(config.threads), resolve_device(config.device)
     if asked.train and device.type == "cpu" and not is_kernel_here():
         say(f"attention: {training_kernel(device, dtype_of(config, train=True))}")
-    say("measuring what the machine can do")
-    limits = Limits(matmul_rate(device, dtype_of(config, asked.train)), memory_bandwidth(device))
-    bench = Bench(" ".join(asked.shared), asked.train, repeats, device, threads, limits.matmul_rate)
+    bench = Bench(" ".join(asked.shared), asked.train, repeats, device, threads)
     rows: list[Row] = []
     file.parent.mkdir(parents=True, exist_ok=True)
 
@@ -123,16 +122,17 @@ def _measure(
         raise
     finally:
         if rows:
-            _show(rows, limits, file, is_drawn)
+            _show(rows, file, is_drawn)
     if not any(row.status == "ok" for row in rows):
         raise RunError("nothing could be timed: the reasons are below the table")
 
 
-def _show(rows: Sequence["Row"], limits: "Limits", file: Path, is_drawn: bool) -> None:
+def _show(rows: Sequence[Row], file: Path, is_drawn: bool) -> None:
     from pe_bench.inspection.speed.picture import draw_rows
     from pe_bench.inspection.speed.table import grid_of, title
 
-    show(lambda width: draw(grid_of(rows, limits), width))
+    grid = grid_of(rows)
+    show(lambda width: draw(grid, width))
     picture = file.with_suffix(".png")
     if is_drawn and any(row.relative is not None for row in rows):
         draw_rows(rows, title(rows), picture)

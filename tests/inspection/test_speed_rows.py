@@ -10,8 +10,7 @@ from support.timed import CPU, TINY, TRAINED, read, row, written
 
 from pe_bench.errors import RunError
 from pe_bench.inspection.resolve import resolve
-from pe_bench.inspection.speed.bench import Bench
-from pe_bench.inspection.speed.measure import time_pass
+from pe_bench.inspection.speed.measure import Bench, time_pass
 from pe_bench.inspection.speed.passes import ScoringPass, TrainingPass
 from pe_bench.inspection.speed.rows import COLUMNS, read_rows, write_rows
 
@@ -40,7 +39,7 @@ def test_every_encoding_has_a_row_at_every_length_beside_the_reference(speed):
     outcome = speed("rope", "t5")
     assert outcome.code == 0, outcome.err
     rows = written()
-    assert tuple(rows[0]) == COLUMNS
+    assert list(rows[0]) == COLUMNS
     names = ["nope", "rope", "t5"]
     assert [(one["encoding"], one["length"]) for one in rows] == [(n, m) for m in ("16", "32") for n in names]
     for one in rows:
@@ -51,7 +50,7 @@ def test_every_encoding_has_a_row_at_every_length_beside_the_reference(speed):
         wanted = int(one["length"]) / float(one["milliseconds"]) * 1e3
         assert float(one["tokens_per_second"]) == pytest.approx(wanted, rel=1e-2)
     assert {one["relative"] for one in rows if one["encoding"] == "nope"} == {"1.0"}
-    assert all(float(one["share_of_matmul_rate"]) > 0 for one in rows)
+    assert all(float(one["gflops_per_second"]) > 0 for one in rows)
     assert "model.d_model=16" in rows[0]["setting"]
 
 
@@ -60,7 +59,7 @@ def test_the_table_goes_to_standard_output_and_progress_to_standard_error(speed)
     model = "tiny model with d_model=16 n_layers=2 n_heads=2 d_ff=24"
     assert f"scoring one window, {model}, random bytes, float32" in outcome.out
     assert "rope" in outcome.out and "x nope" in outcome.out
-    assert "this machine: " in outcome.out and " GB/s in a copy" in outcome.out
+    assert "GFLOP/s at 32 tokens" in outcome.out
     assert "speed: rope, 32 tokens: " in outcome.err and "speed: " not in outcome.out
     assert "wrote results/speed.csv and results/speed.png" in outcome.err
 
@@ -132,7 +131,7 @@ def test_rows_that_could_not_be_written_are_not_said_to_be(speed, monkeypatch):
     def full(*_):
         raise RunError("results/speed.csv could not be written: no space left on device")
 
-    monkeypatch.setattr("pe_bench.inspection.speed.rows.write_rows", full)
+    monkeypatch.setattr("pe_bench.cli.speed.write_rows", full)
     outcome = speed("rope")
     assert outcome.code == 1 and "wrote" not in outcome.err and not outcome.out
 
@@ -195,8 +194,8 @@ def test_too_little_memory_is_a_row_even_of_the_reference(monkeypatch):
     def too_large(timed, *_):
         raise torch.OutOfMemoryError("it is too much\nby far") if timed.length == 32 else KeyError
 
-    monkeypatch.setattr("pe_bench.inspection.speed.bench.time_pass", too_large)
-    bench = Bench("", False, None, CPU, 1, 1e9)
+    monkeypatch.setattr("pe_bench.inspection.speed.measure.time_pass", too_large)
+    bench = Bench("", False, None, CPU, 1)
     found = list(bench.rows([32], lambda _: resolve(["nope", "rope", *TINY]), lambda *_: None))
     assert [(one.status, one.reason, one.batch) for one in found] == [
         ("out_of_memory", "it is too much by far", 1)
@@ -205,7 +204,7 @@ def test_too_little_memory_is_a_row_even_of_the_reference(monkeypatch):
 
 def test_without_a_reference_there_is_a_time_and_no_ratio():
     (subject,) = resolve(["rope", *TINY])
-    found, _ = Bench("", False, 1, CPU, 1, 1e9).row(subject, 16, None)
+    found, _ = Bench("", False, 1, CPU, 1).row(subject, 16, None)
     assert found.milliseconds is not None and found.relative is None and found.status == "ok"
 
 
@@ -234,7 +233,7 @@ def test_a_fault_leaves_the_picture_of_the_last_command(speed, monkeypatch):
     monkeypatch.setattr(TrainingPass, "run", faulty)
     told = []
     monkeypatch.setattr(
-        "pe_bench.inspection.speed.bench.time_pass", lambda *rest: told.append(1) or time_pass(*rest)
+        "pe_bench.inspection.speed.measure.time_pass", lambda *rest: told.append(1) or time_pass(*rest)
     )
     with pytest.raises(RuntimeError, match="a fault"):
         speed("rope", "--train", *TRAINED)
@@ -281,7 +280,7 @@ def test_ctrl_c_keeps_what_was_measured(speed, monkeypatch):
             raise KeyboardInterrupt
         return time_pass(*arguments)
 
-    monkeypatch.setattr("pe_bench.inspection.speed.bench.time_pass", interrupted)
+    monkeypatch.setattr("pe_bench.inspection.speed.measure.time_pass", interrupted)
     outcome = speed("rope", "alibi")
     assert outcome.code == 130 and outcome.line == "pe-bench: interrupted"
     assert [one["encoding"] for one in written()] == ["nope", "rope", "alibi"]

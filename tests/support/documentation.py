@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pe_bench.cli.program import run
 from pe_bench.config.hydra_main import OVERRIDES_VARIABLE
-from pe_bench.inspection.speed import limits
 
 SHORT = (
     "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=16 train.tokens=8192 "
@@ -36,8 +35,6 @@ def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
     monkeypatch.chdir(folder)
     monkeypatch.setenv(OVERRIDES_VARIABLE, SHORT)
     # What the machine can do is measured in milliseconds.
-    monkeypatch.setitem(limits.MATRIX_SIDES, "cpu", (64,))
-    monkeypatch.setitem(limits.COPIED_BYTES, "cpu", 2**16)
     for path, text in re.findall(r"`(my/[\w/.]+)`:\n+```\w*\n(.*?)```", page, flags=re.DOTALL):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")

@@ -1,22 +1,117 @@
-"""How a pass is timed: in turns with the reference, after a pass of each that warms up."""
+"""How passes are timed: which, in turns with the reference, after one that warms up."""
 
 import gc
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
 
 from pe_bench.encodings import LengthError
 from pe_bench.errors import text_of
-from pe_bench.inspection.speed.passes import Pass
+from pe_bench.inspection.resolve import ResolvedEncoding
+from pe_bench.inspection.speed.passes import Pass, ScoringPass, TrainingPass, dtype_of
+from pe_bench.inspection.speed.rows import Row
 from pe_bench.model.checks import describe_user_code_error
+from pe_bench.system.machine import processor_name
 from pe_bench.system.memory import PeakMemory, give_back_free_memory, is_out_of_memory
+from pe_bench.system.signals import INTERRUPTIONS
+from pe_bench.system.versions import device_name, package_version, today
 from pe_bench.training.trainer import NonFiniteError
 
 REPEATS = 5  # of a pass, at least
 MAX_REPEATS = 25
 SHORT = 0.5  # seconds: a pass is repeated for so long if that is not more often than `MAX_REPEATS`
 LONG = 20.0  # seconds: none begins after so long, though there be fewer than `REPEATS`
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The facts that all rows of a command share."""
+
+    setting: str
+    train: bool
+    repeats: int | None
+    device: torch.device
+    threads: int
+
+    def rows(
+        self,
+        lengths: Sequence[int],
+        choose: Callable[[int], Sequence[ResolvedEncoding]],
+        watch: Callable[[str], None],
+    ) -> Iterator[Row]:
+        """Time short lengths first, and at each the reference, whose pass is timed with all others."""
+        with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
+            self._pass(
+                choose(lengths[0])[0], lengths[0]
+            )()  # the first loads libraries, which cost no encoding
+        for length in lengths:
+            reference: Pass | None = None
+            subjects = choose(length)
+            for number, subject in enumerate(subjects):
+                watch(f"{length:,} tokens, {number + 1} of {len(subjects)}: {subject.label}")
+                row, timed = self.row(subject, length, reference, is_reference=number == 0)
+                reference = timed if number == 0 else reference
+                yield row
+
+    def row(
+        self, subject: ResolvedEncoding, length: int, reference: Pass | None, *, is_reference: bool = False
+    ) -> tuple[Row, Pass | None]:
+        """Time one encoding; return its row, and the pass if there is one."""
+        row, timed = self._empty_row(subject, length), None
+        try:
+            timed = self._pass(subject, length)
+            row = replace(row, batch=timed.batch, path=timed.path, dtype=_name(timed.dtype))
+            timing = time_pass(timed, timed if is_reference else reference, self.repeats)
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
+            outcome = outcome_of(error)
+            if outcome is None:
+                raise
+            status, reason = outcome
+            return replace(row, status=status, reason=reason), None
+        low, high = timing.middle_half or (None, None)
+        numbers = {
+            "milliseconds": timing.median,
+            "milliseconds_min": min(timing.milliseconds),
+            "milliseconds_max": max(timing.milliseconds),
+            "tokens_per_second": timed.batch * length / timing.median * 1e3,
+            "relative": timing.relative,
+            "relative_low": low,
+            "relative_high": high,
+            "peak_memory_mb": timing.peak_memory_mb,
+            "gflops_per_second": timed.flops / timing.median / 1e6,
+        }
+        rounded = {name: None if value is None else round(value, 4) for name, value in numbers.items()}
+        return replace(row, repeats=len(timing.milliseconds), **rounded), timed
+
+    def _pass(self, subject: ResolvedEncoding, length: int) -> Pass:
+        kind = TrainingPass if self.train else ScoringPass
+        return kind(subject.config, subject.spec, length, self.device)
+
+    def _empty_row(self, subject: ResolvedEncoding, length: int) -> Row:
+        return Row(
+            encoding=subject.label,
+            setting=self.setting,
+            model=subject.config.model.name,
+            length=length,
+            kind="train" if self.train else "score",
+            device=device_name(self.device),
+            processor=processor_name(),
+            dtype=_name(dtype_of(subject.config, self.train)),
+            threads=self.threads,
+            torch=torch.__version__,
+            pe_bench=package_version(),
+            date=today(),
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,102 @@
-"""The rows of speed.csv: one for each encoding and length, in each setting and on each machine."""
+"""What `pe-bench speed` is asked to time, and the rows of speed.csv that it writes."""
 
-import csv
 import dataclasses
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
+from pe_bench.config.compose import compose
+from pe_bench.config.groups import encoding_names
+from pe_bench.config.hydra_main import OVERRIDES_VARIABLE
+from pe_bench.config.override import parse_override
+from pe_bench.config.overrides import check_overrides
+from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError, require
+from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
 from pe_bench.system.files import name_write_errors, write_text
+from pe_bench.values import check_type
+
+REFERENCE = "nope"
+SCORE_PRECISION = "eval.precision"
+# Sections and keys that say how the model is and what it runs on, and those without effect.
+SHARED = ("model", "train", "seed", "precision", "threads", "device", "results_dir")
+UNUSED = ("data", "tokenizer", "eval", "report", "experiment", "cache_dir")
+# What is measured: of two rows with the same, the later one holds.
+KEY = ["encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Encodings to time, overrides, and folders with encodings of a person's own."""
+
+    names: tuple[str, ...]
+    overrides: tuple[str, ...]
+    search: tuple[Path, ...]
+    train: bool
+    is_choice: bool = True  # False: all encodings, because none was named
+
+    @property
+    def shared(self) -> list[str]:
+        """Return the overrides that the reference gets too: no option of an encoding and no modifier."""
+        return [text for text in self.overrides if _is_shared(text)]
+
+    def at(self, length: int) -> list[ResolvedEncoding]:
+        """Resolve the reference, then the others, each once. Raises `UserError`."""
+        reference = self.reference(length)
+        others = resolve([*self.names, *self.overrides, *self._train_overrides(length)], self.search)
+        by_label = {encoding.label: encoding for encoding in others} | {reference.label: reference}
+        return sorted(by_label.values(), key=lambda encoding: encoding is not reference)
+
+    def reference(self, length: int) -> ResolvedEncoding:
+        values = self._compose_reference(self._train_overrides(length))
+        return ResolvedEncoding(REFERENCE, parse_config(values, self.search))
+
+    def _train_overrides(self, length: int) -> list[str]:
+        """Return, with --train, the keys of a step of as many windows as `train.batch_tokens` holds."""
+        if not self.train:
+            return []
+        windows = max(1, self._batch_tokens // length)
+        return [f"train.length={length}", f"train.batch_tokens={windows * length}"]
+
+    @cached_property
+    def _batch_tokens(self) -> int:
+        return check_type(self._compose_reference()["train"]["batch_tokens"], int, "train.batch_tokens")
+
+    def _compose_reference(self, overrides: Sequence[str] = ()) -> dict[str, Any]:
+        check_overrides(self.shared, self.search)
+        return compose([f"encoding={REFERENCE}", *self.shared, *overrides], self.search)
+
+
+def read_request(arguments: Sequence[str], train: bool, search: Sequence[Path]) -> Request:
+    """Read the arguments; no name means all encodings. Raises `UserError` for one without effect."""
+    names, overrides = split_arguments(arguments)
+    for text in overrides:
+        override = parse_override(text)
+        is_precision = override.key == SCORE_PRECISION and not train
+        reason = "--train scores nothing" if override.key == SCORE_PRECISION else "speed reads random bytes"
+        require(override.section not in UNUSED or is_precision, f"{text} has no effect: {reason}; remove it")
+        require(
+            not train or override.key != "train.length",
+            f"{text} has no effect: with --train each of --lengths is the training length in turn; remove it",
+        )
+    before = os.environ.get(OVERRIDES_VARIABLE, "").split()
+    every = tuple(names or encoding_names(search))
+    return Request(every, (*before, *overrides), tuple(search), train, is_choice=bool(names))
+
+
+def _is_shared(text: str) -> bool:
+    override = parse_override(text)
+    return override.section in SHARED or override.key == SCORE_PRECISION
+
+
+def with_examples(resolved: ResolvedEncoding) -> ResolvedEncoding:
+    """Add an example for each option that the encoding's class requires."""
+    return replace(resolved, config=replace(resolved.config, encoding=resolved.spec.with_examples().values))
 
 
 @dataclass(frozen=True)
@@ -34,9 +120,7 @@ class Row:
     relative_low: float | None = None  # half of the ratios lie between these two
     relative_high: float | None = None
     peak_memory_mb: float | None = None  # above what was held before the first pass
-    share_of_matmul_rate: float | None = (
-        None  # arithmetic of the pass over that of matrix products in its time
-    )
+    gflops_per_second: float | None = None
     repeats: int = 0
     device: str = ""
     processor: str = ""
@@ -56,32 +140,22 @@ class Row:
         return f"{what}{self.milliseconds:,.1f} ms{relative} ({self.path})"
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 # `pass` is a keyword of Python, and cannot name a field.
-COLUMNS = tuple("pass" if name == "kind" else name for name in FIELDS)
+COLUMNS = ["pass" if field.name == "kind" else field.name for field in dataclasses.fields(Row)]
 
 
-ADDED = {"relative_low", "relative_high"}  # columns that files of older versions lack
+def read_rows(path: Path) -> Any:
+    """Return the rows of a file as a table of texts; none without a file. Raises `UserError`."""
+    import pandas
 
-# What is measured: of two rows with the same, the later one holds.
-KEY = ("encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype")
-
-Cells = Mapping[str, str]
-
-
-def read_rows(path: Path) -> Sequence[Cells]:
-    """Read the rows of a file, as they are spelled; none without a file. Raises `UserError`."""
     if not path.exists():
-        return []
+        return pandas.DataFrame(columns=COLUMNS, dtype=str)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, restval="")
-            known = set(reader.fieldnames or COLUMNS)
-            rows = list(reader)
-    except (OSError, ValueError, csv.Error) as error:
+        rows = pandas.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}): move it away") from error
-    odd = sorted(known ^ set(COLUMNS) - (ADDED - known))
-    require(not odd, f"{path} has other columns than this pe-bench writes ({', '.join(odd)}): move it away")
+    odd = ", ".join(sorted({*rows.columns} ^ {*COLUMNS}))
+    require(not odd, f"{path} has other columns than this pe-bench writes ({odd}): move it away")
     return rows
 
 
@@ -90,20 +164,9 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
     A lock makes the later of two commands read what the other wrote.
     """
-    ours = [dict(zip(COLUMNS, map(_spelled, dataclasses.astuple(row)), strict=True)) for row in rows]
-    measured = {_key(row) for row in ours}
+    import pandas
+
+    texts = [["" if value is None else str(value) for value in dataclasses.astuple(row)] for row in rows]
     with name_write_errors(path), FileLock(path.with_name(path.name + ".lock")):
-        kept = [row for row in read_rows(path) if _key(row) not in measured]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([*kept, *ours])
-        write_text(path, text.getvalue())
-
-
-def _key(row: Cells) -> tuple[str, ...]:
-    return tuple(row[column] for column in KEY)
-
-
-def _spelled(value: object) -> str:
-    return "" if value is None else str(value)
+        every = pandas.concat([read_rows(path), pandas.DataFrame(texts, columns=COLUMNS)])
+        write_text(path, every.drop_duplicates(KEY, keep="last").to_csv(index=False))

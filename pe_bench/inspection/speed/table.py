@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pe_bench.inspection.speed.rows import Row
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid
@@ -12,14 +11,6 @@ LEFT = ("encoding", "attention")
 # Passes of one encoding that differ by this factor were not alone on the machine.
 NOISE = 4.0
 OF_PASS = {"score": "scoring one window", "train": "a training step"}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a machine: operations a second in matrix products, bytes a second in a copy."""
-
-    matmul_rate: float
-    memory_bandwidth: float
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
@@ -48,7 +39,7 @@ def title(rows: Sequence[Row]) -> str:
     )
 
 
-def grid_of(rows: Sequence[Row], limits: Limits) -> Grid:
+def grid_of(rows: Sequence[Row]) -> Grid:
     """Return the table with its title and notes."""
     reference = rows[0].encoding
     columns = [
@@ -56,8 +47,7 @@ def grid_of(rows: Sequence[Row], limits: Limits) -> Grid:
         for column in COLUMNS
     ]
     cells = [[Cell(row.encoding), *map(Cell, _cells(row))] for row in ordered(rows)]
-    notes = [*_notes(rows), *_on_limits(rows, limits)]
-    return Grid(columns, cells, title(rows).split("\n"), notes=notes, keys=2)
+    return Grid(columns, cells, title(rows).split("\n"), notes=_notes(rows), keys=2)
 
 
 def _cells(row: Row) -> list[str]:
@@ -99,6 +89,11 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             f"ms: median of {several} {'pass' if max(counts) == 1 else 'passes'}, after a warm-up pass"
         )
     notes += _on_noise(rows)
+    rates = [
+        (row.length, row.gflops_per_second) for row in rows if row.encoding == name and row.gflops_per_second
+    ]
+    if rates:
+        notes.append(f"{name}: {number(rates[-1][1])} GFLOP/s at {rates[-1][0]:,} tokens")
     if any(row.peak_memory_mb is not None for row in rows):
         notes.append("MB: peak memory above what was in use before the first pass")
     reasons = {f"{row.encoding} at {row.length:,}: {row.reason}" for row in rows if row.reason}
@@ -120,19 +115,3 @@ def _on_noise(rows: Sequence[Row]) -> list[str]:
         f"noisy: passes of {row.encoding} at {row.length:,} took {number(row.milliseconds_min or 0)} to "
         f"{number(row.milliseconds_max or 0)} ms, as happens on a busy machine{advice}"
     ]
-
-
-def _on_limits(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """Say what the machine can do, and how much of it the reference reached at the longest length."""
-    dtype = next((row.dtype for row in rows if row.dtype), "")
-    rate, copied = limits.matmul_rate / 1e9, limits.memory_bandwidth / 1e9
-    speed = f"{number(rate / 1e3)} TFLOP/s" if rate >= 1e3 else f"{number(rate)} GFLOP/s"
-    notes = [f"this machine: {speed} in {dtype} matrix products, {number(copied)} GB/s in a copy"]
-    known = [row for row in rows if row.encoding == rows[0].encoding and row.share_of_matmul_rate is not None]
-    if known:
-        last = known[-1]
-        notes.append(
-            f"{last.encoding} reaches {last.share_of_matmul_rate:.0%} of that matrix speed "
-            f"at {last.length:,} tokens"
-        )
-    return notes
