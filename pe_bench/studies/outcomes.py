@@ -221,16 +221,21 @@ def write_table(path: Path, levels: Sequence[Level]) -> None:
 
 
 def render(outcomes: Outcomes, width: int) -> str:
-    """Return the text for standard output, contradicted claims first."""
-    lines = [*_heading(outcomes.variant), "", *_claims(outcomes.judged)]
-    if outcomes.agreement is not None:
-        lines += ["", _agreement(outcomes.agreement)]
-    elif outcomes.variant.study.ranking is not None:
-        lines += [
-            "",
-            f"no Kendall's tau-b: fewer than {MIN_RANKED} ranked encodings have learned and have scores",
-        ]
-    lines += ["", *_comparison(outcomes)]
+    """Return the text for standard output, contradicted claims first.
+
+    A toy says whether its levels are those of the table, and claims are counted: it cannot judge them.
+    """
+    lines = [*_heading(outcomes.variant), ""]
+    if outcomes.variant.is_quick:
+        lines += [*_comparison(outcomes), "", _counts(outcomes.judged)]
+    else:
+        lines += [*_claims(outcomes.judged), "", _counts(outcomes.judged)]
+        if outcomes.agreement is not None:
+            lines += ["", _agreement(outcomes.agreement)]
+        elif outcomes.variant.study.ranking is not None:
+            few = f"fewer than {MIN_RANKED} ranked encodings have learned and have scores"
+            lines += ["", f"no Kendall's tau-b: {few}"]
+        lines += ["", *_comparison(outcomes)]
     return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(one_line(line), width))
 
 
@@ -256,11 +261,13 @@ def _claims(judged: Sequence[Judged]) -> Iterator[str]:
         for claim in (claim for claim in judged if claim.outcome == outcome):
             yield f"{outcome:<{INDENT}}{sentence_of(claim)}"
             yield f"{'':<{INDENT}}{evidence_of(claim)} (paper: {claim.claim.source})"
+
+
+def _counts(judged: Sequence[Judged]) -> str:
     counts = [f"{sum(claim.outcome == outcome for claim in judged)} {outcome}" for outcome in ORDER]
     is_task = any(claim.claim.protocol == "task" for claim in judged)
     unit = "of the share of examples that are right" if is_task else "in bits per byte"
-    yield ""
-    yield f"{_count(judged, 'claim')}: {', '.join(counts)} (each by a 95 % interval, {unit})"
+    return f"{_count(judged, 'claim')}: {', '.join(counts)} (each by a 95 % interval, {unit})"
 
 
 def _agreement(order: Agreement) -> str:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from support.results import ROW, add_run
 
-from pe_bench.cli import study as command
+from pe_bench.cli import reproduce as command
 from pe_bench.errors import RunError, UserError
 from pe_bench.report.charts import draw
 from pe_bench.report.statistics import Interval
@@ -53,6 +53,19 @@ def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_bel
     index = lines.index("holds         rope holds up to 256")
     assert lines[index + 1].strip() == "change +0.120 [+0.050, +0.200], 3 seeds (paper: table 2, +0.017)"
     assert any(line.strip().startswith("change at 160 +0.120") for line in lines)
+
+
+def test_a_toy_says_first_whether_its_levels_agree_and_counts_its_claims() -> None:
+    outcomes = Outcomes(
+        Variant(STUDY, is_quick=True),
+        [judged("unclear"), judged("holds")],
+        None,
+        compare(levels(1.8, 2.5), levels(1.8, 2.5)),
+        [],
+    )
+    lines = render(outcomes, 100).splitlines()
+    assert lines[5].startswith("toy.csv: 2 of 2 levels agree")
+    assert lines[7].startswith("2 claims: 0 contradicted, 1 holds, 1 unclear") and len(lines) == 8
 
 
 def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
