@@ -1,11 +1,12 @@
 """`pe-bench eval --with`: trained weights under other encodings, through the command."""
 
+import re
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from support.commands import only_run, tiny_overrides
+from support.commands import only_run
 from support.other_scores import encoded, hashes, labels, levels, rows_of
 
 from pe_bench.config.schema import EvalConfig
@@ -17,27 +18,21 @@ from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_wit
 torch.set_num_threads(1)
 
 
-# Curves
-
-
 def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(begin, evaluate, folder):
     begin("encoding=rope")
-    outcome = evaluate("--lengths", "32", "--with", "yarn")
+    outcome = evaluate("--lengths", "32", "--with", "rope_pi")
     assert outcome.code == 0, outcome.err
-    assert sorted(encoded(outcome)) == ["rope", "rope -> yarn factor=4.0", "rope -> yarn factor=auto"]
-    assert labels(folder) == ["rope", "yarn factor=4.0", "yarn factor=auto"]
+    assert sorted(encoded(outcome)) == ["rope", "rope -> rope_pi factor=4.0", "rope -> rope_pi factor=auto"]
+    assert labels(folder) == ["rope", "rope_pi factor=4.0", "rope_pi factor=auto"]
     assert {row.encoding for row in rows_of(folder)} == {"rope"}
     assert len({row.target_hash for row in rows_of(folder)}) == 1
     assert {row.length for row in rows_of(folder) if row.scored_with != "rope"} == {16, 32}
-
-
-def test_factor_auto_is_the_plain_run_at_the_training_length_and_fixed_is_not(begin, evaluate, folder):
-    begin("encoding=rope")
-    evaluate("--lengths", "32", "--with", "rope_pi")
     nll = levels(folder)
-    assert nll["rope_pi factor=auto", 16] == nll["rope", 16]
-    assert nll["rope_pi factor=4.0", 16] != nll["rope", 16]
+    assert nll["rope_pi factor=auto", 16] == nll["rope", 16] != nll["rope_pi factor=4.0", 16]
     assert len({nll[label, 32] for label in labels(folder)}) == 3
+    before = (only_run(folder) / "eval.csv").read_text()
+    evaluate("--with", "rope_pi factor=4")
+    assert (only_run(folder) / "eval.csv").read_text() == before, "fixed is its number"
 
 
 def test_one_of_the_two_curves_can_be_asked_for(begin, evaluate, folder):
@@ -46,37 +41,21 @@ def test_one_of_the_two_curves_can_be_asked_for(begin, evaluate, folder):
     assert labels(folder) == ["rope", "rope_ntk factor=auto", "yarn factor=4.0"]
     assert evaluate("--with", "rope_pi factor=null").code == 0, "null is the window's, as in training"
     assert "rope_pi factor=auto" in labels(folder) and "rope_pi factor=4.0" not in labels(folder)
-
-
-def test_fixed_is_the_same_as_its_number(begin, evaluate, folder):
-    begin("encoding=rope")
-    evaluate("--with", "yarn")
-    before = (only_run(folder) / "eval.csv").read_text()
-    evaluate("--with", "yarn factor=4")
-    assert (only_run(folder) / "eval.csv").read_text() == before
-
-
-def test_fixed_follows_the_longest_text_that_is_scored(begin, evaluate, folder):
-    begin("encoding=rope")
     evaluate("--lengths", "32,128", "--with", "yarn factor=fixed")
-    assert "yarn factor=8.0" in labels(folder)
     assert {row.length for row in rows_of(folder) if row.scored_with == "yarn factor=8.0"} == {16, 32, 128}
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        (EvalConfig(), 16),
-        (EvalConfig(lengths=[32]), 16),
-        (EvalConfig(max_length=256), 16),
-        (EvalConfig(max_length=256, lengths=[512]), 4),
-        (EvalConfig(max_length=256, lengths=[64]), 2),
-        (EvalConfig(max_length=64, lengths=[64]), 1),
-        (EvalConfig(max_length=256, lengths=[4096]), 32),
-    ],
-)
-def test_fixed_factor_is_the_longest_length_over_that_of_training(asked, expected):
-    assert fixed_factor(asked, 128) == expected
+def test_fixed_factor_is_the_longest_length_over_that_of_training():
+    for options, expected in [
+        ({}, 16),
+        ({"lengths": [32]}, 16),
+        ({"max_length": 256}, 16),
+        ({"max_length": 256, "lengths": [512]}, 4),
+        ({"max_length": 256, "lengths": [64]}, 2),
+        ({"max_length": 64, "lengths": [64]}, 1),
+        ({"max_length": 256, "lengths": [4096]}, 32),
+    ]:
+        assert fixed_factor(EvalConfig(**options), 128) == expected, options
 
 
 def test_scores_equal_those_of_a_run_of_that_encoding_with_the_same_weights(begin, evaluate, folder):
@@ -125,33 +104,22 @@ def test_a_fraction_means_what_it_meant_in_training(begin, evaluate, folder, tra
             assert nll[label, 16] == pytest.approx(nll[own, 16], abs=1e-5)
 
 
-def test_no_other_file_of_the_run_changes(begin, evaluate, folder):
+def test_repeating_the_command_scores_only_what_is_missing_and_changes_no_other_file(begin, evaluate, folder):
     begin("encoding=rope")
     run = only_run(folder)
     before = hashes(run)
-    assert evaluate("--with", "yarn,nope,sliding_window,logn").code == 0
+    assert evaluate("--lengths", "32", "--with", "yarn,nope").code == 0
     after = hashes(run)
     changed = {name for name in before if after[name] != before[name]}
-    derived = "means.safetensors"  # of the scores
-    assert changed <= {"eval.csv", "commands.json", derived} and set(before) <= set(after)
-    assert all(name.startswith("scores/") for name in set(after) - set(before))
-
-
-def test_repeating_the_command_scores_only_what_is_missing(begin, evaluate, folder):
-    begin("encoding=rope")
-    evaluate("--lengths", "32", "--with", "yarn")
-    times = {path: path.stat().st_mtime_ns for path in (only_run(folder) / "scores").iterdir()}
+    assert changed <= {"eval.csv", "commands.json", "means.safetensors"} and set(before) <= set(after)
+    new = set(after) - set(before)
+    assert all(name.startswith("scores/") for name in new)
+    assert len([name for name in new if "paired-32-none-" in name]) == 3
+    times = {path: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
     outcome = evaluate("--lengths", "32,64", "--with", "yarn")
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
     assert "yarn factor=auto: paired, length 64 scored" in outcome.err
     assert "yarn factor=auto: paired, length 32 scored" not in outcome.err
-
-
-def test_scores_of_each_encoding_have_a_separate_file(begin, evaluate, folder):
-    begin("encoding=rope")
-    evaluate("--with", "yarn,nope,rope_pi")
-    found = {path.name for path in (only_run(folder) / "scores").glob("paired-32-none-*")}
-    assert len(found) == 6
 
 
 # Modifiers and own options
@@ -224,16 +192,12 @@ def test_a_divided_position_has_the_embedding_of_its_quotient():
     assert torch.equal(spread, plain.embed(x, torch.arange(5), tokens))
 
 
-def test_the_run_s_own_encoding_is_scored_once(begin, evaluate, folder):
+def test_one_encoding_by_several_spellings_is_scored_once(begin, evaluate, folder):
     begin("encoding=rope")
     outcome = evaluate("--with", "rope,rotary", "--with", "rope base=10000")
     assert outcome.code == 0
     assert labels(folder) == ["rope"]
     assert outcome.err.count("was trained with it") == 3
-
-
-def test_two_spellings_of_one_encoding_are_scored_once(begin, evaluate, folder):
-    begin("encoding=rope")
     outcome = evaluate("--with", "pi,rope_pi", "--with", "rope_pi encoding.factor=4.0")
     assert sorted(encoded(outcome)) == ["rope", "rope -> rope_pi factor=4.0", "rope -> rope_pi factor=auto"]
 
@@ -255,23 +219,18 @@ def test_arguments_are_parsed_as_typed():
         read_with(["yarn,"])
 
 
-def test_longrope_is_given_its_factors(begin, folder):
-    begin("encoding=rope")
-    config = read_config(only_run(folder))
-    found = find_others(read_with(["longrope long_factors=[1, 1.5, 2, 4]"]), "run", config)
-    assert [other.label for other in found] == [
-        "longrope factor=auto long_factors=[1.0, 1.5, 2.0, 4.0]",
-        "longrope factor=4.0 long_factors=[1.0, 1.5, 2.0, 4.0]",
-    ]
-
-
-def test_every_other_encoding_is_composed_over_the_run_s_own_model(begin, folder):
+def test_other_encodings_are_composed_over_the_run_s_own_model(begin, folder):
     """Sizes and the training length are the run's, wherever the encoding has no value from training."""
     begin("encoding=rope")
     config = read_config(only_run(folder))
-    found = find_others(read_with(["rerope,sliding_window,streaming,lm_infinite"]), "run", config)
-    assert [other.label for other in found] == ["rerope", "rope+sliding_window", "streaming", "lm_infinite"]
-    rerope, window, streaming, _ = (other.encoding.values for other in found)
+    texts = ["longrope long_factors=[1, 1.5, 2, 4]", "rerope,sliding_window,streaming,lm_infinite"]
+    others = find_others(read_with(texts), "run", config)
+    assert [other.label for other in others] == [
+        "longrope factor=auto long_factors=[1.0, 1.5, 2.0, 4.0]",
+        "longrope factor=4.0 long_factors=[1.0, 1.5, 2.0, 4.0]",
+        *("rerope", "rope+sliding_window", "streaming", "lm_infinite"),
+    ]
+    rerope, window, streaming = (other.encoding.values for other in others[2:5])
     assert (rerope["d_head"], rerope["train_length"], rerope["window"]) == (8, 16, 8)
     assert window["modifiers"]["sliding_window"]["window"] == streaming["cache"] == 16
 
@@ -284,17 +243,6 @@ def test_the_path_of_the_data_may_contain_any_character(begin, folder):
     changed = replace(config, data=replace(config.data, path=str(odd)))
     assert outcome.code == 0
     assert [other.label for other in find_others(read_with(["rerope"]), "run", changed)] == ["rerope"]
-
-
-def test_help_names_the_option(command):
-    outcome = command("eval", "--help")
-    assert all(argument in outcome.out for argument in ("--with", "--force", "--config-dir"))
-
-
-def test_tiny_runs_have_the_lengths_that_these_tests_count_on(folder):
-    arguments = tiny_overrides(folder)
-    assert "eval.max_length=64" in arguments and "train.length=16" in arguments
-    assert fixed_factor(EvalConfig(max_length=64, lengths=[16, 32]), 16) == 4
 
 
 def test_a_run_of_a_scaling_is_not_scored_twice_by_its_name_alone(begin, evaluate, folder):
@@ -331,3 +279,181 @@ def test_every_encoding_is_checked_before_the_model_moves_to_the_device(begin, f
 def _device_of(model: torch.nn.Module) -> str:
     [device] = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     return device
+
+
+# What cannot be scored is refused before anything is written
+
+
+@pytest.mark.parametrize(
+    ("trained", "spec", "line"),
+    [
+        (
+            "alibi",
+            "yarn",
+            "yarn works on weights trained with p_rope, partial_rope or rope; this run used alibi "
+            "(compatible: sliding_window, temperature)",
+        ),
+        (
+            "rope",
+            "alibi",
+            "alibi works on no other encoding's weights; this run used rope (compatible: dca, leaky_rerope, ",
+        ),
+        ("xpos", "sliding_window", "; this run used xpos (compatible: none)"),
+        ("rope", "rope base=500", "rope base=10000.0, and base cannot change to 500.0 after training"),
+    ],
+)
+def test_an_incompatible_encoding_is_refused_before_anything_is_written(
+    begin, evaluate, folder, trained, spec, line
+):
+    begin(f"encoding={trained}")
+    before = hashes(folder / "results")
+    outcome = evaluate("--lengths", "64", "--with", spec)
+    assert outcome.code == 2 and outcome.line.startswith(
+        f"pe-bench: --with {spec}, {only_run(folder).name}: "
+    )
+    assert line in outcome.line and "--force scores it anyway" in outcome.line
+    assert hashes(folder / "results") == before
+
+
+def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
+    begin("encoding=rope")
+    outcome = evaluate("--with", "alibi", "--force")
+    assert outcome.code == 0, outcome.err
+    assert labels(folder) == ["alibi (forced)", "rope"]
+    assert "rope -> alibi (forced)" in encoded(outcome)
+    evaluate("--with", "yarn factor=2", "--force")
+    assert "yarn factor=2.0" in labels(folder), "a compatible encoding is not labelled"
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("t5 --force", "weights trained with rope do not fit t5: "),
+        ("yran", "--with: unknown encoding 'yran': did you mean 'yarn'?"),
+        ("yarn+lgon", "--with: unknown encoding 'lgon': did you mean 'logn'?"),
+        ("yarn facter=4", "unknown key 'encoding.facter': did you mean 'encoding.factor'?"),
+        ("sliding_window windw=4", "did you mean 'encoding.modifiers.sliding_window.window'?"),
+        ("yarn factor=0.5", "encoding.factor must be at least 1"),
+        ("yarn factor=much", "encoding.factor must be a number or null, not 'much'"),
+        ("rope_dynamic_ntk factor=auto", "encoding.factor must be a number, not 'auto'"),
+        ("longrope", "longrope has no default factors"),
+        ("yarn,rope_pi factor=4", "commas are for names without options; repeat --with for each encoding"),
+        ("yarn rope_pi", "name encodings with commas between, or one with its options"),
+        ("factor=4 yarn", "the name of an encoding comes first, and then factor=4"),
+        ("yarn factor=4 fast", "'fast' is no option; say KEY=VALUE"),
+        ("logn+yarn", "yarn is no modifier, and only one encoding can be the base"),
+    ],
+)
+def test_a_mistake_is_one_line(begin, evaluate, folder, spec, line):
+    begin("encoding=rope")
+    before = hashes(folder / "results")
+    outcome = evaluate("--with", spec.removesuffix(" --force"), *(["--force"] if "--force" in spec else []))
+    assert outcome.code == 2 and line in outcome.line
+    assert hashes(folder / "results") == before
+
+
+def test_an_option_that_nothing_would_read_is_refused(begin, evaluate):
+    begin("encoding=rope")
+    for arguments, more in [(["--force"], " and for --code"), (["--config-dir", "."], "")]:
+        outcome = evaluate(*arguments)
+        assert outcome.code == 2
+        assert f"{arguments[0]} is for the encodings of --with{more}: name" in outcome.line
+
+
+def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, folder):
+    begin("encoding=rope")
+    begin("encoding=alibi")
+    runs = sorted((folder / "results" / "runs").iterdir(), reverse=True)
+    before = hashes(folder / "results")
+    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "yarn")
+    assert outcome.code == 2 and runs[1].name.startswith("alibi") and runs[1].name in outcome.line
+    assert hashes(folder / "results") == before
+    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "sliding_window")
+    assert outcome.code == 0, outcome.err
+
+
+# Encodings of the user's own
+
+
+@pytest.fixture
+def own(folder):
+    path = folder / "mine" / "encoding"
+    path.mkdir(parents=True)
+    return path
+
+
+def test_a_custom_scaling_is_scored_from_its_folder(begin, evaluate, folder, own):
+    (own / "mine.yaml").write_text(
+        "name: mine\nclass: mine.py:Half\nd_head: ${model.d_head}\ntrain_length: ${train.length}\n"
+    )
+    (own / "mine.py").write_text(
+        "from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled\n"
+        "from pe_bench.encodings.rotary.rope import rope_frequencies\n"
+        "class Half(RopeScaling):\n"
+        "    window_factor = None\n"
+        "    def __init__(self, d_head: int, train_length: int):\n"
+        "        super().__init__(d_head, train_length, 2.0)\n"
+        "    def scaled(self, window):\n"
+        "        return Scaled(rope_frequencies(self.width, self.base) / self.factor_at(window))\n"
+    )
+    begin("encoding=rope")
+    outcome = evaluate("--with", "mine", "--with", "rope_pi factor=2", "--config-dir", str(own.parent))
+    assert outcome.code == 0, outcome.err
+    label = next(label for label in labels(folder) if label.startswith("mine@"))
+    nll = levels(folder)
+    assert [nll[label, length] for length in (16, 32)] == [
+        nll["rope_pi factor=2.0", length] for length in (16, 32)
+    ]
+    outcome = evaluate("--with", "mine")
+    assert outcome.code == 2 and "unknown encoding 'mine'" in outcome.line
+    outcome = evaluate("--with", "mine", "--config-dir", str(folder / "none"))
+    assert outcome.code == 2 and "is not a folder" in outcome.line
+
+
+def test_a_run_of_a_custom_encoding_needs_its_file_and_force(begin, evaluate, folder, own):
+    (own / "mine.yaml").write_text("name: mine\nclass: mine.py:Mine\n")
+    (own / "mine.py").write_text(
+        "from pe_bench.encodings import LayerEncoding\n"
+        "class Mine(LayerEncoding):\n"
+        "    def distance_bias(self, distance):\n"
+        "        return -distance[None].expand(2, -1).float()\n"
+    )
+    begin("encoding=mine", "--config-dir", str(own.parent))
+    code = ["--code", str(own / "mine.py")]
+    outcome = evaluate("--with", "sliding_window")
+    assert outcome.code == 2 and "--code FILE.py" in outcome.line
+    outcome = evaluate("--with", "sliding_window", *code)
+    assert outcome.code == 2 and "this run used mine (compatible: none)" in outcome.line
+    outcome = evaluate("--with", "sliding_window", *code, "--force")
+    assert outcome.code == 0, outcome.err
+    assert any(re.fullmatch(r"mine@\w{4}\+sliding_window \(forced\)", label) for label in labels(folder))
+
+
+def test_an_option_derived_in_a_users_file_is_in_the_label(begin, evaluate, folder, own):
+    """Two versions of one file are two models and never share a row."""
+    begin("encoding=rope")
+    for divisor in (2, 4):
+        (own / "mine.yaml").write_text(
+            "name: mine\nclass: pe_bench.encodings.distance.lm_infinite:LMInfinite\nd_head: ${model.d_head}\n"
+            f"window: ${{quotient:${{train.length}},{divisor}}}\n"
+        )
+        outcome = evaluate("--with", "mine", "--config-dir", str(own.parent))
+        assert outcome.code == 0, outcome.err
+    mine = [label for label in labels(folder) if label.startswith("mine ")]
+    assert len(mine) == 2
+    assert {argument for label in mine for argument in label.split() if argument.startswith("window=")} == {
+        "window=8",
+        "window=4",
+    }
+
+
+def test_another_encoding_with_the_runs_name_is_refused(begin, evaluate, folder, own):
+    (own / "fast.yaml").write_text(
+        "name: rope\nclass: pe_bench.encodings.rotary.hope:HoPE\nd_head: ${model.d_head}\nactive: 2\n"
+    )
+    begin("encoding=rope")
+    before = rows_of(folder)
+    (own / "fast.yaml").write_text("name: rope\nclass: pe_bench.encodings.nope:NoPE\n")
+    outcome = evaluate("--with", "fast", "--config-dir", str(own.parent))
+    assert outcome.code == 2 and "give it another name" in outcome.line
+    assert rows_of(folder) == before
