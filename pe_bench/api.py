@@ -430,7 +430,8 @@ def run_score(
 
 def checkpoint_score(name: str, options: Mapping[str, Any]) -> Score:
     """Return what scores hf:FOLDER or hf:OWNER/NAME, and write nothing. Raises `UserError`."""
-    from pe_bench.checkpoints.scoring import prepare_checkpoint, require_replaceable, score_checkpoint
+    from pe_bench.checkpoints.load import checkpoint_config
+    from pe_bench.experiment import load, require_replaceable, score_trained
     from pe_bench.scoring.other_encodings import find_others, read_with
     from pe_bench.scoring.plans import make_plans
 
@@ -439,22 +440,22 @@ def checkpoint_score(name: str, options: Mapping[str, Any]) -> Score:
     path = [f"data.path={quote(str(data_path))}"] if data_path is not None else []
     search, force = [*map(Path, listed(options["config_dir"]))], options["force"]
     requested = read_with(listed(options["with_"]), search, force=force)
-    job, plans = prepare_checkpoint(
+    config = checkpoint_config(
         name,
         [*listed(options["overrides"]), *path],
         _changes(options),
         _machine(options),
         Path(options["results_dir"]),
         plain=options["plain"],
-        planner=make_plans if probe is None else probe.plans,
         prompts=None if probe is None else probe.prompts,
     )
+    job, plans = load(config, make_plans if probe is None else probe.plans)
     if requested:
         require_replaceable(job)
     others = find_others(requested, job.folder.name, job.config, search, force=force)
 
     def score() -> Run:
-        rows = score_checkpoint(job, plans, others)
+        rows = score_trained(job, plans, Path(options["results_dir"]), others)
         return Run(job.folder, rows, job.config.report.margin, _lengths(options["lengths"]) or ())
 
     return score

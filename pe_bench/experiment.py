@@ -3,16 +3,16 @@
 All checks come before anything is written. Repeating a run does what is missing, whatever moment ended it.
 """
 
-import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pe_bench.checkpoints.scoring import reopen_checkpoint, score_checkpoint
+from pe_bench.checkpoints.load import load_checkpoint
 from pe_bench.config.schema import Config
 from pe_bench.data.batches import Windows
 from pe_bench.data.packed import load_data_of, summary
@@ -20,7 +20,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.attention import is_kernel_here, training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
-from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.config_file import read_config, with_absolute_paths, write_config
 from pe_bench.runs.find import find_run
@@ -57,6 +57,7 @@ from pe_bench.training.launch import check_processes, fit_together
 from pe_bench.training.log import TrainingProgress
 from pe_bench.training.trainer import Step, fit
 
+LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -92,6 +93,8 @@ def prepare(config: Config) -> tuple[Job, list[Plan]]:
 
 def load(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
     """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong."""
+    if config.checkpoint is not None:
+        return load_checkpoint(config, planner)
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data_of(config)
     encoding = EncodingSpec(config.encoding, config.search).with_code_hashes()
@@ -160,7 +163,8 @@ def finish(
             rows = _rows_if_finished(job, plans, bars)
             if rows is None:
                 trained = _train(job, bars, tracked)
-                rows = score_encodings(job, trained, plans, bars=bars)
+                job = _with_weights(job, trained)
+                rows = score_encodings(job, plans, bars=bars)
                 _write_result(job, trained)
             tracked.scores(read_rows(run / "eval.csv"))
         score_missing_anchors(job, plans, rows)
@@ -181,8 +185,9 @@ def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row] 
     _mend_config(job)
     _warn_of_changed_code(job)
     if trained is not None:
-        return score_encodings(job, trained, plans, bars=bars)
-    _say_shortages(job, plans)
+        return score_encodings(_with_weights(job, trained), plans, bars=bars)
+    for line in shortages(job.config.eval, plans):
+        say(line)
     record_command(job.folder)
     return rows
 
@@ -238,42 +243,40 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
 def _describe(job: Job) -> None:
     """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
     _write_config(job)
-    kernel = training_kernel(job.device, job.dtype)
-    about = {**environment(job.device, job.threads), "attention": kernel._asdict()}
+    about: dict[str, Any] = {**environment(job.device, job.threads)}
+    if job.config.checkpoint is None:
+        kernel = training_kernel(job.device, job.dtype)
+        about["attention"] = kernel._asdict()
+        if job.device.type == "cpu" and not is_kernel_here():
+            say(f"attention: {kernel}")
     _write_json(job.folder / "environment.json", about)
-    if job.device.type == "cpu" and not is_kernel_here():
-        say(f"attention: {kernel}")
-    train, task = job.config.train, job.data.task
-    if task is None:
-        say(summary(job.data, job.config.eval.resolved_max_length(train.length)))
-        return
-    sizes = f"sizes {task.least} to {task.size_at(train.length)}"
-    say(f"{task.name}: examples of {sizes} at {train.length} tokens, {task.chance:.3g} right by guessing")
+    length, task = job.config.train.length, job.data.task
+    if task is not None:
+        sizes = f"sizes {task.least} to {task.size_at(length)}"
+        say(f"{task.name}: examples of {sizes} at {length} tokens, {task.chance:.3g} right by guessing")
+    elif job.data.prompts is None:
+        say(summary(job.data, job.config.eval.resolved_max_length(length)))
 
 
-def _write_result(job: Job, trained: Checkpoint) -> None:
-    """Write the file that makes a run a finished one, after all others."""
-    result = {
-        "format": 1,
-        "encoding": job.label,
-        "seed": job.config.seed,
-        "steps": trained.meta.step,
-        "loss": trained.meta.loss,
-        "parameters": job.model.parameter_count,
-        "train_seconds": trained.meta.train_seconds,
-        "data_hash": job.data.hash,
-        "setting": job.setting,
-        "train_dtype": job.train_dtype,
-        "finished": today(),
-    }
-    _write_json(job.folder / "result.json", result)
+def _write_result(job: Job, trained: Checkpoint | None) -> None:
+    """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
+    about = job.config.checkpoint
+    result: dict[str, Any] = {"format": 1, "encoding": job.label, "seed": job.config.seed, "steps": 0}
+    result |= {"parameters": job.model.parameter_count, "data_hash": job.data.hash, "setting": job.setting}
+    if about is not None:
+        result["checkpoint"] = about.source
+    if trained is not None:
+        meta = trained.meta
+        result |= {"steps": meta.step, "loss": meta.loss, "train_seconds": meta.train_seconds}
+        result["train_dtype"] = job.train_dtype
+    _write_json(job.folder / "result.json", {**result, "finished": today()})
 
 
 def _write_config(job: Job) -> None:
     write_config(job.folder, replace(job.config, data=with_absolute_paths(job.config.data)))
 
 
-def _write_json(path: Path, values: dict[str, object] | dict[str, str | int]) -> None:
+def _write_json(path: Path, values: dict[str, Any]) -> None:
     write_text(path, json.dumps(values, indent=1) + "\n")
 
 
@@ -287,12 +290,15 @@ def say_what_is_kept(run: Path, steps: int) -> Iterator[None]:
 
 
 def _what_is_kept(run: Path, steps: int) -> str:
-    newest = latest_checkpoint(run / "checkpoints")
+    is_scored = any((run / "scores").glob("*"))
+    newest = latest_checkpoint(run / "checkpoints") if steps else None
+    if newest is None and is_scored:
+        return "the lengths scored so far are saved, and the same command continues from there"
     if newest is None:
-        return "no step was saved yet, so the same command starts from the beginning"
+        return "nothing was saved yet, so the same command starts from the beginning"
     if newest.meta.step < steps:
         return f"step {newest.meta.step} of {steps} is saved, and the same command continues from there"
-    scored = "the lengths scored so far" if any((run / "scores").glob("*")) else "no scores yet"
+    scored = "the lengths scored so far" if is_scored else "no scores yet"
     return f"the trained weights are saved, and {scored}; the same command continues from there"
 
 
@@ -319,15 +325,14 @@ def score_run(
     if judge is not None and judge.resolve() == run.resolve():
         say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
         judge = None
-    if config.checkpoint is not None:
-        message = f"{OPTION} chooses targets of runs, and {run.name} is a checkpoint: leave the option out"
-        require(judge is None, message)
-        return score_checkpoint(*reopen_checkpoint(run, config, planner), others)
-    message = f"{OPTION} chooses targets of text, and {run.name} has a task's answers: leave the option out"
-    require(judge is None or config.task is None, message)
+    for section, what in [(config.checkpoint, "is a checkpoint"), (config.task, "has a task's answers")]:
+        message = f"{OPTION} chooses targets of text in runs, and {run.name} {what}: leave the option out"
+        require(judge is None or section is None, message)
     result = read_result(run) or {}
     job, plans = load(config, planner)
     job = replace(job, folder=run)
+    if config.checkpoint is not None:
+        return score_trained(job, plans, results_dir, others, waits=waits)
     if "setting" in result:  # of the training, wherever it is scored
         dtype = DTYPES.get(str(result.get("train_dtype")), job.dtype)
         job = replace(job, setting=str(result["setting"]), dtype=dtype)
@@ -337,54 +342,109 @@ def score_run(
             f"{run / 'checkpoints'} has no whole checkpoint of step {config.train.total_steps}: "
             "repeat the command that trained the run"
         )
-    judged = {} if judge is None else key_slices(judge, plans, config.train.length, job.data)
     _warn_of_other_data(job, result)
     _warn_of_changed_code(job)
     if EncodingSpec(config.encoding).identity() != EncodingSpec(job.config.encoding).identity():
         # The weights were trained with one version of its code, and the scores come from another.
         job = replace(job, label=str(result.get("encoding", job.label)))
-    with locked(run, waits=waits), say_what_is_kept(run, config.train.total_steps):
+    return score_trained(job, plans, results_dir, others, judge, trained, waits=waits)
+
+
+def score_trained(
+    job: Job,
+    plans: Sequence[Plan],
+    results_dir: Path,
+    others: Sequence[OtherEncoding] = (),
+    judge: Path | None = None,
+    trained: Checkpoint | None = None,
+    *,
+    waits: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Score a model that is trained, then its weights under `others`, and gather; return the rows.
+
+    trained: the weights of a run; None for a checkpoint, which has its own, and becomes a finished run here.
+    """
+    run, config = job.folder, job.config
+    judged = {} if judge is None else key_slices(judge, plans, config.train.length, job.data)
+    if trained is None:
+        _models_under(job, others)  # so that an error in the last comes before anything is written
+    run.mkdir(parents=True, exist_ok=True)
+    with (
+        locked(run, waits=waits),
+        say_what_is_kept(run, config.train.total_steps),
+        record_error(run) if trained is None else nullcontext(),
+        explain_out_of_memory(LESS_TO_SCORE),
+    ):
         remove_leftovers(run)
-        rows = score_encodings(job, trained, plans, others)
+        if trained is None:
+            _describe(job)
+        else:
+            job = _with_weights(job, trained)
+        rows = score_encodings(job, plans, others)
+        if trained is None:
+            _write_result(job, None)
         if judge is not None:
             keep_slices(run, judged, judge.name)
             keep_means(run, read_rows(run / "eval.csv"))
-        if result.get("data_hash") == job.data.hash:
+        if (read_result(run) or {}).get("data_hash") == job.data.hash:
             score_missing_anchors(job, plans, rows)
     if run.resolve().parent == runs_folder(results_dir).resolve():
         gather_and_warn(results_dir)
     return rows
 
 
+def _with_weights(job: Job, trained: Checkpoint) -> Job:
+    """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
+    load_weights(trained.path, _decoder(job))
+    try:
+        length, name = job.config.train.length, job.config.encoding["name"]
+        refuse_lookahead(job.model, length, name, "with its trained weights")
+    except UserError as error:
+        raise RunError(str(error)) from error
+    tokens = trained.meta.step * job.config.train.batch_tokens
+    return replace(job, tokens_per_second=tokens / trained.meta.train_seconds)
+
+
 def score_encodings(
-    job: Job,
-    trained: Checkpoint,
-    plans: Sequence[Plan],
-    others: Sequence[OtherEncoding] = (),
-    bars: Bars = progress_bar,
+    job: Job, plans: Sequence[Plan], others: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
 ) -> list[Row]:
     """Return the rows of the trained encoding, then those of the others, at the same lengths and targets."""
-    config, model = job.config, _decoder(job)
     record_command(job.folder)
-    load_weights(trained.path, model)
-    try:
-        refuse_lookahead(model, config.train.length, config.encoding["name"], "with its trained weights")
-    except UserError as error:  # learned in training
-        raise RunError(str(error)) from error
-    # All are built before any is scored, so that an error in the last comes first.
-    models = [_with_encoding(other, job) for other in others]
+    models = _models_under(job, others)
     is_changed = job.scored_with != job.label
-    speed = trained.meta.step * config.train.batch_tokens / trained.meta.train_seconds
     # This moves what all models share to the device.
-    own = replace(job, model=model.to(job.device).eval(), tokens_per_second=speed, forced=is_changed)
-    _say_shortages(job, plans)
+    own = replace(job, model=job.model.to(job.device).eval(), forced=is_changed)
+    for line in shortages(job.config.eval, plans):
+        say(line)
     rows = scored_rows(job, plans) if is_changed else []
     rows += score(own, plans if is_changed else with_lost_plans(job, plans), bars)
-    for under, other in zip(models, others, strict=True):
-        under.encoding.to(job.device)
-        changed = replace(own, model=under, scored_with=other.label, forced=other.forced)
-        rows += score(changed, plans, bars)
+    for model, other in zip(models, others, strict=True):
+        model.encoding.to(job.device)
+        under = replace(own, model=model, scored_with=other.label, forced=other.forced)
+        rows += score(under, plans, bars)
     return rows
+
+
+def require_replaceable(job: Job) -> None:
+    """Raise `UserError` for a model whose encoding no other can take the place of."""
+    why = job.model.fixed_encoding
+    require(not why, f"{job.config.model.name} {why}, so --with has nothing to replace: leave --with out")
+
+
+def _models_under(job: Job, others: Sequence[OtherEncoding]) -> list[LanguageModel]:
+    """Return the job's model under other encodings: all before any is scored. Raise `UserError`."""
+    models = []
+    for other in others:
+        require_replaceable(job)
+        encoding = other.encoding.build(job.model.n_layers, job.data.vocabulary)
+        try:
+            model = job.model.with_encoding(encoding)
+        except UserError as error:
+            raise UserError(f"{other.label} {error}") from error
+        if isinstance(model, Decoder):
+            dry_run_training(model, job.config.train.length, other.encoding.values["name"])
+        models.append(model.eval())
+    return models
 
 
 def describe_failures(rows: Sequence[Row]) -> str:
@@ -400,28 +460,9 @@ def describe_failures(rows: Sequence[Row]) -> str:
     )
 
 
-def _with_encoding(other: OtherEncoding, job: Job) -> Decoder:
-    """Return the job's model with another encoding in its place, which has the trained one's parameters.
-
-    The rest of the two is one and the same in memory, and neither is changed.
-    """
-    trained = _decoder(job)
-    encoding = other.encoding.build(trained.n_layers, job.data.vocabulary)
-    encoding.load_state_dict(trained.encoding.state_dict(), strict=True)
-    model = copy.copy(trained)
-    model._modules = {**trained._modules, "encoding": encoding}
-    dry_run_training(model, job.config.train.length, other.encoding.values["name"])
-    return model.eval()
-
-
 def _decoder(job: Job) -> Decoder:
     assert isinstance(job.model, Decoder), "a checkpoint's model is scored elsewhere"
     return job.model
-
-
-def _say_shortages(job: Job, plans: Sequence[Plan]) -> None:
-    for line in shortages(job.config.eval, plans):
-        say(line)
 
 
 def _warn_of_other_data(job: Job, result: dict[str, object]) -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from pe_bench.checkpoints.attention import PassMask, PassState
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.compose import Composition
+from pe_bench.errors import require
 from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.memory import is_out_of_memory
 
@@ -62,10 +63,22 @@ class CheckpointModel(nn.Module):
         self.fixed, self.masks, self.is_neutral = fixed, masks, is_neutral
 
     def with_encoding(self, encoding: Composition) -> "CheckpointModel":
-        """Return the same weights under another encoding; neither model is changed."""
+        """Return the same weights under another encoding; neither model is changed. Raise `UserError`."""
+        parts: list[Any] = [encoding.base, *encoding.modifiers.values()]
+        hooks = [hook for hook in ("ids", "embed") if any(part.overrides(hook) for part in parts)]
+        if any(encoding.layer(n).overrides("prepare") for n in range(self.n_layers)):
+            hooks.append("prepare")
+        require(not hooks, f"needs {', '.join(hooks)}, which checkpoints do not use: leave it out")
         other = copy.copy(self)
         other._modules = {**self._modules, "encoding": encoding}
         return other
+
+    @property
+    def fixed_encoding(self) -> str:
+        """Return why no other encoding can take the place of the model's; empty where one can."""
+        if self.state is None:
+            return "is scored as it is, with transformers' attention"
+        return "" if self.is_neutral else "rotates its queries and keys in a way that pe-bench does not know"
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].

@@ -4,6 +4,7 @@ RMSNorm, SwiGLU, grouped-query attention, no biases, tied embeddings. Letters: B
 tokens, D model width, H query heads, K head width.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Sequence
@@ -105,6 +106,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The decoder. Its weights draw from `generator` alone, so that no encoding changes them."""
 
+    fixed_encoding = ""
+
     def __init__(
         self,
         model: ModelConfig,
@@ -164,6 +167,16 @@ class Decoder(nn.Module):
             if number < len(self.blocks) - 1:
                 shared_BTD = block(shared_BTD, layer, shared_ids, None)
         return self.norm(end_BTD)
+
+    def with_encoding(self, encoding: Composition) -> "Decoder":
+        """Return the same weights under another encoding, which gets the trained one's parameters.
+
+        The rest of the two is one and the same in memory, and neither is changed.
+        """
+        encoding.load_state_dict(self.encoding.state_dict(), strict=True)
+        other = copy.copy(self)
+        other._modules = {**self._modules, "encoding": encoding}
+        return other
 
     @property
     def output_weight(self) -> Tensor:
@@ -273,6 +286,17 @@ class LanguageModel(Protocol):
     def control_refusal(self, control: str, length: int) -> str:
         """Return why a control cannot be scored with this model; empty where it can."""
         ...
+
+    @property
+    def fixed_encoding(self) -> str:
+        """Return why no other encoding can take the place of the model's; empty where one can."""
+        ...
+
+    def with_encoding(self, encoding: Composition) -> "LanguageModel":
+        """Return the same weights under another encoding. Raise `UserError` where it does not fit."""
+        ...
+
+    def to(self, device: torch.device) -> Self: ...
 
     def train(self, mode: bool = True) -> Self: ...
 

@@ -107,7 +107,7 @@ def test_python_gets_the_rows_of_the_command(tmp_path: Path, probe: Callable[...
     ("arguments", "message"),
     [
         (("--task", "niah"), "unknown --task 'niah'"),
-        (("--task", "vt", "--depths", "3"), "--depths has no effect with --task"),
+        (("--task", "vt", "--depths", "3"), "depths=3 has no effect on prompts"),
         (("--task", "vt", "--plot", "a.png"), "--plot draws scores by depth"),
         (("--task", "vt", "data=files"), "data=files has no effect with --task"),
         (("--task", "niah_multikey_3,vt", "--lengths", "500"), "of vt has"),

@@ -1,0 +1,165 @@
+"""A Hugging Face checkpoint as a run: its configuration, and its model with what it is scored on."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe_bench.checkpoints.opened import begin_of_text, open_checkpoint, train_length_of
+from pe_bench.checkpoints.source import Source, load_config, read_source
+from pe_bench.config.compose import compose
+from pe_bench.config.override import parse_override
+from pe_bench.config.parse import parse_config, without_none
+from pe_bench.config.schema import Config, TokenizerConfig, warn_unused
+from pe_bench.data.packed import load_data_of
+from pe_bench.data.prompt import Prompts
+from pe_bench.data.tokenizer import load_file
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import UserError, require
+from pe_bench.runs.gather import runs_folder
+from pe_bench.runs.job import Job
+from pe_bench.runs.rows import TASK
+from pe_bench.scoring.needles import Probe
+from pe_bench.scoring.plans import Planner
+from pe_bench.scoring.protocols import Plan
+from pe_bench.system.machine import resolve_device, set_threads
+from pe_bench.system.memory import explain_out_of_memory
+from pe_bench.system.terminal import say
+
+# Keys that say what to score, on which text and where; all others describe a training.
+SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir", "results_dir")
+TRAIN_LENGTH = "train.length"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
+
+
+def checkpoint_config(
+    text: str,
+    overrides: Sequence[str],
+    changes: dict[str, Any],
+    machine: dict[str, Any],
+    results_dir: Path,
+    *,
+    plain: bool = False,
+    prompts: str | None = None,
+) -> Config:
+    """Return the configuration of a checkpoint, whose model is not loaded. Raise `UserError`.
+
+    prompts: the kind of prompts that it is scored on, in the place of text.
+    """
+    _check_overrides(overrides, has_text=prompts is None)
+    source = read_source(text)
+    length, length_from = _train_length(source, load_config(source), overrides)
+    values = compose(
+        [*overrides, "encoding=nope", *([] if _names_length(overrides) else [f"train.length={length}"])]
+    )
+    if prompts is not None:
+        values |= {"data": {"name": prompts, "source": "task"}, "task": {"name": prompts}}
+        values["eval"]["protocol"] = TASK
+    values["eval"].update(without_none(changes))
+    values |= {**without_none(machine), "results_dir": str(results_dir)}
+    values["train"] |= {"length": length, "steps": 0, "batch_tokens": length}
+    values["tokenizer"] = {"kind": "file", "name": str(source.tokenizer)}
+    values["checkpoint"] = {
+        "source": source.address,
+        "identity": source.identity(values["cache_dir"]),
+        "train_length_from": length_from,
+        "revision": source.revision,
+        "begin": begin_of_text(source),
+        "plain": plain,
+    }
+    config = parse_config(values)
+    typed = [parse_override(text).key for text in overrides]
+    typed += [f"eval.{name}" for name, value in changes.items() if value is not None]
+    warn_unused([config.eval], typed)
+    if config.eval.max_length is not None or not config.eval.lengths:
+        return config
+    # 16 times the training length, as in a run, is more than most documents have.
+    return replace(config, eval=replace(config.eval, max_length=max(length, *config.eval.lengths)))
+
+
+def check_prompts(text: str, overrides: Sequence[str], probes: Sequence[Probe]) -> None:
+    """Raise `UserError` for an unknown kind of prompts, or one that does not fit the shortest length.
+
+    The model is not loaded.
+    """
+    source = read_source(text)
+    length, _ = _train_length(source, load_config(source), overrides)
+    tokenizer = load_file(TokenizerConfig("file", str(source.tokenizer)))
+    begins = begin_of_text(source) is not None
+    for probe in probes:
+        Prompts(str(probe.prompts), tokenizer, begins).shortest(min(probe.resolved_lengths(length)))
+
+
+@explain_out_of_memory(LESS_MEMORY)
+def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
+    """Load the model and the data, and plan the scores. Raise `UserError` where it is another model now."""
+    about = config.checkpoint
+    assert about is not None
+    source = read_source(about.source + (f"@{about.revision}" if about.revision else ""))
+    now = source.identity(config.cache_dir)
+    require(
+        now == about.identity,
+        f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): "
+        f"score it as it is now with `pe-bench eval {about.source}`",
+    )
+    device, threads = resolve_device(config.device), set_threads(config.threads)
+    data = load_data_of(config)
+    plans = planner(config, config.eval, data)
+    dtype, length = DTYPES[config.eval.precision], config.train.length
+    opened = open_checkpoint(source, load_config(source), length, about.begin, dtype, plain=about.plain)
+    require(
+        data.vocab_size <= opened.model.vocab_size,
+        f"the tokenizer of {source.name} has {data.vocab_size} tokens and its model "
+        f"{opened.model.vocab_size}: give a folder whose files are of one checkpoint",
+    )
+    layers = opened.size.n_layers - len(opened.model.fixed)
+    about = replace(about, layers=layers)
+    config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
+    facts = {"checkpoint": about.identity, "length": length, "data": data.hash, "plain": about.plain}
+    setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+    name, label = opened.size.name, EncodingSpec(config.encoding).label
+    say(f"{name}: {label}, trained at {length:,} tokens ({about.train_length_from})")
+    if opened.difference is None:
+        say(f"{name}: keeps transformers' attention, without the window control and --with")
+    else:
+        say(f"{name}: logits equal transformers' own to {opened.difference:.1g} of the largest")
+    folder = runs_folder(Path(config.results_dir)) / f"hf-{source.name}-{setting}"
+    return Job(config, folder, setting, label, label, device, dtype, threads, data, opened.model), plans
+
+
+def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
+    for text in overrides:
+        key = parse_override(text).key.lstrip("+~")
+        is_of_text = key.split(".")[0] == "data"
+        require(has_text or not is_of_text, f"{text} has no effect with --task, which has its own text")
+        is_known = key.split(".")[0] in SCORING_KEYS or key == TRAIN_LENGTH
+        require(
+            is_known,
+            f"{text} has no effect on a checkpoint, which brings its own model, encoding and tokenizer: "
+            f"change {', '.join(SCORING_KEYS[:3])} or {TRAIN_LENGTH}",
+        )
+
+
+def _names_length(overrides: Sequence[str]) -> bool:
+    return any(parse_override(text).key == TRAIN_LENGTH for text in overrides)
+
+
+def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tuple[int, str]:
+    """Return the length that the checkpoint was trained at, and who says so."""
+    for text in overrides:
+        override = parse_override(text)
+        if override.key == TRAIN_LENGTH:
+            require((override.value or "").isdecimal(), f"{text} is not a whole number")
+            return int(override.value or 0), "the command"
+    found = train_length_of(config)
+    if found is None:
+        raise UserError(
+            f"the configuration of {source.name} does not say at what length it was trained: say "
+            f"{TRAIN_LENGTH}=N, in tokens"
+        )
+    return found
