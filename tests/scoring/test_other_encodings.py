@@ -178,7 +178,7 @@ def test_an_encoding_in_an_option_is_scaled_with_the_trained_options_that_are_no
     assert outcome.code == 0, outcome.err
     assert labels(folder) == [
         "local_global local=rope global=rope+logn(base=500.0)",
-        "local_global local=rope global=yarn+logn(base=500.0 factor=4.0)",
+        "local_global local=rope global=yarn+logn(factor=4.0 base=500.0)",
     ]
     own, scaled = (levels(folder)[label, 32] for label in labels(folder))
     assert None not in (own, scaled) and own != scaled
