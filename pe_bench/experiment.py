@@ -16,6 +16,7 @@ from pe_bench.checkpoints.load import load_checkpoint
 from pe_bench.config.schema import Config
 from pe_bench.data.batches import Windows
 from pe_bench.data.packed import load_data_of, summary
+from pe_bench.encodings.source import sources
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.attention import is_kernel_here, training_kernel
@@ -274,6 +275,12 @@ def _write_result(job: Job, trained: Checkpoint | None) -> None:
 
 def _write_config(job: Job) -> None:
     write_config(job.folder, replace(job.config, data=with_absolute_paths(job.config.data)))
+    for part in EncodingSpec(job.config.encoding, job.config.search).parts:
+        if not part.is_built_in:
+            for file in sources(part.code.path):
+                copy = job.folder / "code" / file.relative_to(part.code.path.parent)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                write_text(copy, file.read_text(encoding="utf-8"))
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.values import shown, unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
-BUILT_IN = re.compile(r"pe_bench\.encodings(\.[a-z0-9_]+)+:[A-Za-z_]\w*")
+BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
 ENTRY_POINTS = "pe_bench.encodings"
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
@@ -41,7 +41,7 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     `search` are folders in which the file may lie. Raises `UserError`, also for a class that does nothing.
     """
     location, _, name = specification.rpartition(":")
-    if location and is_file(location):
+    if location and is_file(location) and not is_built_in(specification):
         path = find_file(location, search)
         encoding_class = _checked(getattr(_load_file(path), name, None), specification)
         return Code(encoding_class, specification, path, digest(path))

@@ -237,8 +237,8 @@ class EncodingSpec:
             if wanted not in hashes and not changed:
                 given = ", ".join(f"{describe_sources(path)} has {found}" for found, path in hashes.items())
                 as_it_was = (
-                    "give the file as it was when the run was trained (--force scores the weights under a "
-                    f"changed {Path(location).name} and labels the rows)"
+                    "give the file as it was when the run was trained, which its folder has in code/ "
+                    f"(--force scores the weights under a changed {Path(location).name} and labels the rows)"
                 )
                 way = as_it_was if given else "name its file with --code FILE.py"
                 raise UserError(

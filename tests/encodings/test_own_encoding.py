@@ -237,6 +237,7 @@ def test_a_file_that_the_code_imports_belongs_to_it(train, command, folder, own)
     helper.write_text("def root(x):\n    return x / 10\n")
     outcome = command(*score)
     assert outcome.code == 2 and "(with roots.py, which it imports)" in outcome.line
+    assert command(*score[:-1], str(only_run(folder) / "code" / "mine.py")).code == 0
     assert before in outcome.line and digest(own / "encoding" / "mine.py") in outcome.line
     train("--config-dir", str(own), "encoding=mine")
     assert len(list((folder / "results" / "runs").iterdir())) == 2

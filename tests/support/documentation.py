@@ -35,7 +35,7 @@ def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
     monkeypatch.chdir(folder)
     monkeypatch.setenv(OVERRIDES_VARIABLE, SHORT)
     # What the machine can do is measured in milliseconds.
-    for path, text in re.findall(r"`(my/[\w/.]+)`:\n+```\w*\n(.*?)```", page, flags=re.DOTALL):
+    for path, text in re.findall(r"`([\w/]+\.py)`:\n+```\w*\n(.*?)```", page, flags=re.DOTALL):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     printed = ""
