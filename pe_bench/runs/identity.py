@@ -9,8 +9,7 @@ from typing import Any
 from pe_bench.config.schema import Config, ModelConfig, TrainConfig
 
 # It rises with a change of the defaults, which the identity leaves out, or of what they do.
-IDENTITY_VERSION = 3
-
+IDENTITY_VERSION = 4
 
 # Names are for people, and how often something is written changes no weights. Steps stand in place of
 # what they were computed from.
@@ -23,7 +22,6 @@ NOT_IDENTITY = {
     "validation_tokens",
     "checkpoint_every",
     "processes",
-    "shard",  # in the configurations of older runs
 }
 
 
