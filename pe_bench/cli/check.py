@@ -9,8 +9,7 @@ from rich.text import Text
 from pe_bench.config.groups import encoding_names
 from pe_bench.config.override import parse_override
 from pe_bench.errors import RunError, require
-from pe_bench.inspection.check.case import Case, find_cases
-from pe_bench.inspection.check.finding import Finding
+from pe_bench.inspection.check.case import Case, Finding, find_cases
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check_all
 from pe_bench.inspection.resolve import split_arguments
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show

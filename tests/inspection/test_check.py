@@ -9,7 +9,7 @@ from support.cases import find_case, find_wrong
 
 from pe_bench.config.groups import encoding_names
 from pe_bench.inspection.check import reference
-from pe_bench.inspection.check.finding import as_claimed, largest
+from pe_bench.inspection.check.case import as_claimed, largest
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check, check_all
 
 FILE = Path(wrong_encodings.__file__)

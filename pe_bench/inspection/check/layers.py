@@ -10,19 +10,23 @@ from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.inspection.check.case import (
+    EXACT,
     MODEL,
+    SHOWS,
     TRAIN_LENGTH,
     Case,
+    Finding,
     Inputs,
     as_type,
+    at_most,
     both_precisions,
+    largest,
     layer_inputs,
     layers_of,
     one_token_repeated,
     tokens,
     worst,
 )
-from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding, at_most, largest
 from pe_bench.model.attention import attention, project, reference_attention
 
 FIRST_AT_0, FIRST_AT_3 = torch.tensor([0, 5, 6, 7, 8, 9]), torch.tensor([3, 5, 6, 7, 8, 9])
@@ -32,7 +36,12 @@ SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
 
 
 def blocks_are_the_whole(case: Case) -> Finding:
-    """Compare rows computed in blocks, and alone, with all of them at once; positions jump."""
+    """Blocks of queries are the whole.
+
+    Look at: queries.position and queries.index, where an arange was taken; hooks that read other rows.
+
+    Compare rows computed in blocks, and alone, with all of them at once; positions jump.
+    """
     length, errors = 13, []
     x, q, k, v = case.inputs(length)
     jumping = 2 * torch.arange(length)
@@ -48,7 +57,12 @@ def blocks_are_the_whole(case: Case) -> Finding:
 
 
 def fused_is_the_reference(case: Case) -> Finding:
-    """Compare the chosen paths, with and without gradients, with the reference in float64."""
+    """The fused path is the reference, in float64 and float32.
+
+    Look at: columns and distance_bias, against bias; the scale: 1/sqrt(d_head) multiplies scores alone.
+
+    Compare the chosen paths, with and without gradients, with the reference in float64.
+    """
     double, single, slopes = [], [], []
     for length in (1, 2, TRAIN_LENGTH):
         position, inputs = torch.arange(length), case.inputs(length)
@@ -88,7 +102,11 @@ def _longer_errors(case: Case) -> list[float]:
 
 
 def positions_are_read(case: Case) -> Finding:
-    """Check that equal tokens at equal positions stay equal: an encoding must not count tokens itself.
+    """Position ids are read, and no others counted.
+
+    Look at: q_position and queries.position, where an arange or an index was taken.
+
+    Check that equal tokens at equal positions stay equal: an encoding must not count tokens itself.
 
     It may do so where it reads `prepare`'s values, or hides keys.
     """
@@ -114,7 +132,12 @@ def positions_are_read(case: Case) -> Finding:
 
 
 def scores_are_scaled(case: Case) -> Finding:
-    """Check that twice the scale doubles the scores; a term to add after the scale is a bias."""
+    """Scores are multiplied by the scale that they are given.
+
+    Look at: scores: a term beside scale * (...).
+
+    Check that twice the scale doubles the scores; a term to add after the scale is a bias.
+    """
     errors = []
     for layer in layers_of(case.encoding):
         x, q, k, _ = case.inputs(TRAIN_LENGTH)
@@ -124,7 +147,12 @@ def scores_are_scaled(case: Case) -> Finding:
 
 
 def hidden_keys_weigh_nothing(case: Case) -> Finding:
-    """Check that hidden keys weigh exactly zero, however low the logits of the others are."""
+    """Hidden keys have a weight of exactly 0.
+
+    Look at: weights: masked logits are -inf, and no large number.
+
+    Check that hidden keys weigh exactly zero, however low the logits of the others are.
+    """
     weighed = []
     for layer in layers_of(case.encoding):
         x, q, k, _ = as_type(layer_inputs(TRAIN_LENGTH), torch.float32)
@@ -137,7 +165,12 @@ def hidden_keys_weigh_nothing(case: Case) -> Finding:
 
 
 def ranges_hold_what_is_seen(case: Case) -> Finding:
-    """Count visible keys that `ranges` leaves out, for every chunk of queries."""
+    """Ranges hold every key that is visible.
+
+    Look at: ranges, against visible: the first query of a chunk sees the farthest key.
+
+    Count visible keys that `ranges` leaves out, for every chunk of queries.
+    """
     missed = [keys_outside_of_ranges(layer, TRAIN_LENGTH + 7) for layer in layers_of(case.encoding)]
     return at_most(max(missed), 0, "visible keys outside of ranges:")
 
@@ -155,7 +188,12 @@ def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
 
 
 def heads_that_share_a_key_differ(case: Case) -> Finding:
-    """Compare heads that are given the same: those of one key must differ where those of two keys do."""
+    """An encoding of each head tells heads apart that share a key.
+
+    Look at: a parameter or constant that is n_kv_heads long and repeated.
+
+    Compare heads that are given the same: those of one key must differ where those of two keys do.
+    """
     options = {option for part in case.spec.parts for option in part.options}
     if "n_heads" not in options:
         return Finding("holds", "takes no n_heads")
@@ -171,6 +209,10 @@ def heads_that_share_a_key_differ(case: Case) -> Finding:
 
 
 def norm_preserving(case: Case) -> Finding:
+    """Queries and keys keep their norms, where claimed.
+
+    Look at: transform.
+    """
     if not case.claims("norm_preserving"):
         return Finding("not claimed", "")
     x, q, k, _ = case.inputs(64)
@@ -182,7 +224,12 @@ def norm_preserving(case: Case) -> Finding:
 
 
 def decaying(case: Case) -> Finding:
-    """Check the bias of growing distances, with the initial parameters and with others."""
+    """The bias falls with distance, where claimed.
+
+    Look at: distance_bias.
+
+    Check the bias of growing distances, with the initial parameters and with others.
+    """
     if not case.claims("decaying"):
         return Finding("not claimed", "")
     rises = []
@@ -198,7 +245,12 @@ def decaying(case: Case) -> Finding:
 
 
 def obeys_a_window_from_outside(case: Case) -> Finding:
-    """Check attention limited by its caller to 5 tokens, the `window` control, against a mask."""
+    """A window from outside limits attention.
+
+    Look at: visible, weights, mix; a key's place among those given, where keys.index was meant.
+
+    Check attention limited by its caller to 5 tokens, the `window` control, against a mask.
+    """
     row, window, leaks, errors = 20, 5, [], []
     for layer in layers_of(case.encoding):
         x, q, k, v = layer_inputs(TRAIN_LENGTH)

@@ -1,4 +1,4 @@
-"""Checks of an encoding in a whole decoder."""
+"""Checks of an encoding in a whole decoder, and of calls and sequences that must not change each other."""
 
 import inspect
 import re
@@ -11,26 +11,94 @@ from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, Position
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import (
+    EXACT,
     MODEL,
+    SHOWS,
     TRAIN_LENGTH,
     VOCABULARY,
     Case,
+    Finding,
+    as_claimed,
+    at_most,
     hidden,
     ids_of,
+    largest,
     layers_of,
     one_token_repeated,
     tokens,
     worst,
 )
-from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding, as_claimed, at_most, largest
 from pe_bench.inspection.check.hooks import HOOKS
 from pe_bench.inspection.check.reach import farthest_that_is_told_apart
 from pe_bench.model.attention import logits, project, slice_tokens
 from pe_bench.model.decoder import Decoder
 
+# Two lists of ids with the same length, ends and sum, and other ids in between.
+IDS = torch.tensor([0, 2, 4, 6, 8, 10, 12, 14, 16])
+OTHER_IDS = torch.tensor([0, 1, 4, 6, 8, 10, 12, 15, 16])
+
+
+@torch.no_grad()
+def pure(case: Case) -> Finding:
+    """The same input gives the same output, whatever came before.
+
+    Look at: a cache: its key must hold all that its values depend on, every id among it.
+
+    Compare the output before and after other calls, in models that have seen nothing yet.
+    """
+    text = tokens(2, 9)
+    longer = tokens(2, TRAIN_LENGTH if case.past_training == "undefined" else 2 * TRAIN_LENGTH)
+    between = text.clone()
+    between[:, 1:-1] = (between[:, 1:-1] + 1 + torch.arange(7) % 9) % len(VOCABULARY)
+
+    def fresh() -> Decoder:
+        return case.model_of(case.with_random_parameters())
+
+    model = fresh()
+    before = hidden(model, text)
+    hidden(model, longer)
+    error = worst(hidden(model, text), before)
+    if not error <= EXACT:
+        return Finding("fails", f"after a longer text the same one differs by {error:.1e}")
+    error = worst(hidden(model, between), hidden(fresh(), between))
+    if not error <= EXACT:
+        return Finding("fails", f"after a text with the same ends a text differs by {error:.1e}")
+    model = fresh()
+    model.hidden(text, IDS)
+    error = worst(model.hidden(text, OTHER_IDS), fresh().hidden(text, OTHER_IDS))
+    label = "after other ids between the same ends, or another text, the same call differs by"
+    return at_most(error, EXACT, label)
+
+
+@torch.no_grad()
+def batch_independent(case: Case) -> Finding:
+    """Sequences of a batch do not meet, nor do their ids.
+
+    Look at: a sum or a maximum over the batch; ids of the first sequence taken for all; a shared cache.
+
+    Compare a sequence alone with the same one in a batch: with other tokens, and with other ids.
+    """
+    text = tokens(3, TRAIN_LENGTH)
+    error = worst(hidden(case.model, text)[1:2], hidden(case.model, text[1:2]))
+    if not error <= EXACT:
+        return Finding("fails", f"a sequence alone and in a batch differ by {error:.1e}")
+    error = max(_beside_others(case, ids, others) for ids, others in ((IDS, IDS + 3), (OTHER_IDS, IDS + 7)))
+    return at_most(error, EXACT, "alone and in a batch, also of other ids, a sequence differs by")
+
+
+def _beside_others(case: Case, ids: Tensor, others: Tensor) -> float:
+    text = tokens(2, len(ids))
+    both = case.model.hidden(text, torch.stack([others, ids]))
+    return worst(both[1:], case.model.hidden(text[1:], ids))
+
 
 def causal(case: Case) -> Finding:
-    """Check that gradients of outputs by the embeddings of later tokens are exactly zero: no leak."""
+    """No output has a gradient at a later token.
+
+    Look at: visible, adjust, embed.
+
+    Check that gradients of outputs by the embeddings of later tokens are exactly zero: no leak.
+    """
     model = case.model
     leaf = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
     leaf.requires_grad_()
@@ -49,7 +117,12 @@ def causal(case: Case) -> Finding:
 
 
 def independent_of_the_future(case: Case) -> Finding:
-    """Compare outputs after exchanging later tokens: reading token ids leaves no gradient."""
+    """No output depends on which tokens follow.
+
+    Look at: ids and embed, where they read tokens.
+
+    Compare outputs after exchanging later tokens: reading token ids leaves no gradient.
+    """
     text = tokens(2, TRAIN_LENGTH)
     changed, half = text.clone(), TRAIN_LENGTH // 2
     changed[:, half:] = (changed[:, half:] + 1 + torch.arange(TRAIN_LENGTH - half) % 9) % len(VOCABULARY)
@@ -58,7 +131,12 @@ def independent_of_the_future(case: Case) -> Finding:
 
 
 def prefix_consistent(case: Case) -> Finding:
-    """Compare outputs of a prefix, alone and continued, within the training length and past it."""
+    """A prefix is treated as if nothing followed.
+
+    Look at: what reads the number of keys, k.shape[-2], or the largest position.
+
+    Compare outputs of a prefix, alone and continued, within the training length and past it.
+    """
     pairs = [(9, 16), (TRAIN_LENGTH // 2, TRAIN_LENGTH)]
     if case.past_training != "undefined":
         pairs += [(TRAIN_LENGTH, 2 * TRAIN_LENGTH), (2 * TRAIN_LENGTH, 3 * TRAIN_LENGTH + 5)]
@@ -72,7 +150,12 @@ def prefix_consistent(case: Case) -> Finding:
 
 
 def shift_invariant(case: Case) -> Finding:
-    """Compare outputs with every position moved by 5 and by 403: multiples of no group of tokens."""
+    """Moving all positions changes nothing, where claimed, and something, where not.
+
+    Look at: transform, bias and scores: a position where a difference of two should be; or `claims`.
+
+    Compare outputs with every position moved by 5 and by 403: multiples of no group of tokens.
+    """
     length = TRAIN_LENGTH - 5 if case.past_training == "undefined" else 3 * TRAIN_LENGTH
     text, errors = tokens(2, length), {}
     for shift in (5, 403):
@@ -86,7 +169,12 @@ def shift_invariant(case: Case) -> Finding:
 
 
 def acts(case: Case) -> Finding:
-    """Compare a decoder with and without the encoding: one that changes nothing is a mistake."""
+    """The output differs from that of no encoding.
+
+    Look at: a misspelt hook; a result not returned; parameters that cancel.
+
+    Compare a decoder with and without the encoding: one that changes nothing is a mistake.
+    """
     for part in _objects(case):
         unheard = _unheard(part)
         if unheard:
@@ -102,7 +190,12 @@ def acts(case: Case) -> Finding:
 
 
 def past_the_training_length(case: Case) -> Finding:
-    """Check the claim on longer texts: `undefined` raises, `clamps` levels off, `defined` is finite."""
+    """Past the training length it does what it says.
+
+    Look at: past_training, and what is done with positions that no parameter was trained for.
+
+    Check the claim on longer texts: `undefined` raises, `clamps` levels off, `defined` is finite.
+    """
     length = 4 * TRAIN_LENGTH
     if case.past_training == "undefined":
         return _raises(case, length)
@@ -117,7 +210,12 @@ def past_the_training_length(case: Case) -> Finding:
 
 
 def parameters_matter(case: Case) -> Finding:
-    """Check that each parameter, random or initial, gets a gradient from the ids of training."""
+    """Every parameter gets a gradient, and a finite one.
+
+    Look at: a detach, or a part that is not used.
+
+    Check that each parameter, random or initial, gets a gradient from the ids of training.
+    """
     names = [name for name, _ in case.model.encoding.named_parameters()]
     if not names:
         return Finding("not claimed", "no parameters")
@@ -139,7 +237,11 @@ def _gradients(model: Decoder) -> tuple[Tensor | None, ...]:
 
 
 def state_is_parameters(case: Case) -> Finding:
-    """Check that no table is saved: it would keep weights from loading under another encoding without
+    """Only parameters are saved, they are all that is needed, and every tensor moves with the model.
+
+    Look at: register_buffer(..., persistent=False); random numbers that no parameter holds.
+
+    Check that no table is saved: it would keep weights from loading under another encoding without
     parameters.
 
     A tensor that is not a buffer would not move when the model moves to a GPU.
@@ -163,7 +265,12 @@ def state_is_parameters(case: Case) -> Finding:
 
 
 def starts_at_the_usual_scale(case: Case) -> Finding:
-    """Check the input's initial scale: it decides curves that would be credited to the encoding."""
+    """The input keeps its scale at the start.
+
+    Look at: embed and the initial values.
+
+    Check the input's initial scale: it decides curves that would be credited to the encoding.
+    """
     text = tokens(2, TRAIN_LENGTH)
     x = torch.randn(2, TRAIN_LENGTH, MODEL.d_model, generator=_generator(), dtype=torch.float64)
     encoding = case.as_built().double()
@@ -172,7 +279,12 @@ def starts_at_the_usual_scale(case: Case) -> Finding:
 
 
 def ids_follow_the_generator(case: Case) -> Finding:
-    """Check that training ids are drawn from the given generator alone."""
+    """Position ids follow the given generator.
+
+    Look at: ids.
+
+    Check that training ids are drawn from the given generator alone.
+    """
     text, encoding = tokens(2, TRAIN_LENGTH), case.encoding
     before = torch.random.get_rng_state()
     first, again = (ids_of(encoding, text, train=True) for _ in range(2))

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.inspection.check.case import (
+    EXACT,
     MODEL,
+    SHOWS,
     TRAIN_LENGTH,
     Case,
+    Finding,
     layer_inputs,
     layers_of,
     one_token_repeated,
 )
-from pe_bench.inspection.check.finding import EXACT, SHOWS, Finding
 from pe_bench.model.attention import logits, project, reference_attention, slice_tokens
 
 FARTHEST = 2**18 + 1
@@ -71,7 +73,12 @@ def _scores(layer: LayerEncoding, distances: list[int], query: int = FARTHEST + 
 
 
 def sees_its_window(case: Case) -> Finding:
-    """Count the keys that the last query sees; a layer with a `window` sees that many of the latest."""
+    """A query sees as many of the latest keys as `window` says.
+
+    Look at: visible and ranges: `distance < window`, because the query's own key is one of them.
+
+    Count the keys that the last query sees; a layer with a `window` sees that many of the latest.
+    """
     length = TRAIN_LENGTH if case.past_training == "undefined" else SIGHT
     counts = set()
     for layer in layers_of(case.encoding):

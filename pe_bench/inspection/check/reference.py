@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
 from pe_bench.encodings.load import EncodingClass
-from pe_bench.inspection.check.case import Case
-from pe_bench.inspection.check.finding import Finding
+from pe_bench.inspection.check.case import Case, Finding
 from pe_bench.model.attention import logits, project, reference_attention
 
 H, T, K = 2, 4, 4
@@ -27,7 +26,12 @@ Entry = Mapping[str, Any]
 
 
 def has_its_reference_numbers(case: Case) -> Finding:
-    """Compare each part of the encoding that is pe-bench's own with its reference numbers."""
+    """Pe-bench's own encodings have their reference numbers.
+
+    Look at: reference_numbers.yaml, which says where they come from; PyTorch's version.
+
+    Compare each part of the encoding that is pe-bench's own with its reference numbers.
+    """
     count, largest = 0, 0.0
     for part in case.spec.parts:
         entries = reference_numbers().get(part.name, []) if part.is_built_in else []

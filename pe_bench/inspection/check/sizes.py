@@ -14,17 +14,20 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import first_line
 from pe_bench.inspection.check import layers, model, reach
 from pe_bench.inspection.check.case import (
+    EXACT,
     MODEL,
     TRAIN_LENGTH,
     Case,
+    Finding,
     Inputs,
     as_type,
+    at_most,
     both_precisions,
+    largest,
     layers_of,
     where,
     worst,
 )
-from pe_bench.inspection.check.finding import EXACT, Finding, at_most, largest
 from pe_bench.model.attention import attention, project, reference_attention, slice_tokens
 
 WIDE = 136  # features of a head
@@ -41,7 +44,12 @@ Check = Callable[[Case], Finding]
 
 
 def wide_heads_are_as_narrow_ones(case: Case) -> Finding:
-    """Repeat in heads wider than 64 what holds in narrow ones, and see which features positions change."""
+    """Heads wider than 64 are treated as narrow ones.
+
+    Look at: a width that is written as a number; d_head, where half of it was meant.
+
+    Repeat in heads wider than 64 what holds in narrow ones, and see which features positions change.
+    """
     wide = _wide(case)
     try:
         wide.as_built()
@@ -64,7 +72,12 @@ def wide_heads_are_as_narrow_ones(case: Case) -> Finding:
 
 
 def no_number_of_keys_is_a_limit(case: Case) -> Finding:
-    """Look for a round number from which on texts are treated in another way, if short ones are not so."""
+    """No number of keys or position changes what an encoding does.
+
+    Look at: a table, a cache or a type of whole numbers that ends; a number of keys that is compared.
+
+    Look for a round number from which on texts are treated in another way, if short ones are not so.
+    """
     if case.past_training == "undefined":
         return Finding("not claimed", f"undefined past {TRAIN_LENGTH} tokens")
     finding = _at_round_numbers(case)
@@ -102,7 +115,12 @@ def _at_round_numbers(case: Case) -> Finding:
 
 
 def options_work_at_their_ends(case: Case) -> Finding:
-    """Check the encoding with each numeric option as small and as large as its constructor takes it."""
+    """Options work as small and as large as they can be.
+
+    Look at: what the constructor should refuse with an error; a bound that it puts in silently.
+
+    Check the encoding with each numeric option as small and as large as its constructor takes it.
+    """
     count = 0
     for option, value in _numeric_options(case):
         built = sorted(_accepted(case, option, value))
