@@ -35,8 +35,8 @@ from pe_bench.values import check_type
 if TYPE_CHECKING:
     import pandas
 
-    from pe_bench.report.tables.report import Report
-    from pe_bench.report.tables.selection import Selection
+    from pe_bench.report.build import Report
+    from pe_bench.report.selection import Selection
     from pe_bench.scoring.needles import Probe
 
 Score = Callable[[], "Run"]  # scores a run that was checked
@@ -84,9 +84,9 @@ class Run(RunFolder):
     def __str__(self) -> str:
         from rich.console import Console
 
+        from pe_bench.report.build import probes_of_rows, run_tables
         from pe_bench.report.columns import show
         from pe_bench.report.probes import show_probes
-        from pe_bench.report.tables.build import probes_of_rows, run_tables
 
         text = io.StringIO()
         plain = Console(file=text, color_system=None, force_terminal=False, force_jupyter=False)
@@ -260,9 +260,8 @@ def read_selection(
     slice_: str | None = None,
 ) -> Selection:
     """Return the options as a selection. Raises `UserError` for values that are not possible."""
-    from pe_bench.report.tables.ranking import check_sort
-    from pe_bench.report.tables.selection import Selection, parse_by
-    from pe_bench.report.tables.swept import check_best
+    from pe_bench.report.order import check_sort
+    from pe_bench.report.selection import Selection, check_best, parse_by
 
     by, best = check_type(by, str | None, "by"), check_type(best, str | None, "best")
     keys = parse_by(by) if by is not None else ()
@@ -296,7 +295,7 @@ def read_report(
 
     Raises `UserError` where there is none.
     """
-    from pe_bench.report.tables.build import build_report
+    from pe_bench.report.build import build_report
 
     if protocol is not None:
         protocol = check_type(protocol, Protocol, "--protocol")

@@ -9,7 +9,7 @@ from pe_bench.errors import UserError
 from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.export import to_csv
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Table
 
 STANDARD_OUTPUT = Path("-")
 TEXTS = ("--csv", "--markdown", "--latex")

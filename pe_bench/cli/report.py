@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from pe_bench.api import read_report, read_selection, require_levels, say_problems
 from pe_bench.cli.outputs import Outputs, check_outputs, text_of
 from pe_bench.errors import require
+from pe_bench.report.build import Report, build_tables, run_tables
 from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.columns import show
 from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probes
+from pe_bench.report.records import Table
+from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.tables.build import build_tables, run_tables
-from pe_bench.report.tables.report import Report
-from pe_bench.report.tables.selection import Selection
-from pe_bench.report.tables.table import Table
 from pe_bench.runs.conditions import Condition
 from pe_bench.runs.gather import results_file, runs_folder
 from pe_bench.runs.rows import Row

@@ -128,9 +128,9 @@ def _show(outcomes: "Outcomes") -> None:
 def _draw(runs: StudyRuns, found: "Measurements") -> None:
     """Draw the report's curves of the runs, without what other studies scored of them."""
     from pe_bench.cli.report import report_option
+    from pe_bench.report.build import build_tables
     from pe_bench.report.charts.draw import plot_tables
-    from pe_bench.report.tables.build import build_tables
-    from pe_bench.report.tables.selection import Selection
+    from pe_bench.report.selection import Selection
     from pe_bench.runs.conditions import Condition
     from pe_bench.runs.rows import TASK
 

@@ -10,9 +10,9 @@ from pe_bench.cli.outputs import Outputs, check_outputs
 from pe_bench.cli.report import print_run, print_sweep_tables, report_option
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
+from pe_bench.report.build import probes_of_rows
 from pe_bench.report.probes import show_probes
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.tables.build import probes_of_rows
 from pe_bench.runs.conditions import parse_condition, runs_to_score
 from pe_bench.sweep.summary import SweepTable
 from pe_bench.system.terminal import say

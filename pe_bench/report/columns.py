@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pe_bench.report.legend import best_text, legend, short_legend, short_title, slice_text
+from pe_bench.report.records import Line, Table, slice_name
+from pe_bench.report.records import Record as Score
 from pe_bench.report.statistics import Interval
-from pe_bench.report.tables.cells import Cell as Score
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table, slice_name
 from pe_bench.report.values import (
     break_text,
     context_answer,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pe_bench.report.records import Line, Record, Table
 from pe_bench.report.statistics import Interval
-from pe_bench.report.tables.cells import Cell
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table
 from pe_bench.report.values import break_text
 from pe_bench.system import grid
 
@@ -72,18 +70,18 @@ def _line_record(line: Line) -> dict[str, Any]:
     }
 
 
-def _cell_record(cell: Cell) -> dict[str, Any]:
+def _cell_record(cell: Record) -> dict[str, Any]:
     names = ("length", "stride", "status", "reason", "documents", "targets", "target_hash")
     numbers = ("bits_per_byte", "perplexity", "change", "verdict", "verdict_of_models", "peak_memory_mb")
     record = {name: getattr(cell, name) for name in (*names, *numbers)}
-    use, baseline = cell.use, cell.baseline
+    use, baseline, of_models = cell.use, cell.baseline, cell.compared.of_models
     return {
         **record,
         "seeds": len(cell.levels),
         **_answers_record(cell),
         **_interval_record("change", cell.interval, cell.change),
-        "change_of_models_low": cell.of_models.low if cell.of_models else None,
-        "change_of_models_high": cell.of_models.high if cell.of_models else None,
+        "change_of_models_low": of_models.low if of_models else None,
+        "change_of_models_high": of_models.high if of_models else None,
         "seed_low": min(cell.changes, default=None),
         "seed_high": max(cell.changes, default=None),
         "uses_context": use.uses_context if use else "",
@@ -98,7 +96,7 @@ def _cell_record(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _answers_record(cell: Cell) -> dict[str, float | None]:
+def _answers_record(cell: Record) -> dict[str, float | None]:
     """Return the numbers of a task, which are missing for text."""
     found = cell.answers
     if found is None:

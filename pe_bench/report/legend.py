@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from pe_bench.report.measures import NEAR_CHANCE, SOLVED
+from pe_bench.report.records import Line, Table, TableKey, quarter_of, slice_name
 from pe_bench.report.statistics import FAILURE
-from pe_bench.report.tables.context_use import quarter_of
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table, TableKey, slice_name
-from pe_bench.report.task_statistics import NEAR_CHANCE, SOLVED
 from pe_bench.report.values import (
     context_answer,
     has_changes,

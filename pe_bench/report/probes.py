@@ -8,9 +8,9 @@ from rich.text import Text
 
 from pe_bench.report.columns import NAME, WIDTH, half_width
 from pe_bench.report.legend import setting_title
-from pe_bench.report.needle_statistics import FINDS, NO_LIFT
+from pe_bench.report.measures import FINDS, NO_LIFT
+from pe_bench.report.needles import Found, ProbeLine, ProbeTable
 from pe_bench.report.statistics import MARGIN, Interval
-from pe_bench.report.tables.probes import Found, ProbeLine, ProbeTable
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
 

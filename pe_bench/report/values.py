@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from pe_bench.report.tables.break_point import BreakPoint
-from pe_bench.report.tables.cells import Cell as Score
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import BreakPoint, Line, Table
+from pe_bench.report.records import Record as Score
 from pe_bench.system.grid import MISSING, Cell
 
 MAX_PLAIN = 1e6  # bits per byte

@@ -33,11 +33,6 @@ def with_added_columns(records: Sequence[Record]) -> list[Record]:
     return [{**_with_facts(record), "stride_rule": rule} for rule, record in _by_stride_rule(with_later)]
 
 
-def kernel_in(sentence: str) -> str:
-    """Return the kernel and its type from what older versions said of attention, which begins with both."""
-    return sentence.partition(",")[0]
-
-
 def _with_facts(record: Record) -> Record:
     knows_length = record["status"] == "ok" and record["reason"].endswith(_KNOWS_LENGTH)
     reason = record["reason"].removesuffix(_KNOWS_LENGTH).rstrip("; ") if knows_length else record["reason"]

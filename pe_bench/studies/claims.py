@@ -6,7 +6,6 @@ with twenty of them, one is judged wrongly by chance.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,19 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from pe_bench.report.lines import make_record, unlearned
+from pe_bench.report.measures import TaskVerdict, judge_answers
+from pe_bench.report.pairs import (
+    Paired,
+    ScoreFiles,
+    has_number,
+    level_of,
+    paired,
+    paired_changes,
+    pairs_by_run,
+    pairs_by_seed,
+)
+from pe_bench.report.records import Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
     Bounds,
@@ -26,21 +38,6 @@ from pe_bench.report.statistics import (
     judge_gain_over_control,
     student_interval,
 )
-from pe_bench.report.tables.anchors import unlearned
-from pe_bench.report.tables.cells import label_of
-from pe_bench.report.tables.differences import (
-    Paired,
-    ScoreFiles,
-    has_number,
-    level_of,
-    paired,
-    paired_changes,
-    pairs_by_run,
-    pairs_by_seed,
-)
-from pe_bench.report.tables.lines import Unlearned
-from pe_bench.report.tables.task_cells import make_task_cell
-from pe_bench.report.task_statistics import TaskVerdict, judge_answers
 from pe_bench.runs.anchors import read_anchors
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import runs_folder
@@ -158,7 +155,7 @@ class Measurements:
     def answers(self, series: Series, length: int) -> tuple[Interval | None, TaskVerdict | None]:
         """Return the share of a task's examples that are right, and the verdict on it."""
         rows = self.at(series, length, TASK)
-        answers = make_task_cell(rows, Counter(), self._files).answers if rows else None
+        answers = make_record(rows, [], self._files).answers if rows else None
         if answers is None:
             return None, None
         return answers.intervals.exact, judge_answers(answers.intervals, answers.chance)
@@ -293,7 +290,7 @@ def _reads_past_window(claim: Claim, scores: Measurements, length: int) -> Findi
 
 
 def _solves(claim: Claim, scores: Measurements, length: int) -> Finding:
-    """A task is solved, by the rules of task_statistics.py."""
+    """A task is solved, by the rules of measures.py."""
     interval, verdict = scores.answers(_series(claim)[0], length)
     if interval is None or verdict is None:
         return Finding("unclear", NOT_SCORED, length)

@@ -11,8 +11,8 @@ from typing import Literal, get_type_hints
 import numpy as np
 
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.report.tables.cells import label_of
-from pe_bench.report.tables.differences import has_number, level_of
+from pe_bench.report.pairs import has_number, level_of
+from pe_bench.report.records import label_of
 from pe_bench.runs.rows import Row
 from pe_bench.studies.claims import (
     Agreement,

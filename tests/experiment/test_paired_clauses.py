@@ -12,8 +12,8 @@ from support.scoring import BLOCK, DATA, EVAL, scored, trained_model
 
 from pe_bench.config.schema import DataConfig, EvalConfig, TokenizerConfig
 from pe_bench.data.packed import load_data
+from pe_bench.report.build import build_tables
 from pe_bench.report.export import to_frame
-from pe_bench.report.tables.build import build_tables
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.scoring.plans import make_plans

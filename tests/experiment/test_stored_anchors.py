@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.commands import Command, only_run
 
-from pe_bench.report.tables.build import build_tables
+from pe_bench.report.build import build_tables
 from pe_bench.runs.anchors import NAMES, place_of
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import MEANS, load_scores, score_file

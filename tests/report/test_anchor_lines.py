@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from support.results import add_run
 from test_short import cells_of, printed
 
+from pe_bench.report.build import build_report, build_tables
 from pe_bench.report.charts.curves import Chart, Curve, Point, charts_of, seen_anchors
 from pe_bench.report.charts.draw import draw
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
-from pe_bench.report.tables.build import build_report, build_tables
-from pe_bench.report.tables.selection import Selection
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Table
+from pe_bench.report.selection import Selection
 from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM
 from pe_bench.runs.conditions import parse_condition
 from pe_bench.runs.rows import read_rows
@@ -180,7 +180,7 @@ def test_an_anchor_does_not_stand_in_for_a_run(results: Path) -> None:
     [run] = (results / "runs").glob("rope-*")
     shutil.copytree(anchor, results / "anchors" / run.name)
     table = only(results)
-    assert {cell.missing for line in table.lines for cell in line.cells.values()} == {""}
+    assert {cell.compared.missing for line in table.lines for cell in line.cells.values()} == {""}
 
 
 def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(results: Path) -> None:

@@ -21,9 +21,9 @@ from support.pictures import (
 )
 from support.results import add_run
 
+from pe_bench.report.build import build_tables
 from pe_bench.report.charts.draw import draw, plot_tables
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Table
 
 
 def many(folder: Path, encodings: int, levels: Mapping[str, Mapping[int, float | None]]) -> list[Table]:

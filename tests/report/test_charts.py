@@ -26,9 +26,9 @@ from support.results import add_run
 from pe_bench.errors import UserError
 from pe_bench.plot.paper import spread_apart
 from pe_bench.plot.style import fitting
+from pe_bench.report.build import build_tables
 from pe_bench.report.charts.curves import charts_of
 from pe_bench.report.charts.draw import draw, plot_tables
-from pe_bench.report.tables.build import build_tables
 
 # Files
 

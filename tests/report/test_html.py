@@ -11,13 +11,12 @@ from support.pages import HOSTILE, some_records, some_tables
 from support.results import add_run
 
 from pe_bench.plot.style import COLOURS, MARKERS, STROKES, styles_of
+from pe_bench.report.build import build_tables
 from pe_bench.report.charts.curves import NO_VERDICT, charts_of
 from pe_bench.report.html.page import describe_result, to_html
 from pe_bench.report.html.style import MARKER_PATHS, line_styles
 from pe_bench.report.legend import legend
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Line, Table
 from pe_bench.runs.provenance import Environment, RunRecord
 
 VOID = ("meta", "link", "br", "input")

@@ -6,11 +6,10 @@ from pathlib import Path
 from rich.console import Console
 from support.results import add_run
 
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import show
 from pe_bench.report.export import to_frame
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Line, Table
 
 
 def with_seeds(folder: Path, *changes: float, encoding: str = "rope", spread: float = 0.001) -> Line:
@@ -35,15 +34,15 @@ def printed(table: Table) -> str:
 def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_models(tmp_path: Path) -> None:
     cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).cells[256]
     assert (cell.verdict, cell.verdict_of_models) == ("unclear", "degrades")
-    assert cell.interval and cell.of_models
-    assert cell.interval.low < cell.of_models.low < cell.of_models.high < cell.interval.high
+    assert cell.interval and cell.compared.of_models
+    assert cell.interval.low < cell.compared.of_models.low < cell.compared.of_models.high < cell.interval.high
     text = printed(only(tmp_path))
     assert "+0.107>?" in text and "sure of these models, not of other seeds" in text
 
 
 def test_one_seed_speaks_of_its_model_alone(tmp_path: Path) -> None:
     cell = with_seeds(tmp_path, 0.1).cells[256]
-    assert (cell.verdict, cell.verdict_of_models, cell.of_models) == ("degrades", "", None)
+    assert (cell.verdict, cell.verdict_of_models, cell.compared.of_models) == ("degrades", "", None)
     assert "sure of these models" not in printed(only(tmp_path))
 
 
@@ -58,9 +57,9 @@ def test_more_seeds_turn_no_answer_into_none(tmp_path: Path) -> None:
 def test_the_frame_has_the_bounds_for_these_models_and_the_range_of_seeds(tmp_path: Path) -> None:
     cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).cells[256]
     record = to_frame([only(tmp_path)]).set_index("length").loc[256]
-    assert cell.of_models is not None
+    assert cell.compared.of_models is not None
     bounds = (record["change_of_models_low"], record["change_of_models_high"])
-    assert bounds == (cell.of_models.low, cell.of_models.high)
+    assert bounds == (cell.compared.of_models.low, cell.compared.of_models.high)
     assert record["verdict_of_models"] == "degrades"
     assert abs(record["seed_low"] - 0.02) < 1e-6 and abs(record["seed_high"] - 0.2) < 1e-6
 

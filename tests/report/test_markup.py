@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.results import add_run
 
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.selection import Selection
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Table
+from pe_bench.report.selection import Selection
 
 LENGTHS = (128, 192, 256, 512, 1024, 2048)
 LEVELS = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pe_bench.report.needle_statistics import judge_finding, share_interval
+from pe_bench.report.measures import judge_finding, share_interval
 from pe_bench.report.statistics import Interval, difference_of_shares
 
 

@@ -1,6 +1,5 @@
 """The notes below a table."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -40,42 +39,6 @@ def test_a_note_lists_a_few_names_and_counts_the_rest(tmp_path: Path) -> None:
     for seed in range(3):
         add_run(tmp_path, "z", BREAKING, seed=seed)
     assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)
-
-
-def trained_on(run: Path, **changes: object) -> None:
-    kernel = "pe-bench's kernel in float32, compiled by c++ 12.2.0"
-    found = {"device": "cpu", "processor": "AMD EPYC", "threads": 2, "attention": kernel, **changes}
-    (run / "environment.json").write_text(json.dumps(found))
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"threads": 1}, "2 threads (rope, nope); 1 thread (alibi)"),
-        ({"processor": "Xeon"}, "AMD EPYC (rope, nope); Xeon (alibi)"),
-        ({"device": "NVIDIA H200"}, "AMD EPYC (rope, nope); NVIDIA H200 (alibi)"),
-        (
-            {"attention": "PyTorch's fused kernels and the reference, for there is no compiler"},
-            "pe-bench's kernel in float32 (rope, nope); PyTorch's fused kernels and the reference (alibi)",
-        ),
-        ({"attention": "pe-bench's kernel in float32, compiled by clang 19"}, None),
-        ({"attention": {"name": "pe-bench's kernel", "dtype": "float32", "compiler": "clang 19"}}, None),
-        (
-            {"attention": {"name": "pe-bench's kernel", "dtype": "bfloat16", "compiler": "c++ 12.2.0"}},
-            "pe-bench's kernel in float32 (rope, nope); pe-bench's kernel in bfloat16 (alibi)",
-        ),
-        ({}, None),
-    ],
-)
-def test_conditions_of_tokens_per_second_are_shown_where_they_differ(
-    tmp_path: Path, change: dict[str, object], told: str | None
-) -> None:
-    trained_on(add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}))
-    trained_on(add_run(tmp_path, "nope", {128: 3.1, 256: 3.1}))
-    trained_on(add_run(tmp_path, "alibi", {128: 3.2, 256: 3.2}), **change)
-    notes = [note for note in only(tmp_path).notes if "tokens/s" in note]
-    said = f"tokens/s were measured under different conditions: {told}"
-    assert notes == ([said] if told is not None else [])
 
 
 def test_one_seed_and_few_documents_get_a_note(tmp_path: Path) -> None:

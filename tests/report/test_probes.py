@@ -15,11 +15,11 @@ from support.scoring import trained_model
 
 from pe_bench.data.packed import Data
 from pe_bench.model.decoder import LanguageModel
+from pe_bench.report.build import build_report, probes_of_rows
 from pe_bench.report.charts.heat import draw_probes, heat_chart, plot_probes
 from pe_bench.report.html.page import to_html
+from pe_bench.report.needles import Found, ProbeTable
 from pe_bench.report.probes import COLUMNS, probes_to_csv, probes_to_markdown, show_probes
-from pe_bench.report.tables.build import build_report, probes_of_rows
-from pe_bench.report.tables.probes import Found, ProbeTable
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file

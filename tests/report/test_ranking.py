@@ -5,8 +5,8 @@ from pathlib import Path
 from support.results import add_run
 from support.tables import only
 
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.selection import Selection
+from pe_bench.report.build import build_tables
+from pe_bench.report.selection import Selection
 
 
 def test_encodings_rank_by_the_longest_length_that_most_have(tmp_path: Path) -> None:

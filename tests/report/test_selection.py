@@ -9,15 +9,15 @@ from support.tables import BREAKING, HOLDING, labels, only, where
 
 from pe_bench.config.schema import Config, ModelConfig, ReportConfig, TrainConfig
 from pe_bench.errors import UserError
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_markdown
 from pe_bench.report.export import to_frame
+from pe_bench.report.selection import Selection, parse_by
 from pe_bench.report.statistics import (
     corrected_comparisons,
     judge_change,
     paired_interval,
 )
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.selection import Selection, parse_by
 from pe_bench.runs.config_file import write_config
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import load_scores, score_file

@@ -10,12 +10,12 @@ from rich.console import Console
 from support.results import add_run, edit_rows
 
 from pe_bench.config.groups import config_dir
+from pe_bench.report.build import build_report, build_tables, run_tables
 from pe_bench.report.columns import show
+from pe_bench.report.groups import QUICK_TOKENS
 from pe_bench.report.html.page import describe_result
-from pe_bench.report.tables.build import build_report, build_tables, run_tables
-from pe_bench.report.tables.grouping import QUICK_TOKENS
-from pe_bench.report.tables.selection import Selection
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Table
+from pe_bench.report.selection import Selection
 from pe_bench.report.values import short_lengths, without_middle, works_to
 from pe_bench.runs.conditions import Condition, parse_condition
 from pe_bench.runs.rows import read_rows

@@ -12,11 +12,11 @@ from test_anchor_lines import add_anchors
 from test_short import cells_of, printed
 
 from pe_bench.errors import UserError
+from pe_bench.report.build import build_report, build_tables
 from pe_bench.report.charts.draw import draw
 from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
-from pe_bench.report.tables.build import build_report, build_tables
-from pe_bench.report.tables.selection import Selection
+from pe_bench.report.selection import Selection
 from pe_bench.runs.gather import gather, results_file
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import read_rows, write_rows

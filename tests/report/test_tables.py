@@ -11,8 +11,8 @@ from support.results import add_run, edit_rows
 from support.tables import BREAKING, FLAT, labels, line_of, only, printed, printed_details
 
 from pe_bench.report.statistics import paired_interval
-from pe_bench.report.tables.break_point import find_break_point
 from pe_bench.report.values import break_text
+from pe_bench.report.verdicts import find_break_point
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, save_scores, score_file
 
@@ -67,7 +67,7 @@ def test_holding_below_the_training_length_is_not_holding_past_it(tmp_path: Path
 def test_the_training_length_has_no_change(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     cell = line_of(only(tmp_path), "rope").cells[128]
-    assert (cell.change, cell.interval, cell.missing) == (None, None, "")
+    assert (cell.change, cell.interval, cell.compared.missing) == (None, None, "")
 
 
 def test_an_infinite_score_fails(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from support.tables import printed
 
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
+from pe_bench.report.measures import AnswerIntervals, answer_intervals, judge_answers
+from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import Interval
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.selection import Selection
-from pe_bench.report.task_statistics import AnswerIntervals, answer_intervals, judge_answers
 from pe_bench.runs.gather import gather, read_all, runs_folder
 from pe_bench.runs.rows import TASK, write_rows
 from pe_bench.runs.scores import Scores, save_scores, score_file, with_level
@@ -201,7 +201,11 @@ def test_damaged_scores_leave_a_level_without_a_verdict(tmp_path: Path) -> None:
     for path in tmp_path.rglob("task-64-*.safetensors"):
         path.write_bytes(b"")
     cell = table(tmp_path).lines[0].cells[64]
-    assert cell.level == pytest.approx(0.2, abs=0.01) and cell.verdict == "" and "damaged" in cell.missing
+    assert (
+        cell.level == pytest.approx(0.2, abs=0.01)
+        and cell.verdict == ""
+        and "damaged" in cell.compared.missing
+    )
 
 
 def test_rows_of_a_task_come_back_from_the_gathered_file(tmp_path: Path) -> None:

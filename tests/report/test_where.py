@@ -9,8 +9,8 @@ from support.results import add_run, edit_rows
 from support.tables import BREAKING, labels, only, where
 
 from pe_bench.errors import UserError
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.selection import Selection
+from pe_bench.report.build import build_tables
+from pe_bench.report.selection import Selection
 from pe_bench.runs.conditions import Condition, parse_condition
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from support.results import add_run, edit_rows
 
-from pe_bench.report.tables import differences
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.table import Table
+from pe_bench.report import pairs
+from pe_bench.report.build import build_tables
+from pe_bench.report.records import Table
 from pe_bench.runs.means import KeptMeans, keep_means, means_of
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import MEANS, delete_scores, load_scores, save_scores, score_file
@@ -48,7 +48,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         found.append(path)
         return load_scores(path)
 
-    monkeypatch.setattr(differences, "load_scores", load)
+    monkeypatch.setattr(pairs, "load_scores", load)
     return found
 
 
@@ -107,7 +107,9 @@ def test_means_of_scores_that_changed_since_are_not_used(run: Path, read: list[P
         path.unlink()
     found = tables(run)
     assert path in read
-    text = " ".join(cell.missing for table in found for line in table.lines for cell in line.cells.values())
+    text = " ".join(
+        cell.compared.missing for table in found for line in table.lines for cell in line.cells.values()
+    )
     assert {"other scores": "does not give its row's", "later": "", "lost": "is missing"}[change] in text
 
 
@@ -115,7 +117,7 @@ def test_means_that_do_not_give_their_row_s_level_are_no_verdict(run: Path) -> N
     keep_all(run)
     edit_rows(run, lambda row: row if row.length != 512 else type(row)(**{**vars(row), "bits_per_byte": 9.0}))
     text = " ".join(
-        cell.missing for table in tables(run) for line in table.lines for cell in line.cells.values()
+        cell.compared.missing for table in tables(run) for line in table.lines for cell in line.cells.values()
     )
     assert "does not give its row's 9.000000 bits per byte" in text
 

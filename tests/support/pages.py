@@ -5,12 +5,10 @@ from pathlib import Path
 
 from support.results import add_run
 
+from pe_bench.report.build import build_tables
+from pe_bench.report.pairs import Paired
+from pe_bench.report.records import BreakPoint, ContextUse, Line, Position, Record, Table
 from pe_bench.report.statistics import Interval, judge_change
-from pe_bench.report.tables.break_point import BreakPoint
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.cells import Cell, ContextUse, Difference
-from pe_bench.report.tables.lines import Line, Position
-from pe_bench.report.tables.table import Table
 from pe_bench.runs.provenance import Dataset, Environment, RunRecord
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"
@@ -83,10 +81,10 @@ def _judged(line: Line) -> Line:
     return replace(line, cells=cells, break_point=BREAK_POINTS[line.encoding])
 
 
-def _cells(line: Line) -> dict[int, Cell]:
+def _cells(line: Line) -> dict[int, Record]:
     if line.encoding == "rope":
         return line.cells
-    difference = Difference(-0.3, Interval(-0.3, -0.4, -0.2, 2, 24), "better", "")
+    difference = Paired(-0.3, Interval(-0.3, -0.4, -0.2, 2, 24), "", verdict="better")
     gain = Interval(0.1, 0.05, 0.15, 2, 24)
     return {
         length: replace(

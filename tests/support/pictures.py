@@ -13,11 +13,9 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from support.results import add_run
 
-from pe_bench.report.tables.break_point import find_break_point
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.cells import ContextUse
-from pe_bench.report.tables.lines import Line, Position
-from pe_bench.report.tables.table import Table
+from pe_bench.report.build import build_tables
+from pe_bench.report.records import ContextUse, Line, Position, Table
+from pe_bench.report.verdicts import find_break_point
 
 LENGTHS = (64, 128, 192, 256, 512)
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import show
-from pe_bench.report.tables.build import build_tables
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.selection import Selection
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Line, Table
+from pe_bench.report.selection import Selection
 from pe_bench.runs.conditions import Condition, parse_condition
 
 FLAT = {64: 3.1, 128: 3.0, 256: 3.002, 512: 3.003}

@@ -13,11 +13,9 @@ from typing import Literal
 import numpy as np
 
 from pe_bench.plot.scale import Scale, scale_of_changes, scale_of_lengths, scale_of_levels
-from pe_bench.report.measure import BITS, Measure
+from pe_bench.report.measures import BITS, Measure
+from pe_bench.report.records import Line, Record, Table
 from pe_bench.report.statistics import student_interval
-from pe_bench.report.tables.cells import Cell
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.table import Table
 
 SHARE_PADDING = 0.03  # above 1 and below 0
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
@@ -314,7 +312,7 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
             cell.change,
             cell.interval.low if cell.interval else -np.inf,
             cell.interval.high if cell.interval else np.inf,
-            cell.change_hash,
+            cell.compared.target_hash,
             _uses_context(cell),
             len(cell.levels),
         )
@@ -329,7 +327,7 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     ] + changed
 
 
-def _scored_on(cell: Cell) -> str:
+def _scored_on(cell: Record) -> str:
     """Return the targets of a cell; nothing for a task, each of whose lengths has examples of its own."""
     return "" if cell.answers else cell.target_hash
 
@@ -339,7 +337,7 @@ def _position_curve(line: Line) -> Curve:
     return Curve(line.label, tuple(_mean_point(place.context, place.levels) for place in known))
 
 
-def _uses_context(cell: Cell) -> bool:
+def _uses_context(cell: Record) -> bool:
     return cell.use is not None and cell.use.uses_context == "yes"
 
 

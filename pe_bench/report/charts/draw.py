@@ -46,7 +46,7 @@ from pe_bench.report.charts.curves import (
     describe_anchors,
     seen_anchors,
 )
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Table
 
 MAX_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of its own
 MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out

@@ -21,8 +21,8 @@ from pe_bench.plot.paper import (
 )
 from pe_bench.plot.style import COLOURS, FONT, GREY, LEFT, NOTE_FONT, WIDTH, fitting, wrapped
 from pe_bench.report.charts.draw import Part, stacked
+from pe_bench.report.needles import Found, ProbeLine, ProbeTable
 from pe_bench.report.probes import percent, title_of
-from pe_bench.report.tables.probes import Found, ProbeLine, ProbeTable
 
 LENGTHS, DEPTHS = "context length (tokens)", "depth of the span"
 COLOUR = COLOURS[3]

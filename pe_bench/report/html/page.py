@@ -18,9 +18,8 @@ from pe_bench.report.html.probes import probe_sections
 from pe_bench.report.html.provenance import summarize
 from pe_bench.report.html.style import ANCHOR, LineStyle, line_styles
 from pe_bench.report.legend import legend
-from pe_bench.report.tables.lines import Line
-from pe_bench.report.tables.probes import ProbeTable
-from pe_bench.report.tables.table import Table
+from pe_bench.report.needles import ProbeTable
+from pe_bench.report.records import Line, Table
 from pe_bench.runs.provenance import RunRecord
 from pe_bench.system.grid import Cell, Grid
 from pe_bench.system.outside_text import in_one_line, one_line

@@ -10,7 +10,7 @@ from pe_bench.report.charts.curves import NO_VERDICT, Chart, Curve, PlotValues, 
 from pe_bench.report.charts.draw import MAX_NAMED, chart_svg
 from pe_bench.report.columns import point_text
 from pe_bench.report.html.style import LineStyle, line_styles
-from pe_bench.report.tables.table import Table
+from pe_bench.report.records import Table
 from pe_bench.report.values import number_text
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pe_bench.report.charts.heat import HeatChart, heat_chart, heat_svg
+from pe_bench.report.needles import ProbeTable
 from pe_bench.report.probes import grid_of, title_of
-from pe_bench.report.tables.probes import ProbeTable
 from pe_bench.system.grid import Grid
 
 

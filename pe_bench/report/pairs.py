@@ -3,7 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,13 +15,18 @@ from pe_bench.runs.means import Means, compute_means
 from pe_bench.runs.rows import ALL, TASK, Row
 from pe_bench.runs.scores import Clusters, load_scores, score_file
 
+Pair = tuple[Row, Row]
+Key = TypeVar("Key")
 
-class Paired(NamedTuple):
+
+@dataclass(frozen=True)
+class Paired:
     """A mean difference in bits per byte, its interval, and why either is missing.
 
     segments: into how many each document was cut for the interval. of_models: the interval for these models
     alone, whatever other seeds would give; None for one seed, whose interval is that already. of_seeds: that
-    of each model; empty for one seed. target_hash, targets: the set that it is of.
+    of each model; empty for one seed. target_hash, targets: the set that it is of. verdict: on a difference
+    from a baseline: better, same, worse or unclear; empty without an interval.
     """
 
     mean: float | None
@@ -31,6 +37,7 @@ class Paired(NamedTuple):
     of_seeds: tuple[Interval, ...] = ()
     target_hash: str = ""
     targets: int = 0
+    verdict: str = ""
 
 
 class ScoreFiles:
@@ -41,21 +48,14 @@ class ScoreFiles:
 
     def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
         self._folder_of = folder_of
-        self._known: dict[Row, Means] = {}
+        self._means: dict[Row, Means] = {}
         self._clusters: dict[str, Clusters] = {}
 
-    def by_cluster(self, row: Row) -> tuple[np.ndarray, np.ndarray]:
-        """Clusters int64 [U] and bits per byte float64 [U]. Raises `RunError`."""
-        means = self._means(row)
-        return means.names, means.bits
-
-    def segments(self, row: Row) -> int:
-        """Return into how many segments each document of a row is cut. Raises `RunError`."""
-        return self._means(row).segments
-
-    def sizes(self, row: Row) -> np.ndarray | None:
-        """Return by what the clusters of a row count; None where all count the same. Raises `RunError`."""
-        return self._means(row).sizes
+    def means(self, row: Row) -> Means:
+        """Return the means that the run keeps, or those of the scores themselves. Raises `RunError`."""
+        if row not in self._means:
+            self._means[row] = self._read(row)
+        return self._means[row]
 
     def answers(self, row: Row) -> np.ndarray:
         """Return the share of right answers of each example, float64 [examples]. Raises `RunError`."""
@@ -69,42 +69,49 @@ class ScoreFiles:
         """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""
         if name == ALL:
             return list(rows)
-        by_run: dict[str, list[Row]] = {}
-        for row in rows:
-            by_run.setdefault(row.run, []).append(row)
-        return [row for run, own in by_run.items() for row in self._folder_of(run).rows_of_slice(own, name)]
-
-    def _means(self, row: Row) -> Means:
-        found = self._known.get(row)
-        if found is None:
-            found = self._known[row] = self._read(row)
-        return found
+        return [
+            row
+            for run, of_run in grouped(rows, lambda row: row.run).items()
+            for row in self._folder_of(run).rows_of_slice(of_run, name)
+        ]
 
     def _read(self, row: Row) -> Means:
-        """Return the means that the run keeps, or those of the scores themselves."""
         folder = self._folder_of(row.run)
         path = score_file(folder.path, row)
-        found = folder.means.find(path, row.slice_hash)
         if row.protocol == TASK:
             right = self.answers(row)
-            found = Means(np.arange(len(right)), (right == 1).astype(float), level_of(row), 1)
-        if found is None:
+            return Means(np.arange(len(right)), (right == 1).astype(float), level_of(row), 1)
+        means = folder.means.find(path, row.slice_hash)
+        if means is None:
             scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
             self._clusters[row.target_hash] = scores.clusters
-            found = compute_means(row, scores, folder.slices)
-        if not _agree(found.level, level_of(row)):
+            means = compute_means(row, scores, folder.slices)
+        if not _agree(means.level, level_of(row)):
             raise RunError(
-                f"{path} does not give its row's {level_of(row):.6f} bits per byte, but {found.level:.6f}"
+                f"{path} does not give its row's {level_of(row):.6f} bits per byte, but {means.level:.6f}"
             )
-        return found
+        return means
 
 
-def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
-    """Return the first of each pair minus the second; a pair for each seed, all on one set of targets."""
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Return the rows by what `key` says of them, in the order of the first ones."""
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def paired(pairs: Sequence[Pair], files: ScoreFiles, missing: str = "") -> Paired:
+    """Return the first of each pair minus the second; a pair for each seed, all on one set of targets.
+
+    missing: why there is no difference where there is no pair.
+    """
+    if not pairs:
+        return Paired(None, None, missing)
     first, targets = pairs[0][0], min(row.targets for row, _ in pairs)
     try:
         differences = np.stack([_difference(*pair, files) for pair in pairs])
-        sizes = files.sizes(first)
+        means = files.means(first)
     except RunError as error:
         mean = float(np.mean([level_of(row) - level_of(other) for row, other in pairs]))
         return Paired(mean, None, str(error), target_hash=first.target_hash, targets=targets)
@@ -112,15 +119,14 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     def interval_of(differences: np.ndarray) -> Interval:
         if first.protocol == TASK:
             return difference_of_shares(differences, differences.shape[1])
-        return paired_interval(differences, sizes)
+        return paired_interval(differences, means.sizes)
 
-    interval = interval_of(differences)
-    several = len(pairs) > 1
+    interval, several = interval_of(differences), len(pairs) > 1
     return Paired(
         interval.mean,
         interval,
         missing="",
-        segments=files.segments(first),
+        segments=means.segments,
         of_models=interval_of(differences.mean(axis=0, keepdims=True)) if several else None,
         of_seeds=tuple(interval_of(of_seed[None, :]) for of_seed in differences) if several else (),
         target_hash=first.target_hash,
@@ -128,43 +134,37 @@ def paired(pairs: Sequence[tuple[Row, Row]], files: ScoreFiles) -> Paired:
     )
 
 
-def paired_changes(
-    changes: Sequence[tuple[Row, Row]], others: Sequence[tuple[Row, Row]], files: ScoreFiles
-) -> Paired:
+def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], files: ScoreFiles) -> Paired:
     """Return the first changes minus the others; both are pairs of a row and its reference, seed by seed."""
     try:
-        differences = np.stack(
-            [
-                _difference(*pair, files) - _difference(*other, files)
-                for pair, other in zip(changes, others, strict=True)
-            ]
-        )
-        interval = paired_interval(differences, files.sizes(changes[0][0]))
+        first, second = (np.stack([_difference(*pair, files) for pair in part]) for part in (changes, others))
+        differences = first - second
+        interval = paired_interval(differences, files.means(changes[0][0]).sizes)
     except RunError as error:
         return Paired(None, None, str(error))
     return Paired(interval.mean, interval, "")
 
 
-def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
+def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[Pair]:
     """Return rows with the other of the same run on the same targets, where there is one."""
     return _pairs(rows, others, lambda row: row.run)
 
 
-def pairs_by_seed(rows: Sequence[Row], others: Sequence[Row]) -> list[tuple[Row, Row]]:
+def pairs_by_seed(rows: Sequence[Row], others: Sequence[Row]) -> list[Pair]:
     """Return rows with the other of the same seed: of the same decoder weights and batches."""
     return _pairs(rows, others, lambda row: row.seed)
 
 
-def _pairs(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object]) -> list[tuple[Row, Row]]:
-    """Return rows with the other of the same key on the same targets."""
+def _pairs(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object]) -> list[Pair]:
     other_of = {(key(row), row.target_hash, row.slice_hash): row for row in others if has_number(row)}
-    keyed = [
-        (row, other_of.get((key(row), row.target_hash, row.slice_hash))) for row in rows if has_number(row)
+    return [
+        (row, other)
+        for row in rows
+        if has_number(row) and (other := other_of.get((key(row), row.target_hash, row.slice_hash)))
     ]
-    return [(row, other) for row, other in keyed if other is not None]
 
 
-def of_one_set(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+def of_one_set(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs on the set of targets that most pairs share; of several such sets, the largest."""
     chosen = largest_set([row for row, _ in pairs])
     return [pair for pair in pairs if pair[0].target_hash == chosen]
@@ -180,25 +180,6 @@ def has_number(row: Row) -> bool:
     return row.status == "ok" and _level(row) is not None
 
 
-def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
-    """Return the difference of each cluster in bits per byte, float64 [U]."""
-    clusters, bits = files.by_cluster(row)
-    same_clusters, other_bits = files.by_cluster(other)
-    sizes = [files.sizes(either) for either in (row, other)]
-    if not np.array_equal(clusters, same_clusters) or not _are_same(*sizes):
-        raise RunError(
-            f"{row.run} at {row.length} and {other.run} at {other.length} have scores of other documents"
-        )
-    if not clusters.size:
-        raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
-    with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
-        return bits - other_bits
-
-
-def _are_same(sizes: np.ndarray | None, others: np.ndarray | None) -> bool:
-    return np.array_equal(sizes, others) if sizes is not None and others is not None else sizes is others
-
-
 def level_of(row: Row) -> float:
     """Return the bits per byte of a row that has a number, or of a task the share of right examples."""
     level = _level(row)
@@ -206,9 +187,27 @@ def level_of(row: Row) -> float:
     return level
 
 
+def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
+    """Return the difference of each cluster in bits per byte, float64 [U]."""
+    first, second = files.means(row), files.means(other)
+    is_alike = np.array_equal(first.names, second.names) and np.array_equal(_sizes(first), _sizes(second))
+    if not is_alike:
+        raise RunError(
+            f"{row.run} at {row.length} and {other.run} at {other.length} have scores of other documents"
+        )
+    if not first.names.size:
+        raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
+    with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
+        return first.bits - second.bits
+
+
+def _sizes(means: Means) -> np.ndarray:
+    return np.zeros(0) if means.sizes is None else means.sizes
+
+
 def _level(row: Row) -> float | None:
     return row.exact if row.protocol == TASK else row.bits_per_byte
 
 
-def _agree(found: float, claimed: float) -> bool:
-    return math.isclose(found, claimed, rel_tol=1e-6) or (math.isnan(found) and math.isnan(claimed))
+def _agree(computed: float, claimed: float) -> bool:
+    return math.isclose(computed, claimed, rel_tol=1e-6) or (math.isnan(computed) and math.isnan(claimed))

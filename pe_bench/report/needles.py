@@ -1,18 +1,18 @@
 """Tables of probes: how often lines find a span of the window, by length and by depth."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pe_bench.errors import RunError
-from pe_bench.report.needle_statistics import Finding, judge_finding, share_interval
+from pe_bench.report.groups import explain_separation
+from pe_bench.report.measures import Finding, judge_finding, share_interval
+from pe_bench.report.pairs import grouped
+from pe_bench.report.records import TableKey, label_of
+from pe_bench.report.selection import RunKeys, Selection
 from pe_bench.report.statistics import Interval, difference_of_shares, paired_interval
-from pe_bench.report.tables.cells import label_of
-from pe_bench.report.tables.grouping import explain_separation
-from pe_bench.report.tables.selection import RunKeys, Selection
-from pe_bench.report.tables.table import TableKey
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import Scores, load_scores, score_file
@@ -20,7 +20,7 @@ from pe_bench.system.outside_text import in_one_line
 
 ANSWER = 16  # targets of a window
 Place = tuple[int, float]  # a length and a depth
-Pair = tuple[Scores, Scores]  # with the span, and with another in its place
+Read = Callable[[Row], Scores]
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,7 @@ class Found:
     def by_span(self) -> float:
         """Return how far it is from the accuracy without the span, 0, to all answers being right, 1."""
         missing = 1 - self.without
-        if missing <= 0:
-            return 0.0
-        return min(1.0, max(0.0, (self.accuracy.mean - self.without) / missing))
+        return min(1.0, max(0.0, (self.accuracy.mean - self.without) / missing)) if missing > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ class ProbeTable:
     @property
     def windows(self) -> list[int]:
         """Return the numbers of windows at each depth, each once."""
-        found = [found for line in self.lines for found in line.by_depth.values()]
-        return sorted({each.windows for each in found if isinstance(each, Found)})
+        cells = [found for line in self.lines for found in line.by_depth.values()]
+        return sorted({found.windows for found in cells if isinstance(found, Found)})
 
 
 def probe_tables(
@@ -93,59 +91,47 @@ def probe_tables(
     folder_of: Callable[[str], RunFolder],
 ) -> list[ProbeTable]:
     """Return a table for each group of a probe's rows; none where nothing of it is to be shown."""
-    read = ScoreReader(folder_of)
-    found = [(key, _shown(rows, selection)) for key, rows in groups.items()]
-    found = [(key, rows) for key, rows in found if rows]
-    shown = [key for key, _ in found]
-    tables = []
-    for place, (key, rows) in enumerate(found):
-        why = explain_separation(place, shown, [], [])
-        tables.append(_table(key, rows, why, lambda row: keys.label(row, selection.by), read))
-    return in_one_line(tables)
+    scores_of: dict[tuple[str, ...], Scores] = {}
 
+    def read(row: Row) -> Scores:
+        """Return the scores of a row, each read once. Raise `RunError` where they are lost or damaged."""
+        if row.key not in scores_of:
+            scores_of[row.key] = load_scores(score_file(folder_of(row.run).path, row))
+        return scores_of[row.key]
 
-class ScoreReader:
-    """The scores of rows, each file read once."""
-
-    def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
-        self._folder_of = folder_of
-        self._known: dict[tuple[str, ...], Scores] = {}
-
-    def __call__(self, row: Row) -> Scores:
-        """Return the scores of a row. Raise `RunError` where they are lost or damaged."""
-        if row.key not in self._known:
-            self._known[row.key] = load_scores(score_file(self._folder_of(row.run).path, row))
-        return self._known[row.key]
-
-
-def _shown(rows: Iterable[Row], selection: Selection) -> list[Row]:
-    return [row for row in rows if selection.shows(row.length) and selection.takes(row.scored_with)]
+    shown = {
+        key: [row for row in rows if selection.shows(row.length) and selection.takes(row.scored_with)]
+        for key, rows in groups.items()
+    }
+    shown = {key: rows for key, rows in shown.items() if rows}
+    return in_one_line(
+        [
+            _table(
+                key,
+                rows,
+                explain_separation(number, list(shown)),
+                lambda row: f"{label_of(row)} {keys.label(row, selection.by)}".rstrip(),
+                read,
+            )
+            for number, (key, rows) in enumerate(shown.items())
+        ]
+    )
 
 
 def _table(
-    key: TableKey,
-    rows: Sequence[Row],
-    why: str,
-    by: Callable[[Row], str],
-    read: Callable[[Row], Scores],
+    key: TableKey, rows: Sequence[Row], why: str, label: Callable[[Row], str], read: Read
 ) -> ProbeTable:
-    def label(row: Row) -> str:
-        return f"{label_of(row)} {by(row)}".rstrip()
-
-    found, rows = rows, _of_one_set_each(rows)
-    by_line: dict[str, list[Row]] = {}
-    for row in rows:
-        by_line.setdefault(label(row), []).append(row)
-    common = _common_places(rows)
-    lines = [_line(label, own, common, read) for label, own in sorted(by_line.items())]
+    shown = _of_one_set_each(rows)
+    common = _common_places(shown)
+    lines = [_line(name, of_line, common, read) for name, of_line in sorted(grouped(shown, label).items())]
     return ProbeTable(
         key=key,
-        lengths=tuple(sorted({row.length for row in rows})),
-        depths=tuple(sorted({row.depth for row in rows if row.depth is not None})),
+        lengths=tuple(sorted({row.length for row in shown})),
+        depths=tuple(sorted({row.depth for row in shown if row.depth is not None})),
         lines=tuple(lines),
-        chance=max(row.chance or 0.0 for row in rows),
+        chance=max(row.chance or 0.0 for row in shown),
         why=why,
-        notes=(*_notes(lines), *_left_out(found, rows, label)),
+        notes=(*_notes(lines), *_left_out(rows, shown, label)),
     )
 
 
@@ -154,31 +140,22 @@ def _of_one_set_each(rows: Sequence[Row]) -> list[Row]:
 
     Of several such, it is the largest.
     """
-    sets: dict[Place, Counter[str]] = {}
     sizes = {row.target_hash: row.targets for row in rows}
-    for row in rows:
-        sets.setdefault(_place(row), Counter())[row.target_hash] += 1
-    chosen = {
-        place: max(counts, key=lambda target_hash: (counts[target_hash], sizes[target_hash], target_hash))
-        for place, counts in sets.items()
-    }
+    chosen = {}
+    for place, there in grouped(rows, _place).items():
+        counts = Counter(row.target_hash for row in there)
+        chosen[place] = max(counts, key=lambda name: (counts[name], sizes[name], name))
     return [row for row in rows if row.target_hash == chosen[_place(row)]]
 
 
-def _left_out(found: Sequence[Row], shown: Sequence[Row], label: Callable[[Row], str]) -> list[str]:
+def _left_out(rows: Sequence[Row], shown: Sequence[Row], label: Callable[[Row], str]) -> list[str]:
     """Return a line on the runs that have only other windows than those that are shown, at some lengths."""
     there = {(row.run, row.scored_with, row.length) for row in shown}
-    lacking: dict[str, set[int]] = {}
-    for row in found:
-        if (row.run, row.scored_with, row.length) not in there:
-            lacking.setdefault(label(row), set()).add(row.length)
-    if not lacking:
-        return []
-    lines = [f"{name} at {', '.join(map(str, sorted(lengths)))}" for name, lengths in sorted(lacking.items())]
-    return [
-        f"left out: {'; '.join(lines)}, with other windows than most runs: "
-        "probe all of them with the same --windows"
-    ]
+    lacking = grouped((row for row in rows if (row.run, row.scored_with, row.length) not in there), label)
+    lengths = {name: sorted({row.length for row in lacking[name]}) for name in sorted(lacking)}
+    lines = [f"{name} at {', '.join(map(str, of_line))}" for name, of_line in lengths.items()]
+    why = "with other windows than most runs: probe all of them with the same --windows"
+    return [f"left out: {'; '.join(lines)}, {why}"] if lines else []
 
 
 def _common_places(rows: Sequence[Row]) -> set[Place]:
@@ -192,55 +169,48 @@ def _place(row: Row) -> Place:
     return row.length, row.depth or 0.0
 
 
-def _line(
-    label: str, rows: Sequence[Row], common: Collection[Place], read: Callable[[Row], Scores]
-) -> ProbeLine:
-    places: dict[Place, dict[str, list[Row]]] = {}
-    for row in sorted(rows, key=lambda row: (row.length, row.depth or 0.0, row.run, row.control)):
-        places.setdefault(_place(row), {}).setdefault(row.run, []).append(row)
-    whole = {}
-    for length in sorted({length for length, _ in places}):
-        wanted = [places.get(place, {}) for place in sorted(common) if place[0] == length]
-        whole[length] = _found(wanted, read)
+def _line(label: str, rows: Sequence[Row], common: Collection[Place], read: Read) -> ProbeLine:
+    ordered = sorted(rows, key=lambda row: (*_place(row), row.run, row.control))
+    places = {place: grouped(there, lambda row: row.run) for place, there in grouped(ordered, _place).items()}
+    whole = {
+        length: _found([places.get(place, {}) for place in sorted(common) if place[0] == length], read)
+        for length in sorted({length for length, _ in places})
+    }
     by_depth = {place: _found([of_runs], read) for place, of_runs in places.items()}
-    runs = tuple(sorted({row.run for row in rows}))
-    return ProbeLine(label, rows[0].scored_with, runs, whole, by_depth)
+    return ProbeLine(label, rows[0].scored_with, tuple(sorted({row.run for row in rows})), whole, by_depth)
 
 
-def _found(depths: Sequence[Mapping[str, Sequence[Row]]], read: Callable[[Row], Scores]) -> Found | str:
+def _found(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
     """Return what runs found at these depths together, or why there is no number.
 
     A run counts if it has a row of each depth and its control.
     """
-    runs = [run for run in depths[0] if all(_is_whole(of_runs.get(run, ())) for of_runs in depths)]
+    runs = [run for run in depths[0] if all(_is_complete(of_runs.get(run, ())) for of_runs in depths)]
     if not runs:
-        lacking = [row for of_runs in depths for rows in of_runs.values() for row in rows]
-        return next((_reason(row) for row in lacking if row.status != "ok"), "not scored at all depths")
+        rows = (row for of_runs in depths for rows in of_runs.values() for row in rows)
+        lacking = next((row for row in rows if row.status != "ok"), None)
+        if lacking is None:
+            return "not scored at all depths"
+        # A length out of an encoding's reach needs no status.
+        status = "" if lacking.status == "undefined" else f"{lacking.status.replace('_', ' ')}: "
+        return status + lacking.reason
     try:
-        pairs = [_pooled([(read(of[run][0]), read(of[run][1])) for of in depths]) for run in runs]
+        # With the span, and with another in its place, run by run.
+        with_span, without = (
+            [_joined([read(of[run][which]) for of in depths]) for run in runs] for which in (0, 1)
+        )
         windows = max(of[runs[0]][0].targets for of in depths) // ANSWER
-        return _judged(pairs, windows, depths[0][runs[0]][0].chance or 0.0)
+        return _judged(with_span, without, windows, depths[0][runs[0]][0].chance or 0.0)
     except RunError as error:
         return str(error)
 
 
-def _reason(row: Row) -> str:
-    """Return why a row has no number; a length out of an encoding's reach needs no status."""
-    status = row.status.replace("_", " ")
-    return row.reason if row.status == "undefined" else f"{status}: {row.reason}"
-
-
-def _is_whole(rows: Sequence[Row]) -> bool:
+def _is_complete(rows: Sequence[Row]) -> bool:
     return len(rows) == 2 and all(row.status == "ok" for row in rows)
 
 
-def _pooled(pairs: Sequence[Pair]) -> Pair:
-    """Return the scores of several depths as those of one set of targets."""
-    first, second = (_joined(scores) for scores in zip(*pairs, strict=True))
-    return first, second.sharing(first.clusters)
-
-
 def _joined(parts: Sequence[Scores]) -> Scores:
+    """Return the scores of several depths as those of one set of targets."""
     correct = [part.correct for part in parts if part.correct is not None]
     if len(correct) < len(parts):
         raise RunError("its scores have no answers: delete its eval.csv and probe the run again")
@@ -265,17 +235,14 @@ def _in_text_order(parts: Sequence[Scores]) -> np.ndarray:
     return np.lexsort((np.concatenate(shares), np.concatenate([part.document for part in parts])))
 
 
-def _judged(pairs: Sequence[Pair], windows: int, chance: float) -> Found:
-    """Return what pairs of scores, one of each run, show; windows: at each depth."""
-
-    def stack(values: Callable[[Scores], np.ndarray], which: int) -> np.ndarray:
-        return np.stack([values(pair[which]) for pair in pairs])
-
-    bits = [stack(lambda scores: scores.by_cluster()[1], which) for which in (0, 1)]
-    right = [stack(Scores.accuracy_by_cluster, which) for which in (0, 1)]
-    gain = paired_interval(bits[1] - bits[0])
-    clusters = pairs[0][0].clusters
-    documents = len(clusters.documents)
+def _judged(with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float) -> Found:
+    """Return what the scores of each run show with its span and without; windows: at each depth."""
+    clusters = with_span[0].clusters
+    bits, right = (
+        [np.stack([values(scores.sharing(clusters)) for scores in part]) for part in (with_span, without)]
+        for values in (lambda scores: scores.by_cluster()[1], Scores.accuracy_by_cluster)
+    )
+    gain, documents = paired_interval(bits[1] - bits[0]), len(clusters.documents)
     count = documents if clusters.segments == 1 else windows
     accuracy, lift = share_interval(right[0], count), difference_of_shares(right[0] - right[1], count)
     verdict = judge_finding(gain, accuracy, lift, chance)

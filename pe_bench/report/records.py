@@ -1,0 +1,317 @@
+"""What a report says: tables of lines, and of each line a record at each length that it was scored at."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from pe_bench.report.measures import AnswerIntervals, Measure, measure_of
+from pe_bench.report.pairs import Paired
+from pe_bench.report.statistics import MARGIN, Interval
+from pe_bench.runs.rows import ALL, HALF, TASK, Row
+
+NOTHING = Paired(None, None, "")
+PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
+
+# What is known of a line's weights at the training length: that they are surely worse than the trigram of the
+# same tokens (trigram), or not even surely better than token frequencies (frequencies).
+# Or that they have not surely learned their task there (task).
+Unlearned = Literal["", "trigram", "frequencies", "task"]
+
+
+@dataclass(frozen=True)
+class ContextUse:
+    """The answers of the controls at one length about the context beyond the training length.
+
+    uses_context: yes, no or unclear; empty where it cannot be judged, and `missing` says why.
+    beats_window: yes, no or unclear; n/a where the encoding is windowed itself, empty without the control.
+    swap_gain, window_gain: bits per byte that are lost when the far context is another document's, and
+    when every layer sees only as many tokens as in training.
+    """
+
+    uses_context: str = ""
+    beats_window: str = ""
+    swap_gain: Interval | None = None
+    window_gain: Interval | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """The scores of a task's answers at a length.
+
+    accuracy: the share of right answers, and chance what guessing gets. of_models: the intervals for these
+    models alone, and of_seeds those of each; none for one seed.
+    """
+
+    accuracy: float
+    chance: float
+    intervals: AnswerIntervals
+    of_models: AnswerIntervals | None
+    of_seeds: tuple[AnswerIntervals, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line at a length: its levels, and the change with its verdict.
+
+    levels: bits per byte, or the share of a task's examples that are right, one for each seed, in the order
+    of the runs' names; target_hash, targets and documents are theirs. A number that is not known is None.
+    compared: the change against the training length, on the largest set that all seeds have; changes: that of
+    each seed. baseline: the difference from the table's baseline, in bits per byte, negative being better;
+    none where the table has no baseline, or this is it. use: none where no control was scored.
+    """
+
+    length: int
+    status: str = "ok"
+    reason: str = ""
+    levels: tuple[float, ...] = ()
+    perplexity: float | None = None
+    compared: Paired = NOTHING
+    changes: tuple[float, ...] = ()
+    verdict: str = ""  # undefined without a number, empty without an interval or below the training length
+    verdict_of_models: str = ""  # for these models alone; empty for one seed, as is the next
+    verdicts_of_seeds: tuple[str, ...] = ()
+    target_hash: str = ""
+    targets: int = 0
+    documents: int = 0
+    stride: int | None = None
+    peak_memory_mb: float | None = None
+    baseline: Paired | None = None
+    use: ContextUse | None = None
+    answers: AnswerScores | None = None  # of a task
+
+    @property
+    def level(self) -> float | None:
+        return float(np.mean(self.levels)) if self.levels else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return None if self.answers is not None else self.level
+
+    @property
+    def change(self) -> float | None:
+        return self.compared.mean
+
+    @property
+    def interval(self) -> Interval | None:
+        return self.compared.interval
+
+
+@dataclass(frozen=True)
+class BreakPoint:
+    """A length and what it says of the break point.
+
+    kind: it breaks `at` the length, or there or before (`by`, after an unclear one); it is `unclear` from the
+    length on; it does not break up to the length (`none`); or nothing is known. holds_to: the last length up
+    to which it surely holds. works_to: the last one before it breaks, or surely breaks these models or each
+    of them, or cannot be scored; other unclear lengths are included. Both are the training length where the
+    next one breaks, and 0 where that breaks itself, as it may with an encoding that was not trained; None
+    where no longer one was judged.
+    """
+
+    kind: Literal["at", "by", "unclear", "none", "unknown"] = "unknown"
+    length: int | None = None
+    holds_to: int | None = None
+    works_to: int | None = None
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether the line surely holds up to the length that it works to."""
+        return self.holds_to == self.works_to
+
+    @property
+    def breaks_at(self) -> int | None:
+        """Return the first length that degrades or fails."""
+        return self.length if self.kind in ("at", "by") else None
+
+
+@dataclass(frozen=True)
+class Position:
+    """Tokens that were scored at one range of places in their window: text of its own at each, no verdict.
+
+    context: tokens that such a target sees, on average. levels: bits per byte, one for each seed.
+    """
+
+    context: float
+    levels: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One encoding, its seeds together; one record for each length that it was scored at.
+
+    run: set only where runs of one encoding share a seed, so that each is a line. runs: all of them. by: what
+    else sets the line apart, such as train.lr=0.003, where that was asked for. reads_nothing: whether it
+    surely gains nothing from a quarter to all of its training length. positions: by rising context, empty
+    where they were not scored. forced: scored with an encoding that is not compatible with the trained one.
+    knows_length: it is given the final length of each text. unlearned: what it has not learned to beat.
+    is_anchor: no encoding, but a model that cost no training.
+    """
+
+    encoding: str
+    scored_with: str
+    run: str
+    seeds: int
+    parameters: int
+    tokens_per_second: float
+    cells: dict[int, Record]
+    runs: tuple[str, ...]
+    by: str = ""
+    break_point: BreakPoint = BreakPoint()
+    reads_nothing: bool = False
+    positions: tuple[Position, ...] = ()
+    forced: bool = False
+    knows_length: bool = False
+    unlearned: Unlearned = ""
+    is_anchor: bool = False
+
+    @property
+    def is_ranked(self) -> bool:
+        return not self.is_anchor and not self.unlearned
+
+    @property
+    def peak_memory_mb(self) -> float | None:
+        """Return the peak megabytes over all lengths."""
+        memory = [cell.peak_memory_mb for cell in self.cells.values() if cell.peak_memory_mb is not None]
+        return max(memory, default=None)
+
+    @property
+    def label(self) -> str:
+        return " ".join(filter(None, (label_of(self), self.by, self.run and f"({_suffix(self.run)})")))
+
+
+def label_of(scored: Row | Line) -> str:
+    """Return the name to show: of the encoding, and of what it was scored with where that is another."""
+    if scored.scored_with == scored.encoding:
+        return scored.encoding
+    return f"{scored.encoding} -> {scored.scored_with}" + (" (forced)" if scored.forced else "")
+
+
+def _suffix(run: str) -> str:
+    """Return the seed and the hash, which end a run's name."""
+    ending = re.fullmatch(r".*-(s\d+-.+)", run)
+    return ending[1] if ending else run
+
+
+def quarter_of(train_length: int) -> int:
+    return round(train_length / 4)
+
+
+@dataclass(frozen=True)
+class TableKey:
+    """The values that all rows of a table have in common."""
+
+    model: str
+    data: str
+    data_hash: str
+    tokenizer: str
+    train_length: int
+    steps: int  # 0 where lines differ in them
+    setting: str
+    protocol: str
+    stride_rule: str  # half or a number, of the sliding protocol
+    score_dtype: str
+    model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
+    training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
+    slice: str = ALL  # the part of the targets that all numbers are of
+    judge: str = ""  # the run that chose them, where one did
+    slice_hash: str = ""  # of which targets these are, where other tables have others under this name
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        last = ("protocol", "stride_rule", "score_dtype")
+        values = [value for name, value in vars(self).items() if name not in last]
+        protocol, stride = (
+            PROTOCOLS.get(self.protocol, 3),
+            int(self.stride_rule) if self.stride_rule.isdecimal() else 0,
+        )
+        return (*values, protocol, stride, self.score_dtype != "float32", self.score_dtype)
+
+    @property
+    def is_task(self) -> bool:
+        return self.protocol == TASK
+
+    @property
+    def of_positions(self) -> "TableKey":
+        """Return the key of the rows of positions that belong to a table, whatever its protocol."""
+        return replace(self, protocol="positions", stride_rule="", model_sizes="", training="")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Encodings that may be compared, the best first.
+
+    ranked_at: the length whose levels rank the lines, None where they are in another order. why: why this
+    is not the only table, empty where it is. notes: whole lines to read below it; caveats: those of them that
+    the short form has too. baseline: the label of the line that the others are compared with. asked: lengths
+    that the user named, and that the short form shows before all others. margin: bits per byte, of the
+    verdicts. anchors: models that cost no training, which are neither ranked nor judged. share: of the
+    targets that are in the slice. lacking: which runs do not know the slice; a caveat too. recall: the same
+    lines on that slice; none where this is a slice, or none was kept.
+    """
+
+    key: TableKey
+    lengths: tuple[int, ...]
+    lines: tuple[Line, ...]
+    ranked_at: int | None
+    why: str
+    notes: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
+    baseline: str = ""
+    asked: tuple[int, ...] = ()
+    margin: float = MARGIN
+    anchors: tuple[Line, ...] = ()
+    share: float = 1.0
+    lacking: str = ""
+    recall: "Table | None" = None
+
+    @property
+    def measure(self) -> Measure:
+        """Return what the levels are."""
+        return measure_of(self.key.protocol)
+
+    @property
+    def is_task(self) -> bool:
+        return self.key.is_task
+
+    @property
+    def all_lines(self) -> tuple[Line, ...]:
+        return (*self.lines, *self.anchors)
+
+    @property
+    def with_recall(self) -> "tuple[Table, ...]":
+        return (self,) if self.recall is None else (self, self.recall)
+
+    @property
+    def title(self) -> str:
+        return ", ".join(self.title_parts)
+
+    @property
+    def title_parts(self) -> tuple[str, str]:
+        """Return the title in two parts: model and data, and how it was trained and scored."""
+        key = self.key
+        steps = f" for {key.steps} steps" if key.steps else ""
+        rule = "half the length" if key.stride_rule == HALF else key.stride_rule
+        stride = f", stride {rule}" if rule else ""
+        coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
+        sizes = f" with {key.model_sizes}" if key.model_sizes else ""
+        training = f" with {key.training}" if key.training else ""
+        part = "" if key.slice == ALL else f", targets: {slice_name(self)}"
+        data = f"data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}"
+        if self.is_task:
+            data = f"task {key.data} ({key.data_hash[:8]})"
+        return (
+            f"{key.model} model{sizes}, {data}",
+            f"trained at length {key.train_length}{steps}{training}, "
+            f"{key.protocol} protocol{stride}{coarse}{part}",
+        )
+
+
+def slice_name(table: Table) -> str:
+    """Return which targets a table of a slice is of, and how many: `recall (21 % of all)`."""
+    key = table.key
+    name = f"{key.slice} of {key.judge}" if key.judge else key.slice
+    which = f"; hash {key.slice_hash}" if key.slice_hash else ""
+    return f"{name} ({100 * table.share:.2g} % of all{which})"

@@ -1,1 +1,0 @@
-"""Rows of results in, tables with verdicts out."""
