@@ -121,18 +121,6 @@ def test_transform_sees_all_keys_and_a_block_of_queries_those_that_it_may() -> N
     assert worst(result, reference_attention(NoPE(), *inputs(7), position=torch.arange(7))) < 1e-12
 
 
-@pytest.mark.parametrize("path", [attention, reference_attention])
-def test_the_mask_reads_the_index_and_not_the_position(path) -> None:
-    x, q, k, v = inputs(6)
-    v.requires_grad_()
-    for position in (torch.zeros(6, dtype=torch.long), torch.arange(6).flip(0), torch.rand(6)):
-        for encoding in (RoPE(d_head=K), ALiBi(H), NoPE()):
-            output = path(encoding.double(), x, q, k, v, position)
-            (gradient,) = torch.autograd.grad(output[:, :, 2].sum(), v)
-            assert (gradient[:, :, 3:] == 0).all()
-            assert (gradient[:, :, :3] != 0).all()
-
-
 @pytest.mark.parametrize(
     "encoding", [NoPE(), RoPE(d_head=K), ALiBi(H), FoX(D, H), StickBreaking(), SlidingWindow(9), Shaw(K)]
 )
@@ -245,16 +233,6 @@ def test_a_bias_without_columns_is_not_left_out_of_a_composition() -> None:
     assert worst(attention(encoding, *inputs(9), position=torch.arange(9)), exact) < 1e-12
     alone = reference_attention(FoX(D, H).double(), *inputs(9), position=torch.arange(9))
     assert worst(exact, alone) > 1e-3
-
-
-def test_the_reference_computes_weights_in_float32_for_half_precision() -> None:
-    class Checked(LayerEncoding):
-        def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-            assert scores.dtype == torch.float32
-            return super().weights(scores, visible)
-
-    x, q, k, v = (tensor.bfloat16() for tensor in inputs(6))
-    assert attention(Checked(), x, q, k, v, torch.arange(6)).dtype == torch.bfloat16
 
 
 class RawScores(LMInfinite):

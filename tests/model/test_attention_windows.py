@@ -175,33 +175,6 @@ def test_every_encoding_keeps_its_scores_in_chunks_on_the_path_that_is_chosen(na
                 assert worst(attention(layer, *arguments), exact) < 1e-10
 
 
-def test_a_hook_gets_queries_that_are_not_yet_scaled() -> None:
-    class OfContent(LayerEncoding):
-        def bias(self, queries: Side, keys: Side) -> Tensor:
-            return queries.x[..., :1] * keys.x[..., :1].mT
-
-    encoding = stack(OfContent(), LogN(2))
-    arguments = (*layer_inputs(20), torch.arange(20))
-    assert (
-        worst(fused_chunk_attention(encoding, *arguments), reference_attention(encoding, *arguments)) < 1e-10
-    )
-
-
-def test_a_bias_that_an_encoding_keeps_is_left_as_it_was() -> None:
-    class Keeping(LayerEncoding):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kept = torch.randn(H, 20, 20, dtype=torch.float64)
-
-        def bias(self, queries: Side, keys: Side) -> Tensor:
-            return self.kept[:, queries.index[0] : queries.index[-1] + 1, : len(keys.index)]
-
-    encoding = Keeping()
-    before = encoding.kept.clone()
-    fused_chunk_attention(encoding, *layer_inputs(20), torch.arange(20))
-    assert torch.equal(encoding.kept, before)
-
-
 @pytest.mark.parametrize(
     ("make", "scoring", "training"),
     [

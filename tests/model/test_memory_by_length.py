@@ -59,7 +59,6 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken at a time is so little that what grows with the length is the largest."""
     monkeypatch.setattr(chunks, "CHUNK_QUERIES", 16)
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2**13)
-    monkeypatch.setattr(chunks, "CHUNK_QUERIES", 16)
     monkeypatch.setattr(fire, "PAIRS", 256)
     monkeypatch.setattr(dape, "PAIRS", 256)
     monkeypatch.setattr(reference, "REFERENCE_ELEMENTS", 2**13)
@@ -91,21 +90,14 @@ def long_case(name: str) -> Case:
     return case_of(name, (*enough, *["encoding.overflow=clamp"] * (config.get("overflow") == "error")))
 
 
-def is_linear(short: Largest, long: Largest, length: int) -> bool:
-    return long.bytes <= 2.2 * short.bytes and long.elements < length**2 / 2
-
-
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
-def test_no_tensor_of_attention_grows_with_the_square_of_the_length(name: str) -> None:
+def test_no_tensor_grows_with_the_square_of_the_length(name: str) -> None:
+    pairs = [[largest_in_the_input(name, length) for length in (LENGTH // 2, LENGTH)]]
     for layer in layers_of(long_case(name).with_random_parameters()):
-        short, long = (largest_in_a_layer(layer, length) for length in (LENGTH // 2, LENGTH))
-        assert is_linear(short, long, LENGTH), f"{short.bytes} and then {long.bytes} bytes"
-
-
-@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
-def test_no_tensor_of_the_input_grows_with_the_square_of_the_length(name: str) -> None:
-    short, long = largest_in_the_input(name, LENGTH // 2), largest_in_the_input(name, LENGTH)
-    assert is_linear(short, long, LENGTH), f"{short.bytes} and then {long.bytes} bytes"
+        pairs.append([largest_in_a_layer(layer, length) for length in (LENGTH // 2, LENGTH)])
+    for short, long in pairs:
+        assert long.bytes <= 2.2 * short.bytes, f"{short.bytes} and then {long.bytes} bytes"
+        assert long.elements < LENGTH**2 / 2
 
 
 @torch.no_grad()
