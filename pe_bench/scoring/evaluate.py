@@ -1,18 +1,20 @@
-"""Scoring: a trained model and plans in; eval.csv and the NLL of every target out."""
+"""Scoring: a trained model and plans in; eval.csv and the NLL of every target out.
 
-from collections.abc import Sequence
-from dataclasses import replace
+Target blocks and needles that a run has scored in another set are not scored again: sets are nested.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from pe_bench.data.packed import Split
+from pe_bench.errors import RunError
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import ALL, KEY, Row, read_rows, write_rows
-from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
+from pe_bench.runs.scores import Scores, has_whole_scores, load_scores, save_scores, score_file, with_level
 from pe_bench.scoring.controls import remark
-from pe_bench.scoring.extend import known_scores
 from pe_bench.scoring.plans import count_parts, make_plans
 from pe_bench.scoring.protocols import (
     Plan,
@@ -26,6 +28,67 @@ from pe_bench.system.progress import Bars
 from pe_bench.system.versions import device_name, git_commit, package_version, today
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
+# What a row has of its plan.
+OF_PLAN = (
+    *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),
+    *("documents", "target_hash", "chance", "depth"),
+)
+# A row says what computed all of its scores, so those of other code or of another device are not reused.
+SAME = (
+    *("run", "scored_with", "forced", "protocol", "control", "length", "target_tokens", "depth"),
+    *("score_dtype", "device", "torch", "pe_bench"),
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The scores of some targets of a plan: `is_known` bool [targets], the others as in `Scores`."""
+
+    is_known: np.ndarray
+    nll: np.ndarray
+    correct: np.ndarray | None
+
+    def missing(self, plan: Plan) -> Plan:
+        """Return the plan without the windows whose targets are all known."""
+        first_targets = np.cumsum([0, *(window.targets for window in plan.windows)])[:-1]
+        windows = zip(plan.windows, self.is_known[first_targets], strict=True)
+        return replace(plan, windows=[window for window, is_known in windows if not is_known])
+
+    def joined(self, missing: Scored) -> Scored:
+        """Return the scores of all targets, given those that were missing."""
+        has_both = self.correct is not None and missing.correct is not None
+        correct = self._joined(self.correct, missing.correct) if has_both else None
+        return replace(missing, nll=self._joined(self.nll, missing.nll), correct=correct)
+
+    def _joined(self, known: np.ndarray | None, missing: np.ndarray | None) -> np.ndarray:
+        joined = np.empty(len(self.is_known), np.float32)
+        joined[self.is_known], joined[~self.is_known] = known, missing
+        return joined
+
+
+def known_scores(run: Path, plan: Plan, row: Row, kept: Iterable[Row]) -> Known | None:
+    """Return the scores of the plan of `row` that a run has already; None where it has none."""
+    targets = plan.needles if plan.blocks is None else plan.blocks
+    if targets is None:
+        return None
+    same = [getattr(row, name) for name in SAME]
+    rows = [
+        other for other in kept if other.status == "ok" and [getattr(other, name) for name in SAME] == same
+    ]
+    for other in sorted(rows, key=lambda other: -other.targets):
+        scored = targets.first(other.targets // targets.target_tokens)
+        if scored.hash != other.target_hash:  # of another text
+            continue
+        try:
+            scores = load_scores(score_file(run, other))
+        except RunError:
+            continue
+        if len(scores.nll) == len(scored) * targets.target_tokens:
+            is_known = np.repeat(targets.turn < len(scored), targets.target_tokens)
+            is_needed = np.repeat(scored.turn < len(targets), targets.target_tokens)
+            correct = None if scores.correct is None else scores.correct[is_needed]
+            return Known(is_known, scores.nll[is_needed], correct)
+    return None
 
 
 def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
@@ -59,18 +122,14 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
         for row, plan in zip(rows, plans, strict=True)
         if not _is_scored(job.folder, kept.get(row.key))
     }
-    todo = list(missing.values())
-    known = [known_scores(job.folder, plan, row, kept.values()) for row, plan in todo]
-    todo_plans = [
-        plan if part is None else part.missing(plan) for (_, plan), part in zip(todo, known, strict=True)
-    ]
-    split = job.data.validation
-    scorer = Scorer(job.model, split, job.device, job.config.eval, todo_plans, watch)
-    for place, found in scorer.scores():
-        (row, plan), part = todo[place], known[place]
-        if part is not None and isinstance(found, Scored):
-            found = part.joined(found)
-        kept[row.key] = _with_scores(job, plan, row, found)
+    todo = [(row, plan, known_scores(job.folder, plan, row, kept.values())) for row, plan in missing.values()]
+    rest = [plan if known is None else known.missing(plan) for _, plan, known in todo]
+    scorer = Scorer(job.model, job.data.validation, job.device, job.config.eval, rest, watch)
+    for index, scored in scorer.scores():
+        row, plan, known = todo[index]
+        if known is not None and isinstance(scored, Scored):
+            scored = known.joined(scored)
+        kept[row.key] = _with_scores(job, plan, row, scored)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
     keep_derived(job.folder, job.data, plans, kept.values(), job.config.train.length)
     return [kept[row.key] for row in rows]
@@ -91,8 +150,8 @@ def kept_rows(job: Job, plans: Sequence[Plan]) -> list[Row] | None:
 def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:
     """Return the rows of a run's own encoding for the plans that are scored already."""
     kept = {row.key: row for row in read_rows(job.folder / "eval.csv")}
-    found = [kept.get(_key(job, plan)) for plan in plans]
-    return [row for row in found if row is not None and _is_scored(job.folder, row)]
+    rows = [kept.get(_key(job, plan)) for plan in plans]
+    return [row for row in rows if row is not None and _is_scored(job.folder, row)]
 
 
 def with_lost_plans(job: Job, plans: Sequence[Plan]) -> list[Plan]:
@@ -108,13 +167,13 @@ def with_lost_plans(job: Job, plans: Sequence[Plan]) -> list[Plan]:
         if row.key not in planned and row.length in lengths and row.target_tokens and row.status == "ok"
         if not has_whole_scores(job.folder, row)
     ]
-    found = {}
+    lost_plans = {}
     for row in lost:
         of_set = sorted({other.length for other in rows if other.target_hash == row.target_hash})
         targets = row.targets // (row.target_tokens or 1)
         evaluation = replace(job.config.eval, lengths=of_set, targets=targets, controls="all")
-        found |= {_key(job, plan): plan for plan in make_plans(job.config, evaluation, job.data)}
-    return [*plans, *(found[row.key] for row in lost if row.key in found)]
+        lost_plans |= {_key(job, plan): plan for plan in make_plans(job.config, evaluation, job.data)}
+    return [*plans, *(lost_plans[row.key] for row in lost if row.key in lost_plans)]
 
 
 def _key(job: Job, plan: Plan) -> tuple[str, ...]:
@@ -133,38 +192,32 @@ def _is_scored(run: Path, row: Row | None) -> bool:
     return has_whole_scores(run, row)
 
 
-def _with_scores(job: Job, plan: Plan, row: Row, found: Scored | Unscored) -> Row:
+def _with_scores(job: Job, plan: Plan, row: Row, scored: Scored | Unscored) -> Row:
     """Return the row with its numbers, whose scores are then on the disk, or with why it has none."""
-    if isinstance(found, Unscored):
-        return replace(row, status=found.status, reason=found.reason)
-    scores = _scores_of(plan, found, job.data.validation)
+    if isinstance(scored, Unscored):
+        return replace(row, status=scored.status, reason=scored.reason)
+    correct = scored.correct
+    if plan.answers is None:
+        documents, sizes = target_documents(plan.windows), target_bytes(job.data.validation, plan.windows)
+    else:
+        documents = answer_documents(plan.answers)
+        sizes = np.ones_like(documents)
+        correct = None if correct is None else plan.answers.whole(correct)
+    scores = Scores(scored.nll, documents, sizes, correct)
     save_scores(score_file(job.folder, row), scores)
     return replace(
         with_level(row, scores),
         reason=remark(plan, job.config.model.n_layers),
-        peak_memory_mb=None if found.peak_memory_mb is None else round(found.peak_memory_mb, 1),
+        peak_memory_mb=None if scored.peak_memory_mb is None else round(scored.peak_memory_mb, 1),
     )
-
-
-def _scores_of(plan: Plan, found: Scored, split: Split) -> Scores:
-    if plan.answers is None:
-        documents, sizes = target_documents(plan.windows), target_bytes(split, plan.windows)
-        return Scores(found.nll, documents, sizes, found.correct)
-    documents = answer_documents(plan.answers)
-    correct = None if found.correct is None else plan.answers.whole(found.correct)
-    return Scores(found.nll, documents, np.ones_like(documents), correct)
-
-
-def _encoding_lr(job: Job) -> float:
-    """Return the largest multiple of the learning rate among the encoding's parameters; 1 without any."""
-    multiples = job.model.encoding.lr_multiples(job.config.train.encoding_lr)
-    return max(multiples.values(), default=1.0)
 
 
 def _empty_row(job: Job, plan: Plan) -> Row:
     """Return a row with all that is known before anything is scored."""
-    config, data = job.config, job.data
+    config, data, train = job.config, job.data, job.config.train
+    lr_multiples = job.model.encoding.lr_multiples(train.encoding_lr)
     return Row(
+        **{name: getattr(plan, name) for name in OF_PLAN},
         run=job.folder.name,
         encoding=job.label,
         scored_with=job.scored_with,
@@ -173,29 +226,19 @@ def _empty_row(job: Job, plan: Plan) -> Row:
         seed=config.seed,
         model=config.model.name,
         setting=job.setting,
-        train_length=config.train.length,
-        length=plan.length,
-        protocol=plan.protocol,
-        control=plan.control,
-        stride=plan.stride,
-        stride_rule=plan.stride_rule,
+        train_length=train.length,
         status="ok",
         reason="",
         nll=None,
         perplexity=None,
         bits_per_byte=None,
-        context_mean=plan.context_mean,
-        targets=plan.targets,
-        target_tokens=plan.target_tokens,
-        documents=plan.documents,
-        target_hash=plan.target_hash,
         data=data.name,
         data_hash=data.hash,
         tokenizer=data.tokenizer,
         parameters=job.model.parameter_count,
-        encoding_lr=_encoding_lr(job),
-        steps=config.train.total_steps,
-        train_tokens=config.train.total_steps * config.train.batch_tokens,
+        encoding_lr=max(lr_multiples.values(), default=1.0),
+        steps=train.total_steps,
+        train_tokens=train.total_steps * train.batch_tokens,
         tokens_per_second=round(job.tokens_per_second, 1),
         peak_memory_mb=None,
         device=device_name(job.device),
@@ -206,6 +249,4 @@ def _empty_row(job: Job, plan: Plan) -> Row:
         pe_bench=package_version(),
         git=git_commit(),
         date=today(),
-        chance=plan.chance,
-        depth=plan.depth,
     )
