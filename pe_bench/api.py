@@ -14,8 +14,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.config.hydra_main import compose_config, is_sweep
-from pe_bench.config.override import parse_override, quote
+from pe_bench.config.compose import compose_config, is_sweep
+from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.parse import parse_config, to_plain, without_none
 from pe_bench.config.schema import Config, EvalConfig, Protocol, Slice, check_margin, warn_unused
 from pe_bench.errors import RunError, UserError, require

@@ -17,7 +17,7 @@ from support.commands import Command, tiny_overrides
 import pe_bench
 from pe_bench import RunError, UserError
 from pe_bench.api import _overrides
-from pe_bench.config import hydra_main
+from pe_bench.config import compose as composing
 from pe_bench.runs.rows import COLUMNS
 from pe_bench.training import trainer
 
@@ -312,7 +312,7 @@ def test_an_interrupt_saves_the_step_and_the_same_call_continues(
 
 def test_the_arguments_of_the_program_stay_its_own(made: Any) -> None:
     assert sys.argv[0] != "pe-bench train"
-    assert hydra_main.OVERRIDES_VARIABLE not in os.environ
+    assert composing.OVERRIDES_VARIABLE not in os.environ
 
 
 def test_the_package_is_imported_in_no_time_and_offers_the_three_calls() -> None:

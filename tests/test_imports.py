@@ -166,7 +166,7 @@ def test_no_code_outside_encodings_decides_by_an_encoding_s_name() -> None:
 
 
 def test_a_command_line_is_read_without_heavy_imports() -> None:
-    light = ("cli", "config.schema", "config.hydra_main", "config.compose", "cli.completion")
+    light = ("cli", "config.schema", "config.compose", "cli.completion")
     code = f"""
 import sys
 import {", ".join(f"pe_bench.{name}" for name in light)}

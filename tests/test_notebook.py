@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 from support.documentation import SHORT
 
-from pe_bench.config.hydra_main import OVERRIDES_VARIABLE
+from pe_bench.config.compose import OVERRIDES_VARIABLE
 
 NOTEBOOK = Path(__file__).parent.parent / "docs" / "quick-start.ipynb"
 

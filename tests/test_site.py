@@ -14,8 +14,7 @@ import typer
 
 import pe_bench
 from pe_bench.cli.app import app
-from pe_bench.config.groups import names_in
-from pe_bench.config.keys import keys
+from pe_bench.config.groups import keys, names_in
 
 ROOT = Path(__file__).parent.parent
 

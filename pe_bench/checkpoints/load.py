@@ -12,7 +12,7 @@ import torch
 from pe_bench.checkpoints.opened import begin_of_text, open_checkpoint, train_length_of
 from pe_bench.checkpoints.source import Source, load_config, read_source
 from pe_bench.config.compose import compose
-from pe_bench.config.override import parse_override
+from pe_bench.config.overrides import parse_override
 from pe_bench.config.parse import parse_config, without_none
 from pe_bench.config.schema import Config, TokenizerConfig, warn_unused
 from pe_bench.data.packed import load_data_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from pe_bench.config.groups import encoding_names
-from pe_bench.config.override import parse_override
+from pe_bench.config.overrides import parse_override
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.check.case import Case, Finding, find_cases
 from pe_bench.inspection.check.suite import PROPERTIES, Property, check_all

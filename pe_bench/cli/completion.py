@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from pe_bench.config.groups import config_dir
-from pe_bench.config.override import parse_overrides
-from pe_bench.config.overrides import GROUPS
+from pe_bench.config.overrides import GROUPS, parse_overrides
 from pe_bench.config.schema import KEY_OF_FIELD, KEYS, NAME, SECTIONS
 from pe_bench.encodings.signatures import typed_options
 

@@ -45,7 +45,7 @@ class TrainCommand(Command):
     """The command whose arguments are keys of the configuration."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from pe_bench.config.keys import keys
+        from pe_bench.config.groups import keys
 
         known = {key.name: key for key in keys()}
         with formatter.section("Most used keys, with their defaults (all: pe-bench list keys)"):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pe_bench.cli.catalogue import COLUMNS, catalogue
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import description, names_in
-from pe_bench.config.keys import keys
+from pe_bench.config.groups import description, keys, names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import UserError, require

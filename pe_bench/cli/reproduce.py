@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_bench.cli.study_runs import MACHINE_KEYS, StudyRuns
-from pe_bench.config.override import parse_override
+from pe_bench.config.overrides import parse_override
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.studies.study import STDLIB, Progress, Variant, read_study, study_names
 from pe_bench.system.terminal import say

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.hydra_main import compose_config
-from pe_bench.config.override import parse_override, quote
+from pe_bench.config.compose import compose_config
+from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.schema import EvalConfig
 from pe_bench.errors import RunError
 from pe_bench.studies.study import STDLIB, Progress, ScoringStep, Step, Sweep, Variant

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_bench.cli.app import PRINTED
-from pe_bench.config.hydra_main import call_hydra, complete_overrides, is_sweep
+from pe_bench.config.compose import call_hydra, complete_overrides, is_sweep
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, require
 from pe_bench.runs.gather import results_file

@@ -1,16 +1,31 @@
-"""The configuration of one job: Hydra composes it from a command's overrides."""
+"""The configuration of one job: Hydra composes it from a command's overrides, or starts many.
 
-from collections.abc import Iterator, Sequence
+An option of an encoding may hold another encoding: `encoding.global={name: p_rope, fraction: 0.25}`. A file
+names it by `name`, or by an entry `/encoding@global: p_rope` of its defaults; an override does so by a
+mapping with a `name`, which replaces what was there. Whatever it leaves out is that of the file of this name.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pe_bench.config.groups import config_dir
-from pe_bench.config.hydra_errors import cause, explain_hydra_errors
-from pe_bench.config.nested import complete_nested, for_hydra
+import yaml
+
+from pe_bench.config.groups import SEARCH_PATH, config_dir, find_name
+from pe_bench.config.hydra_errors import CONFIG, cause, explain_hydra_errors, search_override, unknown_key
+from pe_bench.config.overrides import (
+    check_overrides,
+    for_hydra,
+    parse_override,
+    parse_overrides,
+    values_of,
+)
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
-from pe_bench.config.unknown_keys import CONFIG, search_override
 from pe_bench.errors import UserError, first_line
 from pe_bench.system.paths import expand_path
 
@@ -150,3 +165,112 @@ def _mark_derived(raw: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]
     values = {**values, **nested}
     derived = [name for name, value in raw.items() if isinstance(value, str) and value.startswith("${")]
     return {**values, "derived": derived}
+
+
+Compose = Callable[[Sequence[str]], dict[str, Any]]  # from overrides to an encoding, unresolved
+
+
+def complete_nested(
+    encoding: Mapping[str, Any], compose: Compose, search: Sequence[Path], place: str = "encoding"
+) -> dict[str, Any]:
+    """Return an encoding, as it was composed, whose nested ones have all of their options.
+
+    Raises `UserError` for a name or an option that is unknown.
+    """
+    return {
+        option: _completed(value, compose, search, f"{place}.{option}") for option, value in encoding.items()
+    }
+
+
+def _completed(value: Any, compose: Compose, search: Sequence[Path], place: str) -> Any:
+    if isinstance(value, str) and value.startswith("{"):
+        value = yaml.safe_load(value)
+    if not isinstance(value, dict) or "name" not in value:
+        return value
+    given = {key: inner for key, inner in value.items() if key not in ("name", "modifiers")}
+    if "class" not in value:
+        name = find_name("encoding", str(value["name"]), search)
+        modifiers = value.get("modifiers") or {}
+        if not isinstance(modifiers, dict):
+            raise UserError(f"{place}.modifiers must be a mapping such as {{logn: {{}}}}")
+        chosen = [f"modifier=[{','.join(modifiers)}]"] if modifiers else []
+        value = compose([f"encoding={name}", *chosen])
+        _refuse_unknown(given, value, place)
+        value = {**value, **given}
+        for modifier, options in modifiers.items():
+            modifier = find_name("modifier", modifier, search)
+            _refuse_unknown(options or {}, value["modifiers"][modifier], f"{place}.modifiers.{modifier}")
+            value["modifiers"][modifier] |= options or {}
+    return complete_nested(value, compose, search, place)
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], place: str) -> None:
+    for option in given:
+        if option not in known:
+            values: Any = known
+            for key in reversed(place.split(".")):
+                values = {key: values}
+            raise unknown_key(f"{place}.{option}", values)
+
+
+# Overrides before the user's own: how tests run the README's commands on shorter budgets.
+OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
+
+
+def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
+    """Put the environment's overrides before a command's, and check all. Raises `UserError`."""
+    overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *overrides]
+    check_overrides(overrides, search)
+    return for_hydra(overrides, search)
+
+
+def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Config:
+    """Return the configuration of the one job that a command's overrides ask for. Raises `UserError`."""
+    overrides = complete_overrides(overrides, search)
+    named = [override for override in parse_overrides(overrides) if override.key == SEARCH_PATH]
+    folders = [Path(str(name).removeprefix("file://")) for text in named for name in values_of(text)[0]]
+    return parse_config(compose(overrides, search), [*search, *folders])
+
+
+def is_sweep(overrides: Sequence[str]) -> bool:
+    """Return whether a command's overrides ask Hydra for a sweep, as its -m does."""
+    return any(
+        (override.key.lower(), (override.value or "").upper()) == ("hydra.mode", "MULTIRUN")
+        for override in map(parse_override, overrides)
+    )
+
+
+def call_hydra(
+    overrides: Sequence[str], search: Sequence[Path], flags: Sequence[str], task: Callable[[Any], None]
+) -> None:
+    """Call Hydra with overrides and flags: it prints, or its launcher calls `task` for each job."""
+    import hydra
+
+    if sys.version_info >= (3, 14):  # which refuses Hydra 1.3's help texts, because they are not text
+        argparse.ArgumentParser._check_help = lambda self, action: None  # pyright: ignore
+    register_resolvers()
+    main = hydra.main(config_path=str(config_dir()), config_name=CONFIG, version_base="1.3")(task)
+    arguments = [*overrides, *config_flags(search), *flags]  # Hydra refuses overrides on both sides of a flag
+    with explain_hydra_errors(overrides, search, is_sweep="--multirun" in flags), _lent_arguments(arguments):
+        main()
+
+
+def config_flags(search: Sequence[Path]) -> list[str]:
+    """Return the flags without which overrides would compose something else."""
+    return [word for folder in search for word in ("--config-dir", str(folder))]
+
+
+@contextmanager
+def _lent_arguments(arguments: Sequence[str]) -> Iterator[None]:
+    """Lend Hydra `sys.argv`, and have it raise its errors instead of printing them."""
+    before, shown = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["pe-bench train", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        if shown is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = shown

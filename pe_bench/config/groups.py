@@ -1,13 +1,12 @@
-"""The groups of the configuration: where their YAML files are, and the names they offer."""
+"""The groups of the configuration: where their YAML files are and the names they offer; a run's keys."""
 
 import glob
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
-from pe_bench.config.override import Override, parse_overrides
 from pe_bench.encodings.signatures import require_class
 from pe_bench.errors import UserError
 from pe_bench.values import close_to, unknown
@@ -19,9 +18,6 @@ OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers.", 
 SEARCH_PATH = "hydra.searchpath"
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
 DIRECTIVES = ("# also: ", "# @package ")  # comments that are read by programs
-# A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
-NAME = r"(?:[\w.+-]+|[\w.+/~ -]+:\w+)"
-NAMES = re.compile(rf"\[?{NAME}(,{NAME})*,?\]?", re.ASCII)
 HOW_TO_HAVE_NONE = {
     "modifier": " (modifier=[] for none)",
     **dict.fromkeys(MAY_BE_NONE, " (leave the key out for none)"),
@@ -58,25 +54,6 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
     own_file = "" if search else _own_file(group, typed, is_close=bool(close_to(typed, offered)))
     raise UserError(message + own_file, key=group)
-
-
-def with_file_names(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
-    """Replace every name of a group by that of its file. Raises `UserError` for an unknown name."""
-    parsed = parse_overrides(overrides)
-    if any(override.key == SEARCH_PATH for override in parsed):
-        return list(overrides)  # Hydra alone knows what lies there
-    return [str(_with_file_names(override, search)) for override in parsed]
-
-
-def _with_file_names(override: Override, search: Sequence[Path]) -> Override:
-    group, value = override.key, override.value
-    if group not in GROUPS or value is None or not NAMES.fullmatch(value):
-        return override
-    if group in MAY_BE_NONE and value == "null":
-        return override
-    parts = re.split(r"([][,])", value)  # names, and the commas and brackets between
-    found = [part if part in ("", *"[],") else find_name(group, part, search) for part in parts]
-    return replace(override, value="".join(found))
 
 
 def _fold(name: str) -> str:
@@ -117,3 +94,45 @@ def encoding_names(search: Sequence[Path] = ()) -> list[str]:
     """Return the name of every encoding: the shipped ones first, then those in a person's own folders."""
     shipped = names_in("encoding")
     return [*shipped, *(name for name in names_in("encoding", search) if name not in shipped)]
+
+
+LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")
+GROUP = re.compile(r" *- (\w+): (\S+)")
+GROUP_MEANINGS = {
+    "encoding": "the positional encoding: `pe-bench list encodings`",
+    "modifier": "added on top of the encoding: `pe-bench list modifiers`",
+    "model": "the size of the model: `pe-bench list models`",
+    "data": "the text: `pe-bench list data`",
+    "task": "examples with known answers in place of text: `pe-bench list tasks`",
+    "tokenizer": "how text becomes tokens: `pe-bench list tokenizers`",
+    "experiment": "several keys at once: `pe-bench list experiments`",
+}
+
+
+class Key(NamedTuple):
+    """A key of the configuration."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+def keys() -> list[Key]:
+    """Read every key that a command can change, without those inside an encoding, a model or other groups."""
+    return list(_keys((config_dir() / "train.yaml").read_text(encoding="utf-8")))
+
+
+def _keys(text: str) -> Iterator[Key]:
+    groups, _, settings = text.partition("\n\n")
+    for match in map(GROUP.fullmatch, groups.splitlines()):
+        if match and match[1] in GROUP_MEANINGS:
+            yield Key(match[1], match[2], GROUP_MEANINGS[match[1]])
+    section = ""
+    for match in map(LINE.fullmatch, settings.splitlines()):
+        if not match:
+            continue
+        indent, name, default, meaning = match.groups(default="")
+        if not indent:
+            section = "" if default else f"{name}."
+        if default and section != "hydra.":
+            yield Key(f"{section if indent else ''}{name}", default, meaning)

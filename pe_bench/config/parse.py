@@ -11,6 +11,7 @@ from pe_bench.config.schema import (
     FIELD_OF_KEY,
     KEY_OF_FIELD,
     KEYS,
+    NAME,
     SECTIONS,
     CheckpointConfig,
     Config,
@@ -43,6 +44,8 @@ def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
     if "encoding" not in parsed:
         raise UserError("no encoding is named: say encoding=rope, or `pe-bench list encodings`")
     config = _with_home(Config(**parsed, search=tuple(search)))
+    _check_part(config.encoding, "encoding")
+    _check_name(config.encoding.get("name"), "encoding.name")
     config.check()
     return config
 
@@ -88,6 +91,33 @@ def _check_texts(value: Any, key: str = "") -> None:
     elif isinstance(value, list):
         for inner in value:
             _check_texts(inner, key)
+
+
+def _check_part(part: dict[str, Any], key: str) -> None:
+    """Raise `UserError` for a part of an encoding, or an encoding in an option, without a class."""
+    specification = part.get("class")
+    require(
+        isinstance(specification, str) and specification != "",
+        f"{key}.class must be text such as module:Class or file.py:Class, not {shown(specification)}: "
+        f"name it in the YAML file of the {key.split('.')[0]}",
+    )
+    modifiers = part.get("modifiers") or {}
+    require(isinstance(modifiers, dict), f"{key}.modifiers must name modifiers, not {shown(modifiers)}")
+    for name, modifier in modifiers.items():
+        _check_name(name, "a modifier's name")
+        message = f"{key}.modifiers.{name} must hold a class, not {shown(modifier)}"
+        require(isinstance(modifier, dict), message)
+        _check_part(modifier, f"{key}.modifiers.{name}")
+    for option, value in part.items():
+        if option != "modifiers" and isinstance(value, dict) and "class" in value:
+            _check_part(value, f"{key}.{option}")
+
+
+def _check_name(name: Any, key: str) -> None:
+    require(
+        isinstance(name, str) and NAME.fullmatch(name) is not None,
+        f"{key} must be letters, digits and the signs . + - _, not {shown(name)}: it names the run's folder",
+    )
 
 
 def _parse_value(value: Any, wanted: Any, key: str) -> Any:

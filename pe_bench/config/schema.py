@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 
 from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
-from pe_bench.values import shown
 
 Precision = Literal["auto", "float32", "bfloat16"]
 ScorePrecision = Literal["float32", "bfloat16"]
@@ -319,8 +318,6 @@ class Config:
 
     def check(self) -> None:
         """Raise `UserError` for what cannot work; each text says the value and the way out."""
-        _check_part(self.encoding, "encoding")
-        _check_name(self.encoding.get("name"), "encoding.name")
         for section in (self.model, self.data, self.tokenizer):
             section.check()
         self._check_task()
@@ -396,30 +393,3 @@ def warn_unused(evaluations: Sequence[EvalConfig], keys: Sequence[str]) -> None:
         if f"eval.{key}" in keys and is_unused and value != getattr(EvalConfig, key):
             chosen = f"eval.protocol={first.protocol}"
             say(f"warning: eval.{key}={value} has no effect with {chosen}: it is for {protocols}")
-
-
-def _check_part(part: dict[str, Any], key: str) -> None:
-    """Raise `UserError` for a part of an encoding, or an encoding in an option, without a class."""
-    specification = part.get("class")
-    require(
-        isinstance(specification, str) and specification != "",
-        f"{key}.class must be text such as module:Class or file.py:Class, not {shown(specification)}: "
-        f"name it in the YAML file of the {key.split('.')[0]}",
-    )
-    modifiers = part.get("modifiers") or {}
-    require(isinstance(modifiers, dict), f"{key}.modifiers must name modifiers, not {shown(modifiers)}")
-    for name, modifier in modifiers.items():
-        _check_name(name, "a modifier's name")
-        message = f"{key}.modifiers.{name} must hold a class, not {shown(modifier)}"
-        require(isinstance(modifier, dict), message)
-        _check_part(modifier, f"{key}.modifiers.{name}")
-    for option, value in part.items():
-        if option != "modifiers" and isinstance(value, dict) and "class" in value:
-            _check_part(value, f"{key}.{option}")
-
-
-def _check_name(name: Any, key: str) -> None:
-    require(
-        isinstance(name, str) and NAME.fullmatch(name) is not None,
-        f"{key} must be letters, digits and the signs . + - _, not {shown(name)}: it names the run's folder",
-    )

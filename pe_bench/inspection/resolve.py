@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import GROUPS, find_name
-from pe_bench.config.options import in_full
-from pe_bench.config.override import Override, parse_override
-from pe_bench.config.overrides import check_overrides
+from pe_bench.config.hydra_errors import options_of, unknown_key
+from pe_bench.config.overrides import Override, check_overrides, in_full, parse_override
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
-from pe_bench.config.unknown_keys import options_of, unknown_key
 from pe_bench.errors import UserError, require
 from pe_bench.values import close_to, unknown
 

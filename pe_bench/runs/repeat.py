@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import config_dir
-from pe_bench.config.override import parse_overrides, quote
+from pe_bench.config.overrides import parse_overrides, quote
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.signatures import read_part
 from pe_bench.encodings.source import digest

@@ -29,9 +29,7 @@ import yaml
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir, find_name, names_in
-from pe_bench.config.nested import values_of
-from pe_bench.config.options import in_full
-from pe_bench.config.override import Override, parse_override, quote
+from pe_bench.config.overrides import Override, in_full, parse_override, quote, values_of
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.encodings.load import find_class

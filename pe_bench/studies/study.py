@@ -15,7 +15,7 @@ from platform import python_version
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pe_bench.config.groups import config_dir, names_in
-from pe_bench.config.override import quote
+from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Protocol
 from pe_bench.data.sources import files_in
 from pe_bench.errors import RunError, UserError, first_line, require

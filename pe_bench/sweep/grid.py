@@ -14,7 +14,7 @@ from pe_bench.config.hydra_errors import (
     name_job_in_error,
     takes_list,
 )
-from pe_bench.config.override import parse_override
+from pe_bench.config.overrides import parse_override
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config, warn_unused
 from pe_bench.errors import UserError

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pe_bench.config.compose import parse_composed
+from pe_bench.config.compose import call_hydra, config_flags, parse_composed
 from pe_bench.config.groups import SEARCH_PATH
-from pe_bench.config.hydra_main import call_hydra, config_flags
-from pe_bench.config.override import parse_override, quote
+from pe_bench.config.overrides import parse_override, quote
 from pe_bench.errors import UserError, first_line
 from pe_bench.sweep.grid import Swept, with_swept_options
 from pe_bench.sweep.job import LaunchContext, fail, launch_context, run_in_child

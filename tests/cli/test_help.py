@@ -12,7 +12,7 @@ from pe_bench.cli.completion import complete_word
 from pe_bench.cli.help import MOST_USED
 from pe_bench.cli.list import LISTS as LISTED
 from pe_bench.cli.options import first_of
-from pe_bench.config.keys import keys
+from pe_bench.config.groups import keys
 
 NAMES = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 

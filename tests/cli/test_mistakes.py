@@ -124,7 +124,7 @@ from support.commands import files_in, only_run
         ),
         (
             ["train", "encoding=my.py:Mine"],
-            "name it in a file FOLDER/encoding/NAME.yaml with 'class: my.py:Mine'",
+            "the encoding's file my.py was not found in: .",
         ),
         (["train", "--config-dir"], "'--config-dir' requires an argument"),
         (["train", "--config-dir", "/nowhere"], "--config-dir /nowhere is not a folder"),
@@ -192,7 +192,7 @@ def test_an_argument_in_the_spelling_of_another_command_is_told_in_that_of_this_
         ("train --lenght=64", "unknown option '--lenght': did you mean train.length=64?"),
         ("train lenght=64", "unknown key 'lenght': did you mean 'train.length'?"),
         ("train lerning_rate=0.1", "unknown key 'lerning_rate': did you mean 'train.lr'?"),
-        ("train encoding=my.py", "'class: my.py:CLASS', and say encoding=NAME --config-dir FOLDER"),
+        ("train encoding=my.py", "the encoding's file my.py was not found in: ."),
         ("report --margin abc", "'abc' is not a number"),
         ("train --multirn", "unknown option '--multirn': did you mean '--multirun'?"),
         ("eval --encoding rope", "unknown option '--encoding': there are: "),

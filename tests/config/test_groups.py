@@ -3,7 +3,8 @@
 import pytest
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import GROUPS, aliases, config_dir, find_name, names_in, with_file_names
+from pe_bench.config.groups import GROUPS, aliases, config_dir, find_name, names_in
+from pe_bench.config.overrides import with_file_names
 
 
 def test_no_alias_hides_an_encoding_or_another_alias() -> None:

@@ -4,8 +4,7 @@ from dataclasses import fields
 
 import yaml
 
-from pe_bench.config.groups import config_dir
-from pe_bench.config.keys import GROUP_MEANINGS, keys
+from pe_bench.config.groups import GROUP_MEANINGS, config_dir, keys
 from pe_bench.config.schema import KEY_OF_FIELD, KEYS, SECTIONS
 
 

@@ -10,15 +10,16 @@ import pytest
 from support.commands import files_in
 
 from pe_bench.cli.app import app
-from pe_bench.config.compose import compose, parse_composed
-from pe_bench.config.groups import config_dir
-from pe_bench.config.hydra_main import (
+from pe_bench.config.compose import (
     OVERRIDES_VARIABLE,
     call_hydra,
     complete_overrides,
+    compose,
     compose_config,
+    parse_composed,
 )
-from pe_bench.config.override import Override, parse_override, quote
+from pe_bench.config.groups import config_dir
+from pe_bench.config.overrides import Override, parse_override, quote
 from pe_bench.config.schema import Config
 from pe_bench.errors import UserError
 from pe_bench.sweep.grid import check_sweep, with_swept_options

@@ -7,8 +7,7 @@ import sys
 import pytest
 from support.shown import NAMES, SMALL, one
 
-from pe_bench.config.options import in_full
-from pe_bench.config.override import Override
+from pe_bench.config.overrides import Override, in_full
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import resolve
 from pe_bench.inspection.show.page import _options, page

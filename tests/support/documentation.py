@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from pe_bench.cli.program import run
-from pe_bench.config.hydra_main import OVERRIDES_VARIABLE
+from pe_bench.config.compose import OVERRIDES_VARIABLE
 
 SHORT = (
     "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=16 train.tokens=8192 "

@@ -10,11 +10,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from pe_bench.config.compose import compose
+from pe_bench.config.compose import OVERRIDES_VARIABLE, compose
 from pe_bench.config.groups import encoding_names
-from pe_bench.config.hydra_main import OVERRIDES_VARIABLE
-from pe_bench.config.override import parse_override
-from pe_bench.config.overrides import check_overrides
+from pe_bench.config.overrides import check_overrides, parse_override
 from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
