@@ -58,11 +58,6 @@ def test_alibi_is_equal_as_a_bias_as_columns_and_as_a_term_of_the_key_alone() ->
     assert near(output(ALiBi(H)), attention(ALiBi(H).double(), X4, Q4, K4, V4, torch.arange(T)), 1e-12)
 
 
-def test_alibi_slope_scale_multiplies_every_slope() -> None:
-    steep = ALiBi(H, slope_scale=96.0).distance_bias(FALLING)
-    assert torch.equal(steep, 96 * ALiBi(H).distance_bias(FALLING))
-
-
 def test_alibi_with_slope_scale_0_is_no_encoding_and_claims_no_decay() -> None:
     flat = ALiBi(H, slope_scale=0.0)
     assert torch.equal(output(flat), output(NoPE()))
@@ -86,21 +81,6 @@ def kerple(make: type[Kerple], p: list[float], a: list[float]) -> Kerple:
     fill(encoding.p, torch.tensor(p))
     fill(encoding.a, torch.tensor(a))
     return encoding
-
-
-def test_kerple_power_with_exponent_1_is_alibi() -> None:
-    alibi = ALiBi(H, slope_scale=4.0).double()  # so that no slope lies below the bound of a
-    encoding = kerple(KerplePower, [1.0] * H, alibi.slopes.tolist())
-    assert near(encoding.distance_bias(FALLING).detach(), alibi.distance_bias(FALLING), 1e-12)
-    assert near(output(encoding).detach(), output(alibi), 1e-12)
-
-
-def test_kerple_log_tends_to_alibi_as_a_falls_and_p_a_stays() -> None:
-    # a cannot fall below 0.01: shorter distances with steeper slopes are the same limit.
-    steep = [m * 1e6 for m in alibi_slopes(H)]
-    encoding = kerple(KerpleLog, [m / 0.01 for m in steep], [0.01] * H)
-    line = ALiBi(H).double().distance_bias(FALLING)
-    assert near(encoding.distance_bias(FALLING * 1e-6).detach(), line, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -127,44 +107,7 @@ def test_kerple_bounds_hold_the_values_but_not_the_gradients(
         assert near(parameter.grad, expected, 1e-12)
 
 
-@pytest.mark.parametrize("make", [KerpleLog, KerplePower])
-def test_kerple_starts_with_uniform_parameters(make: type[Kerple]) -> None:
-    torch.manual_seed(0)
-    encoding = make(4_096)
-    for parameter, largest in ((encoding.p, 2), (encoding.a, 1)):
-        assert 0 <= parameter.min().item() < 0.01 * largest
-        assert 0.99 * largest < parameter.max().item() <= largest
-        assert abs(parameter.mean().item() / largest - 0.5) < 0.02
-
-
 # sandwich
-
-
-def test_sandwich_has_its_reference_bias() -> None:
-    bias = Sandwich(n_heads=2, width=16).double().distance_bias(FALLING)
-    assert near(bias[0], [-0.19667, -0.116727, -0.053894, -0.013784, 0])
-    assert near(bias[1], bias[0] / 2, 1e-12)
-
-
-def test_sandwich_is_the_product_of_sinusoids_up_to_a_constant() -> None:
-    angle = torch.arange(9).double()[:, None] / 10_000 ** (torch.arange(2, 130, 2) / 128)
-    table = torch.cat([angle.sin(), angle.cos()], -1)
-    gram = (table @ table.T - 64).tril()
-    expected = gram / torch.tensor([4.0, 8.0])[:, None, None]
-    assert near(bias_of(Sandwich(H).double(), 9).tril(), expected, 1e-5)
-
-
-def test_sandwich_falls_in_the_large_and_not_from_each_distance_to_the_next() -> None:
-    bias = Sandwich(H).double().distance_bias(torch.arange(4_096))[0]
-    assert (bias.diff() > 0).any()
-    assert "decaying" not in Sandwich.claims
-    assert (bias[2 ** torch.arange(13) - 1].diff() < 0).all()
-
-
-def test_sandwich_of_repeated_and_broken_distances_is_that_of_each() -> None:
-    encoding, distance = Sandwich(H).double(), torch.tensor([3.0, 0.5, 3.0, 0.0, 70_000.0])
-    each = torch.cat([encoding.distance_bias(one) for one in distance.split(1)], -1)
-    assert torch.equal(encoding.distance_bias(distance), each)
 
 
 @pytest.mark.parametrize("width", [0, -2, 15])
@@ -174,21 +117,6 @@ def test_sandwich_refuses_a_width_that_has_no_pairs(width: int) -> None:
 
 
 # fire
-
-
-def fire_of_the_reference() -> FIRE:
-    encoding = with_steps(FIRE(H, threshold=3, d_hidden=4))
-    fill(encoding.c, torch.tensor(0.1))
-    fill(encoding.m, torch.tensor(1.0))
-    return encoding
-
-
-def test_fire_has_its_reference_distances_and_bias() -> None:
-    encoding, position = fire_of_the_reference(), torch.arange(6)
-    fractions = encoding.fractions(position, position).detach()
-    assert near(fractions[5], [0.999998, 0.829841, 0.647068, 0.449659, 0.235063, 0])
-    expected = [-0.1, -0.104254, -0.108823, -0.113759, -0.119123, -0.125]
-    assert near(bias_of(encoding, 6)[0, 5].detach(), expected)
 
 
 def test_fire_is_its_formula_query_by_query() -> None:
@@ -206,35 +134,6 @@ def test_fire_is_its_formula_query_by_query() -> None:
     assert near(bias_of(encoding, length).detach() * lower, expected, 1e-12)
 
 
-def test_fire_row_is_the_same_whatever_the_length() -> None:
-    encoding = fire_of_the_reference()
-    for i in (2, 5, 40):  # within the threshold and beyond
-        alone, longer = bias_of(encoding, i + 1)[:, i], bias_of(encoding, 2 * i)[:, i, : i + 1]
-        assert torch.equal(alone, longer)
-
-
-def test_fire_reads_distances_up_to_the_threshold_and_fractions_beyond() -> None:
-    encoding = with_steps(FIRE(H, threshold=100))
-    fill(encoding.m, torch.tensor(-0.5))  # of which the sign does not matter
-    lower = torch.ones(9, 9).tril().double()
-    here, within, beyond = (bias_of(encoding, 9, shift).detach() * lower for shift in (0, 50 - 8, 50))
-    assert near(within, here, 1e-12)
-    assert not near(beyond, here, 1e-4)
-    far = torch.tensor([2_000, 60_000])
-    assert near(encoding.fractions(far, torch.tensor([0]))[:, 0].detach(), [1.0, 1.0], 1e-6)
-
-
-def test_fire_has_finite_gradients_with_keys_after_the_query_and_at_zero() -> None:
-    for c, m in ((0.1, 1.0), (0.0, 0.0), (-0.3, -1.0)):
-        encoding = FIRE(H, threshold=512)
-        fill(encoding.c, torch.tensor(c))
-        fill(encoding.m, torch.tensor(m))
-        bias_of(encoding, 600).sum().backward()
-        for parameter in encoding.parameters():
-            assert parameter.grad is not None
-            assert parameter.grad.isfinite().all()
-
-
 def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
     encoding = FIRE(H, threshold=512)
     assert encoding.c.item() == pytest.approx(0.1)
@@ -248,17 +147,7 @@ def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
     assert sum(map(Tensor.numel, model.parameters())) == layers * (66 + 33 * heads)
 
 
-@pytest.mark.parametrize(("option", "value"), [("threshold", 0), ("d_hidden", 0), ("threshold", -3)])
-def test_fire_refuses_sizes_that_are_not_positive(option: str, value: int) -> None:
-    with pytest.raises(UserError, match=f"{option} must be positive, not {value}"):
-        FIRE(H, **{"threshold": 512, option: value})
-
-
 # bam
-
-
-def test_bam_is_alibi_at_the_start() -> None:
-    assert near(output(BAM(H)).detach(), output(ALiBi(H)), 1e-6)
 
 
 def test_bam_is_its_formula() -> None:
@@ -273,22 +162,6 @@ def test_bam_is_its_formula() -> None:
             -((abs(-r - centre) + 1e-5) ** shape[head]) * math.exp(scale[head]) for r in FALLING.tolist()
         ]
         assert near(encoding.distance_bias(FALLING)[head].detach(), expected)
-
-
-def test_bam_location_moves_the_peak_into_the_past() -> None:
-    encoding = BAM(1)
-    fill(encoding.location, torch.tensor([-math.asinh(1.5)]))
-    assert encoding.distance_bias(torch.arange(9)).argmax().item() == 3
-
-
-def test_bam_has_finite_gradients_at_no_distance() -> None:
-    for shape in (1.0, 0.3, 0.0, -0.5, 2.0):
-        encoding = BAM(1)
-        fill(encoding.shape, torch.tensor([shape]))
-        encoding.distance_bias(torch.tensor([0, 65_535])).sum().backward()
-        for parameter in encoding.parameters():
-            assert parameter.grad is not None
-            assert parameter.grad.isfinite().all()
 
 
 # all of them

@@ -22,7 +22,6 @@ from support.reference_inputs import (
 )
 
 from pe_bench.encodings.bias.alibi import alibi_slopes
-from pe_bench.encodings.bias.kerple_log import KerpleLog
 from pe_bench.encodings.bias.t5 import T5, t5_buckets
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.model.attention import project, reference_attention
@@ -76,24 +75,6 @@ def test_t5_bias_reads_the_row_of_the_head_and_is_not_scaled() -> None:
 
 
 # kerple
-
-
-def test_kerple_bound_holds_the_value_but_not_the_gradient() -> None:
-    encoding = KerpleLog(1)
-    fill(encoding.p, torch.tensor([-3.0]))
-    fill(encoding.a, torch.tensor([0.0]))
-    bias = encoding.distance_bias(torch.tensor([100]))
-    assert near(bias.detach().flatten(), [-0.01 * math.log(2)])
-    bias.sum().backward()
-    assert encoding.p.grad is not None
-    assert encoding.p.grad.item() < 0
-
-
-def test_kerple_tends_to_a_straight_line_at_small_distances() -> None:
-    encoding = KerpleLog(2).double()
-    distance = torch.linspace(0, 1e-6, 5, dtype=torch.float64)
-    line = -(encoding.p.clamp(min=0.01) * encoding.a.clamp(min=0.01)).unsqueeze(-1) * distance
-    assert near(1e6 * encoding.distance_bias(distance), 1e6 * line.detach(), 1e-5)
 
 
 def test_shaw_gathered_is_shaw_pair_by_pair() -> None:

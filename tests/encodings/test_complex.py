@@ -1,13 +1,11 @@
 """multiplicative and complex embeddings."""
 
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from support.embeddings import VOCABULARY, embedded
 from support.reference_inputs import fill, near, series
-from torch import Tensor
 
 from pe_bench.encodings.base import LengthError, PositionalEncoding
 from pe_bench.encodings.ids.bipe import BiPE
@@ -22,15 +20,6 @@ def with_vocabulary(encoding: PositionalEncoding, texts: list[str] = VOCABULARY)
 
 
 # multiplicative
-
-
-def test_multiplicative_of_ones_is_no_encoding_and_zero_stays_zero() -> None:
-    encoding, x = Multiplicative(8, 6), series(torch.sin, 0.3, 1, 6, 8).float()
-    assert near(embedded(encoding, torch.zeros(1, 6, 8)), torch.zeros(1, 6, 8), 1e-12)
-    assert not torch.equal(embedded(encoding, x), x)
-    assert encoding.table is not None
-    fill(encoding.table, torch.zeros(6, 8))
-    assert torch.equal(embedded(encoding, x), x)
 
 
 def test_multiplicative_is_a_product_with_each_feature() -> None:
@@ -58,20 +47,6 @@ def test_multiplicative_sinusoids_have_no_table_and_no_end() -> None:
 # complex
 
 
-def complex_overrides() -> tuple[Complex, Tensor]:
-    """One token with r = (.5, 2), theta = (.3, -.2) and omega = (1, .01), at all positions [1, n, 4]."""
-    encoding = with_vocabulary(Complex(4))
-    r, theta = torch.tensor([0.5, 2.0]).double(), torch.tensor([0.3, -0.2]).double()
-    assert isinstance(encoding, Complex)
-    return encoding, torch.cat([r * theta.cos(), r * theta.sin()]).expand(1, 1, 4)
-
-
-def test_complex_has_its_reference_values() -> None:
-    encoding, x = complex_overrides()
-    at_four = embedded(encoding, x, torch.tensor([4]))[0, 0]
-    assert near(at_four, [-0.2004, 1.974455, -0.458083, -0.318636])
-
-
 def test_complex_shift_is_a_turn_and_norms_do_not_depend_on_position() -> None:
     encoding = with_vocabulary(Complex(6))
     assert isinstance(encoding, Complex) and encoding.multiples is not None
@@ -83,20 +58,6 @@ def test_complex_shift_is_a_turn_and_norms_do_not_depend_on_position() -> None:
     assert near(there.real, turned.real, 1e-7)
     assert near(there.imag, turned.imag, 1e-7)
     assert near(there.abs(), torch.complex(*x.chunk(2, -1)).abs(), 1e-12)
-
-
-def test_complex_tokens_turn_at_first_as_sinusoids_and_each_by_its_own_frequency() -> None:
-    encoding = with_vocabulary(Complex(4))
-    assert isinstance(encoding, Complex) and encoding.multiples is not None
-    assert encoding.multiples.shape == (len(VOCABULARY), 2)
-    x, ids = torch.tensor([1.0, 1, 0, 0]).double().expand(1, 2, 4), torch.tensor([5, 5])
-    first = embedded(encoding, x, ids)[0]
-    assert near(first[0], [math.cos(5), math.cos(0.05), math.sin(5), math.sin(0.05)], 1e-6)
-    assert torch.equal(first[0], first[1])
-    fill(encoding.multiples[1], torch.zeros(2))
-    second = embedded(encoding, x, ids)[0]
-    assert torch.equal(second[0], first[0])
-    assert near(second[1], x[0, 1], 1e-12)
 
 
 def test_complex_frequencies_of_every_pair_take_steps_of_their_own_size() -> None:

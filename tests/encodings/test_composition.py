@@ -22,13 +22,13 @@ torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
 HEADS, WIDTH, TOKENS = 2, 4, 7
 MODULE = "pe_bench.encodings."
-ROPE = {"name": "rope", "class": f"{MODULE}rope:RoPE", "d_head": WIDTH}
-SHAW = {"name": "shaw", "class": f"{MODULE}shaw:Shaw", "d_head": WIDTH}
-LEARNED = {"name": "learned", "class": f"{MODULE}learned:Learned", "d_model": 8, "max_position": 16}
-STICK = {"name": "stick_breaking", "class": f"{MODULE}stick_breaking:StickBreaking"}
-LOGN = {"class": f"{MODULE}logn:LogN", "train_length": 3}
-WINDOW = {"class": f"{MODULE}sliding_window:SlidingWindow", "window": 3}
-RANDOM = {"class": f"{MODULE}randomized:Randomized", "max_position": 40}
+ROPE = {"name": "rope", "class": f"{MODULE}rotary.rope:RoPE", "d_head": WIDTH}
+SHAW = {"name": "shaw", "class": f"{MODULE}relative.shaw:Shaw", "d_head": WIDTH}
+LEARNED = {"name": "learned", "class": f"{MODULE}inputs.learned:Learned", "d_model": 8, "max_position": 16}
+STICK = {"name": "stick_breaking", "class": f"{MODULE}content.stick_breaking:StickBreaking"}
+LOGN = {"class": f"{MODULE}logits.logn:LogN", "train_length": 3}
+WINDOW = {"class": f"{MODULE}masks.sliding_window:SlidingWindow", "window": 3}
+RANDOM = {"class": f"{MODULE}ids.randomized:Randomized", "max_position": 40}
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -146,7 +146,7 @@ def test_two_owners_of_one_hook_are_refused_in_a_sentence(base, modifier, hook: 
 
 
 def test_a_sink_beside_what_replaces_the_softmax_is_refused() -> None:
-    sink = {"class": f"{MODULE}sink:Sink", "n_heads": HEADS}
+    sink = {"class": f"{MODULE}logits.sink:Sink", "n_heads": HEADS}
     with pytest.raises(UserError, match=r"^sink adds a logit to the softmax, which the encoding replaces: "):
         EncodingSpec({**STICK, "modifiers": {"sink": sink}}).build(n_layers=2)
 
@@ -166,7 +166,7 @@ def test_a_part_that_is_per_layer_has_parameters_of_its_own_in_each() -> None:
     queries, keys = both_sides()
     scores = [shaw.double().layer(number).scores(queries, keys, 0.5) for number in range(3)]
     assert not torch.equal(scores[0], scores[1])
-    t5 = {"name": "t5", "class": f"{MODULE}t5:T5", "d_model": 8, "n_heads": HEADS}
+    t5 = {"name": "t5", "class": f"{MODULE}bias.t5:T5", "d_model": 8, "n_heads": HEADS}
     shared = EncodingSpec(t5).build(n_layers=3)
     assert shared.layer(0) is shared.layer(2)
 

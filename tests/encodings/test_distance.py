@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.fixed_inputs import JUMPING, ROWS, TOKENS, factors, inputs, output, visible
+from support.fixed_inputs import JUMPING, ROWS, TOKENS, inputs, output
 from support.reference_inputs import B, D, H, K, near
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.compose import stack
 from pe_bench.encodings.distance.leaky_rerope import LeakyReRoPE
 from pe_bench.encodings.distance.lm_infinite import LMInfinite
 from pe_bench.encodings.distance.rerope import ReRoPE
@@ -23,7 +22,6 @@ from pe_bench.encodings.layers.irope import IRoPE
 from pe_bench.encodings.layers.swan import SWAN
 from pe_bench.encodings.logits.ssmax import SSMax
 from pe_bench.encodings.logits.temperature import Temperature
-from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
 from pe_bench.model.attention import project, reference_attention
@@ -143,22 +141,6 @@ def test_window_that_holds_everything_is_rope_and_a_smaller_one_is_not(
     assert not near(output(make(TOKENS - 4)), output(RoPE(K)), 1e-3)
 
 
-@pytest.mark.parametrize(("train_length", "window"), [(128, 64), (100, 32), (48, 32), (32, 32), (8, 32)])
-def test_window_of_self_extend_is_half_of_the_training_length_in_whole_groups(
-    train_length: int, window: int
-) -> None:
-    assert SelfExtend(K, train_length).window == window
-
-
-def test_groups_of_one_token_and_a_factor_of_one_are_rope() -> None:
-    assert near(output(SelfExtend(K, 3, 4, 1)), output(RoPE(K)), 1e-12)
-    assert near(output(LeakyReRoPE(K, 3, 4, 1.0, log_n=False)), output(RoPE(K)), 1e-12)
-
-
-def test_rerope_is_leaky_rerope_of_an_endless_factor() -> None:
-    assert near(output(LeakyReRoPE(K, 3, 4, 1e12)), output(ReRoPE(K, 3, 4)), 1e-9)
-
-
 @pytest.mark.parametrize(
     ("encoding", "moves"),
     [
@@ -178,15 +160,6 @@ def test_scores_do_not_change_with_all_positions_but_for_groups(
     assert near(output(encoding, position + 37), output(encoding, position), 1e-11) == moves
     if not moves:  # by whole groups
         assert near(output(encoding, position + 36), output(encoding, position), 1e-11)
-
-
-def test_log_n_of_rerope_counts_keys_and_not_positions() -> None:
-    expected = torch.tensor([max(1, math.log(n) / math.log(3)) for n in range(1, TOKENS + 1)])
-    assert near(factors(ReRoPE(K, 3, 5), JUMPING).flatten(), expected)
-    assert near(factors(LeakyReRoPE(K, 3, 5), JUMPING).flatten(), expected)
-    assert ReRoPE(K, 3, 5, log_n=False).log_n is None
-    assert near(output(ReRoPE(K, TOKENS, 5)), output(ReRoPE(K, TOKENS, 5, log_n=False)), 1e-12)
-    assert not near(output(ReRoPE(K, 3, 5)), output(ReRoPE(K, 3, 5, log_n=False)), 1e-3)
 
 
 def test_window_of_distances_is_one_of_positions_where_ids_jump() -> None:
@@ -217,25 +190,6 @@ def test_what_is_seen_is_a_matter_of_indices() -> None:
         assert torch.equal(seen[0], seen[2])
 
 
-def test_lm_infinite_sees_the_first_tokens_and_its_window() -> None:
-    rows = visible(LMInfinite(K, window=4, global_tokens=2), 10)
-    assert rows[3] == [0, 1, 2, 3]
-    assert rows[9] == [0, 1, 6, 7, 8, 9]
-
-
-def test_streaming_sees_as_many_tokens_as_its_cache_holds() -> None:
-    rows = visible(Streaming(K, cache=6, sinks=2), 12)
-    assert [len(row) for row in rows] == [1, 2, 3, 4, 5] + [6] * 7
-    assert rows[6] == [0, 1, 3, 4, 5, 6]
-
-
-def test_streaming_keeps_true_distances_while_the_cache_is_not_full() -> None:
-    # Query 5 is out of the window of 4 from sink 0, but nothing has been dropped.
-    for query in range(6):
-        assert distances(Streaming(K, cache=6, sinks=2), query) == list(range(query, -1, -1))
-    assert distances(Streaming(K, cache=6, sinks=2), 6) == [5, 4, 3, 2, 1, 0]
-
-
 def test_streaming_is_rope_on_the_text_of_its_cache() -> None:
     """The last query's output, as if what was dropped had never been."""
     x, q, k, v = inputs()
@@ -244,32 +198,6 @@ def test_streaming_is_rope_on_the_text_of_its_cache() -> None:
         RoPE(K), x[:, kept], q[:, :, kept], k[:, :, kept], v[:, :, kept], torch.arange(8)
     )
     assert near(output(Streaming(K, cache=8, sinks=3))[:, :, -1], expected[:, :, -1], 1e-12)
-
-
-def test_streaming_without_sinks_is_rope_with_a_sliding_window() -> None:
-    expected = stack([RoPE(K), SlidingWindow(5)])
-    assert near(output(Streaming(K, cache=5, sinks=0)), output(expected), 1e-12)
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_layout_and_base_are_those_of_rope(layout) -> None:
-    for make in (
-        lambda **options: ReRoPE(K, TOKENS, TOKENS, **options),
-        lambda **options: LeakyReRoPE(K, TOKENS, TOKENS, **options),
-        lambda **options: SelfExtend(K, TOKENS, TOKENS, 2, **options),
-        lambda **options: LMInfinite(K, TOKENS, **options),
-        lambda **options: Streaming(K, TOKENS, **options),
-    ):
-        rope = RoPE(d_head=K, base=50.0, layout=layout)
-        assert near(output(make(base=50.0, layout=layout)), output(rope), 1e-12)
-
-
-def test_no_effective_distance_passes_the_window_however_long_the_text() -> None:
-    for encoding in (ReRoPE(K, 4, 4), LMInfinite(K, 4, 2), Streaming(K, 5, 1)):
-        assert max(distances(encoding, 200)) <= 4
-    assert max(distances(LeakyReRoPE(K, 8, 4), 16 * 8)) < 8  # factor 32 reaches 16 training lengths
-    assert max(distances(SelfExtend(K, 8, 4, 2), 4 + 2 * 4 - 1)) < 8
-    assert max(distances(SelfExtend(K, 128), 16 * 128 - 1)) < 128
 
 
 # mistakes
@@ -310,18 +238,3 @@ def test_no_effective_distance_passes_the_window_however_long_the_text() -> None
 def test_option_that_cannot_work_is_told_to_the_user(make: Callable[[], object], says: str) -> None:
     with pytest.raises(UserError, match=says):
         make()
-
-
-@pytest.mark.parametrize(
-    "encoding",
-    [
-        ReRoPE(K, 3, 5),
-        SelfExtend(K, 3, 6, 3),
-        IRoPE(K, 4, 4, 8),
-        SWAN(K, 8, 4),
-        Temperature(H),
-        Streaming(K, 7, 2),
-    ],
-)
-def test_weights_of_rope_fit_what_has_no_parameters(encoding: torch.nn.Module) -> None:
-    assert not encoding.state_dict()

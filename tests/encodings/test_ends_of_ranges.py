@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.reference_encodings import ids, shaw_of_the_reference
+from support.reference_encodings import shaw_of_the_reference
 from support.reference_inputs import (
     D,
     H,
@@ -22,7 +22,6 @@ from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.fox import FoX
-from pe_bench.encodings.content.stick_breaking import StickBreaking
 from pe_bench.encodings.ids.randomized import Randomized
 from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.logits.logn import LogN
@@ -72,19 +71,6 @@ def test_fox_with_a_constant_gate_is_alibi() -> None:
 def test_window_that_holds_everything_is_the_inner_encoding(inner: LayerEncoding) -> None:
     assert near(output(Stack([inner, SlidingWindow(T)])).detach(), output(inner).detach(), 1e-12)
     assert not near(output(Stack([inner, SlidingWindow(2)])).detach(), output(inner).detach(), 1e-3)
-
-
-def test_randomized_over_as_many_positions_as_tokens_is_the_inner_encoding() -> None:
-    assert torch.equal(ids(Randomized(8), 8), torch.arange(8))
-    assert torch.equal(ids(Randomized(8, "even"), 8, train=False), torch.arange(8))
-
-
-def test_logn_within_the_training_length_is_the_inner_encoding() -> None:
-    assert torch.equal(output(LogN(T)), output(NoPE()))
-
-
-def test_stick_breaking_never_is_nope() -> None:
-    assert not near(output(StickBreaking()), output(NoPE()), 1e-2)
 
 
 # initial values and mistakes

@@ -18,7 +18,7 @@ from pe_bench.encodings.ids.cape import CAPE
 from pe_bench.encodings.ids.pose import PoSE
 from pe_bench.encodings.ids.shape import SHAPE
 from pe_bench.encodings.inputs.complex import Complex
-from pe_bench.encodings.inputs.conv import Convolution, causal_convolution
+from pe_bench.encodings.inputs.conv import Convolution
 from pe_bench.encodings.inputs.learned import Learned, Overflow
 from pe_bench.encodings.inputs.multiplicative import Multiplicative
 from pe_bench.encodings.inputs.recursive import FlowCell, Recursive
@@ -28,26 +28,6 @@ from pe_bench.errors import UserError
 # sinusoids as beginners' code has them, and as they are
 
 
-def test_sinusoid_cosines_have_the_exponent_of_their_sines() -> None:
-    right = sinusoids(torch.arange(3), 4, 10_000.0, "interleaved")
-    assert near(right[1], [0.841471, 0.540302, 0.01, 0.99995])
-    assert not near(right[1], [0.841471, 0.995004, 0.01, 1], 0.1)
-    assert near(right[:, 0::2].square() + right[:, 1::2].square(), torch.ones(3, 2).double(), 1e-12)
-
-
-def test_sinusoid_frequencies_are_powers_and_their_exponents_fractions() -> None:
-    """`10000 ^ (2 * i // D)` in Python is an exclusive or, of a whole number."""
-    angle = torch.atan2(*sinusoids(torch.arange(2), 8, 10_000.0, "interleaved")[1].view(4, 2).unbind(-1))
-    assert near(angle, [1, 0.1, 0.01, 0.001], 1e-9)
-
-
-def test_sinusoid_exponents_are_divided_by_the_width() -> None:
-    """Else from the sixth pair on 10000^10 overflows in float32, and columns are constant."""
-    table = sinusoids(torch.arange(2_000), 12, 10_000.0, "interleaved")
-    assert (table.std(0) > 1e-3).all()
-    assert (table.float().std(0) > 1e-3).all()
-
-
 def test_sinusoid_positions_are_exact_however_large() -> None:
     table = sinusoids(torch.tensor([257, 65_535]), 4, 10_000.0, "interleaved")
     expected = [[f(p * w) for w in (1, 0.01) for f in (math.sin, math.cos)] for p in (257, 65_535)]
@@ -55,17 +35,6 @@ def test_sinusoid_positions_are_exact_however_large() -> None:
 
 
 # learned
-
-
-def test_a_table_that_ends_is_a_value_error_for_whoever_catches_one() -> None:
-    with pytest.raises(ValueError, match=r"max_position=6 .* position 6"):
-        embedded(Learned(8, 6), torch.zeros(1, 7, 8))
-
-
-def test_a_table_has_any_width_and_is_a_parameter() -> None:
-    encoding = Learned(7, 6)
-    assert embedded(encoding, torch.zeros(2, 6, 7)).shape == (2, 6, 7)
-    assert set(encoding.state_dict()) == {"table"}
 
 
 @pytest.mark.parametrize("make", [Learned, Multiplicative])
@@ -92,36 +61,7 @@ def test_overflow_decides_what_a_table_says_of_itself(
     assert ("prefix_consistent" in encoding.claims) == consistent
 
 
-def test_interpolation_stretches_each_sequence_by_its_own_length() -> None:
-    encoding, x = Learned(8, 4, overflow="interpolate"), torch.zeros(2, 4, 8)
-    ids = torch.tensor([[0, 1, 2, 3], [0, 2, 4, 6]])
-    both = embedded(encoding, x, ids)
-    assert near(both[0], encoding.table.detach().double(), 1e-7)
-    assert near(both[1], encoding.table.detach().double(), 1e-7)
-
-
 # convolution
-
-
-def test_convolution_has_its_reference_values() -> None:
-    weight = torch.tensor([[0.5, -1, 2]]).double()
-    convolved = causal_convolution(torch.ones(1, 8, 1).double(), weight)
-    assert near(convolved.flatten(), [2, 1, *[1.5] * 6], 1e-12)
-
-
-@pytest.mark.parametrize("kernel", [2, 3, 5])
-def test_convolution_is_pytorchs_padded_on_the_left(kernel: int) -> None:
-    encoding, x = Convolution(6, kernel).double(), series(torch.sin, 0.3, 2, 9, 6)
-    padded = torch.nn.functional.pad(x.mT, (kernel - 1, 0))
-    expected = torch.nn.functional.conv1d(padded, encoding.weight.unsqueeze(1), groups=6).mT
-    assert near(embedded(encoding, x), x + expected.detach(), 1e-12)
-
-
-def test_convolution_tells_the_first_tokens_where_they_are_and_no_other() -> None:
-    encoding = Convolution(6, 4).double()
-    output = embedded(encoding, torch.ones(1, 9, 6).double())[0]
-    assert near(output[3:], output[3].expand(6, 6), 1e-12)
-    assert len({tuple(row) for row in output[:4].tolist()}) == 4
 
 
 # half precision

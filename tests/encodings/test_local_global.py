@@ -117,7 +117,7 @@ def test_nested_options_are_in_the_label_and_the_identity() -> None:
     assert chosen.identity() == same.identity()
     assert chosen.identity() != spec("encoding.global={name: p_rope}").identity()
     [identity] = chosen.identity()
-    assert identity["options"]["global"][0]["options"] == {"d_head": 4, "fraction": 0.5}
+    assert identity["options"]["global"][0]["options"] == {"fraction": 0.5}
 
 
 def test_code_from_outside_is_refused_in_a_nested_encoding_too() -> None:

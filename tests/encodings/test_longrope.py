@@ -30,12 +30,6 @@ def test_longrope_takes_the_long_factors_beyond_the_training_length_and_the_shor
     assert torch.equal(both.scaled(TRAIN + 1).frequencies, encoding.scaled(TRAIN + 1).frequencies)
 
 
-def test_longrope_attention_factor_that_is_given_holds_within_the_training_length() -> None:
-    encoding = LongRoPE(WIDTH, TRAIN, factor=4.0, long_factors=LONG)
-    assert encoding.scaled(1).attention_factor == pytest.approx(1.1055416, abs=1e-7)
-    assert encoding.scaled(9 * TRAIN).attention_factor == encoding.scaled(1).attention_factor
-
-
 def test_longrope_without_factors_is_refused_in_one_line(train: Command) -> None:
     outcome = train("encoding=longrope")
     assert outcome.code == 2

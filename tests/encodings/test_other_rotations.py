@@ -1,10 +1,7 @@
 """Rotations by Fourier series and by angles read from the tokens: where they are RoPE, and what is fixed."""
 
-import math
-
 import pytest
 import torch
-from support.cases import find_case
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -43,14 +40,6 @@ def test_pairs_that_make_no_full_turn_keep_their_features_or_are_stretched_as_in
     assert worst(stretched[..., 2:4], first - second) == worst(stretched[..., 6:8], first + second) == 0
 
 
-def test_series_spread_as_xavier_numbers_of_three_axes_do() -> None:
-    pairs, heads = 128, 3
-    torch.manual_seed(0)
-    built = FoPE(heads, 2 * pairs, 10**6, base=10.0, gain=0.3)
-    spread = (built.of_cosines - torch.eye(pairs)).std().item()
-    assert spread == pytest.approx(0.3 * math.sqrt(2 / (pairs * (pairs + heads))), rel=0.02)
-
-
 def test_a_training_length_in_which_no_pair_makes_a_full_turn_is_refused() -> None:
     with pytest.raises(UserError, match="no pair makes a full turn within 6 tokens"):
         FoPE(H, K, 6)
@@ -77,10 +66,3 @@ def test_equal_steps_of_the_angles_are_rope() -> None:
     expected = RoPE(K).double().transform(q, k, position, position)
     found = encoding.transform(q, k, position, position, {ANGLES: angles})
     assert all(map(lambda a, b: worst(a, b) < 1e-14, found, expected))
-
-
-@torch.no_grad()
-def test_angles_of_a_text_do_not_depend_on_the_scale_of_the_layers_input() -> None:
-    x, *_ = layer_inputs(T)
-    encoding = find_case("selective_rope").encoding.layer(0)
-    assert worst(encoding.prepare(x)[ANGLES], encoding.prepare(3 * x)[ANGLES]) < 1e-5

@@ -157,14 +157,6 @@ def test_no_spelling_of_a_class_makes_a_runs_directory_run_its_code(
     assert not (run / "RAN").exists()
 
 
-def test_two_versions_of_a_file_are_two_encodings_in_the_table(train, command, folder, own):
-    train("--config-dir", str(own), "encoding=mine")
-    (own / "encoding" / "mine.py").write_text(CODE.replace("sqrt()", "mul(0.1)"))
-    train("--config-dir", str(own), "encoding=mine", "seed=1")
-    out = command("report", "--results-dir", str(folder / "results")).out
-    assert len({line.split()[0] for line in out.splitlines() if line.startswith("mine@")}) == 2
-
-
 def test_a_misspelt_hook_is_refused(train, own):
     (own / "encoding" / "mine.py").write_text(CODE.replace("def distance_bias", "def distance_bais"))
     outcome = train("--config-dir", str(own), "encoding=mine")
@@ -177,15 +169,6 @@ def test_a_hook_with_other_arguments_is_named_with_its_line(train, folder, own):
     outcome = train("--config-dir", str(own), "encoding=mine")
     assert outcome.code == 2 and "mine.py:16: TypeError: RootBias.distance_bias() takes 1" in outcome.line
     assert not (folder / "results").exists()
-
-
-def test_a_file_runs_once_in_a_process_and_its_module_is_found(train, folder, own):
-    code = "from __future__ import annotations\nfrom dataclasses import dataclass\nprint('LOADED')\n"
-    code += "@dataclass\nclass Options:\n    a: int = 1\n"
-    (own / "encoding" / "mine.py").write_text(code + CODE)
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 0, outcome.err
-    assert outcome.out.count("LOADED") == 1
 
 
 def test_the_code_of_a_run_may_have_any_name(train, command, folder, own):

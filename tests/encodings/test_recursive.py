@@ -23,24 +23,6 @@ def test_a_turning_field_is_a_sinusoid(step: Callable[..., Tensor], tolerance: f
     assert not near(p, [0.141120008, -0.989992497], 1e-12)
 
 
-def test_a_solver_reads_the_time_within_its_step() -> None:
-    """dp/dt = 3 t^2 from 0 to 2: exact for the fourth order, and behind for Euler."""
-    ends = {}
-    for step in (rk4_step, euler_step):
-        p = torch.zeros(1, dtype=torch.float64)
-        for k in range(4):
-            p = step(lambda p, t: 3 * t.square(), p, torch.tensor([0.5 * k], dtype=torch.float64), 0.5)
-        ends[step] = float(p)
-    assert ends[rk4_step] == pytest.approx(8, abs=1e-12)
-    assert ends[euler_step] == pytest.approx(3 * 0.5 * (0.25 + 1 + 2.25), abs=1e-12)
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_states_do_not_depend_on_how_many_are_computed(cell: Cell) -> None:
-    encoding = Recursive(8, cell).double()
-    assert near(encoding.states(40)[:17].detach(), encoding.states(17).detach(), 1e-12)
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_state_of_the_id_is_added(cell: Cell) -> None:
     encoding, x = Recursive(8, cell).double(), series(torch.sin, 0.3, 2, 3, 8)
@@ -96,11 +78,3 @@ def test_a_flow_follows_its_equation() -> None:
     truth = exact.states(501)[500]
     errors = [float((one.states(6)[5] - truth).detach().abs().max()) for one in (better, encoding)]
     assert errors[0] < errors[1] / 20
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_every_weight_of_a_cell_gets_a_gradient(cell: Cell) -> None:
-    encoding = Recursive(8, cell)
-    encoding.states(20)[7:, 2].sum().backward()
-    for name, parameter in encoding.named_parameters():
-        assert parameter.grad is not None and parameter.grad.any(), name

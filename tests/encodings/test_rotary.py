@@ -13,8 +13,6 @@ from support.reference_inputs import K4, Q4, H, K, T, near, row_of_scores
 from support.rotary_encodings import (
     K8,
     Q8,
-    V8,
-    X8,
     drawn_pope,
     every_form,
     every_layout,
@@ -31,7 +29,6 @@ from pe_bench.encodings.rotary.pope import PoPE
 from pe_bench.encodings.rotary.rope import Form, Layout, RoPE, rope_frequencies, rotate
 from pe_bench.encodings.rotary.xpos import XPos
 from pe_bench.errors import UserError
-from pe_bench.model.attention import attention
 
 EVERY_ROTARY: list[Callable[[], LayerEncoding]] = [
     lambda: RoPE(8),
@@ -75,46 +72,6 @@ def test_rope_has_its_reference_scores_and_queries() -> None:
 # mistakes that are often made with rotary encodings
 
 
-def shift_error(encoding: LayerEncoding) -> float:
-    return float((products(encoding, 7) - products(encoding)).abs().max())
-
-
-@every_layout
-@every_form
-def test_sines_are_repeated_as_the_layout_pairs_features(layout: Layout, form: Form) -> None:
-    # Sines of one layout with the pairs of the other keep neither norms nor distances.
-    encoding = RoPE(8, layout=layout, form=form)
-    q, k = encoding.double().transform(Q8, K8, torch.arange(9), torch.arange(9))
-    assert near(q.norm(dim=-1), Q8.norm(dim=-1), 1e-12)
-    assert near(k.norm(dim=-1), K8.norm(dim=-1), 1e-12)
-    assert shift_error(encoding) < 1e-12
-
-
-@every_layout
-@every_form
-def test_queries_and_keys_turn_in_the_same_sense_counterclockwise(layout: Layout, form: Form) -> None:
-    encoding = RoPE(2, layout=layout, form=form).double()
-    unit = torch.tensor([1.0, 0.0], dtype=torch.float64).view(1, 1, 1, 2)
-    for turned in encoding.transform(unit, unit, torch.tensor([1]), torch.tensor([1])):
-        assert near(turned.flatten(), [math.cos(1), math.sin(1)], 1e-12)
-
-
-@every_rotary
-def test_rotated_queries_and_keys_are_the_ones_that_are_used(make: Callable[[], LayerEncoding]) -> None:
-    position = torch.arange(9)
-    ours = attention(make().double(), X8, Q8, K8, V8, position)
-    assert not near(ours.detach(), attention(NoPE(), X8, Q8, K8, V8, position), 1e-3)
-
-
-@every_rotary
-def test_frequencies_are_no_parameters_and_move_with_the_module(make: Callable[[], LayerEncoding]) -> None:
-    encoding = make()
-    assert set(encoding.state_dict()) == {name for name, _ in encoding.named_parameters()}
-    assert isinstance(encoding, PoPE) or not encoding.state_dict()
-    assert "frequencies" in dict(encoding.named_buffers())
-    assert all(tensor.is_meta for tensor in (*encoding.to("meta").buffers(), *encoding.parameters()))
-
-
 @every_rotary
 def test_the_last_row_alone_is_the_last_row_of_all(make: Callable[[], LayerEncoding]) -> None:
     encoding, position = make().double(), torch.arange(9)
@@ -141,29 +98,6 @@ def test_heads_are_turned_each_by_itself_with_the_frequencies_of_its_own_width(
         assert near(turned[:, one], alone, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("distance", "expected"), [(0, 32.5), (1, 31.5382), (16, 15.775), (64, 10.0899), (256, 6.5431)]
-)
-def test_rope_has_the_papers_curve_of_the_distance(distance: int, expected: float) -> None:
-    # The mean over j = 1..K/2 of |sum_{c < j} e^(i r theta_c)|: of the distance, not of the index c.
-    units = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(64).view(1, 1, 1, 128)
-    turned = rotate(units, torch.tensor([distance]), rope_frequencies(128, 10_000.0), "interleaved")
-    partial_sums = turned.view(64, 2).cumsum(0)
-    assert abs(partial_sums.norm(dim=-1).mean().item() - expected) < 6e-5
-
-
-def test_frequencies_that_fall_with_the_index_are_no_decay_with_distance() -> None:
-    theta = rope_frequencies(128, 10_000.0)
-    assert (theta.diff() < 0).all()
-    generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 4_000, 1, 1, 128, dtype=torch.float64, generator=generator)
-    spread = [
-        (rotate(q, torch.tensor([r]), theta, "half") * k).sum(-1).std().item() for r in (0, 16, 256, 4_096)
-    ]
-    # Of independent normal features the products are as large at every distance.
-    assert max(spread) / min(spread) < 1.1
-
-
 # what an encoding becomes at the end of its range
 
 
@@ -186,11 +120,6 @@ def test_rotary_encoding_at_the_end_of_its_range_is_another(
     assert near(products(make(layout)), products(other), 1e-12)
 
 
-@pytest.mark.parametrize("fraction", [0.25, 0.5, 0.75])
-def test_partial_rope_is_not_p_rope_of_the_same_fraction(fraction: float) -> None:
-    assert not near(products(PartialRoPE(8, fraction)), products(PRoPE(8, fraction)), 1e-2)
-
-
 def test_partial_rope_leaves_the_features_behind_as_they_are() -> None:
     encoding, position = PartialRoPE(8, fraction=0.5).double(), torch.arange(9)
     q, k = encoding.transform(Q8, K8, position, position)
@@ -209,15 +138,6 @@ def test_p_rope_leaves_the_slow_pairs_of_the_whole_head_as_they_are() -> None:
         assert torch.equal(kept[..., slow], plain[..., slow])
 
 
-@pytest.mark.parametrize(
-    ("d_head", "fraction", "pairs"),
-    [(200, 0.29, 29), (16, 0.75, 6), (20, 0.25, 2), (8, 0.9, 3), (8, 0.25, 1)],
-)
-def test_a_fraction_is_rounded_down_to_pairs(d_head: int, fraction: float, pairs: int) -> None:
-    assert PRoPE(d_head, fraction).frequencies.count_nonzero() == pairs
-    assert len(PartialRoPE(d_head, fraction).frequencies) == pairs
-
-
 # hope
 
 
@@ -226,10 +146,6 @@ def test_hope_keeps_what_makes_a_full_turn_within_the_training_length(train_leng
     # The wavelengths are 2 pi times 1, 10, 100 and 1,000 tokens.
     frequencies = HoPE(8, train_length).frequencies
     assert near(frequencies, rope_frequencies(8, 10_000.0).where(torch.arange(4) < kept, 0.0), 1e-12)
-
-
-def test_hope_is_p_rope_with_a_fraction_that_follows_from_the_training_length() -> None:
-    assert near(products(HoPE(8, train_length=100)), products(PRoPE(8, fraction=0.5)), 1e-12)
 
 
 @pytest.mark.parametrize(

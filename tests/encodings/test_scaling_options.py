@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from support.scalings import TRAIN, WIDTH, every_scaling, same, scaling, turned
+from support.scalings import TRAIN, WIDTH, every_scaling, scaling
 
 from pe_bench.encodings.scalings.llama3 import Llama3
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
@@ -13,36 +12,12 @@ from pe_bench.encodings.scalings.rope_ntk import RopeNTK
 from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
 from pe_bench.encodings.scalings.rope_pi import RopePI
 from pe_bench.encodings.scalings.rope_scaling import (
-    Ramp,
     RopeScaling,
 )
 from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.errors import UserError
 
 # options
-
-
-@every_scaling
-@pytest.mark.parametrize("options", [{"base": 500.0}, {"layout": "interleaved"}, {"train_length": 16}])
-def test_options_of_all_change_the_output(name: str, options: dict[str, Any]) -> None:
-    plain, other = scaling(name, train_length=8), scaling(name, **{"train_length": 8, **options})
-    assert not same(turned(plain, 32), turned(other, 32))
-
-
-@every_scaling
-def test_another_factor_changes_the_output(name: str) -> None:
-    outputs = [turned(scaling(name, train_length=8, factor=factor), 32) for factor in (2.0, 3.0)]
-    assert not same(outputs[0], outputs[1])
-
-
-@pytest.mark.parametrize("make", [RopeNTKByParts, YaRN])
-def test_ends_of_the_ramp_change_the_frequencies(make: Callable[..., RopeScaling]) -> None:
-    ramps: tuple[Ramp, ...] = ("index", "turns")
-    for ramp in ramps:
-        plain = make(128, 4_096, factor=4.0, ramp=ramp).scaled(1).frequencies
-        for options in ({"beta_fast": 16.0}, {"beta_slow": 4.0}):
-            other = make(128, 4_096, factor=4.0, ramp=ramp, **options).scaled(1).frequencies
-            assert not torch.equal(plain, other)
 
 
 @every_scaling

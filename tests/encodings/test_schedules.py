@@ -3,16 +3,13 @@
 import math
 
 import torch
-from support.fixed_inputs import TOKENS, factors, inputs, output, visible
+from support.fixed_inputs import TOKENS, factors, inputs, output
 from support.reference_inputs import K, near
 
 from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.encodings.compose import stack
-from pe_bench.encodings.layers.irope import Chunks, IRoPE
+from pe_bench.encodings.layers.irope import IRoPE
 from pe_bench.encodings.layers.swan import SWAN
 from pe_bench.encodings.logits.log_steps import LogSteps
-from pe_bench.encodings.masks.sliding_window import SlidingWindow
-from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.attention import reference_attention
 
@@ -33,13 +30,6 @@ def test_irope_is_global_in_every_fourth_layer_and_swan_from_the_first() -> None
     assert layer_kinds(SWAN(K, 8, 4, every=2), 4) == [False, True] * 2
 
 
-def test_irope_sees_its_chunk_in_rotary_layers_and_all_in_others() -> None:
-    encoding = IRoPE(K, 4, chunk=3, temperature_step=8)
-    in_chunks = [[0], [0, 1], [0, 1, 2], [3], [3, 4], [3, 4, 5], [6]]
-    assert visible(Chunks(3), 7) == visible(encoding.layer(0), 7) == in_chunks
-    assert visible(encoding.layer(3), 7) == [list(range(i + 1)) for i in range(7)]
-
-
 def test_irope_in_chunks_is_rope_on_each_chunk() -> None:
     x, q, k, v = inputs()
     result = output(IRoPE(K, 4, chunk=5, temperature_step=8).layer(0))
@@ -57,23 +47,9 @@ def test_irope_has_the_temperatures_of_llama_4() -> None:
     )
 
 
-def test_swan_sees_its_window_in_rotary_layers_and_all_in_others() -> None:
-    encoding = SWAN(K, 8, window=3)
-    assert [len(row) for row in visible(encoding.layer(1), 6)] == [1, 2, 3, 3, 3, 3]
-    assert [len(row) for row in visible(encoding.layer(0), 6)] == [1, 2, 3, 4, 5, 6]
-    assert near(output(encoding.layer(1)), output(stack([RoPE(K), SlidingWindow(3)])), 1e-12)
-
-
 def test_swan_scales_global_layers_by_log_n_or_by_the_papers_function() -> None:
     position = torch.tensor([0, 1, 7, 8, 63])
     assert near(factors(SWAN(K, 8, 4).layer(0), position).flatten(), [1, 1, 1, math.log(9) / math.log(8), 2])
     fitted = factors(SWAN(K, 8, 4, scale_base=8.0).layer(0), torch.tensor([-9, 0, 56, 504])).flatten()
     assert near(fitted, [1, 1, 2, 3])
     assert SWAN(K, 8, 4, scale_base=8.0).layer(1).logit_scale(None) is None  # pyright: ignore[reportArgumentType]
-
-
-def test_global_layers_within_the_training_length_are_nope() -> None:
-    for encoding in (IRoPE(K, 1, 4, TOKENS + 1), SWAN(K, TOKENS, 4)):
-        assert near(output(encoding.layer(0)), output(NoPE()), 1e-12)
-    for encoding in (IRoPE(K, 1, 4, 3), SWAN(K, 3, 4)):
-        assert not near(output(encoding.layer(0)), output(NoPE()), 1e-3)

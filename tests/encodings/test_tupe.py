@@ -2,20 +2,18 @@
 
 import math
 
-import pytest
 import torch
-from support.reference_inputs import D, H, K, T, fill, near
+from support.reference_inputs import D, H, K, T, near
 from support.relative_encodings import (
     CONTENT,
     LAYERS,
     final_logits,
-    spread_of_scores,
     tupe,
     with_parameters,
 )
 from torch import Tensor
 
-from pe_bench.encodings.base import Layers, LengthError
+from pe_bench.encodings.base import Layers
 from pe_bench.encodings.bias.t5 import T5
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
@@ -50,23 +48,12 @@ def test_tupe_with_sinusoids_reads_positions_beyond_every_table() -> None:
     assert encoding.past_training == "defined"
 
 
-def test_tupe_without_projections_is_nope_at_half_the_variance() -> None:
-    encoding = tupe()
-    fill(encoding.query, torch.zeros(H, D, K))
-    assert near(final_logits(encoding), CONTENT.tril() / math.sqrt(2 * K), 1e-12)
-
-
 def test_tupe_and_t5_is_tupe_r() -> None:
     encoding, bias = tupe(), with_parameters(T5(D, H, buckets=4, max_distance=8))
     both = Composition(Layers([encoding]), {"t5": Layers([bias])}, LAYERS).layer(0)
     distance = torch.arange(T).unsqueeze(-1) - torch.arange(T)
     added = bias.distance_bias(distance.clamp(min=0).flatten()).view(H, T, T).detach().tril()
     assert near(final_logits(both), final_logits(encoding) + added, 1e-12)
-
-
-def test_tupe_past_its_table_is_an_error_that_names_both_lengths_and_the_way_out() -> None:
-    with pytest.raises(LengthError, match=r"max_position=3 .* position 3.*overflow=clamp"):
-        final_logits(tupe(max_position=3))
 
 
 def test_tupe_clamps_or_stretches_its_table_where_told() -> None:
@@ -77,8 +64,3 @@ def test_tupe_clamps_or_stretches_its_table_where_told() -> None:
         expected = (CONTENT + products_of_positions(encoding, rows)).tril() / math.sqrt(2 * K)
         assert near(final_logits(encoding), expected, 1e-12)
         assert ("prefix_consistent" in encoding.claims) == (overflow == "clamp")
-
-
-def test_tupe_starts_at_the_usual_scale() -> None:
-    torch.manual_seed(0)
-    assert spread_of_scores(TUPE(128, 8, 16, max_position=64)) == pytest.approx(1, rel=0.1)
