@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pe_bench.checkpoints.opened import open_checkpoint
 from pe_bench.checkpoints.source import Source, load_config, quiet
-from pe_bench.system.memory import PeakMemory
+from pe_bench.system.machine import PeakMemory
 
 TARGETS = 32
 SIZES = {

@@ -22,7 +22,7 @@ import torch
 from synthetic_runs import Shape, write_runs
 
 from pe_bench.runs.gather import gather
-from pe_bench.system.versions import environment
+from pe_bench.system.machine import environment
 
 PLAIN = "report"
 PAGE = "page.html"

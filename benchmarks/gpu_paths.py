@@ -29,8 +29,7 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.model.attention import attention, choose, reference_attention
-from pe_bench.system.machine import resolve_device
-from pe_bench.system.versions import device_name
+from pe_bench.system.machine import device_name, resolve_device
 
 WINDOW = 128
 MAX_ERROR = 1e-4  # of an output in float32

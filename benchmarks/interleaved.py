@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pe_bench.system.versions import environment
+from pe_bench.system.machine import environment
 
 Seconds = dict[str, list[float]]
 

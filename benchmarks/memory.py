@@ -19,7 +19,7 @@ from pe_bench.config.groups import config_dir
 from pe_bench.inspection.resolve import resolve
 from pe_bench.model.decoder import build_decoder
 from pe_bench.model.layers import token_nll
-from pe_bench.system.memory import PeakMemory
+from pe_bench.system.machine import PeakMemory
 
 CPU = torch.device("cpu")
 

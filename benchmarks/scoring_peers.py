@@ -21,7 +21,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError
 from pe_bench.inspection.speed.passes import ScoringPass
-from pe_bench.system.memory import PeakMemory
+from pe_bench.system.machine import PeakMemory
 
 CPU = torch.device("cpu")
 WARM_UP = 1

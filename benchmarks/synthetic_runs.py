@@ -13,14 +13,14 @@ import torch
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
-from pe_bench.runs.config_file import write_config
+from pe_bench.runs.folder import write_config
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.identity import identity, run_name, setting
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import Row, write_rows
 from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_file
 from pe_bench.system.files import write_text
-from pe_bench.system.versions import environment, git_commit, package_version, today
+from pe_bench.system.machine import environment, git_commit, package_version, today
 
 DATA_HASH = "da7a0123456789abcdef0123456789abcdef0123456789abcdef0123456789ab"
 TARGET_HASH = "7a56e7be5c4ffe01"

@@ -17,7 +17,7 @@ import numpy as np
 
 from pe_bench.config.schema import Config
 from pe_bench.experiment import load, score_run, trusted
-from pe_bench.runs.config_file import read_config
+from pe_bench.runs.folder import read_config
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.targets import TargetBlocks
 

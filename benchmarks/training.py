@@ -28,7 +28,7 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError
 from pe_bench.inspection.speed.passes import NEVER, path_of
 from pe_bench.model.decoder import build_decoder
-from pe_bench.system.memory import retain_freed_memory
+from pe_bench.system.machine import retain_freed_memory
 from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import Trainer
 

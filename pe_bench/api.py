@@ -19,15 +19,14 @@ from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.parse import parse_config, to_plain, without_none
 from pe_bench.config.schema import Config, EvalConfig, Protocol, Slice, check_margin, warn_unused
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.runs.conditions import named_runs, parse_condition
-from pe_bench.runs.config_file import read_config
-from pe_bench.runs.find import find_run, require_finished
-from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.commands import called_with
+from pe_bench.runs.find import find_run, named_runs, parse_condition, require_finished
+from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.gather import require_results_folder
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.rows import ALL, COLUMNS, MAYBE_WHOLE, PROBE, Row
 from pe_bench.runs.scores import explain_lost_scores, lengths_without_scores
-from pe_bench.system.paths import check_folder
+from pe_bench.system.files import check_folder
 from pe_bench.system.signals import interruptible
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
@@ -119,7 +118,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) ->
     require(folder is None or folder.is_dir(), f"config_dir={config_dir} is not a folder")
     texts = [*overrides, *named]
     require(not is_sweep(texts), "hydra.mode=MULTIRUN makes many runs: call train once for each of them")
-    with interruptible():
+    with interruptible(), called_with(texts):
         return train_run(texts, folder)
 
 

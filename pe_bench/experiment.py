@@ -23,16 +23,14 @@ from pe_bench.model.attention import is_kernel_here, training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
-from pe_bench.runs.config_file import read_config, with_absolute_paths, write_config
 from pe_bench.runs.find import find_run
-from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
+from pe_bench.runs.folder import locked, read_config, record_error, with_absolute_paths, write_config
+from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
 from pe_bench.runs.identity import encoding_in, identity, run_name, setting
 from pe_bench.runs.job import Job
-from pe_bench.runs.lock import locked, record_error
-from pe_bench.runs.means import keep_means
+from pe_bench.runs.means import keep_means, keep_slices
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores
-from pe_bench.runs.slices import keep_slices
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import kept_rows, score, scored_rows, with_lost_plans
 from pe_bench.scoring.other_encodings import OtherEncoding
@@ -40,12 +38,20 @@ from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, key_slices
 from pe_bench.system.files import remove_leftovers, write_text
-from pe_bench.system.machine import resolve_device, resolve_precision, set_threads
-from pe_bench.system.memory import explain_out_of_memory
+from pe_bench.system.machine import (
+    changed_files,
+    environment,
+    explain_out_of_memory,
+    git_commit,
+    package_version,
+    resolve_device,
+    resolve_precision,
+    set_threads,
+    today,
+)
 from pe_bench.system.progress import Bars, progress_bar
 from pe_bench.system.signals import Stopped
 from pe_bench.system.terminal import say
-from pe_bench.system.versions import changed_files, environment, git_commit, package_version, today
 from pe_bench.trackers import Tracking, check_tracker, tracking
 from pe_bench.training.checkpoint import (
     Checkpoint,
@@ -262,7 +268,7 @@ def _describe(job: Job) -> None:
 def _write_result(job: Job, trained: Checkpoint | None) -> None:
     """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
     about = job.config.checkpoint
-    result: dict[str, Any] = {"format": 1, "encoding": job.label, "seed": job.config.seed, "steps": 0}
+    result: dict[str, Any] = {"format": FORMAT, "encoding": job.label, "seed": job.config.seed, "steps": 0}
     result |= {"parameters": job.model.parameter_count, "data_hash": job.data.hash, "setting": job.setting}
     if about is not None:
         result["checkpoint"] = about.source

@@ -13,8 +13,8 @@ from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokeniz
 from pe_bench.errors import UserError, require
 from pe_bench.experiment import load, trusted
 from pe_bench.model.decoder import Decoder
-from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import matching_runs
+from pe_bench.runs.folder import read_config
 from pe_bench.system.files import TEMPORARY, name_write_errors
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import WEIGHTS, final_checkpoint, load_weights

@@ -68,7 +68,7 @@ ALLOWED = {
     "plot": "errors system",
     "data": "errors values system config",
     "model": "errors system config native encodings",
-    "runs": "errors values system config encodings data model",
+    "runs": "errors values system config data model",
     "training": "errors values system config encodings data model runs",
     "scoring": "errors values system config encodings data model runs",
     "checkpoints": "errors system config encodings data model runs scoring",

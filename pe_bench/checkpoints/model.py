@@ -17,7 +17,7 @@ from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import require
 from pe_bench.model.layers import LOGIT_ELEMENTS
-from pe_bench.system.memory import is_out_of_memory
+from pe_bench.system.machine import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")

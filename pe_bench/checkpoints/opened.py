@@ -33,7 +33,7 @@ from pe_bench.data.tokenizer import library_errors
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
 from pe_bench.model.checks import find_lookahead
-from pe_bench.system.memory import give_back_free_memory
+from pe_bench.system.machine import give_back_free_memory
 
 PLAIN = "--plain scores it as it is, without the window control and --with"
 LENGTHS = (

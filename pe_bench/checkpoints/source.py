@@ -20,10 +20,9 @@ import torch
 
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.cache import cache_root, cached_digest
-from pe_bench.system.memory import is_out_of_memory
-from pe_bench.system.outside_text import one_line
-from pe_bench.system.paths import check_name, expand_path
-from pe_bench.system.terminal import say
+from pe_bench.system.files import check_name, expand_path
+from pe_bench.system.machine import is_out_of_memory
+from pe_bench.system.terminal import one_line, say
 
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"

@@ -10,11 +10,9 @@ from pe_bench.config.groups import description, keys, names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import UserError, require
-from pe_bench.runs.gather import require_results_folder, runs_folder
-from pe_bench.runs.state import RunState, states_of_runs
+from pe_bench.runs.gather import RunState, require_results_folder, runs_folder, states_of_runs
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show, to_csv
-from pe_bench.system.outside_text import one_line
-from pe_bench.system.terminal import say, write_out
+from pe_bench.system.terminal import one_line, say, write_out
 from pe_bench.values import unknown
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document

@@ -48,7 +48,7 @@ def number(text: str) -> float:
 
 
 def results_folder(path: str) -> Path:
-    from pe_bench.system.paths import check_folder
+    from pe_bench.system.files import check_folder
 
     return check_folder(path, "--results-dir")
 

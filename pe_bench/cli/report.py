@@ -17,7 +17,7 @@ from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probe
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import MARGIN
-from pe_bench.runs.conditions import Condition
+from pe_bench.runs.find import Condition
 from pe_bench.runs.gather import results_file, runs_folder
 from pe_bench.runs.rows import Row
 from pe_bench.system.files import write_text
@@ -25,7 +25,7 @@ from pe_bench.system.terminal import say, write_out
 from pe_bench.values import check_type
 
 if TYPE_CHECKING:
-    from pe_bench.sweep.summary import SweepTable
+    from pe_bench.sweep.states import SweepTable
 
 DEFAULT_FOLDER = Path("results")
 DETAILS_HINT, PICTURE_HINT = "95 % intervals, controls, speed: --details", "picture: --plot curve.png"

@@ -131,7 +131,7 @@ def _draw(runs: StudyRuns, found: "Measurements") -> None:
     from pe_bench.report.build import build_tables
     from pe_bench.report.charts.draw import plot_tables
     from pe_bench.report.selection import Selection
-    from pe_bench.runs.conditions import Condition
+    from pe_bench.runs.find import Condition
     from pe_bench.runs.rows import TASK
 
     progress = runs.progress

@@ -13,8 +13,8 @@ from pe_bench.errors import RunError, require
 from pe_bench.report.build import probes_of_rows
 from pe_bench.report.probes import show_probes
 from pe_bench.report.statistics import MARGIN
-from pe_bench.runs.conditions import parse_condition, runs_to_score
-from pe_bench.sweep.summary import SweepTable
+from pe_bench.runs.find import parse_condition, runs_to_score
+from pe_bench.sweep.states import SweepTable
 from pe_bench.system.terminal import say
 
 NOT_OF_CHECKPOINTS = {

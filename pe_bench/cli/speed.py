@@ -17,8 +17,8 @@ from pe_bench.inspection.speed.rows import (
     with_examples,
     write_rows,
 )
+from pe_bench.system.files import check_folder
 from pe_bench.system.grid import draw, show
-from pe_bench.system.paths import check_folder
 from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:

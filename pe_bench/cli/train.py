@@ -10,11 +10,11 @@ from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, require
 from pe_bench.runs.gather import results_file
 from pe_bench.sweep.grid import check_sweep
-from pe_bench.system.paths import check_folder
+from pe_bench.system.files import check_folder
 from pe_bench.system.signals import Stopped
 
 if TYPE_CHECKING:
-    from pe_bench.sweep.summary import Summary
+    from pe_bench.sweep.states import Summary
 
 
 def run_train(
@@ -57,7 +57,7 @@ def _train_one(overrides: Sequence[str], config_dir: Path | None) -> None:
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path]) -> None:
     from pe_bench.cli.report import print_sweep_tables
-    from pe_bench.sweep.summary import print_summary
+    from pe_bench.sweep.states import print_summary
 
     summary = launch(overrides, search)
     print_sweep_tables(summary.tables)

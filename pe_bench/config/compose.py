@@ -27,7 +27,7 @@ from pe_bench.config.overrides import (
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.errors import UserError, first_line
-from pe_bench.system.paths import expand_path
+from pe_bench.system.files import expand_path
 
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:

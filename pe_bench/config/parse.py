@@ -19,7 +19,7 @@ from pe_bench.config.schema import (
     ScorePrecision,
 )
 from pe_bench.errors import UserError, require
-from pe_bench.system.paths import check_name, expand_path
+from pe_bench.system.files import check_name, expand_path
 from pe_bench.values import check_type, shown, unknown
 
 SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}

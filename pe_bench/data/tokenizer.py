@@ -13,9 +13,8 @@ import numpy as np
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.system.files import write_text
-from pe_bench.system.outside_text import printable
-from pe_bench.system.paths import expand_path
+from pe_bench.system.files import expand_path, write_text
+from pe_bench.system.terminal import printable
 
 if TYPE_CHECKING:
     import tokenizers

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
 from pe_bench.encodings.source import digest, find_file, is_file, sources
 from pe_bench.errors import UserError, first_line
-from pe_bench.system.paths import same_working_folder
+from pe_bench.system.files import same_working_folder
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.values import shown, unknown
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pe_bench.errors import UserError
-from pe_bench.system.paths import expand_path
+from pe_bench.system.files import expand_path
 
 INSTALLED = ("site-packages", "dist-packages")  # folders whose files are other packages
 NEVER_OF_A_FOLDER = {*sys.stdlib_module_names, "pe_bench"}

@@ -16,8 +16,8 @@ from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.errors import RunError, UserError, first_line, text_of
 from pe_bench.model.decoder import Decoder, LanguageModel
-from pe_bench.system.memory import is_out_of_memory
-from pe_bench.system.paths import same_working_folder
+from pe_bench.system.files import same_working_folder
+from pe_bench.system.machine import is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
 

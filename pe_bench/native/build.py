@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system.cache import cache_root, cached_folder, key_of
+from pe_bench.system.files import writable_by_others
 from pe_bench.system.machine import processor_facts
-from pe_bench.system.private import writable_by_others
 from pe_bench.system.terminal import say
 
 FOLDER = Path(__file__).parent

@@ -15,8 +15,8 @@ from pe_bench.report.values import (
     values_of,
     works_to,
 )
+from pe_bench.runs.means import KEY, NOVEL, RECALL
 from pe_bench.runs.rows import ALL, HALF
-from pe_bench.runs.slices import KEY, NOVEL, RECALL
 from pe_bench.system.grid import MISSING, Cell
 
 

@@ -16,7 +16,7 @@ from pe_bench.report.statistics import Interval, difference_of_shares, paired_in
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import Scores, load_scores, score_file
-from pe_bench.system.outside_text import in_one_line
+from pe_bench.system.terminal import in_one_line
 
 ANSWER = 16  # targets of a window
 Place = tuple[int, float]  # a length and a depth

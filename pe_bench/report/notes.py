@@ -24,7 +24,7 @@ from pe_bench.report.records import Line, Record, label_of
 from pe_bench.report.selection import RunKeys
 from pe_bench.report.unclear import agreeing_seeds, unclear_changes
 from pe_bench.runs.anchors import COPYING
-from pe_bench.runs.conditions import one_a_run
+from pe_bench.runs.find import one_a_run
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
 

@@ -11,7 +11,7 @@ from typing import Any
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.errors import UserError, require
 from pe_bench.report.statistics import MARGIN
-from pe_bench.runs.conditions import Condition, RunValues, check_key, is_number, one_a_run
+from pe_bench.runs.find import Condition, RunValues, check_key, is_number, one_a_run
 from pe_bench.runs.identity import NOT_IDENTITY
 from pe_bench.runs.rows import ALL, Row
 

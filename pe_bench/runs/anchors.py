@@ -11,7 +11,7 @@ from pe_bench.errors import RunError
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.untrusted import check_files
-from pe_bench.system.outside_text import one_line
+from pe_bench.system.terminal import one_line
 
 FREQUENCIES, TRIGRAM, COPYING = "(token frequencies)", "(trigram)", "(trigram+copy)"
 # The beginnings of their folders' names.

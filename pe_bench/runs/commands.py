@@ -4,7 +4,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,8 +22,21 @@ def remember_command(arguments: Sequence[str]) -> None:
     os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])
 
 
+@contextmanager
+def called_with(overrides: Sequence[str]) -> Iterator[None]:
+    """Keep what a Python program asks `train` for as the command that asks for the same."""
+    is_command = VARIABLE in os.environ
+    if not is_command:
+        remember_command(["train", *overrides])
+    try:
+        yield
+    finally:
+        if not is_command:
+            os.environ.pop(VARIABLE, None)
+
+
 def record_command(run: Path) -> None:
-    """Add the command at work to the run's, once; none where pe-bench is used as a library.
+    """Add the command at work to the run's, once.
 
     Only the holder of the run's lock may call this.
     """
@@ -60,14 +74,9 @@ def takes_code_from(command: str, results: Path) -> bool:
         named = [word for word in words if word and (is_folder or word.endswith(".py"))]
         modules = [Path(f"{word.replace('.', '/')}.py") for word in words if word]
         paths = [*map(Path, named), *(path for path in modules if path.is_file())]
-        if any(lies_in(path, [results]) for path in paths):
+        if any(path.resolve().is_relative_to(results.resolve()) for path in paths):
             return True
     return False
-
-
-def lies_in(path: Path, folders: Iterable[Path]) -> bool:
-    """Return whether a path, links followed, is one of these folders or inside one."""
-    return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _is_ours(command: object) -> bool:

@@ -1,16 +1,22 @@
 """Find finished runs: by path, by name or its beginning, by a pattern, by their encoding, or the newest."""
 
 import fnmatch
+import operator
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pe_bench.errors import RunError, UserError
-from pe_bench.runs.gather import folders_of_runs, read_result, runs_folder
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.runs.folder import RunFolder, folders_in
+from pe_bench.runs.gather import folders_of_runs, read_all, read_result, runs_folder
 from pe_bench.runs.identity import encoding_in
+from pe_bench.runs.rows import COLUMNS, Row
+from pe_bench.values import unknown
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
@@ -123,3 +129,171 @@ def require_finished(run: Path) -> Path:
     if result is None:
         raise UserError(f"{run} is not finished: repeat the command that trained it, and it continues")
     return run
+
+
+CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
+ORDERS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+# Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
+# their results would make any encoding the best.
+NOT_KEYS = (
+    *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
+    *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride"),
+    *("stride_rule", "target_tokens", "forced", "knows_length"),
+    *("slice", "judge", "slice_hash"),
+    *("accuracy", "exact", "chance", "depth"),
+)
+# These choose what is shown; a row that is not may still be a reference.
+SHOWN = ("length", "scored_with")
+SYNONYMS = {"task": "data"}  # what a run was started with, and the column that has it
+LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`key`, how it is compared, and the values, any of which will do."""
+
+    key: str
+    sign: str
+    values: tuple[str, ...]
+
+    def holds(self, value: Any) -> bool:
+        if self.sign in ORDERS:
+            return is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
+        return any(self._names(value, wanted) for wanted in self.values) is (self.sign == "=")
+
+    def unmet(self, found: Iterable[Any]) -> list[str]:
+        """Return the values that are asked for and were not found."""
+        wanted = self.values if self.sign == "=" else ()
+        different = list(dict.fromkeys(found))
+        return [name for name in wanted if not any(self._names(value, name) for value in different)]
+
+    def _names(self, value: Any, wanted: str) -> bool:
+        """Return whether a value is the wanted one; any of its names is, for an encoding."""
+        names = names_of_label(str(value)) if self.key in LABELS else (value,)
+        return any(_equal(name, wanted) for name in names)
+
+
+def parse_condition(word: str) -> Condition:
+    """`seed<3`, `encoding=rope,alibi` or `train.lr>=0.001`. Raises `UserError`."""
+    found = CONDITION.fullmatch(word)
+    if found is None or not found[3]:
+        raise UserError(
+            f"--where '{word}' cannot be read: say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
+        )
+    key, sign, text = found.groups()
+    key = SYNONYMS.get(key, key)
+    sign = sign.replace("==", "=")
+    values = tuple(value.strip() for value in text.split(",")) if sign in ("=", "!=") else (text,)
+    if sign in ORDERS and not is_number(text):
+        raise UserError(f"--where '{word}': {key}{sign} needs a number, and '{text}' is none")
+    check_key(key, "--where")
+    return Condition(key, sign, values)
+
+
+def check_key(key: str, option: str) -> None:
+    if "." not in key and (key not in COLUMNS or key in NOT_KEYS):
+        known = [column for column in COLUMNS if column not in NOT_KEYS]
+        raise UserError(f"{unknown(key, option, known)}, or a key of a run's config.yaml such as train.lr")
+
+
+class RunValues:
+    """The values of rows' columns, and of keys in the configurations of their runs."""
+
+    def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
+        """folder_of: by the name of a run."""
+        self.folder_of = folder_of
+
+    def value(self, row: Row, key: str) -> Any:
+        """Return a value; None where a run does not have such a key."""
+        return getattr(row, key) if key in COLUMNS else self.config_of(row).get(key)
+
+    def config_of(self, row: Row) -> dict[str, Any]:
+        return self.folder_of(row.run).flat_config
+
+    def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
+        """Return the rows that meet all conditions, but for those on what is only shown.
+
+        Raises `UserError` for a key that no run has, and for an encoding that none has.
+        """
+        for condition in where:
+            self._require_encodings(rows, condition)
+        wanted = [condition for condition in where if condition.key not in SHOWN]
+        for condition in wanted:
+            self.require(rows, condition.key, "--where")
+        return [
+            row
+            for row in rows
+            if all(condition.holds(self.value(row, condition.key)) for condition in wanted)
+        ]
+
+    def require(self, rows: Sequence[Row], key: str, option: str) -> None:
+        if key in COLUMNS or any(self.value(row, key) is not None for row in one_a_run(rows)):
+            return
+        known = {name for row in one_a_run(rows) for name in self.config_of(row)}
+        raise UserError(unknown(key, option, known))
+
+    def _require_encodings(self, rows: Sequence[Row], condition: Condition) -> None:
+        if condition.key in LABELS:
+            labels = {getattr(row, condition.key) for row in rows}
+            for wanted in condition.unmet(labels):
+                known = {names_of_label(label)[-1] for label in labels}
+                raise UserError(unknown(wanted, f"--where {condition.key}", known))
+
+
+def named_runs(names: Sequence[str], results_dir: Path, *, anywhere: bool = False) -> list[Path]:
+    """Return the finished runs that names select, each once.
+
+    anywhere: a path may lead out of the folder of results. Raises `UserError` for a name of none.
+    """
+    found: dict[Path, None] = {}
+    for name in names:
+        message = f"'{name}' is no run: say --where {shlex.quote(name)}"
+        require(CONDITION.fullmatch(name) is None, message, name)
+        found |= dict.fromkeys(matching_runs(name, results_dir, anywhere=anywhere))
+    return list(found)
+
+
+def runs_to_score(
+    names: Sequence[str], where: Sequence[Condition], results_dir: Path, *, everything: bool
+) -> list[Path]:
+    """Return the finished runs that names and conditions select; without either the newest, or everything.
+
+    Raises `UserError` where there is none.
+    """
+    if not where:
+        named = [require_finished(run) for run in named_runs(names, results_dir, anywhere=True)]
+        return named or (finished_runs(results_dir) if everything else []) or [newest_run(results_dir)]
+    for condition in where:
+        way = "--lengths" if condition.key == "length" else "--with"
+        message = f"--where {condition.key} chooses scores, and here runs are chosen: say {way}"
+        require(condition.key not in SHOWN, message)
+    of = {run.name for run in named_runs(names, results_dir)}
+    rows = [row for row in read_all(results_dir).rows if not of or row.run in of]
+    selected = {row.run for row in RunValues(folders_in(runs_folder(results_dir))).select(rows, where)}
+    words = " ".join(f"{condition.key}{condition.sign}{','.join(condition.values)}" for condition in where)
+    require(bool(selected), f"no run meets --where {words}: `pe-bench list runs` shows what there is")
+    return [run for run in finished_runs(results_dir) if run.name in selected]
+
+
+def one_a_run(rows: Sequence[Row]) -> list[Row]:
+    return list({row.run: row for row in rows}.values())
+
+
+def _equal(value: Any, wanted: str) -> bool:
+    if is_number(value) and is_number(wanted):
+        return float(value) == float(wanted)
+    text = "" if value is None else str(value)
+    return text == wanted or fnmatch.fnmatchcase(text, wanted)
+
+
+def is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, bool)

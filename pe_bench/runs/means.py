@@ -1,8 +1,11 @@
-"""The means by document of a run's scores, beside its rows: all that a verdict needs, in one small file.
+"""The slices of a run's targets, and the means by document of its scores: all that a verdict needs.
 
-They follow from the files of scores. An entry counts only while its file of scores has the size and the time
-that it had, and while the whole file has its checksum; else the scores themselves are read. An entry of a
-slice is named by the hash of its targets, so that it is never taken for one of other targets. So nothing
+A file of slices follows from the text and from other scores, so a lost or damaged one is as if there were
+none: `pe-bench eval RUN` writes it again. What a slice is, `pe_bench.scoring.slices` says.
+
+Means follow from the files of scores. An entry counts only while its file of scores has the size and the
+time that it had, and while the whole file has its checksum; else the scores themselves are read. An entry of
+a slice is named by the hash of its targets, so that it is never taken for one of other targets. So nothing
 depends on the moment at which a process is killed, and a lost file costs time alone.
 """
 
@@ -10,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,18 +23,118 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from pe_bench.errors import RunError
-from pe_bench.runs.rows import ALL, APART, TASK, Row
+from pe_bench.runs.rows import ALL, APART, TASK, Row, read_text
 from pe_bench.runs.scores import (
     LEVEL_OF_PROTOCOL,
     MEANS,
     Scores,
     load_scores,
     metadata_in,
+    perplexity_of,
     score_file,
     write_tensors,
 )
-from pe_bench.runs.slices import KeptSlices
 from pe_bench.runs.untrusted import open_regular
+
+RECALL, NOVEL, KEY = "recall", "novel", "key"
+TEXT_SLICES = (RECALL, NOVEL)  # that the text alone decides
+NAMES = (ALL, *TEXT_SLICES, KEY)
+SLICES = "slices.safetensors"
+SLICES_VERSION = 1  # of the definitions: raise it when other targets belong to a slice
+
+Masks = Mapping[str, np.ndarray]  # by the name of a slice, bool [targets] in the order of their set
+
+
+class KeptSlices:
+    """The slices in a run's file, by the hash of their set of targets; none where it is lost or damaged."""
+
+    def __init__(self, run: Path) -> None:
+        self._masks: dict[str, Masks] = {}
+        self._judges: dict[tuple[str, str], str] = {}
+        with suppress(OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError):
+            self._masks, self._judges = _read_masks(run / SLICES)
+        self._hashes = {
+            (target_hash, name): hash_of_mask(mask)
+            for target_hash, masks in self._masks.items()
+            for name, mask in masks.items()
+        }
+
+    def of(self, target_hash: str) -> Masks:
+        return self._masks.get(target_hash, {})
+
+    def judge(self, target_hash: str, name: str) -> str:
+        """Return the run whose scores decided which targets are in a slice; empty where the text did."""
+        return self._judges.get((target_hash, name), "")
+
+    def hash_of(self, target_hash: str, name: str) -> str:
+        """Return a hash of which targets are in a slice that is kept; empty for all targets."""
+        return "" if name == ALL else self._hashes[target_hash, name]
+
+    @property
+    def sets(self) -> list[str]:
+        return list(self._masks)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the slices that any set has."""
+        return sorted({name for masks in self._masks.values() for name in masks})
+
+
+def keep_slices(run: Path, found: Mapping[str, Masks], judge: str = "") -> None:
+    """Add slices by the hash of their set to a run's file; only the holder of its lock may call this.
+
+    judge: the run whose scores decided.
+    """
+    kept = KeptSlices(run)
+    known = _flat_masks({target_hash: kept.of(target_hash) for target_hash in kept.sets})
+    new = _flat_masks(found)
+    judges = {words: kept.judge(*words.split()) for words in known}
+    if all(
+        words in known and np.array_equal(known[words], mask) and judges[words] == judge
+        for words, mask in new.items()
+    ):
+        return
+    tensors = dict(sorted((known | new).items()))
+    named = {words: name for words, name in sorted({**judges, **dict.fromkeys(new, judge)}.items()) if name}
+    about = {"version": SLICES_VERSION, "judges": named, "sha256": _digest_of_masks(tensors, named)}
+    # One text, because the order of several in a header is left to chance.
+    write_tensors(run / SLICES, tensors, {"about": json.dumps(about)})
+
+
+def hash_of_mask(mask: np.ndarray) -> str:
+    return hashlib.sha256(mask.tobytes()).hexdigest()[:16]
+
+
+def _flat_masks(masks: Mapping[str, Masks]) -> dict[str, np.ndarray]:
+    """Return the masks by the names that they have in a file."""
+    return {f"{target_hash} {name}": mask for target_hash, own in masks.items() for name, mask in own.items()}
+
+
+def _read_masks(path: Path) -> tuple[dict[str, Masks], dict[tuple[str, str], str]]:
+    """Return the masks and the judges in a file. Raise an error of many kinds for one that is damaged."""
+    with open_regular(path) as file:
+        content = file.read()
+    about, tensors = json.loads(metadata_in(content)["about"]), load(content)
+    if about["version"] != SLICES_VERSION or about["sha256"] != _digest_of_masks(tensors, about["judges"]):
+        raise ValueError("it is of another version, or its numbers are not those of its checksum")
+    found: dict[str, dict[str, np.ndarray]] = {}
+    judges: dict[tuple[str, str], str] = {}
+    for words, mask in tensors.items():
+        target_hash, name = words.split()
+        if mask.dtype != bool or mask.ndim != 1:
+            raise ValueError(f"{words} says of no target whether it is in a slice")
+        found.setdefault(target_hash, {})[name] = mask
+        judges[target_hash, name] = read_text(about["judges"].get(words, ""), "judge")
+        read_text(name, "slice")
+    return dict(found), judges
+
+
+def _digest_of_masks(tensors: Mapping[str, np.ndarray], judges: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(judges).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].tobytes())
+    return digest.hexdigest()
+
 
 Stamp = tuple[int, int]  # the size of a file and the time of its last change
 
@@ -94,7 +197,7 @@ class KeptMeans:
     def __init__(self, run: Path) -> None:
         self._entries: dict[str, tuple[Stamp, Means]] = {}
         with suppress(OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError):
-            self._entries = _read(run / MEANS)
+            self._entries = _read_means(run / MEANS)
 
     def find(self, scores: Path, slice_hash: str = "") -> Means | None:
         """Return the means of a slice of a file of scores that is the one they were computed from."""
@@ -130,7 +233,7 @@ def keep_means(run: Path, rows: Iterable[Row]) -> None:
             _entry(path, hash_of[name]): (stamp, means) for name, means in found.items() if means is not None
         }
     if is_changed:
-        _write(run / MEANS, entries)
+        _write_means(run / MEANS, entries)
 
 
 def _entry(scores: Path, slice_hash: str) -> str:
@@ -145,7 +248,7 @@ def _stamp(path: Path) -> Stamp | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _write(path: Path, entries: Mapping[str, tuple[Stamp, Means]]) -> None:
+def _write_means(path: Path, entries: Mapping[str, tuple[Stamp, Means]]) -> None:
     tensors: dict[str, np.ndarray] = {}
     facts: dict[str, tuple[object, ...]] = {}
     known: dict[tuple[str, bytes], str] = {}  # rows of one set of targets share their clusters
@@ -160,16 +263,16 @@ def _write(path: Path, entries: Mapping[str, tuple[Stamp, Means]]) -> None:
         of_slice = () if means.sizes is None else (share(means.sizes),)
         facts[stem] = (*stamp, share(means.names), means.segments, means.level, *of_slice)
     about = json.dumps(facts)
-    header = {"entries": about, "sha256": _checksum(about, tensors)}
+    header = {"entries": about, "sha256": _digest_of_means(about, tensors)}
     write_tensors(path, tensors, header)
 
 
-def _read(path: Path) -> dict[str, tuple[Stamp, Means]]:
+def _read_means(path: Path) -> dict[str, tuple[Stamp, Means]]:
     """Return the entries of a file. Raise an error of many kinds for one that is damaged."""
     with open_regular(path) as file:
         content = file.read()
     header, tensors = metadata_in(content), load(content)
-    if header["sha256"] != _checksum(header["entries"], tensors):
+    if header["sha256"] != _digest_of_means(header["entries"], tensors):
         raise ValueError("its numbers are not those of its checksum")
     entries = {}
     for stem, (size, time, shared, segments, level, *of_slice) in json.loads(header["entries"]).items():
@@ -182,9 +285,56 @@ def _read(path: Path) -> dict[str, tuple[Stamp, Means]]:
     return entries
 
 
-def _checksum(about: str, tensors: Mapping[str, np.ndarray]) -> str:
+def _digest_of_means(about: str, tensors: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256(about.encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].tobytes())
     return digest.hexdigest()
+
+
+def rows_of_slice(
+    rows: Iterable[Row], name: str, slices: KeptSlices, means_of: Callable[[Row], Means]
+) -> Iterator[Row]:
+    """Yield the rows of one slice of a run, for its rows of all targets; none for a set without the slice.
+
+    A length without a number has a row without one. means_of: of a row of the slice; where it raises
+    `RunError`, the scores are lost or damaged, and there is no row.
+    """
+    documents: dict[str, int] = {}
+    empty: list[Row] = []
+    for row in rows:
+        mask = slices.of(row.target_hash).get(name)
+        if mask is None or not mask.any():
+            continue
+        of_slice = replace(
+            row,
+            slice=name,
+            judge=slices.judge(row.target_hash, name),
+            slice_hash=slices.hash_of(row.target_hash, name),
+            targets=int(mask.sum()),
+        )
+        if row.bits_per_byte is None:
+            empty.append(of_slice)
+            continue
+        try:
+            means = means_of(of_slice)
+        except RunError:
+            continue
+        documents[row.target_hash] = means.documents
+        yield _with_numbers(of_slice, means)
+    for row in empty:
+        if row.target_hash in documents:
+            yield replace(row, documents=documents[row.target_hash])
+
+
+def _with_numbers(row: Row, means: Means) -> Row:
+    assert means.sizes is not None, "the means of a slice have the sizes of its clusters"
+    nll = means.level * math.log(2) * float(means.sizes.sum()) / row.targets
+    return replace(
+        row,
+        nll=nll,
+        perplexity=perplexity_of(nll),
+        bits_per_byte=means.level,
+        documents=means.documents,
+    )

@@ -1,17 +1,15 @@
 """Where the numbers of runs come from: commands, data, versions and machines.
 
-What is not known of a run (an older version kept less) stays empty and hides nothing else.
+What is not known of a run stays empty and hides nothing else.
 """
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pe_bench.errors import UserError
 from pe_bench.runs.commands import recorded_commands, takes_code_from
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.repeat import Repeater, with_scored_lengths
+from pe_bench.runs.untrusted import InvalidYamlError
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,13 @@ class Dataset:
 class RunRecord:
     """How one run was made.
 
-    commands: as they were typed, empty where they were not kept. repeat: a command that makes this run
-    alone, empty where `missing` says why. needs: what that command needs beside pe-bench. trained: where;
-    scored: wherever else scores come from. data: all that it was scored on. date: of the training, ISO 8601.
+    commands: as they were typed; `missing` says why some or all are not there. needs: what they need beside
+    pe-bench. trained: where; scored: wherever else scores come from. data: all that it was scored on. date:
+    of the training, ISO 8601.
     """
 
     run: str
     commands: tuple[str, ...]
-    repeat: str
     needs: tuple[str, ...]
     missing: str
     data: tuple[Dataset, ...]
@@ -59,44 +56,39 @@ class RunRecord:
 
 def provenance(folders: Iterable[RunFolder]) -> list[RunRecord]:
     """Return the records of runs, in the order of their names."""
-    folders = sorted(folders, key=lambda folder: folder.path.name)
-    repeater = Repeater(folder.path.parent.parent for folder in folders)
-    return [_record(folder, repeater) for folder in folders]
+    return [_record(folder) for folder in sorted(folders, key=lambda folder: folder.path.name)]
 
 
-def _record(run: RunFolder, repeater: Repeater) -> RunRecord:
-    rows, found, results = run.rows, run.environment, run.path.parent.parent
-    repeat, needs, missing = _repeat(run, repeater)
-    trained = _environment(found)
+def _record(run: RunFolder) -> RunRecord:
+    rows, results = run.rows, run.path.parent.parent
+    typed = recorded_commands(run.path)
+    commands = tuple(command for command in typed if not takes_code_from(command, results))
+    missing = "" if typed else "none was kept"
+    if len(commands) < len(typed):
+        missing = "the code that it names is not here, and none is taken from a folder of results"
+    trained = _environment(run.environment)
     scored = dict.fromkeys(_environment(vars(row)) for row in rows)
     return RunRecord(
         run=run.path.name,
-        commands=tuple(
-            command for command in recorded_commands(run.path) if not takes_code_from(command, results)
-        ),
-        repeat=repeat,
-        needs=needs,
+        commands=commands,
+        needs=_needs(run),
         missing=missing,
         data=tuple(dict.fromkeys(Dataset(row.data, row.data_hash, row.tokenizer) for row in rows)),
         trained=trained,
         scored=tuple(environment for environment in scored if not _is_part(environment, trained)),
-        date=str(found.get("date", "")) or min((row.date for row in rows), default=""),
+        date=str(run.environment.get("date", "")) or min((row.date for row in rows), default=""),
     )
 
 
-def _repeat(run: RunFolder, repeater: Repeater) -> tuple[str, tuple[str, ...], str]:
-    """The command that repeats a run, what it needs, and why there is none."""
+def _needs(run: RunFolder) -> tuple[str, ...]:
+    """Return what a run's commands need besides pe-bench: files of code, and another run's weights."""
     try:
-        config, rows = run.config, run.rows
-        precision = rows[0].train_dtype if rows else config["precision"]
-        overrides = repeater.overrides(with_scored_lengths(config, rows), precision)
-        return shlex.join(["pe-bench", "train", *overrides]), tuple(repeater.requirements(config)), ""
-    except UserError as error:
-        return "", (), str(error)
-    except FileNotFoundError:
-        return "", (), "the run has no config.yaml"
-    except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError):
-        return "", (), "the run's config.yaml is damaged"
+        encoding, source = run.config["encoding"], run.config["train"].get("from")
+        parts = [encoding, *(encoding.get("modifiers") or {}).values()]
+        code = [f"{part['class']} (sha256 {part['code_sha256']})" for part in parts if "code_sha256" in part]
+    except (OSError, InvalidYamlError, AttributeError, LookupError, TypeError):
+        return ()
+    return (*code, *([f"the run {source}, whose weights it starts from"] if source else []))
 
 
 def _environment(values: dict[str, Any]) -> Environment:

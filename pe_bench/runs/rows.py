@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_bench.errors import RunError, first_line
-from pe_bench.runs.old_rows import ADDED, with_added_columns
 from pe_bench.runs.untrusted import read_regular, unreadable
 from pe_bench.system.files import write_text
-from pe_bench.system.outside_text import FORMULA, printable
-from pe_bench.system.terminal import CONTROL
+from pe_bench.system.terminal import CONTROL, FORMULA, printable
 from pe_bench.values import MAX_INTEGER
 
 if TYPE_CHECKING:
@@ -121,7 +119,7 @@ _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_r
 MAX_KNOWN = 4096  # cells of a column that are remembered
 _AT_LEAST = {"train_length": 1, "length": 1, "targets": 1}
 # The last column of a run's file: in each row the hash of all other cells, so that the file is still a
-# table and a kill cannot part rows and checksum. Files of older versions have none.
+# table and a kill cannot part rows and checksum. A file that was edited by hand may have none.
 CHECKSUM = "rows_sha256"
 
 
@@ -207,7 +205,7 @@ def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
     columns = columns[:-1] if has_checksum else columns
     missing = [name for name in COLUMNS if name not in columns]
     odd = [f"an unknown column {name}" for name in columns if name not in _TYPES]
-    if odd or not set(missing) <= set(ADDED):
+    if odd or missing:
         odd = [f"no column {name}" for name in missing] + odd
         raise RunError(
             f"{path} is not of this version of pe-bench ({', '.join(odd)}): "
@@ -216,9 +214,6 @@ def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
     width = len(columns) + has_checksum
     lines = [_checked_line(cells, width, reader.line_num) for cells in reader if cells]
     lines = _without_checksum(lines) if has_checksum else lines
-    if missing:
-        records = with_added_columns([dict(zip(columns, cells, strict=True)) for cells in lines])
-        columns, lines = list(COLUMNS), [[record[name] for name in COLUMNS] for record in records]
     readers = [(columns.index(name), _reader(name)) for name in COLUMNS]
     return [Row(*[value(cells[place]) for place, value in readers]) for cells in lines]
 

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from pe_bench.errors import RunError
-from pe_bench.runs.old_rows import FORCED
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.untrusted import open_regular, unreadable
 from pe_bench.system.files import usual_permissions, write_atomically
@@ -204,7 +203,7 @@ def score_file(run: Path, row: Row) -> Path:
     name += f"-stride{row.stride}" if row.stride else ""
     if row.scored_with != row.encoding:
         # It spells options, and so may be long or hold a slash.
-        other = row.scored_with + (FORCED if row.forced else "")
+        other = row.scored_with + (" (forced)" if row.forced else "")
         name += f"-{hashlib.sha256(other.encode()).hexdigest()[:8]}"
     name += f"-{row.score_dtype}" if row.score_dtype != "float32" else ""
     return run.joinpath("scores", f"{name}.safetensors")  # at once, because a report does it for each row

@@ -24,15 +24,15 @@ from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM, anchors_folder
+from pe_bench.runs.folder import locked
 from pe_bench.runs.job import Job
-from pe_bench.runs.lock import locked
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.protocols import Plan, batches, inputs, target_bytes, target_documents, targets
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.files import remove_leftovers
+from pe_bench.system.machine import today
 from pe_bench.system.terminal import say
-from pe_bench.system.versions import today
 
 VERSION = 1  # of the models: raise it when their scores change
 BATCH_TOKENS = 2**21

@@ -25,8 +25,8 @@ from pe_bench.runs.rows import POSITIONS, PROBE
 from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
-from pe_bench.system.memory import PeakMemory, is_out_of_memory
-from pe_bench.system.paths import same_working_folder
+from pe_bench.system.files import same_working_folder
+from pe_bench.system.machine import PeakMemory, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.

@@ -27,10 +27,9 @@ import numpy as np
 
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
-from pe_bench.runs.means import keep_means
+from pe_bench.runs.means import KEY, NOVEL, RECALL, TEXT_SLICES, KeptSlices, Masks, keep_means, keep_slices
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.runs.slices import KEY, NOVEL, RECALL, TEXT_SLICES, KeptSlices, Masks, keep_slices
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 

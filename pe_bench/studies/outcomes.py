@@ -28,7 +28,7 @@ from pe_bench.studies.claims import (
 )
 from pe_bench.studies.study import MIN_RANKED, STDLIB, Variant
 from pe_bench.system.files import write_text
-from pe_bench.system.outside_text import one_line
+from pe_bench.system.terminal import one_line
 
 TOLERANCE = 0.02  # of a level: machines round in other orders, and a thousand steps magnify it
 SEED_DEVIATIONS = 3.0

@@ -22,7 +22,7 @@ from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.identity import IDENTITY_VERSION
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.yaml_file import parse_mapping
+from pe_bench.runs.untrusted import parse_mapping
 from pe_bench.system.files import write_text
 from pe_bench.values import check_type, shown, unknown
 

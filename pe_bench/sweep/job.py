@@ -17,7 +17,6 @@ from typing import Any
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.sweep.states import DONE, FAILED, SKIPPED, STOPPED, JobState, SweepFolder
-from pe_bench.system.processes import child_context
 from pe_bench.system.signals import (
     EXIT_CODE,
     FROM_OTHERS,
@@ -25,6 +24,7 @@ from pe_bench.system.signals import (
     STOP_SIGNALS,
     Stopped,
     ask_to_end,
+    child_context,
     signal_handlers,
     stop_on_signal,
 )
@@ -173,7 +173,7 @@ def _work(state: JobState, context: LaunchContext, config: Config, pipe: Connect
 
 def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     from pe_bench.experiment import describe_failures, finish, prepare
-    from pe_bench.system.paths import check_folder
+    from pe_bench.system.files import check_folder
 
     check_folder(config.results_dir, "results_dir", is_written=True)
     job, plans = prepare(config)
@@ -255,7 +255,7 @@ def _after_crash(folder: SweepFolder, state: JobState, code: int | None, work: P
         return replace(last, state=STOPPED)
     reason = _describe_exit(code) + (f", at {last.text}" if last.text else "")
     if last.run is not None and (work / last.run).is_dir():
-        from pe_bench.runs.lock import write_error
+        from pe_bench.runs.folder import write_error
 
         write_error(work / last.run, reason)
     return replace(last, state=FAILED, reason=reason, seconds=time.time() - state.started)

@@ -18,19 +18,17 @@ from pe_bench.config.compose import call_hydra, config_flags, parse_composed
 from pe_bench.config.groups import SEARCH_PATH
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.errors import UserError, first_line
-from pe_bench.sweep.grid import Swept, with_swept_options
+from pe_bench.sweep.grid import Swept, cores_each, require_one_start, with_swept_options
 from pe_bench.sweep.job import LaunchContext, fail, launch_context, run_in_child
-from pe_bench.sweep.launchers import cores_each, require_one_start
-from pe_bench.sweep.states import JobState, SweepFolder
-from pe_bench.sweep.summary import Summary, summarize
+from pe_bench.sweep.states import JobState, Summary, SweepFolder, summarize
 from pe_bench.sweep.view import View
-from pe_bench.system.processes import end_workers
 from pe_bench.system.signals import (
     DEBOUNCE_SECONDS,
     EXIT_CODE,
     STOP_SIGNALS,
     Stopped,
     detach_lost_terminal,
+    end_workers,
     restore_stopped,
     signal_handlers,
     write_line,

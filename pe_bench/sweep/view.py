@@ -12,8 +12,16 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
-from pe_bench.sweep.summary import all_done_before
+from pe_bench.sweep.states import (
+    DONE,
+    FAILED,
+    RUNNING,
+    SKIPPED,
+    STOPPED,
+    JobState,
+    SweepFolder,
+    all_done_before,
+)
 from pe_bench.system.progress import LINES_PER_RUN, bar_text, duration
 
 POLL_SECONDS = 0.2

@@ -20,8 +20,7 @@ import filelock
 import platformdirs
 
 from pe_bench.errors import RunError, UserError
-from pe_bench.system.files import TEMPORARY, flush_to_disk, write_text
-from pe_bench.system.paths import expand_path
+from pe_bench.system.files import TEMPORARY, expand_path, flush_to_disk, write_text
 from pe_bench.system.terminal import say
 
 META, BLOCKS, CHECKSUM = "meta.json", "blocks", "checksum"

@@ -1,4 +1,4 @@
-"""Files that are written so that a reader, or a crash, never sees half of one."""
+"""Files written so that a reader, or a crash, never sees half of one; paths that a person names; owners."""
 
 import os
 import secrets
@@ -6,11 +6,13 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from pe_bench.errors import RunError
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.system.terminal import CONTROL
 
 TEMPORARY = ".partial-"
 
@@ -78,3 +80,91 @@ def _write(path: Path, text: str, mode: int | None) -> None:
         file.write(text)
     if mode is not None:
         path.chmod(mode)
+
+
+MAX_PATH_BYTES = 1_000  # of a path: systems take 1,024 or more, and a run's files lie below it
+
+
+def expand_path(path: str | Path, key: str = "") -> Path:
+    """Return a path with the home folder in place of `~`; `key`, such as `cache_dir=`, is for messages.
+
+    Raise `UserError` for a path that no system takes, or that a run's config.yaml cannot hold.
+    """
+    check_name(str(path), key)
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        message = f"{key}{path}: the folder of {user} is not known: write the path without {user}"
+        raise UserError(message) from error
+    size = len(os.fsencode(os.path.abspath(expanded)))
+    message = f"{key}{path!s:.40}... has {size:,} bytes: name a path of up to {MAX_PATH_BYTES:,}"
+    require(size <= MAX_PATH_BYTES, message)
+    return expanded
+
+
+def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
+    """Return the folder, which need not exist yet.
+
+    Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
+    """
+    require(str(folder) != "", f"{key} is empty: name a folder")
+    path = expand_path(folder, f"{key}=")
+    existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path())
+    require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
+    if is_written and not os.access(existing, os.W_OK):
+        way_out = f"say {key}=FOLDER with one that can, or change its permissions"
+        raise UserError(f"{key}={folder}: {existing} cannot be written: {way_out}", key)
+    return path
+
+
+def check_name(name: str, key: str = "") -> None:
+    """Raise `UserError` for a name that would damage the files that hold it."""
+    sign = "${" if "${" in name else next(iter(CONTROL.findall(name)), "")
+    require(not sign, f"{key}{name!a} has {sign!a} in it, which no run may hold: give it another name")
+
+
+@contextmanager
+def same_working_folder() -> Iterator[None]:
+    """Return to the working folder where a user's code leaves it: relative paths begin there."""
+    before = os.getcwd()
+    try:
+        yield
+    finally:
+        if os.getcwd() != before:
+            os.chdir(before)
+
+
+def writable_by_others(path: Path) -> Path | None:
+    """Return the first of a file and the folders above it that another user could change, or None.
+
+    As ssh does for keys: each must belong to this user or to root, and be writable for nobody else. In a
+    folder with the sticky bit, such as /tmp, others cannot touch what is not theirs. A link counts as what it
+    points to.
+    """
+    if not hasattr(os, "getuid"):  # Windows has other means
+        return None
+    whole = path.resolve()
+    return next((place for place in (whole, *whole.parents) if not _is_private(place)), None)
+
+
+def _is_private(place: Path) -> bool:
+    try:
+        status = place.stat()
+    except FileNotFoundError:  # whoever makes it will own it
+        return True
+    shared = status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP)
+    return status.st_uid in (os.getuid(), 0) and (not shared or bool(status.st_mode & stat.S_ISVTX))
+
+
+@cache
+def _is_own_group(group: int) -> bool:
+    """Return whether a group holds this user alone, as many systems make one for each user."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return user.pw_gid == group and found.gr_name == user.pw_name and not set(found.gr_mem) - {user.pw_name}

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from pe_bench.system import outside_text
+from pe_bench.system import terminal as outside_text
 from pe_bench.system.terminal import width_of, wrap, write_out
 
 GAP = "  "

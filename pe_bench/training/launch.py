@@ -28,8 +28,17 @@ from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.job import Job
 from pe_bench.system.machine import set_threads
-from pe_bench.system.processes import child_context, end_with_parent, is_alive, is_stopped, kill, start_method
-from pe_bench.system.signals import STOP_SIGNALS, Stopped, finish_step_on_signal
+from pe_bench.system.signals import (
+    STOP_SIGNALS,
+    Stopped,
+    child_context,
+    end_with_parent,
+    finish_step_on_signal,
+    is_alive,
+    is_stopped,
+    kill,
+    start_method,
+)
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import load_weights
 from pe_bench.training.group import Group

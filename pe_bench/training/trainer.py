@@ -18,7 +18,7 @@ from pe_bench.model.checks import user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
-from pe_bench.system.memory import retain_freed_memory
+from pe_bench.system.machine import retain_freed_memory
 from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import (
     Checkpoint,

@@ -12,7 +12,7 @@ from support.commands import Command, Outcome, write_corpus
 
 import pe_bench
 from pe_bench.errors import UserError
-from pe_bench.runs.config_file import read_config
+from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.protocols import Plan

@@ -9,7 +9,7 @@ from support.commands import files_in, only_run
 
 
 def test_two_processes_on_one_run_are_refused_with_exit_1(train, folder):
-    from pe_bench.runs.lock import locked
+    from pe_bench.runs.folder import locked
 
     train("encoding=rope")
     with locked(only_run(folder)):

@@ -210,7 +210,7 @@ def test_another_mistake_is_told_as_it_is(command, folder, typed, told):
 def test_a_folder_of_results_that_cannot_be_written_is_refused_with_a_way_out(
     train, folder, monkeypatch, arguments
 ):
-    monkeypatch.setattr("pe_bench.system.paths.os.access", lambda path, mode: path != folder)
+    monkeypatch.setattr("pe_bench.system.files.os.access", lambda path, mode: path != folder)
     outcome = train(*arguments, f"results_dir={folder / 'r'}")
     way_out = "say results_dir=FOLDER with one that can, or change its permissions"
     assert outcome.line == f"pe-bench: results_dir={folder / 'r'}: {folder} cannot be written: {way_out}"

@@ -16,7 +16,7 @@ from support.results import add_run, edit_rows
 from pe_bench.cli.report import print_run
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
-from pe_bench.runs.config_file import write_config
+from pe_bench.runs.folder import write_config
 from pe_bench.runs.rows import read_rows
 
 LEVELS = {64: 3.1, 128: 3.0, 256: 3.1}

@@ -9,7 +9,7 @@ import yaml
 from support.commands import only_run
 
 from pe_bench.encodings.source import digest, sources
-from pe_bench.system.versions import CHECKOUT, changed_files, git_commit, package_version
+from pe_bench.system.machine import CHECKOUT, changed_files, git_commit, package_version
 
 CODE = '''
 """A penalty that grows with the root of the distance."""

@@ -13,8 +13,8 @@ from support.commands import Command, Outcome, only_run, tiny_overrides, write_c
 from support.run_contents import contents
 
 from pe_bench import experiment
-from pe_bench.runs.lock import locked
-from pe_bench.system import versions
+from pe_bench.runs.folder import locked
+from pe_bench.system import machine as versions
 
 ARGUMENTS = ("encoding=shaw", "train.steps=6")
 NOBODY = 65534

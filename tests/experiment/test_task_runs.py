@@ -207,14 +207,3 @@ def test_show_prints_a_task_with_an_example_whose_answers_are_marked(command: Co
     assert "arXiv:2312.04927" in outcome.out and "task.spread   4" in outcome.out and "[v" in outcome.out
     assert "it is a task, so say task=mqar" in command("show", "mqar").line
     assert np.all([name in command("list", "tasks").out for name in ("copy_unique", "flip_flop")])
-
-
-def test_the_overrides_that_repeat_a_run_of_a_task_name_it_and_what_differs() -> None:
-    from pe_bench.runs.repeat import Repeater
-
-    chosen = ("encoding=alibi", "task=mqar", "task.spread=4", "model=tiny", "train.tokens=4096", "seed=2")
-    config = parse_config(compose([*chosen]))
-    overrides = Repeater().overrides(to_plain(config), "float32")
-    assert {"task=mqar", "task.spread=4", "model=tiny", "train.tokens=4096", "encoding=alibi"} <= {*overrides}
-    assert not any(override.startswith(("data", "eval", "train.length")) for override in overrides)
-    assert to_plain(parse_config(compose([*overrides, "precision=auto"]))) == to_plain(config)

@@ -7,7 +7,7 @@ from support.results import add_run
 from support.tables import BREAKING, HOLDING
 
 from pe_bench.config.schema import Config, TrainConfig
-from pe_bench.runs.config_file import write_config
+from pe_bench.runs.folder import write_config
 
 
 @pytest.fixture

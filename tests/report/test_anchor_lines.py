@@ -19,7 +19,7 @@ from pe_bench.report.html.page import to_html
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM
-from pe_bench.runs.conditions import parse_condition
+from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows
 
 LENGTHS = (32, 128, 256, 512)

@@ -18,7 +18,7 @@ from pe_bench.report.statistics import (
     judge_change,
     paired_interval,
 )
-from pe_bench.runs.config_file import write_config
+from pe_bench.runs.folder import write_config
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import load_scores, score_file
 

@@ -17,7 +17,7 @@ from pe_bench.report.html.page import describe_result
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.report.values import short_lengths, without_middle, works_to
-from pe_bench.runs.conditions import Condition, parse_condition
+from pe_bench.runs.find import Condition, parse_condition
 from pe_bench.runs.rows import read_rows
 from pe_bench.system.grid import fold
 

@@ -18,10 +18,9 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
 from pe_bench.report.selection import Selection
 from pe_bench.runs.gather import gather, results_file
-from pe_bench.runs.means import keep_means
+from pe_bench.runs.means import KEY, NOVEL, RECALL, hash_of_mask, keep_means, keep_slices
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, with_level
-from pe_bench.runs.slices import KEY, NOVEL, RECALL, hash_of_mask, keep_slices
 
 LENGTHS = (32, 128, 256, 512)
 DOCUMENTS = 24

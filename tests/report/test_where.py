@@ -11,7 +11,7 @@ from support.tables import BREAKING, labels, only, where
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.selection import Selection
-from pe_bench.runs.conditions import Condition, parse_condition
+from pe_bench.runs.find import Condition, parse_condition
 
 
 @pytest.mark.parametrize(

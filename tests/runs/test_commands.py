@@ -1,6 +1,8 @@
 """The arguments that a user typed stay with the run that they made."""
 
-from pe_bench.runs.commands import VARIABLE, record_command, recorded_commands, remember_command
+import os
+
+from pe_bench.runs.commands import VARIABLE, called_with, record_command, recorded_commands, remember_command
 
 
 def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
@@ -21,6 +23,14 @@ def test_without_a_typed_command_nothing_is_kept(tmp_path, monkeypatch):
     record_command(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert recorded_commands(tmp_path) == ()
+
+
+def test_a_program_s_call_is_kept_as_the_command_that_asks_for_the_same(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with called_with(["encoding=rope", "data.path=a folder"]):
+        record_command(tmp_path)
+    assert recorded_commands(tmp_path) == ("pe-bench train encoding=rope 'data.path=a folder'",)
+    assert VARIABLE not in os.environ
 
 
 def test_a_damaged_file_of_commands_hides_no_run(tmp_path):

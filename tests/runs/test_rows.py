@@ -19,7 +19,7 @@ from support.results import ROW, add_run, edit_text
 
 from pe_bench.errors import RunError
 from pe_bench.runs.gather import gather, read_all, read_result, results_file
-from pe_bench.runs.rows import ALL, CHECKSUM, COLUMNS, read_rows, to_csv, write_rows
+from pe_bench.runs.rows import CHECKSUM, COLUMNS, read_rows, write_rows
 
 
 def folder_contents(results_dir: Path) -> dict[str, bytes]:
@@ -112,7 +112,7 @@ def test_every_flipped_bit_of_a_file_of_rows_is_damage_or_changes_nothing(tmp_pa
             assert read_rows(path) == rows, f"byte {place}"
 
 
-def test_rows_of_an_older_version_have_no_checksum_and_are_read(tmp_path: Path) -> None:
+def test_rows_that_were_edited_by_hand_may_have_no_checksum(tmp_path: Path) -> None:
     path = tmp_path / "eval.csv"
     write_rows(path, [ROW])
     edit_text(path, "2.8853900817779268", "2.75")
@@ -172,22 +172,6 @@ def test_the_columns_of_another_version_are_named(
     path.write_text(",".join(columns) + "\n" + ",".join(values[name] for name in columns) + "\n")
     with pytest.raises(RunError, match=named):
         read_rows(path)
-
-
-@pytest.mark.parametrize("first", ["accuracy", "slice_hash", "slice", "encoding_lr"])
-def test_rows_from_before_later_columns_have_one_rate_all_targets_and_no_answers(
-    tmp_path: Path, first: str
-) -> None:
-    added = COLUMNS[COLUMNS.index(first) :]
-    path = tmp_path / "eval.csv"
-    rows = [replace(ROW, length=length) for length in (128, 256)]
-    lines = to_csv(rows).splitlines()
-    assert lines[0].endswith("," + ",".join(added))
-    older = [line.rsplit(",", len(added))[0] for line in lines]
-    path.write_text("\n".join(older) + "\n")
-    assert read_rows(path) == rows
-    assert {(row.encoding_lr, row.slice, row.judge, row.slice_hash) for row in rows} == {(1.0, ALL, "", "")}
-    assert {(row.accuracy, row.exact, row.chance) for row in rows} == {(None, None, None)}
 
 
 def test_the_gathered_file_is_read_only_and_made_anew_whatever_was_there(tmp_path: Path) -> None:

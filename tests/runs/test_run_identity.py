@@ -6,19 +6,17 @@ import shutil
 from zlib import crc32
 
 import pytest
-import yaml
 from support.commands import only_run
 from support.results import add_run
 
 from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config, to_plain
+from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
-from pe_bench.runs.config_file import read_config
 from pe_bench.runs.find import find_run, matching_runs, newest_run
+from pe_bench.runs.folder import read_config
 from pe_bench.runs.identity import identity, run_name, setting
-from pe_bench.runs.repeat import Repeater
 
 
 def config_of(*overrides: str) -> Config:
@@ -172,30 +170,6 @@ def test_a_name_selects_all_the_runs_that_it_describes(begin, folder):
             matching_runs(name, results)
 
 
-# Configurations of older versions
-
-
-@pytest.mark.parametrize("shard", [False, True])
-def test_an_obsolete_key_of_an_older_run_is_ignored_with_a_warning_if_it_had_an_effect(
-    tmp_path, capsys, shard
-):
-    config = config_of("encoding=rope")
-    values = to_plain(config)
-    values["train"]["shard"] = shard
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    assert read_config(tmp_path) == config
-    said = capsys.readouterr().err
-    assert ("train.shard=true, a key of older versions" in said) if shard else not said
-    assert Repeater().overrides(values, "float32") == Repeater().overrides(to_plain(config), "float32")
-
-
-def test_an_older_run_without_the_key_was_trained_with_adamw(tmp_path):
-    values = to_plain(config_of("encoding=rope", "train.optimizer=adamw"))
-    del values["train"]["optimizer"]
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    assert read_config(tmp_path).train.optimizer == "adamw"
-
-
 def add_named(results, encoding, label, **result):
     """A finished run with a configuration, of an encoding that tables call `label`."""
     run = add_run(results, encoding, {128: 3.0}, code=f"{crc32(label.encode()):08x}")
@@ -283,7 +257,6 @@ def test_the_same_data_elsewhere_is_the_same_run(train, folder):
 
 
 def test_a_written_configuration_reads_back_equal(train, folder):
-    from pe_bench.runs.config_file import read_config
 
     train("encoding=logn", "modifier=[sliding_window]")
     config = read_config(only_run(folder))

@@ -1,31 +1,36 @@
 """Slices of a run's scores are derived from what is stored, and gone where they cannot be trusted."""
 
 import csv
-import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load
 from support.results import add_run, edit_rows
 
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.gather import gather, results_file
-from pe_bench.runs.means import KeptMeans, _checksum, keep_means, means_of_slice
+from pe_bench.runs.means import (
+    KEY,
+    NOVEL,
+    RECALL,
+    SLICES,
+    KeptMeans,
+    KeptSlices,
+    hash_of_mask,
+    keep_means,
+    keep_slices,
+    means_of_slice,
+)
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import (
     MEANS,
     Scores,
     load_scores,
-    metadata_in,
     perplexity_of,
     score_file,
-    write_tensors,
 )
-from pe_bench.runs.slices import FILE, KEY, NOVEL, RECALL, KeptSlices, hash_of_mask, keep_slices
 
 SET, TARGETS = "7a56e7", 96  # of `support.results`: 24 documents of 4 targets
 LEVELS = {32: 3.4, 128: 3.0, 256: 3.1, 512: None}
@@ -110,7 +115,7 @@ def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_a
 
 
 def test_a_run_without_slices_has_rows_of_all_targets_alone(run: Path) -> None:
-    (run / FILE).unlink()
+    (run / SLICES).unlink()
     assert {row["slice"] for row in gathered(run)} == {"all"}
 
 
@@ -153,9 +158,9 @@ def test_means_of_a_slice_are_never_those_of_a_slice_that_was_there_before(
     keep_slices(run, {SET: {KEY: mask_of(0, 1)}}, judge="judge-a")
     keep_means(run, read_rows(run / "eval.csv"))
     if fate == "lost":
-        (run / FILE).unlink()
+        (run / SLICES).unlink()
     elif fate == "damaged":
-        os.truncate(run / FILE, 50)
+        os.truncate(run / SLICES, 50)
     if fate != "replaced":
         keep_means(run, read_rows(run / "eval.csv"))
     keep_slices(run, {SET: {KEY: mask_of(60, 85)}}, judge="judge-b")
@@ -167,26 +172,6 @@ def test_means_of_a_slice_are_never_those_of_a_slice_that_was_there_before(
     assert {row.judge for row in of_slice(run, KEY)} == {"judge-b"}
 
 
-def test_means_as_older_versions_named_them_are_read_but_for_slices_and_made_again(run: Path) -> None:
-    rows = read_rows(run / "eval.csv")
-    before = of_slice(run, RECALL)
-    keep_means(run, rows)
-    whole = (run / MEANS).read_bytes()
-    older = {f" {hash_of_mask(mask)}": f" {name}" for name, mask in MASKS.items()}
-    text = re.sub("|".join(older), lambda found: older[found[0]], metadata_in(whole)["entries"])
-    entries = {name: [*facts, 7] if " " in name else facts for name, facts in json.loads(text).items()}
-    tensors = {
-        re.sub(r" \w{16}$", lambda found: older[found[0]], key): value for key, value in load(whole).items()
-    }
-    about = json.dumps(entries)
-    write_tensors(run / MEANS, tensors, {"entries": about, "sha256": _checksum(about, tensors)})
-    assert KeptMeans(run).find(score_file(run, rows[0])) is not None
-    assert of_slice(run, RECALL) == before
-    keep_means(run, rows)
-    wanted = hash_of_mask(MASKS[RECALL])
-    assert KeptMeans(run).find(score_file(run, rows[0]), wanted) is not None
-
-
 def test_a_slice_names_its_judge(run: Path) -> None:
     keep_slices(run, {SET: {"key": mask_of(5, 6)}}, judge="alibi-s0-abcd")
     assert {row.judge for row in of_slice(run, "key")} == {"alibi-s0-abcd"}
@@ -194,15 +179,15 @@ def test_a_slice_names_its_judge(run: Path) -> None:
 
 
 def test_slices_that_are_damaged_anywhere_are_as_if_there_were_none(run: Path) -> None:
-    whole = (run / FILE).read_bytes()
+    whole = (run / SLICES).read_bytes()
     assert KeptSlices(run).names == [NOVEL, RECALL]
     for place in range(len(whole)):
-        (run / FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        (run / SLICES).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         found = KeptSlices(run)
         assert not found.names or all(
             np.array_equal(found.of(SET)[name], mask) for name, mask in MASKS.items()
         )
-    os.truncate(run / FILE, 50)
+    os.truncate(run / SLICES, 50)
     assert KeptSlices(run).names == []
 
 

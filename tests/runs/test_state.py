@@ -11,10 +11,10 @@ from support.results import add_run
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
-from pe_bench.runs.config_file import write_config
-from pe_bench.runs.state import states_of_runs
+from pe_bench.runs.folder import write_config
+from pe_bench.runs.gather import states_of_runs
 
-RESULT = '{"steps": 250, "loss": 1.25, "encoding": "rope", "format": 1}'
+RESULT = '{"steps": 250, "loss": 1.25, "encoding": "rope", "format": 2}'
 
 
 @pytest.fixture
@@ -131,6 +131,20 @@ def test_an_empty_folder_is_a_run_that_is_not_finished_and_says_what_it_lacks(re
     (results / "runs" / "notes.txt").write_text("not a run")
     [begun] = [state for state in states_of_runs(results) if state.state != "finished"]
     assert begun.run == "begun" and begun.state == "not finished" and "config.yaml" in begun.problem
+
+
+def test_runs_of_another_version_are_told_in_one_line_with_the_version_that_reads_them(
+    command: Command, results: Path
+) -> None:
+    for encoding in ("rope", "alibi"):
+        run = run_of(results, encoding)
+        (run / "result.json").write_text(RESULT.replace("2}", "1}"))
+        (run / "environment.json").write_text('{"pe_bench": "0.1.0", "git": "7715aa81c2c0"}')
+    place = ["--results-dir", str(results)]
+    for outcome in (command("report", *place), command("list", "runs", *place)):
+        assert outcome.err.count("pe-bench 0.1.0 (git 7715aa81c2c0) reads") == 1, outcome
+        assert "damaged" not in outcome.out + outcome.err
+    assert "of another version" in command("eval", run.name, *place).line
 
 
 def test_csv_of_a_list_holds_the_problem_of_each_run(command: Command, results: Path) -> None:

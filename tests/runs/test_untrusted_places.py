@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.commands import files_in
 
-from pe_bench.runs.lock import locked
+from pe_bench.runs.folder import locked
 from pe_bench.runs.untrusted import MAX_BYTES, read_regular
 
 

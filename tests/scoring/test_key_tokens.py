@@ -9,9 +9,9 @@ import pytest
 from support.scoring import DATA, EVAL, data_of, scored, trained_model
 
 from pe_bench.errors import UserError
+from pe_bench.runs.means import KEY, KeptSlices
 from pe_bench.runs.rows import Row, read_rows, write_rows
 from pe_bench.runs.scores import load_scores, save_scores, score_file, with_level
-from pe_bench.runs.slices import KEY, KeptSlices
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import key_slices

@@ -12,7 +12,7 @@ from support.other_scores import encoded, hashes, labels, levels, rows_of
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
-from pe_bench.runs.config_file import read_config
+from pe_bench.runs.folder import read_config
 from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_with
 
 torch.set_num_threads(1)

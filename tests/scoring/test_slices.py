@@ -8,7 +8,7 @@ import pytest
 from support.scoring import BLOCK, DATA, EVAL, fed, scored, trained_model
 
 from pe_bench.data.packed import Split
-from pe_bench.runs.slices import FILE, NOVEL, RECALL, KeptSlices
+from pe_bench.runs.means import NOVEL, RECALL, SLICES, KeptSlices
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.slices import MIN_BYTES, text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
@@ -139,17 +139,17 @@ def test_scoring_keeps_the_slices_of_its_targets(tmp_path: Path) -> None:
 def test_a_run_that_was_scored_without_slices_gets_them_without_a_pass_of_its_model(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     rows = scored(trained)
-    whole = (tmp_path / "run" / FILE).read_bytes()
-    (tmp_path / "run" / FILE).unlink()
+    whole = (tmp_path / "run" / SLICES).read_bytes()
+    (tmp_path / "run" / SLICES).unlink()
     shapes = fed(trained)
     assert scored(trained) == rows
-    assert (tmp_path / "run" / FILE).read_bytes() == whole and shapes == []
+    assert (tmp_path / "run" / SLICES).read_bytes() == whole and shapes == []
 
 
 def test_nested_sets_that_are_not_asked_for_get_their_slices_too(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     smaller = scored(trained, replace(EVAL, targets=3))
-    (tmp_path / "run" / FILE).unlink()
+    (tmp_path / "run" / SLICES).unlink()
     larger = scored(trained)
     hashes = {smaller[0].target_hash, larger[0].target_hash}
     assert len(hashes) == 2 and set(KeptSlices(tmp_path / "run").sets) == hashes
@@ -157,4 +157,4 @@ def test_nested_sets_that_are_not_asked_for_get_their_slices_too(tmp_path: Path)
 
 def test_windows_of_other_protocols_have_no_slices(tmp_path: Path) -> None:
     scored(trained_model(tmp_path / "run"), replace(EVAL, protocol="sliding"))
-    assert not (tmp_path / "run" / FILE).exists()
+    assert not (tmp_path / "run" / SLICES).exists()

@@ -25,7 +25,7 @@ import torch
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.experiment import trusted
 from pe_bench.model.decoder import Block, Decoder, build_decoder
-from pe_bench.runs.config_file import read_config
+from pe_bench.runs.folder import read_config
 from pe_bench.training.checkpoint import latest_checkpoint, save_checkpoint
 from pe_bench.training.optimizer import Optimizers
 

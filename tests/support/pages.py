@@ -50,7 +50,6 @@ def some_records() -> list[RunRecord]:
         RunRecord(
             run=f"{encoding}-s{seed}-1a2b3c4d",
             commands=("pe-bench train -m encoding=rope,alibi,t5 seed=0,1",),
-            repeat=f"pe-bench train encoding={encoding} seed={seed} precision=float32",
             needs=("mine.py",),
             missing="",
             data=(Dataset("stdlib", "da7a0123456789", "bytes"),),
@@ -61,7 +60,7 @@ def some_records() -> list[RunRecord]:
         for encoding in ("rope", "alibi")
         for seed in (0, 1)
     ]
-    lost = replace(records[0], run="rope-s1-x", commands=(), repeat="", missing="lost", trained=Environment())
+    lost = replace(records[0], run="rope-s1-x", commands=(), missing="lost", trained=Environment())
     return [*records, lost]
 
 

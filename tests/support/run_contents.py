@@ -7,11 +7,11 @@ from pathlib import Path
 from safetensors.numpy import load_file
 from support.commands import files_in
 
-from pe_bench.runs.config_file import CHECKSUM
+from pe_bench.runs.folder import CONFIG_CHECKSUM
 from pe_bench.runs.scores import MEANS
 
 # Lines of config.yaml that depend on the folder.
-NOT_SAME = ("results_dir", "cache_dir", CHECKSUM)
+NOT_SAME = ("results_dir", "cache_dir", CONFIG_CHECKSUM)
 
 
 # What depends on the clock or on the process, and not on what was computed.

@@ -3,8 +3,7 @@
 import time
 from pathlib import Path
 
-from pe_bench.sweep.states import JobState
-from pe_bench.sweep.summary import Summary
+from pe_bench.sweep.states import JobState, Summary
 
 
 def states(*kinds: str) -> list[JobState]:

@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pe_bench.errors import UserError
-from pe_bench.sweep.launchers import cores_each, require_one_start, side_by_side
+from pe_bench.sweep.grid import cores_each, require_one_start, side_by_side
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def hydra_of(target: str, **launcher):
     ],
 )
 def test_the_number_of_parallel_jobs_follows_from_the_launcher(hydra, count, monkeypatch):
-    monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
+    monkeypatch.setattr("pe_bench.sweep.grid.available_cores", lambda: 4)
     assert side_by_side(hydra, 8) == count
     assert cores_each(hydra, 8) == max(1, 4 // count)
 
 
 def test_the_sweepers_batch_size_limits_parallel_jobs(monkeypatch):
-    monkeypatch.setattr("pe_bench.sweep.launchers.available_cores", lambda: 4)
+    monkeypatch.setattr("pe_bench.sweep.grid.available_cores", lambda: 4)
     hydra = hydra_of("x.LocalLauncher")
     hydra.sweeper.max_batch_size = 2
     assert cores_each(hydra, 8) == 2

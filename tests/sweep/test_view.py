@@ -11,8 +11,7 @@ from rich.console import Console
 from support.sweeps import states, summary_of
 
 from pe_bench.sweep.job import JobBar, JobProgress
-from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, JobState, SweepFolder
-from pe_bench.sweep.summary import print_summary
+from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, JobState, SweepFolder, print_summary
 from pe_bench.sweep.view import View
 
 

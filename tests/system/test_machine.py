@@ -10,9 +10,16 @@ import torch
 
 from pe_bench.errors import UserError
 from pe_bench.system import memory, versions
-from pe_bench.system.machine import available_cores, resolve_device, resolve_precision, set_threads
-from pe_bench.system.memory import PeakMemory
-from pe_bench.system.versions import environment, git_commit, today
+from pe_bench.system.machine import (
+    PeakMemory,
+    available_cores,
+    environment,
+    git_commit,
+    resolve_device,
+    resolve_precision,
+    set_threads,
+    today,
+)
 
 CPU = torch.device("cpu")
 needs_reset = pytest.mark.skipif(

@@ -12,15 +12,15 @@ import pytest
 from support.commands import Command, tiny_overrides
 
 from pe_bench import experiment
-from pe_bench.system import memory
-from pe_bench.system.memory import retain_freed_memory
+from pe_bench.system import machine as memory
+from pe_bench.system.machine import retain_freed_memory
 from pe_bench.training import trainer
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
 
 FAULTS = """
 import ctypes, resource, torch
-from pe_bench.system.memory import MMAP_THRESHOLD, retain_freed_memory
+from pe_bench.system.machine import MMAP_THRESHOLD, retain_freed_memory
 # Where glibc begins, before it adjusts itself: each of these tensors has a mapping of its own.
 ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, 128 * 2**10)
 def faults():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pe_bench.system.outside_text import csv_cell, in_one_line, latex, markdown, one_line, printable
+from pe_bench.system.terminal import csv_cell, in_one_line, latex, markdown, one_line, printable
 
 
 @pytest.mark.parametrize(

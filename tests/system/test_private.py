@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_bench.system import private
-from pe_bench.system.private import writable_by_others
+from pe_bench.system import files as private
+from pe_bench.system.files import writable_by_others
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="rights to write are as Unix has them")
 STRANGER = 65533

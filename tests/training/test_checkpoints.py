@@ -16,8 +16,7 @@ from pe_bench.training.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from pe_bench.training.muon import Muon
-from pe_bench.training.optimizer import Optimizers
+from pe_bench.training.optimizer import Muon, Optimizers
 
 
 def trained(width: int = 3, steps: int = 2) -> tuple[nn.Module, Optimizers]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pe_bench.training.muon import Muon, orthogonalise
+from pe_bench.training.optimizer import Muon, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 40), (2, 40, 16), (1, 1, 5)])

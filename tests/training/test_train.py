@@ -16,8 +16,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import TrainConfig
 from pe_bench.data.packed import load_data
 from pe_bench.model.decoder import build_decoder
-from pe_bench.training.muon import Muon
-from pe_bench.training.optimizer import learning_rate, make_optimizer
+from pe_bench.training.optimizer import Muon, learning_rate, make_optimizer
 from pe_bench.training.trainer import Trainer
 
 CPU = torch.device("cpu")

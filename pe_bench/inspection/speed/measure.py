@@ -15,10 +15,16 @@ from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.speed.passes import Pass, ScoringPass, TrainingPass, dtype_of
 from pe_bench.inspection.speed.rows import Row
 from pe_bench.model.checks import describe_user_code_error
-from pe_bench.system.machine import processor_name
-from pe_bench.system.memory import PeakMemory, give_back_free_memory, is_out_of_memory
+from pe_bench.system.machine import (
+    PeakMemory,
+    device_name,
+    give_back_free_memory,
+    is_out_of_memory,
+    package_version,
+    processor_name,
+    today,
+)
 from pe_bench.system.signals import INTERRUPTIONS
-from pe_bench.system.versions import device_name, package_version, today
 from pe_bench.training.trainer import NonFiniteError
 
 REPEATS = 5  # of a pass, at least

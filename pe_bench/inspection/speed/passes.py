@@ -22,8 +22,7 @@ from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.scoring.protocols import Plan, paired_plan
 from pe_bench.scoring.scorer import Scorer, tokens_without_query
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
-from pe_bench.system.machine import resolve_precision
-from pe_bench.system.memory import retain_freed_memory
+from pe_bench.system.machine import resolve_precision, retain_freed_memory
 from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import Trainer
 

@@ -5,15 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from pe_bench.runs.provenance import Dataset, Environment, RunRecord
-from pe_bench.runs.repeat import sweep_commands
 from pe_bench.system.grid import Cell, Column, Grid
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The origin of a report. repeating: commands that make it again; typed: commands with counts of runs."""
+    """The origin of a report. typed: the commands that made it, with counts of runs."""
 
-    repeating: Sequence[str]
     notes: Sequence[str]
     typed: Sequence[tuple[str, int]]
     data: Grid
@@ -32,7 +30,6 @@ def summarize(records: Sequence[RunRecord]) -> Provenance:
         )
     )
     return Provenance(
-        repeating=sweep_commands(record.repeat for record in records if record.repeat),
         notes=_notes(records),
         typed=list(Counter(command for record in records for command in record.commands).items()),
         data=_data(records),
