@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 
-from support import wrong_claims, wrong_encodings
+from support import wrong_encodings
 
 from pe_bench.inspection.check.case import Case, find_cases
 
@@ -16,5 +16,4 @@ def find_case(name: str, overrides: Sequence[str] = ()) -> Case:
 @cache
 def find_wrong(name: str) -> Case:
     """Return a case of an encoding that is wrong on purpose."""
-    module = wrong_encodings if hasattr(wrong_encodings, name) else wrong_claims
-    return find_case(f"{module.__file__}:{name}")
+    return find_case(f"{wrong_encodings.__file__}:{name}")

@@ -3,11 +3,10 @@
 import torch
 from torch import nn
 
-from pe_bench.encodings import LayerEncoding, PositionalEncoding
+from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
 from pe_bench.encodings.masks.ranges import latest
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
-from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.encodings.rotary.rope import rope_frequencies, rotate
 
 BOTH = frozenset({"shift_invariant", "prefix_consistent"})
@@ -82,23 +81,12 @@ class NullOfTheBlock(LayerEncoding):
         return queries.raw.amax((-2, -1), keepdim=True)
 
 
-class MaximumOverHiddenKeys(LayerEncoding):
-    def adjust(self, scores, visible, queries, keys):
-        return scores / (1 + scores.abs().amax(-1, keepdim=True))
-
-
 class IdsReadLaterTokens(PositionalEncoding):
     def ids(self, tokens, *, train, generator):
         return (tokens == 9).long().flip(-1).cumsum(-1).flip(-1) + torch.arange(tokens.shape[-1])
 
     def embed(self, x, ids, tokens):
         return x + sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
-
-
-class BiasOverTheNumberOfKeys(LayerEncoding):
-    def bias(self, queries, keys):
-        bias = -distances(queries, keys) / keys.index.numel()
-        return bias.unsqueeze(0) if bias.dim() == 2 else bias
 
 
 class Rotary(LayerEncoding):
@@ -122,38 +110,9 @@ class AnglesOverTheNumberOfKeys(Rotary):
         return super().turn(x, position.double() * 32 / x.shape[-2])
 
 
-class ArangeForQueries(LayerEncoding):
-    def bias(self, queries, keys):
-        rows, columns = torch.arange(queries.index.numel()), torch.arange(keys.index.numel())
-        return -0.1 * (rows[:, None] - columns).clamp(min=0).unsqueeze(0)
-
-
-class RotaryByPlace(Rotary):
-    def turn(self, x, position):
-        return super().turn(x, torch.arange(x.shape[-2]))
-
-
-class BiasByIndex(LayerEncoding):
-    def bias(self, queries, keys):
-        return -0.1 * (queries.index[:, None] - keys.index).clamp(min=0).unsqueeze(0)
-
-
-class ColumnsScaledTwice(Right):
-    def columns(self, queries, keys):
-        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None] * 8**-0.5
-        places = queries.position.unsqueeze(-1), keys.position.unsqueeze(-1)
-        ones = [torch.ones_like(place) for place in places]
-        return torch.cat([-slopes * places[0], slopes * ones[0]], -1), torch.cat([ones[1], places[1]], -1)
-
-
 class PositionsInTheTypeOfQueries(Rotary):
     def turn(self, x, position):
         return super().turn(x, position.to(x.dtype))
-
-
-class IdsInTheTypeOfEmbeddings(PositionalEncoding):
-    def embed(self, x, ids, tokens):
-        return x + sinusoids(ids.to(x.dtype), x.shape[-1], 100.0, "interleaved").to(x.dtype)
 
 
 class AnglesInSinglePrecision(Rotary):
@@ -172,16 +131,6 @@ class InputAnglesInSinglePrecision(PositionalEncoding):
         precise = torch.promote_types(x.dtype, torch.float32)
         angle = ids.to(precise).unsqueeze(-1) * rope_frequencies(x.shape[-1], 100.0).to(ids.device, precise)
         return x + torch.cat([angle.sin(), angle.cos()], -1).to(x.dtype)
-
-
-class SumInSinglePrecision(LayerEncoding):
-    def prepare(self, x):
-        precise = torch.promote_types(x.dtype, torch.float32)
-        gates = nn.functional.logsigmoid(x[..., :4].to(precise))
-        return {"sum": gates.mT.cumsum(-1)}
-
-    def bias(self, queries, keys):
-        return queries.values["sum"].unsqueeze(-1) - keys.values["sum"].unsqueeze(-2)
 
 
 class LearnedSlopes(LayerEncoding):
@@ -228,21 +177,9 @@ class IdsOfTheGlobalGenerator(SilentPastItsEnd):
         return torch.randperm(2 * length)[:length].sort().values if train else torch.arange(length)
 
 
-class IdsOfAnotherShape(SilentPastItsEnd):
-    past_training = "defined"
-
-    def ids(self, tokens, *, train, generator):
-        return torch.arange(tokens.shape[-1]).expand(7 if train else 1, -1)
-
-
 class AddsTheFirstValue(LayerEncoding):
     def mix(self, weights, v, queries, keys):
         return weights @ v + 0.1 * v[..., :1, :]
-
-
-class AddsTheLastValue(LayerEncoding):
-    def mix(self, weights, v, queries, keys):
-        return weights @ v + 0.1 * v[..., -1:, :]
 
 
 class BatchMean(LayerEncoding):
@@ -260,11 +197,6 @@ class LongestSeen(Rotary):
     def turn(self, x, position):
         self.longest = max(self.longest, x.shape[-2])
         return super().turn(x, position.double() * 32 / self.longest)
-
-
-class NoiseInForward(LayerEncoding):
-    def adjust(self, scores, visible, queries, keys):
-        return scores + 0.1 * torch.rand_like(scores)
 
 
 class CacheByLengthAndEnds(Rotary):
@@ -303,14 +235,6 @@ class TextCacheByEnds(PositionalEncoding):
         return x + (place + 0.1 * count.unsqueeze(-1)).to(x.dtype)
 
 
-class ValuesReversedInScoring(Shaw):
-    """The tables of the fast path have the rows of values in reverse order."""
-
-    def tables(self):
-        tables = super().tables()
-        return tables._replace(of_value=tables.of_value.flip(-2))
-
-
 class ColumnsEndAfterOneChunk(Right):
     """Wrong on the path with columns from the 257th key on."""
 
@@ -338,16 +262,6 @@ class PlaceTakenForIndex(LayerEncoding):
         return bias.unsqueeze(0) if bias.dim() == 2 else bias
 
 
-class IdsOfTheFirstSequence(Rotary):
-    def turn(self, x, position):
-        return super().turn(x, position[0, 0] if position.dim() == 3 else position)
-
-
-class BiasOverTheBatchSize(Right):
-    def bias(self, queries, keys):
-        return super().bias(queries, keys) / len(queries.x)
-
-
 class OffByOneUnderAnOffset(PositionalEncoding):
     def embed(self, x, ids, tokens):
         place = ids + (ids[..., :1] > 0)
@@ -357,11 +271,6 @@ class OffByOneUnderAnOffset(PositionalEncoding):
 class MadeOnTheCPU(LayerEncoding):
     def distance_bias(self, distance):
         return -torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * distance
-
-
-class BiasWithoutHeads(LayerEncoding):
-    def distance_bias(self, distance):
-        return -0.5 * distance
 
 
 class BiasWithHeadsLast(Right):
@@ -388,15 +297,6 @@ class LogarithmOfZero(LayerEncoding):
     def distance_bias(self, distance):
         rise = torch.tensor([0.0, 0.5, 0.0, 0.0])[:, None]
         return rise * distance.double().log()
-
-
-class LearnedLogarithmOfZero(LayerEncoding):
-    def __init__(self):
-        super().__init__()
-        self.rise = nn.Parameter(torch.tensor([0.0, 0.5, 0.0, 0.0]))
-
-    def distance_bias(self, distance):
-        return self.rise[:, None] * distance.to(self.rise.dtype).log()
 
 
 class HidesByAnInfiniteBias(LayerEncoding):
@@ -427,3 +327,163 @@ class NeedsAnOption(LayerEncoding):
 
 class NoEncoding:
     pass
+
+
+class BiasThatRises(LayerEncoding):
+    claims = BOTH | {"decaying"}
+
+    def distance_bias(self, distance):
+        return (0.1 * distance - 0.01 * distance.float().square()).expand(4, -1)
+
+
+class DecayWithoutBias(Rotary):
+    claims = BOTH | {"decaying"}
+
+
+class UndefinedWithoutNumbers(SilentPastItsEnd):
+    def embed(self, x, ids, tokens):
+        if ids.max() > 31:
+            raise LengthError("too long")
+        return super().embed(x, ids, tokens)
+
+
+class ClampsWithoutEnd(LayerEncoding):
+    past_training = "clamps"
+
+    def distance_bias(self, distance):
+        return -distance.double().log1p().expand(4, -1)
+
+
+class DefinedAndNotANumber(LayerEncoding):
+    def distance_bias(self, distance):
+        return (99 - distance).double().log().expand(4, -1)
+
+
+class ParameterWithoutUse(Right):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter(torch.ones(3))
+
+
+class LoudInput(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        return x + 5 * sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+
+class ShiftNotClaimed(Right):
+    claims = frozenset({"prefix_consistent", "decaying"})
+
+
+class ShiftNotClaimedUndefined(LayerEncoding):
+    """An encoding that refuses large positions and is invariant within the others."""
+
+    past_training = "undefined"
+    claims = frozenset({"prefix_consistent"})
+
+    def transform(self, q, k, q_position, k_position):
+        if k_position.max() > 31:
+            raise LengthError(f"32 positions, and none for {int(k_position.max())}")
+        return rotate(q, q_position, rope_frequencies(8, 9.0), "half"), rotate(
+            k, k_position, rope_frequencies(8, 9.0), "half"
+        )
+
+
+class HookMisspelt(Right):
+    def colums(self, queries, keys):
+        return None
+
+
+class HookOfTheOtherClass(Right):
+    def embed(self, x, ids, tokens):
+        return 2 * x
+
+
+class NamedInertAndMoves(LayerEncoding):
+    inert = frozenset({"strength"})
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.strength = nn.Parameter(torch.ones(n_heads))
+
+    def distance_bias(self, distance):
+        return -self.strength[:, None] * distance
+
+
+class PhaseThatCancels(Rotary):
+    """Queries and keys are turned by the same learned angle, which no product of the two depends on."""
+
+    def __init__(self, d_head: int):
+        super().__init__(d_head)
+        self.phase = nn.Parameter(torch.zeros(d_head // 2))
+
+    def turn(self, x, position):
+        a, b = super().turn(x, position).chunk(2, -1)
+        cos, sin = self.phase.cos(), self.phase.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+class ClampedAt1024(Right):
+    claims = BOTH
+
+    def distance_bias(self, distance):
+        return super().distance_bias(distance.clamp(max=1_024))
+
+
+class WindowSeesOneMore(LayerEncoding):
+    def __init__(self, window: int = 8):
+        super().__init__()
+        self.window = window
+
+    def visible(self, queries, keys):
+        distance = queries.index.unsqueeze(-1) - keys.index
+        return (distance >= 0) & (distance <= self.window)
+
+
+class OptionNeverRead(Right):
+    def __init__(self, strength: float = 0.5):
+        super().__init__()
+
+
+class OptionOnlyKept(Right):
+    def __init__(self, strength: float = 0.5):
+        super().__init__()
+        self.strength = strength
+
+
+class RandomFeaturesNotSaved(LayerEncoding):
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.register_buffer("slopes", torch.rand(n_heads), persistent=False)
+
+    def distance_bias(self, distance):
+        return -self.slopes[:, None] * distance
+
+
+class GradientThatIsNotANumber(LayerEncoding):
+    """The root's slope at distance 0 is infinite."""
+
+    def __init__(self):
+        super().__init__()
+        self.strength = nn.Parameter(torch.ones(4, 1))
+
+    def distance_bias(self, distance):
+        return -(self.strength.square() * distance).sqrt()
+
+
+class HalfAGradient(LayerEncoding):
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.strength = nn.Parameter(torch.ones(n_heads))
+
+    def distance_bias(self, distance):
+        return -0.5 * (self.strength + self.strength.detach())[:, None] * distance
+
+
+class SlopesByKeyHead(LayerEncoding):
+    def __init__(self, n_heads: int, n_kv_heads: int):
+        super().__init__()
+        self.strength = nn.Parameter(torch.linspace(0.1, 1.0, n_kv_heads))
+        self.group = n_heads // n_kv_heads
+
+    def distance_bias(self, distance):
+        return -self.strength.repeat_interleave(self.group)[:, None] * distance
