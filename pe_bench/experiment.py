@@ -14,7 +14,7 @@ import torch
 
 from pe_bench.checkpoints.load import load_checkpoint
 from pe_bench.config.schema import Config
-from pe_bench.data.batches import Windows
+from pe_bench.data.batches import windows_of
 from pe_bench.data.packed import load_data_of, summary
 from pe_bench.encodings.source import sources
 from pe_bench.encodings.spec import EncodingSpec
@@ -111,7 +111,7 @@ def load(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]
     dry_run_training(model, config.train.length, config.encoding["name"])
     plans = planner(config, config.eval, data)
     for side in ("training", "validation"):
-        Windows(data, config.train.length, side=side)  # which refuses data without any
+        windows_of(data, config.train.length, side=side)  # which refuses data without any
     dtype = resolve_precision(config.precision, config.device)
     facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
     label, source = encoding.label, config.train.from_run

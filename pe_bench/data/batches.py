@@ -79,7 +79,7 @@ class TrainingWindows:
         lengths = np.append(split.lengths[alone], len(self.joint))
         self.crops_through = np.cumsum(np.maximum(lengths - length, 0))
 
-    def batch(self, count: int, seed: int, step: int) -> torch.Tensor:
+    def batch(self, count: int, seed: int, step: int) -> Batch:
         """Return int64 [count, length + 1], equal for equal arguments, whatever was drawn before."""
         generator = np.random.default_rng([seed, STREAM, step])
         drawn = generator.integers(0, self.crops_through[-1], size=count)
@@ -91,7 +91,7 @@ class TrainingWindows:
         for row in range(count):
             source = self.joint if document[row] == last else self.tokens
             windows[row] = source[begin[row] : begin[row] + self.size]
-        return torch.from_numpy(windows)
+        return Batch(torch.from_numpy(windows))
 
 
 class TaskWindows:
@@ -106,11 +106,8 @@ class TaskWindows:
         self.largest = task.size_at(length)
         self.stream = STREAMS[side]
 
-    def batch(self, count: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return int64 [count, length + 1], and which of them are answers, bool of the same shape.
-
-        They are equal for equal arguments, whatever was drawn before.
-        """
+    def batch(self, count: int, seed: int, step: int) -> Batch:
+        """Return int64 [count, length + 1], equal for equal arguments, whatever was drawn before."""
         rng = np.random.default_rng([seed, self.stream, step])
         sizes = rng.integers(self.task.least, self.largest + 1, size=count)
         tokens = np.full((count, self.size), self.task.padding, np.int64)
@@ -119,27 +116,21 @@ class TaskWindows:
             example = self.task.example(rng, int(size))
             tokens[row, : len(example.tokens)] = example.tokens
             is_answer[row, : len(example.tokens)] = example.is_answer
-        return torch.from_numpy(tokens), torch.from_numpy(is_answer)
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(is_answer))
 
 
-class Windows:
-    """The windows that a run trains on, or those that its validation loss is of: of text or of a task.
+Windows = TrainingWindows | TaskWindows
+
+
+def windows_of(data: Data, length: int, side: str = "training") -> Windows:
+    """Return the windows that a run trains on, or those that its validation loss is of: of text or of a task.
 
     Raises `UserError` where none can be drawn.
     """
-
-    def __init__(self, data: Data, length: int, side: str = "training") -> None:
-        self.windows: TrainingWindows | TaskWindows
-        if data.task is not None:
-            self.windows = TaskWindows(data.task, length, side)
-        else:
-            split = data.train if side == "training" else data.validation
-            self.windows = TrainingWindows(split, length, data.end_of_text, side)
-
-    def batch(self, count: int, seed: int, step: int) -> Batch:
-        """Return `count` windows, equal for equal arguments."""
-        drawn = self.windows.batch(count, seed, step)
-        return Batch(*drawn) if isinstance(drawn, tuple) else Batch(drawn)
+    if data.task is not None:
+        return TaskWindows(data.task, length, side)
+    split = data.train if side == "training" else data.validation
+    return TrainingWindows(split, length, data.end_of_text, side)
 
 
 def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:

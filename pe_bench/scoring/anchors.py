@@ -153,7 +153,7 @@ def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
     """Return the models of the windows that a run of this seed trains on; of very many, of the first ones."""
     windows = TrainingWindows(data.train, train.length, data.end_of_text)
     steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
-    drawn = (windows.batch(train.batch, seed, step).numpy() for step in range(steps))
+    drawn = (windows.batch(train.batch, seed, step).tokens.numpy() for step in range(steps))
     needed = max(1, MAX_WEIGHED // train.length**2)
     kept: list[np.ndarray] = []
 

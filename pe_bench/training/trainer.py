@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.config.schema import Config, TrainConfig
-from pe_bench.data.batches import Batch, Windows
+from pe_bench.data.batches import Batch, windows_of
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.checks import user_code_errors
@@ -154,8 +154,8 @@ class Trainer:
         # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
         self.layers = torch.compile(model.layers) if device.type == "cuda" else model.layers
         length = config.train.length
-        self.windows = Windows(data, length)
-        self.validation = Windows(data, length, side="validation")
+        self.windows = windows_of(data, length)
+        self.validation = windows_of(data, length, side="validation")
 
     def step(self, number: int, seconds: float) -> Step:
         """Take step `number` (from zero); `seconds` were spent before it."""

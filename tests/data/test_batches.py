@@ -23,14 +23,14 @@ def split_of(*lengths: int, dtype: type = np.uint16) -> Split:
 
 
 def test_windows_stand_inside_one_document():
-    batch = TrainingWindows(split_of(50, 40, 9), 8, END).batch(500, seed=0, step=0)
+    batch = TrainingWindows(split_of(50, 40, 9), 8, END).batch(500, seed=0, step=0).tokens
     assert torch.equal(batch, batch[:, :1] + torch.arange(9))
     assert (batch[:, 0] // 100 == batch[:, -1] // 100).all()
 
 
 def test_every_start_is_equally_likely():
     windows = TrainingWindows(split_of(20, 9, 12), length=8, end_of_text=END)
-    starts = Counter(windows.batch(16_000, seed=1, step=0)[:, 0].tolist())
+    starts = Counter(windows.batch(16_000, seed=1, step=0).tokens[:, 0].tolist())
     assert sorted(starts) == [*range(12), 100, *range(200, 204)]
     expected = 16_000 / 17
     chi_square = sum((seen - expected) ** 2 / expected for seen in starts.values())
@@ -40,7 +40,7 @@ def test_every_start_is_equally_likely():
 def test_short_documents_are_joined_by_the_end_of_text_and_nothing_is_lost():
     windows = TrainingWindows(split_of(3, 30, 8, 2), length=8, end_of_text=END)
     assert windows.joint.tolist() == [0, 1, 2, END, *range(200, 208), END, 300, 301]
-    seen = set(windows.batch(2_000, seed=0, step=0).flatten().tolist())
+    seen = set(windows.batch(2_000, seed=0, step=0).tokens.flatten().tolist())
     assert seen == {0, 1, 2, *range(100, 130), *range(200, 208), 300, 301, END}
 
 
@@ -52,15 +52,15 @@ def test_short_documents_that_do_not_fill_a_window_are_joined_to_the_next_longer
 def test_a_batch_follows_from_seed_and_step_alone():
     split = split_of(500, 3, 400)
     windows = TrainingWindows(split, length=8, end_of_text=END)
-    first = [windows.batch(4, seed=3, step=step) for step in range(3)]
-    resumed = TrainingWindows(split, length=8, end_of_text=END).batch(4, seed=3, step=2)
+    first = [windows.batch(4, seed=3, step=step).tokens for step in range(3)]
+    resumed = TrainingWindows(split, length=8, end_of_text=END).batch(4, seed=3, step=2).tokens
     assert torch.equal(resumed, first[2])
     assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first[0], windows.batch(4, seed=4, step=0))
+    assert not torch.equal(first[0], windows.batch(4, seed=4, step=0).tokens)
 
 
 def test_a_batch_is_pinned():
-    batch = TrainingWindows(split_of(500, 3, 400), 2, END).batch(4, seed=0, step=7)
+    batch = TrainingWindows(split_of(500, 3, 400), 2, END).batch(4, seed=0, step=7).tokens
     assert batch[:, 0].tolist() == [244, 401, 577, 254], (
         "the batches of every run have changed: raise the version of a run's identity with these numbers"
     )
@@ -74,6 +74,6 @@ def test_a_split_shorter_than_one_window_is_told_with_both_numbers():
         TrainingWindows(split_of(4, 3), length=8, end_of_text=END)
     with pytest.raises(UserError, match="the validation documents have 8 tokens together"):
         TrainingWindows(split_of(4, 3), length=8, end_of_text=END, side="validation")
-    assert TrainingWindows(split_of(4, 4), 8, END).batch(1, 0, 0).tolist() == [
+    assert TrainingWindows(split_of(4, 4), 8, END).batch(1, 0, 0).tokens.tolist() == [
         [0, 1, 2, 3, END, 100, 101, 102, 103]
     ]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pe_bench.config.groups import config_dir
-from pe_bench.data.batches import TaskWindows, Windows
+from pe_bench.data.batches import TaskWindows, windows_of
 from pe_bench.data.packed import task_data
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.errors import UserError
@@ -66,7 +66,7 @@ PINNED = {
 @every_task
 def test_examples_of_a_seed_are_those_of_older_versions(name: str) -> None:
     task = build_task({"name": name})
-    batch = TaskWindows(task, 32).batch(8, seed=1, step=2)[0].numpy().astype("<i8").tobytes()
+    batch = TaskWindows(task, 32).batch(8, seed=1, step=2).tokens.numpy().astype("<i8").tobytes()
     found = task.hash, task_plan(task, 32, 8, 0).target_hash, hashlib.sha256(batch).hexdigest()[:16]
     assert found == PINNED[name]
 
@@ -140,7 +140,9 @@ def test_options_that_cannot_be_are_refused(values: dict[str, object], message: 
 def test_windows_hold_examples_of_all_sizes_and_padding_that_is_no_answer(name: str) -> None:
     task = shipped(name)
     windows = TaskWindows(task, 40)
-    tokens, is_answer = windows.batch(300, seed=0, step=0)
+    batch = windows.batch(300, seed=0, step=0)
+    tokens, is_answer = batch.tokens, batch.is_answer
+    assert is_answer is not None
     assert tokens.shape == is_answer.shape == (300, 41)
     sizes = (tokens != task.padding).sum(1)
     possible = {task.tokens(size) for size in range(task.least, task.size_at(40) + 1)}
@@ -151,14 +153,17 @@ def test_windows_hold_examples_of_all_sizes_and_padding_that_is_no_answer(name: 
 def test_a_batch_is_a_function_of_its_seed_and_step_and_of_the_side() -> None:
     task = shipped("copy")
     first, again = TaskWindows(task, 32), TaskWindows(task, 32)
-    drawn = [first.batch(4, seed=1, step=step)[0] for step in range(3)]
-    assert np.array_equal(again.batch(4, seed=1, step=2)[0], drawn[2])
-    others = [first.batch(4, 2, 2)[0], drawn[1], TaskWindows(task, 32, "validation").batch(4, 1, 2)[0]]
-    assert not any(np.array_equal(other, drawn[2]) for other in others)
+    drawn = [first.batch(4, seed=1, step=step).tokens for step in range(3)]
+    assert np.array_equal(again.batch(4, seed=1, step=2).tokens, drawn[2])
+    others = [
+        windows.tokens
+        for windows in (first.batch(4, 2, 2), TaskWindows(task, 32, "validation").batch(4, 1, 2))
+    ]
+    assert not any(np.array_equal(other, drawn[2]) for other in [drawn[1], *others])
 
 
 def test_a_batch_counts_the_losses_of_answers_alone_and_its_parts_are_its_rows() -> None:
-    batch = Windows(task_data(shipped("flip_flop")), 16).batch(6, 0, 0)
+    batch = windows_of(task_data(shipped("flip_flop")), 16).batch(6, 0, 0)
     assert batch.is_answer is not None
     assert batch.losses == int(batch.is_answer.sum()) < batch.targets.numel()
     parts = list(batch.split(2))

@@ -90,7 +90,7 @@ def test_each_model_is_a_distribution_over_the_vocabulary(label: str, first: int
 
 def test_what_is_counted_are_the_very_windows_that_the_seed_trains_on() -> None:
     drawn = TrainingWindows(DATA.train, TRAIN.length, DATA.end_of_text)
-    windows = np.concatenate([drawn.batch(TRAIN.batch, 5, step).numpy() for step in range(3)])
+    windows = np.concatenate([drawn.batch(TRAIN.batch, 5, step).tokens.numpy() for step in range(3)])
     counts = count_anchors(DATA, TRAIN, seed=5).trigram.counts[0]
     assert (
         counts.of(np.arange(VOCABULARY)).tolist()
