@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pe_bench.sweep.states import SweepTable
 
 DEFAULT_FOLDER = Path("results")
-DETAILS_HINT, PICTURE_HINT = "95 % intervals, controls, speed: --details", "picture: --plot curve.png"
+HINTS = ("intervals: --details", "marks: docs/marks.md")
+PICTURE_HINT = "picture: --plot curve.png"
 
 
 def print_run(rows: list[Row], run: Path, margin: float = MARGIN, asked: Sequence[int] = ()) -> None:
@@ -135,7 +136,7 @@ def print_report(report: Report, outputs: Outputs, details: bool) -> None:
         if "--csv" in outputs.printed:
             say_problems(report)
     else:
-        hints = [DETAILS_HINT, *([] if outputs.plot else [PICTURE_HINT])]
+        hints = [*HINTS, *([] if outputs.plot else [PICTURE_HINT])]
         show(report.tables, hint="    ".join(hints), details=details)
         if report.probes:
             write_out("what pe-bench probe found: --probe\n")

@@ -15,6 +15,7 @@ from pe_bench.report.records import Record as Score
 from pe_bench.report.statistics import Interval
 from pe_bench.report.values import (
     break_text,
+    by_importance,
     context_answer,
     has_controls,
     has_trained_level,
@@ -23,13 +24,11 @@ from pe_bench.report.values import (
     short_lengths,
     value_at,
     verdict_of,
-    without_middle,
     works_to,
 )
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
 
-WIDTH = 100  # columns of a terminal that the short form takes at most
 MIN_LENGTHS = 3  # that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
 
@@ -77,9 +76,9 @@ def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
     sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
     if len(compared) < 2 or not sure:
         return cells
-    best = f"{max(sure) if table.measure.higher_is_better else min(sure):.3f}"
+    best = number_text(max(sure) if table.measure.higher_is_better else min(sure))
     return [
-        replace(cell, is_best=counts and f"{cell.value:.3f}" == best)
+        replace(cell, is_best=counts and number_text(cell.value or 0.0) == best)
         for cell, counts in zip(cells, is_compared, strict=True)
     ]
 
@@ -207,7 +206,7 @@ def show(
     def draw_all(width: int) -> Iterator[Text]:
         for index, table in enumerate(tables):
             yield from [Text()] if index else []
-            yield from _draw_details(table, width) if details else _draw_short(table, min(width, WIDTH))
+            yield from _draw_details(table, width) if details else _draw_short(table, width)
             yield from [Text(hint, "dim")] if hint and not details else []
 
     grids.show(draw_all, console)
@@ -241,24 +240,24 @@ def _draw_details(table: Table, width: int) -> list[Text]:
 def _draw_short(table: Table, width: int) -> list[Text]:
     """Return the lines of the short form with as many lengths as fit, and the small table of recall.
 
-    Lengths that were asked for are the last to go. Names are folded only where three lengths have no room
-    beside them.
+    Names are folded only where three lengths have no room beside them.
     """
     lengths = short_lengths(table)
+    kept = by_importance(lengths, table.key.train_length, table.asked)
     grid = short(table)
     for count in range(len(lengths), -1, -1):
-        grid = short(table, _shown(lengths, count, table.asked))
+        grid = short(table, sorted(kept[:count]))
         if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
             break
     lines = draw(grid, width)
-    return lines if table.recall is None else [*lines, Text(), *draw(_recall(table.recall), width)]
+    if table.recall is None or not _gains(table.recall):
+        return lines
+    return [*lines, Text(), *draw(_recall(table.recall), width)]
 
 
-def _shown(lengths: Sequence[int], count: int, named: Sequence[int]) -> list[int]:
-    """Return so many of the lengths: those that the user named, and the first and last of the others."""
-    kept = without_middle([length for length in lengths if length in named], count)
-    others = [length for length in lengths if length not in named]
-    return sorted([*kept, *without_middle(others, count - len(kept))])
+def _gains(table: Table) -> bool:
+    """Return whether some encoding surely gains from far text at some length."""
+    return any(cell.verdict == "improves" for line in table.lines for cell in line.cells.values())
 
 
 def _recall(table: Table) -> Grid:

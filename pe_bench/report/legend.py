@@ -65,14 +65,12 @@ def best_text(table: Table) -> str:
     which = "highest" if table.measure.higher_is_better else "lowest"
     if table.baseline:
         return f"bold: the {which} that is better than {table.baseline} for sure"
-    return f"the {which} of each column is bold, which need not be better for sure"
+    return f"bold: the {which} of the encodings in each column, which need not be better for sure"
 
 
 def numbers_text(table: Table) -> str:
     """Return what the numbers beside the levels are; empty where there are none."""
     train_length = table.key.train_length
-    if table.baseline and not short_lengths(table):
-        return f"levels; their differences from {table.baseline} are in the details"
     if table.baseline:
         same = "examples, + is better" if table.is_task else "text"
         return f"difference from {table.baseline} at the same length, on the same {same}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from pe_bench.report.columns import NAME, WIDTH, half_width
+from pe_bench.report.columns import NAME, half_width
 from pe_bench.report.legend import setting_title
 from pe_bench.report.measures import FINDS, NO_LIFT
 from pe_bench.report.needles import Found, ProbeLine, ProbeTable
@@ -82,7 +82,7 @@ def show_probes(tables: Sequence[ProbeTable], console: Console | None = None, hi
     def draw_all(width: int) -> Iterator[Text]:
         for index, table in enumerate(tables):
             yield from [Text()] if index else []
-            yield from draw(grid_of(table), min(width, WIDTH))
+            yield from draw(grid_of(table), width)
         yield from [Text(hint, "dim")] if hint else []
 
     grids.show(draw_all, console)

@@ -25,8 +25,14 @@ MARKS_OF_MODELS = {**MARKS, "holds": "=", "solves": "=", "unclear": ""}
 
 
 def number_text(value: float, sign: str = "") -> str:
-    """Return bits per byte with three decimals, as a power of ten where that would be no number to read."""
-    return f"{value:{sign}.3f}" if not abs(value) >= MAX_PLAIN else f"{value:{sign}.2e}"
+    """Return bits per byte with three decimals, as a power of ten where that would be no number to read.
+
+    What rounds to 0 has no sign.
+    """
+    if abs(value) >= MAX_PLAIN:
+        return f"{value:{sign}.2e}"
+    text = f"{value:{sign}.3f}"
+    return "0.000" if text[1:] == "0.000" else text
 
 
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
@@ -52,7 +58,8 @@ def has_changes(table: Table) -> bool:
 def short_lengths(table: Table) -> list[int]:
     """Return the lengths beyond the training length, and others that were asked for.
 
-    All of them where no line has a level at the training length.
+    The training length is one of them where a baseline is compared with there too. All of them where no line
+    has a level at the training length.
     """
     if not has_trained_level(table):
         return list(table.lengths)
@@ -60,7 +67,9 @@ def short_lengths(table: Table) -> list[int]:
     return [
         length
         for length in table.lengths
-        if length > train_length or (length < train_length and length in table.asked)
+        if length > train_length
+        or (length < train_length and length in table.asked)
+        or (length == train_length and table.baseline)
     ]
 
 
@@ -146,7 +155,13 @@ def break_text(found: BreakPoint) -> str:
     return texts[found.kind]
 
 
-def without_middle(lengths: Sequence[int], count: int) -> list[int]:
-    """Return so many of the lengths: the first and the last ones, the middle dropped."""
-    first = (count + 1) // 2
-    return [*lengths[:first], *lengths[len(lengths) - (count - first) :]]
+def by_importance(lengths: Sequence[int], train_length: int, named: Sequence[int]) -> list[int]:
+    """Return the lengths in the order in which a narrow table keeps them.
+
+    Those that the user named come first, then the training length, the longest, twice and four times the
+    training length, one that is just past it, and the others from the longest on.
+    """
+    just_past = max((length for length in lengths if train_length < length <= 1.25 * train_length), default=0)
+    first = (train_length, max(lengths, default=0), 2 * train_length, 4 * train_length, just_past)
+    order = [*named, *first, *sorted(lengths, reverse=True)]
+    return [length for length in dict.fromkeys(order) if length in lengths]

@@ -72,8 +72,8 @@ def test_one_line_has_nothing_to_be_better_than(tmp_path: Path) -> None:
 
 def test_the_baselines_levels_are_no_differences_and_never_the_best(results: Path) -> None:
     rows = rows_of(to_markdown([only(results, "rope")]))
-    assert rows["rope"][1:3] == ["2.428", "2.809"]
-    assert rows["alibi"][2] == "-1.040v"
+    assert rows["rope"][2:4] == ["2.428", "2.809"]
+    assert rows["alibi"][3] == "-1.040v"
 
 
 def test_with_a_baseline_only_what_is_better_for_sure_is_bold(results: Path) -> None:
@@ -91,14 +91,14 @@ def test_with_a_baseline_only_what_is_better_for_sure_is_bold(results: Path) -> 
     text = to_markdown([replace(table, lines=tuple(lines))])
     alibi = rows_of(text)["alibi"]
     assert "*" not in alibi[0], "levels are compared with nothing"
-    assert alibi[1].startswith("**-") and not alibi[2].startswith("**")
+    assert alibi[2].startswith("**-") and not alibi[3].startswith("**")
     assert "bold: the lowest that is better than rope for sure" in text
 
 
 def test_latex_has_minus_signs_a_label_and_the_best_in_bold(results: Path) -> None:
     text = to_latex([only(results, "rope")])
     [alibi] = [row for row in rows_in(text) if row[0] == "alibi"]
-    assert alibi[2] == "$-0.664$v", "one difference alone is not the best"
+    assert alibi[3] == "$-0.664$v", "one difference alone is not the best"
     [label] = re.findall(r"\\label\{(.*)\}", text)
     assert (label, text.count(r"\centering")) == ("tab:tiny-stdlib-128", 1)
     text = to_latex([only(results)])

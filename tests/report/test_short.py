@@ -16,7 +16,7 @@ from pe_bench.report.groups import QUICK_TOKENS
 from pe_bench.report.html.page import describe_result
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
-from pe_bench.report.values import short_lengths, without_middle, works_to
+from pe_bench.report.values import by_importance, short_lengths, works_to
 from pe_bench.runs.find import Condition, parse_condition
 from pe_bench.runs.rows import read_rows
 from pe_bench.system.grid import fold
@@ -96,24 +96,28 @@ def test_digits_are_below_each_other_whether_marked_or_not(results: Path) -> Non
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 200])
-def test_a_narrow_terminal_loses_lengths_from_the_middle_and_never_the_answers(
+def test_a_narrow_terminal_keeps_the_lengths_that_people_ask_for_and_the_answers(
     results: Path, width: int
 ) -> None:
     add_run(results, "alibi", {2048: 1.9}, control="swap")
     text = printed(build_tables(results), width)
-    assert max(map(len, text.splitlines())) <= min(width, 100)
+    assert max(map(len, text.splitlines())) <= width
     [headings] = [line for line in text.splitlines() if line.startswith("encoding ")]
     assert headings.endswith("works to  uses context")
     shown = [int(word) for word in headings.split("at 128")[1].split() if word.isdecimal()]
     dropped = [length for length in LENGTHS[2:] if length not in shown]
     assert bool(dropped) == (width < 90)
     assert not dropped or f"no room for {', '.join(map(str, dropped))}" in text
-    assert shown == without_middle(LENGTHS[2:], len(shown))
+    assert shown == sorted(by_importance(LENGTHS[2:], 128, ())[: len(shown)])
 
 
-def test_what_is_dropped_is_the_middle() -> None:
-    found = [without_middle([1, 2, 3, 4, 5], count) for count in range(6)]
-    assert found == [[], [1], [1, 5], [1, 2, 5], [1, 2, 4, 5], [1, 2, 3, 4, 5]]
+def test_the_longest_twice_four_times_and_just_past_training_are_kept_and_the_shortest_dropped_first() -> (
+    None
+):
+    lengths = [132, 144, 160, 192, 256, 512, 1024, 2048]
+    assert by_importance(lengths, 128, ()) == [2048, 256, 512, 160, 1024, 192, 144, 132]
+    assert by_importance(lengths, 128, [144])[:2] == [144, 2048]
+    assert by_importance([64, 128, *lengths], 128, [64])[:3] == [64, 128, 2048]
 
 
 @pytest.mark.parametrize("width", [50, 80, None])
@@ -192,22 +196,20 @@ def test_colour_repeats_the_mark(results: Path) -> None:
 
 def test_a_baseline_has_its_levels_and_the_others_their_differences_from_it(results: Path) -> None:
     text = printed(build_tables(results, selection=Selection(baseline="rope")), 100)
-    assert cells_of(text, "rope")[:3] == ["1.719", "2.428", "2.809"]
-    assert cells_of(text, "alibi")[:3] == ["1.762", "-0.664v", "-1.045v"], "a level has no mark"
-    assert cells_of(text, "learned")[:2] == ["1.900", "-"]
+    assert cells_of(text, "rope")[:4] == ["1.719", "1.719", "2.428", "2.809"]
+    assert cells_of(text, "alibi")[:4] == ["1.762", "+0.043>", "-0.664v", "-1.045v"], "a level has no mark"
+    assert cells_of(text, "learned")[:3] == ["1.900", "+0.181>", "-"]
     assert "difference from rope at the same length" in text and "v better" in text
     assert "change against" not in text
 
 
-def test_where_only_levels_are_shown_the_differences_from_a_baseline_are_in_the_details(
-    tmp_path: Path,
-) -> None:
-    for name, level in (("rope", 3.0), ("alibi", 3.5)):
+def test_a_baseline_is_compared_with_at_the_training_length_too(tmp_path: Path) -> None:
+    for name, level in (("rope", 3.0), ("alibi", 3.5), ("nope", 3.0001)):
         add_run(tmp_path, name, {128: level})
     text = printed(build_tables(tmp_path, selection=Selection(baseline="rope")))
-    assert cells_of(text, "alibi") == ["3.500", "-"]
-    assert "levels; their differences from rope are in the details" in text
-    assert "worse" not in text and "at the same length" not in text
+    assert cells_of(text, "alibi") == ["3.500", "+0.500>", "-"]
+    assert cells_of(text, "nope") == ["3.000", "0.000", "-"], "no sign where it rounds to 0"
+    assert "difference from rope at the same length" in text
 
 
 def test_without_a_level_at_the_training_length_levels_are_shown(tmp_path: Path) -> None:
