@@ -1,7 +1,6 @@
 """`eval hf:...`: rows of a checkpoint are like those of any other run."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +218,6 @@ def test_plain_is_for_checkpoints(tmp_path: Path, command: Command, score: Comma
     assert {row.encoding for row in rows_in(tmp_path)} == {"as_is"}
 
 
-def test_a_checkpoint_s_configuration_cannot_be_trained(tmp_path: Path, command: Command) -> None:
-    done = command("train", "encoding=rope", "+checkpoint={source: x, identity: y, train_length_from: z}")
-    assert done.code == 2
-
-
 def test_evaluate_scores_a_checkpoint_as_the_command_does(tmp_path: Path, score: Command) -> None:
     write_checkpoint(tmp_path / "llama", "llama")
     overrides = ["data=files", f"data.path={tmp_path / 'corpus'}", "eval.max_length=64", "eval.targets=6"]
@@ -283,17 +277,6 @@ def test_an_interrupt_says_what_is_kept_and_the_same_command_continues(
     monkeypatch.setattr(Scorer, "score", run_whole)
     assert score("llama", "--lengths", "16,64").code == 0
     assert {row.length for row in rows_in(tmp_path)} == {16, TRAIN_LENGTH, 64}
-
-
-def test_a_command_for_more_targets_names_the_checkpoint_s_run(
-    tmp_path: Path, score: Command, command: Command
-) -> None:
-    write_checkpoint(tmp_path / "gpt2", "gpt2")
-    score("gpt2", "train.length=16", "--lengths", "48", "--targets", "2")
-    shutil.rmtree(tmp_path / "results" / "anchors")  # by which random weights have no verdict
-    told = " ".join(command("report", "--results-dir", str(tmp_path / "results")).out.split())
-    assert "narrow these by up to half" in told, told
-    assert f"pe-bench eval {run_in(tmp_path).name} --targets 8" in told
 
 
 def test_slices_and_the_page_are_those_of_any_run(tmp_path: Path, score: Command, command: Command) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import config_dir, names_in
+from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.encodings.spec import EncodingSpec, PartSpec
 from pe_bench.scoring.other_encodings import compatible_encodings, incompatibility
@@ -78,11 +78,6 @@ def test_compatible_encodings_are_those_of_the_catalogues_table(trained: str) ->
     assert may == {name for name in NAMES if allowed(trained, name)}
 
 
-def test_the_table_has_every_encoding() -> None:
-    assert set(WHITELIST) | {name for names in WHITELIST.values() for name in names} <= set(NAMES)
-    assert set(CHANGES) <= set(NAMES)
-
-
 @pytest.mark.parametrize(
     ("name", "override"), [(name, override) for name in CHANGES for override in sorted(CHANGES[name])]
 )
@@ -111,11 +106,6 @@ def test_declarations_name_existing_encodings_and_options(name: str) -> None:
         assert declared.window_factor is None or part.values[declared.window_factor] is None
 
 
-def test_every_encoding_is_known_by_the_name_of_its_file() -> None:
-    for name in NAMES:
-        assert named_part(name).name == name
-
-
 def test_a_changed_option_is_refused_with_both_values() -> None:
     reason = incompatibility(spec("rope"), spec("rope", "encoding.base=500"))
     assert reason == (
@@ -124,14 +114,6 @@ def test_a_changed_option_is_refused_with_both_values() -> None:
     )
     reason = incompatibility(spec("alibi"), spec("alibi", "encoding.n_heads=2"))
     assert reason is not None and reason.endswith("(changeable: slope_scale)")
-
-
-def test_modifiers_that_made_other_weights_are_named() -> None:
-    reason = incompatibility(spec("pose"), scored_with(spec("pose"), "yarn"))
-    assert reason == (
-        "this run was trained with rope and pose, and on such weights only pose's options may change "
-        "(changeable: none)"
-    )
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "learned", "irope"])
@@ -150,10 +132,6 @@ def test_what_a_class_implies_is_an_option_of_its_compatible_encodings() -> None
 
 def implied(encoding: EncodingSpec) -> Mapping[str, Any]:
     return encoding.base.encoding_class.implied(encoding.values)
-
-
-def test_the_shipped_folder_is_what_is_tested() -> None:
-    assert len(NAMES) == len(list((config_dir() / "encoding").glob("*.yaml"))) > 50
 
 
 @pytest.mark.parametrize(

@@ -134,25 +134,6 @@ def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation:
         assert one.target_hash == other.target_hash
 
 
-@pytest.mark.parametrize("length", [8, 24, 40])
-def test_paired_windows_that_reach_the_model_have_the_full_length(trained: Job, length: int) -> None:
-    shapes = fed(trained)
-    scored(trained, replace(EVAL, lengths=[length], max_length=40))
-    parts = BLOCK // PART_AT[length]
-    assert sum(batch for batch, columns in shapes if columns == length) == EVAL.targets * parts
-    assert {columns for _, columns in shapes} == {length, TRAIN_LENGTH}
-
-
-@pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
-def test_windows_have_the_length_except_for_a_shorter_last_one(trained: Job, protocol: str) -> None:
-    shapes = fed(trained)
-    [_, row] = scored(trained, replace(EVAL, protocol=protocol, lengths=[24]))  # type: ignore[arg-type]
-    fed_at_24 = [columns for _, columns in shapes if columns > TRAIN_LENGTH]
-    assert max(fed_at_24) == 24
-    assert protocol == "nonoverlapping" or set(fed_at_24) == {24}
-    assert row.length == 24
-
-
 def test_batches_are_no_larger_than_requested(trained: Job) -> None:
     shapes = fed(trained)
     scored(trained, replace(EVAL, batch_tokens=50))
@@ -198,23 +179,6 @@ def test_a_missing_score_file_is_computed_again(trained: Job) -> None:
     assert np.array_equal(load_scores(lost).nll, before.nll)
 
 
-def test_more_lengths_are_added_to_what_is_there(trained: Job) -> None:
-    first = scored(trained, replace(EVAL, lengths=[8, 24]))
-    shapes = fed(trained)
-    second = scored(trained, replace(EVAL, lengths=[12]))
-    assert [row.length for row in second] == [8, 12]
-    assert second[0] == first[0]
-    assert {columns for _, columns in shapes} == {12}
-    assert [row.length for row in read_rows(trained.folder / "eval.csv")] == [8, 12, 24]
-
-
-def test_rows_of_several_protocols_are_kept(trained: Job) -> None:
-    for evaluation in (EVAL, PROTOCOLS["nonoverlapping"], PROTOCOLS["sliding"]):
-        scored(trained, evaluation)
-    rows = read_rows(trained.folder / "eval.csv")
-    assert [row.protocol for row in rows] == ["nonoverlapping"] * 3 + ["paired"] * 3 + ["sliding"] * 3
-
-
 def test_another_stride_is_scored_separately(trained: Job) -> None:
     """Its targets are the same, but their context is not."""
     half = scored(trained, PROTOCOLS["sliding by half"])
@@ -244,11 +208,6 @@ def test_finished_scores_are_kept_when_the_rest_is_interrupted(trained: Job) -> 
 
 
 # Rows
-
-
-def test_rows_survive_their_file_exactly(trained: Job) -> None:
-    rows = scored(trained)
-    assert read_rows(trained.folder / "eval.csv") == rows
 
 
 def test_rows_say_what_was_scored(trained: Job) -> None:
@@ -358,13 +317,6 @@ def test_progress_is_reported_for_every_length_from_zero_to_one(trained: Job) ->
         shares = [share for _, asked, share in told if asked == length]
         assert shares == sorted(shares)
         assert (shares[0], shares[-1]) == (0, 1)
-
-
-def test_scoring_leaves_no_trace_in_the_model(trained: Job) -> None:
-    before = {name: value.clone() for name, value in trained.model.state_dict().items()}
-    scored(trained)
-    assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
-    assert all(weight.grad is None for weight in trained.model.parameters())
 
 
 def test_rows_of_an_encoding_that_reads_the_length_say_so(tmp_path: Path) -> None:

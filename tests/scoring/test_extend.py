@@ -9,13 +9,11 @@ import pytest
 import torch
 from support.commands import Command, only_run
 from support.results import edit_rows
-from support.scoring import BLOCK, DATA, EVAL, fed, scored, trained_model
+from support.scoring import BLOCK, EVAL, fed, scored, trained_model
 
-from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file
-from pe_bench.scoring.targets import target_blocks
 
 torch.set_num_threads(1)
 
@@ -144,32 +142,6 @@ def test_scores_of_another_device_or_version_or_text_are_not_taken(
     assert windows_by_length(shapes) == {length: 9 * windows for length, windows in WINDOWS.items()}
 
 
-@pytest.mark.parametrize("change", [{"target_tokens": 2}, {"seed": 1}, {"max_length": 25}])
-def test_another_choice_of_blocks_is_no_larger_set(tmp_path: Path, change: dict[str, int]) -> None:
-    trained = trained_model(tmp_path / "run")
-    small = scored(trained, SMALL)
-    other = replace(LARGE, **change)  # pyright: ignore[reportArgumentType]
-    again = trained_model(tmp_path / "at_once" / "run")
-    assert_same(trained, scored(trained, other), again, scored(again, other))
-    assert not {row.target_hash for row in small} & {row.target_hash for row in scored(trained, other)}
-
-
-def test_bfloat16_scores_are_extended_by_themselves(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run")
-    scored(trained, SMALL)
-    shapes = fed(trained)
-    scored(trained, replace(LARGE, precision="bfloat16"))
-    assert windows_by_length(shapes) == {length: 9 * windows for length, windows in WINDOWS.items()}
-
-
-def test_a_length_out_of_reach_stays_out_of_reach_in_a_larger_set(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run", Learned(16, max_position=12))
-    scored(trained, replace(EVAL, targets=5))
-    rows = {row.length: row for row in scored(trained, replace(EVAL, targets=9))}
-    assert [rows[length].status for length in (8, 12, 24)] == ["ok", "ok", "undefined"]
-    assert rows[24].nll is None and rows[12].targets == 9 * BLOCK
-
-
 def test_a_kill_in_the_middle_of_extending_leaves_rows_that_a_second_command_completes(
     tmp_path: Path, at_once: tuple[Job, list[Row]]
 ) -> None:
@@ -191,13 +163,6 @@ def test_a_kill_in_the_middle_of_extending_leaves_rows_that_a_second_command_com
 
 
 # The blocks
-
-
-def test_a_smaller_set_knows_the_blocks_of_every_larger_one() -> None:
-    small, large = (target_blocks(DATA.validation, 24, BLOCK, count, 0, "da7a") for count in (3, 9))
-    assert small.first(9).hash == large.hash and large.first(3).hash == small.hash
-    assert small.first(9).donor_end.tolist() == large.donor_end.tolist()
-    assert len(small.first(10_000)) == len(large.first(10_000)) > 9
 
 
 # Through the commands
@@ -233,27 +198,3 @@ def test_a_command_with_more_targets_scores_the_new_ones(
     assert sum(counted) == 2 * (8 + 4)
     rows = read_rows(only_run(folder) / "eval.csv")
     assert sorted((row.targets, row.length) for row in rows) == [(96, 16), (96, 32), (128, 16), (128, 32)]
-
-
-def test_scores_of_other_encodings_are_extended_too(
-    train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert train("encoding=rope").code == 0
-    arguments = ("eval", "--results-dir", str(folder / "results"), "--with", "rope_pi", "--lengths", "32")
-    assert command(*arguments).code == 0
-    first = read_rows(only_run(folder) / "eval.csv")
-    counted = windows_of_commands(monkeypatch)
-    assert command(*arguments, "--targets", "8").code == 0
-    curves = {row.scored_with for row in first}
-    assert len(curves) == 3
-    assert sum(counted) == len(curves) * 2 * (8 + 4)
-    again = trained_scores(only_run(folder))
-    for name in curves:
-        small, large = again[name, 96], again[name, 128]
-        assert set(small.tolist()) < set(large.tolist())
-    assert len({again[name, 128].tobytes() for name in curves}) == 3
-
-
-def trained_scores(run: Path) -> dict[tuple[str, int], np.ndarray]:
-    rows = [row for row in read_rows(run / "eval.csv") if row.length == 32]
-    return {(row.scored_with, row.targets): load_scores(score_file(run, row)).nll for row in rows}

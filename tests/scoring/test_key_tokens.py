@@ -18,7 +18,7 @@ from pe_bench.scoring.slices import key_slices
 
 
 def plans_of(evaluation=EVAL, data=DATA) -> list[Plan]:
-    config = replace(trained_model(Path("unused-run")).setup.config, eval=evaluation)
+    config = replace(trained_model(Path("unused-run")).config, eval=evaluation)
     return make_plans(config, evaluation, data)
 
 
@@ -59,26 +59,24 @@ def test_key_targets_are_the_same_whichever_lengths_are_scored(judge):
     assert [np.flatnonzero(masks[row.target_hash][KEY]).tolist() for masks in found] == [[1], [1]]
 
 
-def test_a_judge_to_which_nothing_is_key_is_refused(judge):
+def test_a_judge_that_cannot_judge_is_refused(judge):
+    other = replace(data_of(60, 60), hash="07e4da7a99")
+    for evaluation, data, problem in [
+        (EVAL, other, r"with odd \(da7a0123\), and here is files with odd \(07e4da7a\)"),
+        (
+            replace(EVAL, lengths=[8, 16], max_length=16),
+            DATA,
+            r"it needs scores at 8 and 16 .* and has no length: "
+            r"`pe-bench eval judge --lengths 8,16 --max-length 16 --targets 7`",
+        ),
+        (replace(EVAL, protocol="sliding"), DATA, "--protocol paired alone"),
+        (replace(EVAL, lengths=[8]), DATA, "needs a length beyond the training length 8: add it with"),
+    ]:
+        with pytest.raises(UserError, match=problem):
+            key_slices(judge, plans_of(evaluation, data), 8, data)
     with_nll(judge, {8: [3.0], 24: [3.0]})
     with pytest.raises(UserError, match=r"judge: no target is key to it: .* 2 nats .*uses far context"):
         key_slices(judge, plans_of(), 8, DATA)
-
-
-def test_a_judge_of_other_data_is_refused_with_both_hashes(judge):
-    other = replace(data_of(60, 60), hash="07e4da7a99")
-    with pytest.raises(UserError, match=r"with odd \(da7a0123\), and here is files with odd \(07e4da7a\)"):
-        key_slices(judge, plans_of(data=other), 8, other)
-
-
-def test_a_judge_without_scores_of_these_targets_is_told_how_to_make_them(judge):
-    longer = replace(EVAL, lengths=[8, 16], max_length=16)
-    command = r"`pe-bench eval judge --lengths 8,16 --max-length 16 --targets 7`"
-    with pytest.raises(UserError, match=rf"it needs scores at 8 and 16 .* and has no length: {command}"):
-        key_slices(judge, plans_of(longer), 8, DATA)
-
-
-def test_a_judge_that_lacks_the_longest_length_is_told_so(judge):
     rows = [row for row in read_rows(judge / "eval.csv") if row.length != 24]
     write_rows(judge / "eval.csv", rows)
     with pytest.raises(UserError, match=r"it needs scores at 8 and 24 .* and has 8, 12: "):
@@ -98,17 +96,6 @@ def test_a_set_at_the_training_length_alone_hides_no_key_target_of_another(judge
             save_scores(path, replace(scores, nll=np.full_like(scores.nll, {8: 5.0, 36: 1.0}[row.length])))
     found = key_slices(judge, plans, 8, DATA)
     assert found.keys() == {long} and found[long][KEY].all() and short != long
-
-
-@pytest.mark.parametrize("protocol", ["sliding", "nonoverlapping"])
-def test_other_protocols_have_no_key_targets(judge, protocol):
-    with pytest.raises(UserError, match="--protocol paired alone"):
-        key_slices(judge, plans_of(replace(EVAL, protocol=protocol)), 8, DATA)
-
-
-def test_only_lengths_beyond_training_can_be_judged(judge):
-    with pytest.raises(UserError, match="needs a length beyond the training length 8: add it with --lengths"):
-        key_slices(judge, plans_of(replace(EVAL, lengths=[8])), 8, DATA)
 
 
 def test_the_command_keeps_key_targets_that_a_report_shows_with_their_judge(

@@ -73,15 +73,6 @@ def test_default_lengths_go_from_a_quarter_to_sixteen_times_the_training_length(
     assert {plan.target_tokens for plan in plans} == {32}
 
 
-def test_both_sets_of_targets_have_rows(trained: Job) -> None:
-    rows = scored(trained, replace(EVAL, lengths=[12, 30], max_length=20))
-    assert [row.length for row in rows] == [8, 12, 8, 30]
-    first, second = rows[0], rows[2]
-    assert first.target_hash != second.target_hash
-    assert first.nll != second.nll
-    assert read_rows(trained.folder / "eval.csv") == sorted(rows, key=lambda row: row.order)
-
-
 def test_a_length_that_no_document_reaches_is_refused_before_anything_is_scored(
     trained: Job,
 ) -> None:
@@ -190,24 +181,6 @@ def test_a_length_at_which_an_encoding_from_outside_fails_says_so_and_is_tried_a
     assert again[0] == rows[0]
 
 
-class Wasteful(NoPE):
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if k.shape[-2] == 12:
-            torch.ones(100 * 2**18)  # 100 megabytes
-        return q, k
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count")
-def test_the_peak_of_memory_is_that_of_its_own_length(tmp_path: Path) -> None:
-    peak = {
-        row.length: row.peak_memory_mb or 0 for row in scored(trained_model(tmp_path / "run", Wasteful()))
-    }
-    assert peak[12] - peak[8] > 50
-    assert peak[12] - peak[24] > 50
-
-
 def test_too_few_documents_for_all_targets_are_reported_with_their_number(trained: Job) -> None:
     """Three of the documents of 60, 20, 45 and 31 tokens reach 31, with room for 8 + 4 + 1 blocks of four.
 
@@ -223,18 +196,3 @@ def test_too_few_documents_for_all_targets_are_reported_with_their_number(traine
     longer = replace(evaluation, max_length=30)
     [line] = shortages(longer, make_plans(trained.config, longer, trained.data))
     assert "2 reach the 32 tokens" in line
-
-
-def test_enough_documents_give_no_warning(trained: Job) -> None:
-    evaluation = replace(EVAL, controls="all")
-    assert shortages(evaluation, make_plans(trained.config, evaluation, trained.data)) == []
-
-
-def test_each_set_of_targets_reports_its_shortage_separately(trained: Job) -> None:
-    evaluation = replace(EVAL, lengths=[12, 45], max_length=20, targets=25)
-    plans = make_plans(trained.config, evaluation, trained.data)
-    lines = shortages(evaluation, plans)
-    assert [line.split(" tokens")[0] for line in lines] == [
-        "too few documents: 3 reach the 22",
-        "too few documents: 2 reach the 45",
-    ]

@@ -10,7 +10,6 @@ from support.scoring import fed, trained_model
 
 from pe_bench.data.packed import Data
 from pe_bench.encodings.ids.randomized import Randomized
-from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.needles import (
@@ -59,13 +58,6 @@ def test_a_window_has_its_length_ends_with_the_cue_and_has_the_span_at_its_depth
         assert np.array_equal(
             np.delete(others[0], range(place, place + SPAN)), np.delete(tokens[0], range(place, place + SPAN))
         )
-
-
-def test_from_318_tokens_on_no_two_spans_overlap() -> None:
-    for window in needle_plans(DATA, 400, 0.5, 10, seed=0)[0].windows:
-        assert window.needle is not None
-        starts = sorted([window.needle.start, *window.needle.others])
-        assert min(np.diff(starts)) >= SPAN
 
 
 def test_a_span_whose_beginning_or_end_occurs_twice_is_passed_over() -> None:
@@ -169,34 +161,6 @@ def test_more_windows_score_the_new_ones_alone_and_give_what_all_at_once_gives(t
         )
         assert scores.correct is not None and whole.correct is not None
         assert np.array_equal(scores.correct, whole.correct)
-
-
-def test_the_size_of_a_batch_changes_nothing(tmp_path: Path) -> None:
-    small, large = (
-        scored_probe(tmp_path / f"{size}", Probe((128,), 2, 6), batch_tokens=size) for size in (1, 2000)
-    )
-    for row, other in zip(small, large, strict=True):
-        assert row.bits_per_byte == pytest.approx(other.bits_per_byte, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("probe", "message"),
-    [
-        (Probe((100,)), "--lengths 100 is too short for a probe: give 128 tokens or more"),
-        (Probe((128,), depths=1), "--depths 1 is too few: give 2 (start and end) or more"),
-    ],
-)
-def test_lengths_and_depths_that_cannot_work_are_refused(probe: Probe, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        probe.check()
-    assert str(caught.value) == message
-
-
-def test_a_length_past_the_text_names_both_lengths() -> None:
-    with pytest.raises(
-        UserError, match="has the 2049 tokens that a window of 2048 needs: the longest has 500"
-    ):
-        needle_plans(DATA, 2048, 0.0, 3, seed=0)
 
 
 def test_default_lengths_are_multiples_of_the_training_length_that_hold_eight_spans() -> None:

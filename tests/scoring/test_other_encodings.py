@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from support.commands import only_run
 from support.other_scores import encoded, hashes, labels, levels, rows_of
 
 from pe_bench.config.schema import EvalConfig
-from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import read_config
 from pe_bench.scoring.other_encodings import find_others, fixed_factor, read_with
@@ -184,14 +182,6 @@ def test_an_encoding_in_an_option_is_scaled_with_the_trained_options_that_are_no
     assert None not in (own, scaled) and own != scaled
 
 
-def test_a_divided_position_has_the_embedding_of_its_quotient():
-    values = {"name": "s", "class": "pe_bench.encodings.inputs.sinusoidal:Sinusoidal", "d_model": 8}
-    wide, plain = (EncodingSpec(values | factor).build(1) for factor in ({"factor": 4.0}, {}))
-    x, tokens = torch.zeros(1, 5, 8), torch.zeros(1, 5, dtype=torch.long)
-    spread = wide.embed(x, 4 * torch.arange(5), tokens)
-    assert torch.equal(spread, plain.embed(x, torch.arange(5), tokens))
-
-
 def test_one_encoding_by_several_spellings_is_scored_once(begin, evaluate, folder):
     begin("encoding=rope")
     outcome = evaluate("--with", "rope,rotary", "--with", "rope base=10000")
@@ -233,32 +223,6 @@ def test_other_encodings_are_composed_over_the_run_s_own_model(begin, folder):
     rerope, window, streaming = (other.encoding.values for other in others[2:5])
     assert (rerope["d_head"], rerope["train_length"], rerope["window"]) == (8, 16, 8)
     assert window["modifiers"]["sliding_window"]["window"] == streaming["cache"] == 16
-
-
-def test_the_path_of_the_data_may_contain_any_character(begin, folder):
-    odd = folder / 'a "quoted" ${seed}, [x]'
-    shutil.copytree(folder / "corpus", odd)
-    outcome = begin("encoding=rope")
-    config = read_config(only_run(folder))
-    changed = replace(config, data=replace(config.data, path=str(odd)))
-    assert outcome.code == 0
-    assert [other.label for other in find_others(read_with(["rerope"]), "run", changed)] == ["rerope"]
-
-
-def test_a_run_of_a_scaling_is_not_scored_twice_by_its_name_alone(begin, evaluate, folder):
-    begin("encoding=yarn")
-    outcome = evaluate("--with", "yarn")
-    assert outcome.code == 0, outcome.err
-    assert "was trained with it" in outcome.err
-    assert labels(folder) == ["yarn"]
-    outcome = evaluate("--with", "yarn factor=fixed")
-    assert outcome.code == 2 and "after training" in outcome.line
-
-
-def test_p_rope_that_rotates_everything_can_be_scored_with_scalings_of_rope(begin, evaluate, folder):
-    begin("encoding=p_rope", "encoding.fraction=1.0")
-    outcome = evaluate("--with", "rope_pi factor=2")
-    assert outcome.code == 0, outcome.err
 
 
 def test_every_encoding_is_checked_before_the_model_moves_to_the_device(begin, folder, monkeypatch):

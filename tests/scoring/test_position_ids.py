@@ -48,13 +48,3 @@ def test_scoring_uses_its_own_ids_where_training_has_others(tmp_path: Path) -> N
     encoding = Recorded("arange")
     scored(trained_model(tmp_path / "run", encoding))
     assert [ids for ids in encoding.drawn if not torch.equal(ids, torch.arange(len(ids)))] == []
-
-
-@pytest.mark.usefixtures("unprobed")
-def test_another_seed_of_scoring_draws_other_ids(tmp_path: Path) -> None:
-    drawn = []
-    for seed in (0, 1):
-        encoding = Recorded()
-        scored(trained_model(tmp_path / str(seed), encoding), replace(EVAL, lengths=[8], seed=seed))
-        drawn.append(encoding.drawn[0])
-    assert not torch.equal(drawn[0], drawn[1])

@@ -99,23 +99,6 @@ def test_ranges_past_the_reach_of_an_encoding_have_their_reason(tmp_path: Path) 
     assert "max_position=12" in rows[16].reason
 
 
-def test_the_longest_range_that_can_be_scored_serves_the_shorter_ones(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
-    shapes = fed(trained)
-    scored(trained, POSITIONED)
-    # 13 to 24 tokens are tried, and are too many; 8 and 12 tokens are the lengths themselves.
-    assert {columns for _, columns in shapes} == {8, 12, 16, 24}
-
-
-def test_positions_are_added_to_the_requested_protocol(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run")
-    plain = scored(trained)
-    both = scored(trained, POSITIONED)
-    assert both[: len(plain)] == plain
-    assert all(row.protocol == "positions" for row in both[len(plain) :])
-    assert ranges(plain) == []
-
-
 def test_positions_report_progress_as_one_part(tmp_path: Path) -> None:
     for name, claims in (("together", frozenset({"prefix_consistent"})), ("apart", frozenset())):
         trained = trained_model(tmp_path / name)
@@ -127,11 +110,3 @@ def test_positions_report_progress_as_one_part(tmp_path: Path) -> None:
         assert shares == sorted(shares)
         assert shares[-1] == 1.0
     assert count_parts(make_plans(trained.config, POSITIONED, trained.data)) == 4
-
-
-def test_positions_of_a_range_are_scored_again_when_their_file_is_lost(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run")
-    first = ranges(scored(trained, POSITIONED))
-    score_file(trained.folder, first[0]).unlink()
-    again = ranges(scored(trained, POSITIONED))
-    assert [row.nll for row in again] == pytest.approx([row.nll for row in first], abs=1e-6)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.scoring import BLOCK, DATA, EVAL, fed, scored, trained_model
+from support.scoring import BLOCK, DATA, EVAL, scored, trained_model
 
 from pe_bench.data.packed import Split
 from pe_bench.runs.means import NOVEL, RECALL, SLICES, KeptSlices
@@ -109,14 +109,6 @@ def test_a_source_before_the_window_is_none():
     assert not found[RECALL].any() and found[NOVEL].all()
 
 
-def test_what_stood_near_too_is_in_neither_slice():
-    run = list(range(12))
-    filling = [list(range(begin, begin + 28)) for begin in (20, 60)]
-    split = split_of([[*range(100, 160), *run, *filling[0], *run, *run]], [1] * 999)
-    found = text_slices(split, last_block(split), TRAIN_LENGTH)
-    assert not found[RECALL][-4:].any() and not found[NOVEL][-4:].any()
-
-
 def test_a_smaller_set_has_a_part_of_the_slices_of_a_larger_one():
     split = split_of([repetitive(900, seed=5), repetitive(500, seed=6)], [1] * 12)
     blocks = blocks_of(split)
@@ -136,16 +128,6 @@ def test_scoring_keeps_the_slices_of_its_targets(tmp_path: Path) -> None:
     assert all(np.array_equal(kept.of(blocks.hash)[name], mask) for name, mask in wanted.items())
 
 
-def test_a_run_that_was_scored_without_slices_gets_them_without_a_pass_of_its_model(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run")
-    rows = scored(trained)
-    whole = (tmp_path / "run" / SLICES).read_bytes()
-    (tmp_path / "run" / SLICES).unlink()
-    shapes = fed(trained)
-    assert scored(trained) == rows
-    assert (tmp_path / "run" / SLICES).read_bytes() == whole and shapes == []
-
-
 def test_nested_sets_that_are_not_asked_for_get_their_slices_too(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run")
     smaller = scored(trained, replace(EVAL, targets=3))
@@ -153,8 +135,3 @@ def test_nested_sets_that_are_not_asked_for_get_their_slices_too(tmp_path: Path)
     larger = scored(trained)
     hashes = {smaller[0].target_hash, larger[0].target_hash}
     assert len(hashes) == 2 and set(KeptSlices(tmp_path / "run").sets) == hashes
-
-
-def test_windows_of_other_protocols_have_no_slices(tmp_path: Path) -> None:
-    scored(trained_model(tmp_path / "run"), replace(EVAL, protocol="sliding"))
-    assert not (tmp_path / "run" / SLICES).exists()
