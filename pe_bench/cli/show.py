@@ -19,7 +19,7 @@ def show_encodings(
     """
     arguments, search = arguments or [], config_dir or []
     if any(map(_names_task, arguments)):
-        from pe_bench.inspection.show.task_page import task_page
+        from pe_bench.inspection.show.page import task_page
 
         require(plot is None, "a task has no picture: leave --plot out")
         write_out(task_page(arguments, search, width_of(sys.stdout)))

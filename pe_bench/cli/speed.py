@@ -128,8 +128,7 @@ def _measure(
 
 
 def _show(rows: Sequence[Row], file: Path, is_drawn: bool) -> None:
-    from pe_bench.inspection.speed.picture import draw_rows
-    from pe_bench.inspection.speed.table import grid_of, title
+    from pe_bench.inspection.speed.table import draw_rows, grid_of, title
 
     grid = grid_of(rows)
     show(lambda width: draw(grid, width))

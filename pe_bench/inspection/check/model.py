@@ -29,7 +29,7 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.inspection.check.hooks import HOOKS
-from pe_bench.inspection.check.reach import farthest_that_is_told_apart
+from pe_bench.inspection.check.layers import farthest_that_is_told_apart
 from pe_bench.model.attention import logits, project, slice_tokens
 from pe_bench.model.decoder import Decoder
 

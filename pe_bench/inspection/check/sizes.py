@@ -12,7 +12,7 @@ import torch
 from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import first_line
-from pe_bench.inspection.check import layers, model, reach
+from pe_bench.inspection.check import layers, model
 from pe_bench.inspection.check.case import (
     EXACT,
     MODEL,
@@ -125,7 +125,7 @@ def options_work_at_their_ends(case: Case) -> Finding:
     for option, value in _numeric_options(case):
         built = sorted(_accepted(case, option, value))
         for end, changed in built[:: max(1, len(built) - 1)]:
-            checks = (layers.blocks_are_the_whole, _fast_path_is_the_reference, reach.sees_its_window)
+            checks = (layers.blocks_are_the_whole, _fast_path_is_the_reference, layers.sees_its_window)
             failure = _first_failure(changed, case, checks)
             if failure:
                 return failure._replace(measured=f"with {option}={end:g} {failure.measured}")

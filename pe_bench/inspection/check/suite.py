@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pe_bench.errors import first_line
-from pe_bench.inspection.check import code, hooks, layers, model, numbers, reach, reference, sizes
+from pe_bench.inspection.check import code, hooks, layers, model, numbers, reference, sizes
 from pe_bench.inspection.check.case import Case, Finding, where
 from pe_bench.inspection.check.hooks import HOOKS, line_of, overridden
 from pe_bench.system.signals import INTERRUPTIONS
@@ -63,7 +63,7 @@ PROPERTIES = tuple(
         ("gradients", model.parameters_matter),
         ("slopes", numbers.gradients_are_slopes),
         ("heads", layers.heads_that_share_a_key_differ),
-        ("sight", reach.sees_its_window),
+        ("sight", layers.sees_its_window),
         ("wide_heads", sizes.wide_heads_are_as_narrow_ones),
         ("many_keys", sizes.no_number_of_keys_is_a_limit),
         ("option_ends", sizes.options_work_at_their_ends),

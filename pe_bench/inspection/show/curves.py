@@ -5,9 +5,12 @@ from the last token, so that the last query's scores for the keys, read backward
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -218,3 +221,25 @@ def _traits(layer: LayerEncoding) -> dict[Any, Any]:
         plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str))}
         traits |= {(place, key): value for key, value in plain.items()}
     return traits
+
+
+def describe_end(values: np.ndarray, bottom: float) -> str:
+    """Return what the panel does not show of a curve's end."""
+    finite = np.flatnonzero(np.isfinite(values))
+    end = values[finite[-1]]
+    remarks = []
+    if finite[-1] < len(values) - 1:
+        remarks.append(f"masked from {finite[-1] + 1:,}")
+    if end < bottom - 1e-6:
+        remarks.append(f"to \N{MINUS SIGN}{-end:,.0f}" if end > -9_999 else "to no weight")
+    return f" ({', '.join(remarks)})" if remarks else ""
+
+
+def name_numbers(noun: str, numbers: Sequence[int]) -> str:
+    """Return `head 3` or `heads 0-2, 5`."""
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}\N{EN DASH}{run[-1]}" for run in runs)
+    return f"{noun} {shown}" if len(numbers) == 1 else f"{noun}s {shown}"

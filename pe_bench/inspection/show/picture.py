@@ -18,17 +18,9 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.show import curves
-from pe_bench.inspection.show.curves import MASK_REACH, REACH, Kind, Scores
-from pe_bench.inspection.show.labels import (
-    FONT,
-    Labelled,
-    describe_end,
-    draw_label,
-    name_numbers,
-    spread_labels,
-)
-from pe_bench.plot.paper import save_picture
-from pe_bench.plot.style import STROKES, styles_of, wrapped
+from pe_bench.inspection.show.curves import MASK_REACH, REACH, Kind, Scores, describe_end, name_numbers
+from pe_bench.plot.paper import mark_length, save_picture, spread_apart
+from pe_bench.plot.style import DASHES, GREY, STROKES, styles_of, wrapped
 
 ROW = 2.7  # inches
 WIDTH = 10.0  # inches
@@ -36,14 +28,18 @@ MAX_NOTE = 150  # characters of a line
 WIDTHS = {"curve": 4.4, "wavelengths": 2.4, "mask": 2.0}  # of the panels, against each other
 MIN_RANGE = 1.0  # of scores in a panel, so that small changes appear small
 SHOWN_BELOW = 20.0  # what lies further below the largest score weighs less than e^-20
-GREY = "0.4"
-DASHES = (0, (4, 3))
+FONT = 9  # points
+LABEL_GAP = 1.2 * FONT  # points between the middles of two labels
 NOTE = (
     "Scores: the mean over contents from N(0, 1) that the query and the key share, with biases, "
     "at the initial values of parameters."
 )
 WAVELENGTH_NOTE = "Wavelengths: in a window of the largest distance."
 MASK_NOTE = "A query sees all keys before it where no picture shows others."
+
+
+Labels = list[tuple[Any, float]]  # texts right of a panel, and the values that they belong to
+Labelled = tuple[Axes, Labels]
 
 
 @dataclass(frozen=True)
@@ -240,7 +236,7 @@ def _by_distance(axes: Axes, train_length: int, reach: int) -> None:
     axes.set_xlabel("distance (tokens)", labelpad=1)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
-    _mark_vertically(axes, train_length)
+    mark_length(axes, train_length, "training length", width=0.9, offset=3)
     if reach < whole:
         axes.axvspan(reach, whole, color="0.95", zorder=0, linewidth=0)
         middle = (math.sqrt(reach * whole), 0.5)
@@ -253,20 +249,6 @@ def _by_distance(axes: Axes, train_length: int, reach: int) -> None:
             rotation=90,
             va="center",
         )
-
-
-def _mark_vertically(axes: Axes, train_length: int) -> None:
-    axes.axvline(train_length, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
-    axes.annotate(
-        "training length",
-        (train_length, 1),
-        xycoords=axes.get_xaxis_transform(),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="center",
-        color=GREY,
-        fontsize=FONT - 1.5,
-    )
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -370,3 +352,27 @@ def _blend(colour: str, target: float, weight: float) -> tuple[float, float, flo
     """Return `colour` with some black (target 0) or white (target 1)."""
     red, green, blue = (channel + weight * (target - channel) for channel in to_rgb(colour))
     return red, green, blue
+
+
+# Labels right of the panels
+
+
+def draw_label(axes: Axes, text: str, values: np.ndarray, colour: Any) -> tuple[Any, float]:
+    """Write a label right of the panel, and return it with the value at which its curve ends."""
+    end = float(values[np.flatnonzero(np.isfinite(values))[-1]])
+    drawn = axes.annotate(
+        text, (1.015, 0.5), xycoords="axes fraction", va="center", color=colour, annotation_clip=False
+    )
+    return drawn, end
+
+
+def spread_labels(axes: Axes, labels: Labels) -> None:
+    """Move labels right of the panel apart, each as near as can be to where its curve ends."""
+    if not labels:
+        return
+    height = axes.get_window_extent().height * 72 / axes.figure.dpi
+    low, high = axes.get_ylim() if axes.get_yscale() == "linear" else np.log10(axes.get_ylim())
+    wanted = np.array([(np.clip(end, low, high) - low) / (high - low) * height for _, end in labels])
+    for (text, _), place in zip(labels, spread_apart(wanted, LABEL_GAP, height), strict=True):
+        text.xy = (1.015, place / height)
+        text.set_position((1.015, place / height))
