@@ -53,6 +53,12 @@ def test_a_validation_document_that_stands_in_training_is_dropped(monkeypatch, s
     assert len(without_overlap([Document("validation", text)], [training])) == kept
 
 
+def test_a_copy_shorter_than_a_window_is_dropped_too():
+    short = Document("short", b"too short for a window")
+    other = Document("other", b"short as well")
+    assert without_overlap([short, other], [short]) == [other]
+
+
 def test_equal_windows_and_only_they_have_equal_hashes():
     text = noise(5_000, 3)
     hashes = window_hashes(text + b"-" + text)

@@ -82,34 +82,14 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     assert {level.protocol for level in table} == {"paired", "nonoverlapping"}
     assert "rope -> rope_pi factor=2.0" in {level.encoding for level in table}
 
-    _check_comparisons(reproduce, study / "study" / "toy.csv", len(table))
-    _check_resumption(reproduce, folder / "work" / "results")
-
-
-def _check_comparisons(reproduce: Command, path: Path, cells: int) -> None:
-    agreeing = reproduce()
-    assert agreeing.code == 0 and f"{cells} of {cells} levels agree" in agreeing.out
-    level = read_table(path)[0]
-    text = path.read_text()
-    path.write_text(text.replace(f",{level.level},", f",{level.level + 0.5:.6f},", 1))
+    path, cells = study / "study" / "toy.csv", len(table)
+    path.write_text(path.read_text().replace(f",{table[0].level},", f",{table[0].level + 0.5:.6f},", 1))
+    [run] = (folder / "work" / "results" / "runs").iterdir()
+    shutil.rmtree(run)
     differing = reproduce()
-    assert differing.code == 1
+    assert differing.code == 1 and "1 job: 1 done" in differing.err and (run / "result.json").is_file()
     assert f"{cells - 1} of {cells} levels agree" in differing.out and "differs: rope" in differing.out
     assert differing.line == f"pe-bench: 1 level differs from {path}"
-    path.write_text(text.replace(level.data_hash, "0123456789"))
-    other = reproduce()
-    assert other.code == 0
-    assert "not comparable: other text (" in other.out and f"{cells} levels" in other.out
-    assert "versions of Python" not in other.out  # which matter to the standard library alone
-    path.unlink()
-
-
-def _check_resumption(reproduce: Command, results: Path) -> None:
-    [run] = (results / "runs").iterdir()
-    shutil.rmtree(run)
-    third = reproduce()
-    assert third.code == 0 and "1 job: 1 done" in third.err
-    assert (run / "result.json").is_file()
 
 
 def test_a_study_goes_on_after_ctrl_c(study: Path, folder: Path) -> None:
