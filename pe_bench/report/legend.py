@@ -170,7 +170,10 @@ def _of_changes(table: Table) -> Iterator[str]:
         return
     own = " with the run's own encoding" if any(map(_is_another, table.lines)) else ""
     yield f"change: in bits/byte against length {train_length}{own}, on the same targets; + is worse"
-    verdicts = [cell.verdict for cell in cells if cell.length >= train_length and cell.interval is not None]
+    judged = [cell for cell in cells if cell.length >= train_length and cell.interval is not None]
+    verdicts = {cell.verdict for cell in judged} - {""}
+    if judged:
+        yield "±: half the width of the 95 % interval"
     if not verdicts:
         return
     meanings = {
@@ -180,7 +183,6 @@ def _of_changes(table: Table) -> Iterator[str]:
         "fails": f"fails (by more than {FAILURE:g})",
         "unclear": f"unclear (at the margin of {table.margin:g})",
     }
-    yield "±: half the width of the 95 % interval"
     yield "verdict (from the 95 % interval): " + ", ".join(
         meanings[word] for word in meanings if word in verdicts
     )

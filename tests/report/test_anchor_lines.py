@@ -111,6 +111,13 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
     assert "no better than byte frequencies, so with neither rank nor verdicts (noise)" in text
 
 
+def test_details_explain_no_verdict_where_there_is_none(tmp_path: Path) -> None:
+    add_run(tmp_path, "noise", at_lengths(LEVELS["noise"]), spread=0.002)
+    add_anchors(tmp_path)
+    text = to_markdown([only(tmp_path)], details=True)
+    assert "half the width" in text and "verdict (from" not in text
+
+
 def test_weights_are_compared_as_they_were_trained_whatever_they_are_scored_with(results: Path) -> None:
     run = add_run(results, "rope", at_lengths((2.9, 2.8, 2.4, 2.4)), spread=0.002, scored_with="yarn")
     assert {row.scored_with for row in read_rows(run / "eval.csv")} == {"rope", "yarn"}
