@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 
 import pe_bench
 from pe_bench.cli.app import app
-from pe_bench.cli.catalogue import catalogue
+from pe_bench.cli.list import catalogue
 from pe_bench.config.groups import keys
 
 ROOT = Path(__file__).parent.parent

@@ -1,15 +1,15 @@
 """The commands: their options, help and examples. What each does is a function of another file."""
 
-import inspect
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pe_bench.cli.help import Command, TrainCommand
 from pe_bench.cli.options import (
+    TrainCommand,
+    app,
     arguments,
+    command,
     complete_file,
     complete_keys,
     complete_run,
@@ -39,13 +39,6 @@ PRINTED = {
     "info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
 NAMES = "NAME | FILE.py:CLASS | KEY=VALUE"
-
-app = typer.Typer(
-    name="pe-bench",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
 
 RESULTS = {
     "results_dir": Annotated[
@@ -92,34 +85,6 @@ SCORING = {
     "cache_dir": option("Where tokenized data is kept.", kind=Path, metavar="DIR"),
     **RESULTS,
 }
-
-
-def command(
-    name: str, call: str, options: dict[str, Any], meaning: str, examples: str, kind: type[Command] = Command
-) -> None:
-    """Declare a command, which calls the function MODULE:FUNCTION with its options."""
-
-    def function(**values: Any) -> None:
-        module, _, called = call.partition(":")
-        getattr(import_module(module), called)(**values)
-
-    function.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
-        [
-            inspect.Parameter(
-                key, inspect.Parameter.KEYWORD_ONLY, default=_default(key, annotation), annotation=annotation
-            )
-            for key, annotation in options.items()
-        ]
-    )
-    app.command(name, cls=kind, help=inspect.cleandoc(meaning), epilog=inspect.cleandoc(examples))(function)
-
-
-def _default(key: str, annotation: Any) -> Any:
-    """Return the value of an option that is not given; one that may not be None has to be."""
-    if key == "results_dir":
-        return Path("results")
-    kind = annotation.__origin__
-    return False if kind is bool else inspect.Parameter.empty if kind in (str, Path) else None
 
 
 command(
@@ -276,7 +241,7 @@ command(
 )
 command(
     "check",
-    "pe_bench.cli.check:check_encodings",
+    "pe_bench.cli.inspect:check_encodings",
     {
         "arguments": arguments(NAMES, "Encodings and their options.", complete_file("encoding")),
         "everything": flag("--all", "Every encoding."),
@@ -319,7 +284,7 @@ command(
 )
 command(
     "show",
-    "pe_bench.cli.show:show_encodings",
+    "pe_bench.cli.inspect:show_encodings",
     {
         "arguments": arguments(NAMES, "Encodings, and keys as in train.", complete_file("encoding")),
         "plot": option("Draw them to a PNG, SVG or PDF file.", kind=Path, metavar="FILE"),
@@ -334,7 +299,7 @@ command(
 )
 command(
     "speed",
-    "pe_bench.cli.speed:time_encodings",
+    "pe_bench.cli.inspect:time_encodings",
     {
         "arguments": arguments(
             NAMES, "Encodings, and keys as in train.  [default: all encodings]", complete_speed

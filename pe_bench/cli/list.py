@@ -1,12 +1,12 @@
 """The `list` command: what there is to choose from, and what was run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from pe_bench.cli.catalogue import COLUMNS, catalogue
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import description, keys, names_in
+from pe_bench.config.groups import aliases, description, keys, names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import UserError, require
@@ -14,6 +14,50 @@ from pe_bench.runs.gather import RunState, require_results_folder, runs_folder, 
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show, to_csv
 from pe_bench.system.terminal import one_line, say, write_out
 from pe_bench.values import unknown
+
+COLUMNS = ("encoding", "family", "parameters", "what it is", "past training", "paper", "is")
+
+
+def catalogue() -> Iterator[tuple[str | int, ...]]:
+    """Yield a row of `COLUMNS` for each encoding; all are built, for their facts follow from options."""
+    names, modifiers = names_in("encoding"), set(names_in("modifier"))
+    # One configuration with all of them, because Hydra takes 50 ms for each.
+    composed = compose([f"+encoding@catalogue.{name}={name}" for name in names])
+    model = parse_config({key: value for key, value in composed.items() if key != "catalogue"}).model
+    first_names = aliases()
+    for name in names:
+        config = composed["catalogue"][name]
+        also = sorted(alias for alias, first in first_names.items() if first == name)
+        family, parameters, past_training, paper = _facts(config, model.n_layers)
+        parts = _parts_and_names(name, config, name in modifiers, also)
+        yield name, family, parameters, description("encoding", name), past_training, paper, parts
+
+
+def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
+    """Return family, parameters, what happens past the training length, and the paper."""
+    import torch
+
+    from pe_bench.data.tokenizer import ByteTokenizer
+    from pe_bench.encodings.spec import EncodingSpec
+    from pe_bench.inspection.resolve import parameter_count
+
+    spec = EncodingSpec(config).with_examples()
+    with torch.random.fork_rng(devices=[]):
+        built = spec.build(n_layers, ByteTokenizer().vocabulary)
+    declared = spec.parts[-1].encoding_class
+    return declared.family, parameter_count(built), built.past_training, declared.paper
+
+
+def _parts_and_names(name: str, config: dict[str, Any], is_modifier: bool, also: list[str]) -> str:
+    """Name the parts of an encoding that has some, its use as a modifier, and its other names."""
+    label = "+".join([config["name"], *config.get("modifiers", {})])
+    parts = [
+        label if label != name else "",
+        "also as modifier" if is_modifier else "",
+        f"also called {', '.join(also)}" if also else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
 
 BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
 GPT2 = 50_257
@@ -89,7 +133,7 @@ def _listing(
     if name not in LISTS:
         raise UserError(unknown(name, "list", LISTS), name)
     if csv is not None and csv != STANDARD_OUTPUT:
-        from pe_bench.cli.outputs import Outputs, check_outputs
+        from pe_bench.cli.report import Outputs, check_outputs
 
         check_outputs(Outputs(csv=csv))
     for option in [*(["--family"] if family else []), *(["--papers"] if papers else [])]:
@@ -101,7 +145,7 @@ def _listing(
 
 
 def _encodings(_: Path) -> Listing:
-    return Listing(COLUMNS, catalogue(), shown=COLUMNS[:4])
+    return Listing(COLUMNS, list(catalogue()), shown=COLUMNS[:4])
 
 
 def _with_family(listing: Listing, family: str) -> Listing:

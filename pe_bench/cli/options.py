@@ -1,12 +1,22 @@
-"""Options of commands: how they are written, read and completed. Nothing heavy is imported here."""
+"""Options of commands: how they are written, read, completed and shown. Nothing heavy is imported here."""
 
+import inspect
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 Completion = Callable[..., list[str]]
+
+app = typer.Typer(
+    name="pe-bench",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
 
 def option(
@@ -92,3 +102,80 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
 
     runs = sorted((Path(ctx.params["results_dir"]) / "runs").glob(f"{incomplete}*/config.yaml"))
     return [path.parent.name for path in runs if NAME.fullmatch(path.parent.name)]
+
+
+MOST_USED = (
+    *("encoding", "model", "data", "seed", "threads"),
+    *("train.length", "train.steps", "train.lr", "eval.lengths", "results_dir"),
+)
+LONGEST_NAME = 32  # columns that a name may take beside its meaning
+
+
+class Command(TyperCommand):
+    """A command whose help shows no types of Python, and ends in its examples: the lines of `epilog`."""
+
+    def records(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Return arguments and options, each by what is typed and what it means."""
+        arguments, options = [], []
+        parameters: list[Any] = list(self.get_params(ctx))
+        for param in parameters:
+            if param.param_type_name == "argument":
+                arguments.append((param.metavar, param.help))
+                continue
+            if param.metavar is None:
+                param.metavar = "FILE" if "path" in param.display_type(ctx).lower() else "VALUE"
+            if record := param.get_help_record(ctx):
+                options.append(record)
+        return {"Arguments": arguments, "Options": options}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, rows in self.records(ctx).items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=LONGEST_NAME)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class TrainCommand(Command):
+    """The command whose arguments are keys of the configuration."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from pe_bench.config.groups import keys
+
+        known = {key.name: key for key in keys()}
+        with formatter.section("Most used keys, with their defaults (all: pe-bench list keys)"):
+            formatter.write_dl([(f"{name}={known[name].default}", known[name].meaning) for name in MOST_USED])
+        super().format_epilog(ctx, formatter)
+
+
+def command(
+    name: str, call: str, options: dict[str, Any], meaning: str, examples: str, kind: type[Command] = Command
+) -> None:
+    """Declare a command, which calls the function MODULE:FUNCTION with its options."""
+
+    def function(**values: Any) -> None:
+        module, _, called = call.partition(":")
+        getattr(import_module(module), called)(**values)
+
+    function.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
+        [
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=_default(key, annotation), annotation=annotation
+            )
+            for key, annotation in options.items()
+        ]
+    )
+    app.command(name, cls=kind, help=inspect.cleandoc(meaning), epilog=inspect.cleandoc(examples))(function)
+
+
+def _default(key: str, annotation: Any) -> Any:
+    """Return the value of an option that is not given; one that may not be None has to be."""
+    if key == "results_dir":
+        return Path("results")
+    kind = annotation.__origin__
+    return False if kind is bool else inspect.Parameter.empty if kind in (str, Path) else None

@@ -77,14 +77,14 @@ def run(arguments: list[str]) -> int:
 
 def _answer(arguments: list[str], message: str, refused: str) -> str:
     """Return the message, or how the command spells the argument, option or key that was refused."""
-    from pe_bench.cli.spelling import respell
+    from pe_bench.cli.completion import respell
 
     return (refused and respell(typer.main.get_command(app), arguments, refused)) or message
 
 
 def _answer_usage(arguments: list[str], error: Any, message: str) -> str:
     """Return the answer to an error of Typer's."""
-    from pe_bench.cli.spelling import describe_unknown_option
+    from pe_bench.cli.completion import describe_unknown_option
 
     if hasattr(error, "possibilities"):  # an unknown option
         option = error.option_name

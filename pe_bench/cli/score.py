@@ -6,8 +6,7 @@ from typing import Any
 
 from pe_bench import api
 from pe_bench.checkpoints.load import check_prompts
-from pe_bench.cli.outputs import Outputs, check_outputs
-from pe_bench.cli.report import print_run, print_sweep_tables, report_option
+from pe_bench.cli.report import Outputs, check_outputs, print_run, print_sweep_tables, report_option
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.report.build import probes_of_rows

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from pe_bench.cli.app import FAMILIES, PROTOCOLS, SORTS
-from pe_bench.cli.catalogue import COLUMNS, catalogue
 from pe_bench.cli.completion import complete_word
+from pe_bench.cli.list import COLUMNS, catalogue
 from pe_bench.config.schema import Protocol
 from pe_bench.report.order import KEYS
 

@@ -9,9 +9,8 @@ from support.commands import Command
 
 from pe_bench.cli.app import LISTS, app
 from pe_bench.cli.completion import complete_word
-from pe_bench.cli.help import MOST_USED
 from pe_bench.cli.list import LISTS as LISTED
-from pe_bench.cli.options import first_of
+from pe_bench.cli.options import MOST_USED, first_of
 from pe_bench.config.groups import keys
 
 NAMES = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]

@@ -3,17 +3,16 @@
 import csv
 import io
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from pe_bench.cli import catalogue as catalogue_module
 from pe_bench.cli.completion import complete_word
-from pe_bench.cli.list import decoder_parameters
+from pe_bench.cli.list import COLUMNS, decoder_parameters
+from pe_bench.cli.list import catalogue as encodings
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import config_dir, names_in
+from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.model.decoder import build_decoder
 
@@ -23,9 +22,19 @@ def rows_of(outcome):
     return list(csv.DictReader(io.StringIO(outcome.out)))
 
 
-@pytest.fixture
-def catalogue(command):
-    return {row["encoding"]: row for row in rows_of(command("list", "encodings", "--csv", "-"))}
+@pytest.fixture(scope="module")
+def catalogue():
+    rows = [dict(zip(COLUMNS, map(str, row), strict=True)) for row in encodings()]
+    return {row["encoding"]: {name.replace(" ", "_"): cell for name, cell in row.items()} for row in rows}
+
+
+@pytest.fixture(autouse=True)
+def built_once(catalogue, monkeypatch):
+    """Building all encodings takes seconds."""
+    rows = [
+        tuple(int(cell) if cell.isdecimal() else cell for cell in row.values()) for row in catalogue.values()
+    ]
+    monkeypatch.setattr("pe_bench.cli.list.catalogue", lambda: rows)
 
 
 def test_every_encoding_has_a_row_with_its_facts(catalogue):
@@ -147,42 +156,10 @@ def test_models_are_listed_without_loading_torch():
     assert done.stdout.splitlines()[-1] == "[0, 0, 0] False"
 
 
-def test_encodings_are_built_once_and_listed_from_the_cache_from_then_on(command, tmp_path, monkeypatch):
-    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "cache"))
-    first = command("list", "encodings", "--csv", "-").out
-    program = (
-        "import sys; from pe_bench.cli.program import run; "
-        "code = run(['list', 'encodings', '--csv', '-']); "
-        "print(code, {'torch', 'hydra'} & {*sys.modules}, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == first and done.stderr == "0 set()\n"
-
-
-def test_encodings_are_counted_anew_when_a_file_of_theirs_has_changed(tmp_path, monkeypatch):
-    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(config_dir(), tmp_path / "configs")
-    monkeypatch.setattr(catalogue_module, "config_dir", lambda: tmp_path / "configs")
-    built = []
-    monkeypatch.setattr(catalogue_module, "_rows", lambda: built.append(["t5", len(built)]) or built[-1:])
-    assert catalogue_module.catalogue() == catalogue_module.catalogue() == [("t5", 0)]
-    (tmp_path / "configs" / "encoding" / "t5.yaml").write_text("buckets: 16\n")
-    assert catalogue_module.catalogue() == [("t5", 1)]
-
-
-def test_encodings_are_listed_where_nothing_can_be_cached(command, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path / "file"))
-    assert command("list", "encodings").code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            [],
-            "name what to list: encodings, modifiers, models, data, tasks, tokenizers, ",
-        ),
+        ([], "name what to list: encodings, modifiers, models, data, tasks, tokenizers, "),
         (["encodings", "--family", "rotery"], "unknown family 'rotery': did you mean 'rotary'?"),
         (["models", "--family", "bias"], "this is the list of models"),
         (["data", "--papers"], "--papers is for the list of encodings, and this is the list of data"),

@@ -360,7 +360,7 @@ def test_all_is_every_encoding_once() -> None:
 
 
 def test_all_checks_them_all(command, monkeypatch) -> None:
-    from pe_bench.cli import check
+    from pe_bench.cli import inspect as check
 
     monkeypatch.setattr(check, "encoding_names", lambda search: ["nope", "alibi"])
     outcome = command("check", "--all")

@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(command, folder, monkeypatch):
-    monkeypatch.setattr("pe_bench.cli.speed.os.access", lambda *_: False)
+    monkeypatch.setattr("pe_bench.cli.inspect.os.access", lambda *_: False)
     for arguments in ([], ["--output", "mine.csv"]):
         outcome = command("speed", "rope", *arguments)
         assert outcome.code == 2 and "cannot be written: name another with --output" in outcome.line
@@ -131,7 +131,7 @@ def test_rows_that_could_not_be_written_are_not_said_to_be(speed, monkeypatch):
     def full(*_):
         raise RunError("results/speed.csv could not be written: no space left on device")
 
-    monkeypatch.setattr("pe_bench.cli.speed.write_rows", full)
+    monkeypatch.setattr("pe_bench.cli.inspect.write_rows", full)
     outcome = speed("rope")
     assert outcome.code == 1 and "wrote" not in outcome.err and not outcome.out
 

@@ -1,0 +1,333 @@
+"""The `check`, `show` and `speed` commands: what encodings do, and what they cost."""
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from pe_bench.config.groups import encoding_names
+from pe_bench.config.overrides import parse_override
+from pe_bench.config.parse import parse_lengths
+from pe_bench.errors import RunError, require
+from pe_bench.inspection.check.case import Case, Finding, find_cases
+from pe_bench.inspection.check.suite import PROPERTIES, Property, check_all
+from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
+from pe_bench.inspection.speed.rows import (
+    Request,
+    Row,
+    read_request,
+    read_rows,
+    with_examples,
+    write_rows,
+)
+from pe_bench.system.files import check_folder
+from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
+from pe_bench.system.progress import progress_bar
+from pe_bench.system.terminal import say, width_of, wrap, write_out
+
+if TYPE_CHECKING:
+    from pe_bench.encodings.compose import Composition
+
+
+# In colour too, and not by colour alone.
+SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
+
+Results = dict[Property, Finding]
+
+
+def check_encodings(
+    arguments: Sequence[str] | None,
+    config_dir: Sequence[Path] | None = None,
+    *,
+    everything: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Check the encodings among `arguments` with the options among them; print counts and what failed.
+
+    Raises `UserError` for what cannot be built, `RunError` where a property fails.
+    """
+    arguments, search = arguments or [], config_dir or []
+    names, overrides = split_arguments(arguments)
+    require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")
+    require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
+    for text in overrides:
+        override = parse_override(text)
+        is_option = "." not in override.key or override.section == "encoding"
+        require(
+            is_option, f"check uses its own model: leave out {text}, which is not an option of an encoding"
+        )
+    found = find_cases([*(encoding_names(search) if everything else []), *arguments], search)
+    for encoding in found:
+        for option, value in encoding.examples.items():
+            say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
+    results = _check_each(found)
+    _print_tables(results, verbose)
+    states = [finding.state for result in results.values() for finding in result.values()]
+    if "fails" in states or "not checked" in states:
+        raise RunError(_failed_checks(states))
+    hint = "" if verbose else "; the number of each: --verbose"
+    write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
+
+
+def _print_tables(results: dict[str, Results], verbose: bool) -> None:
+    """Print the table of all encodings, and of each encoding what failed or, if `verbose`, everything."""
+    grids = [_summary_grid(results)]
+    for name, result in results.items():
+        if verbose:
+            grids.append(_property_grid(name, result))
+        if any(finding.state == "fails" for finding in result.values()):
+            grids.append(_failure_grid(name, result))
+    notes = [line for name, result in results.items() if (line := _notes(name, result))]
+
+    def draw_all(width: int) -> Iterator[Text]:
+        for index, grid in enumerate(grids):
+            yield from [Text()] if index else []
+            yield from draw(grid, width)
+        for index, note in enumerate(notes):
+            yield from [Text()] if not index else []
+            yield from map(Text, wrap(note, width, hanging=2).split("\n"))
+
+    show(draw_all)
+
+
+def _failure_grid(name: str, result: Results) -> Grid:
+    """Return the properties that fail: what was measured, what must hold, where to look."""
+    rows = []
+    for wanted, finding in result.items():
+        if finding.state == "fails":
+            places = ", ".join(finding.places)
+            look = f"{places}; {wanted.look}" if places else wanted.look
+            explained = f"{finding.measured}\nmust hold: {wanted.means}\nlook at: {look}"
+            rows.append([Cell(wanted.name, style="fails"), Cell(explained)])
+    return Grid(_columns("fails", name), rows)
+
+
+def _property_grid(name: str, result: Results) -> Grid:
+    """Return all properties, with what was measured."""
+    rows = [
+        [
+            Cell(wanted.name),
+            Cell(SIGNS[finding.state], style=finding.state),
+            Cell(f"{wanted.means}: {finding.measured}"),
+        ]
+        for wanted, finding in result.items()
+        if finding.state != "not checked"
+    ]
+    return Grid(_columns("property", "result", name), rows)
+
+
+def _summary_grid(results: dict[str, Results]) -> Grid:
+    """Return a row for each encoding."""
+    rows = []
+    for name, result in results.items():
+        properties = {
+            state: [wanted.name for wanted, finding in result.items() if finding.state == state]
+            for state in (*SIGNS, "not checked")
+        }
+        unknown = len(properties["not checked"])
+        failing = ", ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
+        holding = f"{len(properties['holds'])} of {len(result) - unknown}"
+        failed = Cell(failing or "0", style="fails" if failing else "")
+        rows.append([Cell(name), Cell(holding), failed, Cell(", ".join(properties["not claimed"]))])
+    return Grid(_columns("encoding", "holds", "fails", "unclaimed"), rows)
+
+
+def _columns(*headings: str) -> list[Column]:
+    """Return columns of which the first holds names, which are not broken."""
+    return [
+        Column(heading, is_left=True, least=MIN_FOLDED if place else 0)
+        for place, heading in enumerate(headings)
+    ]
+
+
+def _notes(name: str, result: Results) -> str:
+    """Return what was found out beside the properties, such as how many keys a query sees."""
+    notes = [finding.note for finding in result.values() if finding.note]
+    return f"{name}: {'; '.join(notes)}" if notes else ""
+
+
+def _failed_checks(states: Sequence[str]) -> str:
+    """Count them, as in `2 of 23 checks failed, 14 could not be made`."""
+    failed, unknown, total = states.count("fails"), states.count("not checked"), len(states)
+    if failed and unknown:
+        return f"{failed} of {total} checks failed, {unknown} could not be made"
+    return (
+        f"{failed} of {total} checks failed" if failed else f"{unknown} of {total} checks could not be made"
+    )
+
+
+def _check_each(found: Sequence[Case]) -> dict[str, Results]:
+    """Check every encoding, with a bar on a terminal."""
+    results: dict[str, Results] = {}
+    with progress_bar("check", len(found) * len(PROPERTIES)) as bar:
+        for case in found:
+            done = itertools.count(len(results) * len(PROPERTIES))
+            results[case.name] = check_all(
+                case, lambda wanted, name=case.name, done=done: bar.show(next(done), f"{name}: {wanted.name}")
+            )
+    return results
+
+
+def show_encodings(
+    arguments: Sequence[str] | None, plot: Path | None, config_dir: Sequence[Path] | None
+) -> None:
+    """Print the page of each encoding among `arguments`, or of a task, and draw encodings into `plot`.
+
+    Raises `UserError` for arguments and files that cannot be, before anything is printed.
+    """
+    arguments, search = arguments or [], config_dir or []
+    if any(map(_names_task, arguments)):
+        from pe_bench.inspection.show.page import task_page
+
+        require(plot is None, "a task has no picture: leave --plot out")
+        write_out(task_page(arguments, search, width_of(sys.stdout)))
+        return
+    if plot is not None:
+        from pe_bench.cli.report import Outputs, check_outputs
+
+        check_outputs(Outputs(plot=plot))
+    found = resolve(arguments, search)
+    from pe_bench.inspection.show.page import page
+
+    # All pages and the picture first: what cannot be drawn is refused before anything is printed.
+    width = width_of(sys.stdout)
+    pages = [page(subject, width, must_be_built=plot is not None) for subject in found]
+    if plot is not None:
+        _draw(found, plot)
+    write_out("\n\n".join(pages))
+    if plot is not None:
+        say(f"wrote {plot}")
+
+
+def _names_task(argument: str) -> bool:
+    return re.match(r"\+*task[.=]", argument) is not None
+
+
+def _draw(found: Sequence[ResolvedEncoding], plot: Path) -> None:
+    from pe_bench.inspection.show.picture import draw_subjects
+    from pe_bench.model.checks import user_code_errors
+
+    with user_code_errors(*(subject.encoding for subject in found)):
+        draw_subjects(found, plot)
+
+
+LENGTHS = "512,2048,8192"
+FILE = "speed.csv"
+
+
+def time_encodings(
+    arguments: Sequence[str] | None,
+    lengths: str | None,
+    repeats: int | None,
+    output: Path | None,
+    config_dir: Sequence[Path] | None,
+    *,
+    train: bool,
+) -> None:
+    """Time the encodings among `arguments`, or all, at each length; print, write and draw the results.
+
+    Rows are written as they come, so that an interruption leaves those that there are, and those of other
+    measurements stay in the file. Raises `UserError` for arguments that cannot be, before anything is timed.
+    """
+    wanted = sorted(set(parse_lengths(lengths or LENGTHS)))
+    require(wanted[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {wanted[0]} is shorter")
+    if output is not None:
+        require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
+        require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
+        require(not output.is_dir(), f"--output {output}: a folder has that name")
+    asked = read_request(arguments or [], train, config_dir or [])
+    first = asked.at(wanted[0])
+    for length in wanted[1:] if train else []:
+        asked.reference(length)
+    file = output or check_folder(first[0].config.results_dir, "results_dir") / FILE
+    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    require(os.access(folder, os.W_OK), f"{file}: {folder} cannot be written: name another with --output")
+    read_rows(file)
+    _try_each(first, min(wanted[0], first[0].config.train.length))
+    if not asked.is_choice:
+        say(f"no encoding is named: timing all {len(first)}; Ctrl-C stops and keeps what is done")
+    _measure(asked, first, wanted, repeats, file)
+
+
+def _try_each(found: Sequence[ResolvedEncoding], length: int) -> None:
+    """Build each, and try it on one window. Raises `UserError` for one that fails there."""
+    from pe_bench.data.tokenizer import ByteTokenizer
+    from pe_bench.encodings import LengthError
+    from pe_bench.model.checks import dry_run
+    from pe_bench.model.decoder import build_decoder
+
+    encodings = [_built(subject) for subject in found]
+    model = build_decoder(found[0].config, ByteTokenizer().vocabulary, found[0].spec)
+    for subject, encoding in zip(found, encodings, strict=True):
+        model.encoding = encoding
+        with suppress(LengthError):  # is measured, and says so in its row
+            dry_run(model, length, subject.name)
+
+
+def _built(subject: ResolvedEncoding) -> "Composition":
+    """Build the encoding, and print the example options used. Raises `UserError` where that fails."""
+    given = subject.config.encoding
+    complete = with_examples(subject)
+    for option, value in complete.config.encoding.items():
+        if given.get(option, {}) != value:
+            say(f"{subject.name} has no default for {option}: timed with {option}={value}, an example")
+    return complete.encoding
+
+
+def _measure(
+    asked: Request, first: Sequence[ResolvedEncoding], lengths: Sequence[int], repeats: int | None, file: Path
+) -> None:
+    """first: the subjects of the shortest length, which were composed to be checked."""
+    from pe_bench.inspection.speed.measure import Bench
+    from pe_bench.inspection.speed.passes import dtype_of
+    from pe_bench.model.attention import is_kernel_here, training_kernel
+    from pe_bench.system.machine import resolve_device, set_threads
+    from pe_bench.system.progress import progress_bar
+
+    config = first[0].config
+    threads, device = set_threads(config.threads), resolve_device(config.device)
+    if asked.train and device.type == "cpu" and not is_kernel_here():
+        say(f"attention: {training_kernel(device, dtype_of(config, train=True))}")
+    bench = Bench(" ".join(asked.shared), asked.train, repeats, device, threads)
+    rows: list[Row] = []
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+    def at(length: int) -> list[ResolvedEncoding]:
+        same = length == lengths[0] or not asked.train
+        return [with_examples(one) for one in (first if same else asked.at(length))]
+
+    # A fault leaves the picture of the last command: one of a few rows would say less.
+    is_drawn = True
+    try:
+        with progress_bar("speed", len(first) * len(lengths)) as bar:
+            for row in bench.rows(lengths, at, lambda now: bar.show(len(rows), now)):
+                write_rows(file, [*rows, row])
+                rows.append(row)
+                bar.show(len(rows), row.line, row.line)
+    except Exception:
+        is_drawn = False
+        raise
+    finally:
+        if rows:
+            _show(rows, file, is_drawn)
+    if not any(row.status == "ok" for row in rows):
+        raise RunError("nothing could be timed: the reasons are below the table")
+
+
+def _show(rows: Sequence[Row], file: Path, is_drawn: bool) -> None:
+    from pe_bench.inspection.speed.table import draw_rows, grid_of, title
+
+    grid = grid_of(rows)
+    show(lambda width: draw(grid, width))
+    picture = file.with_suffix(".png")
+    if is_drawn and any(row.relative is not None for row in rows):
+        draw_rows(rows, title(rows), picture)
+        say(f"wrote {file} and {picture}")
+    else:
+        say(f"wrote {file}")
