@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from pe_bench.checkpoints.attention import PassMask, PassState
 from pe_bench.checkpoints.model import sees_all
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.encodings.signatures import read_part
@@ -187,10 +187,8 @@ class Turned(LayerEncoding):
         self.rotation = rotation
         self.frequencies = torch.tensor(rotation.frequencies, dtype=torch.float64)
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return self._turn(q, q_position), self._turn(k, k_position)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return self._turn(queries.x, queries.position), self._turn(keys.x, keys.position)
 
     def _turn(self, x: Tensor, position: Tensor) -> Tensor:
         frequencies = self.frequencies.to(x.device)

@@ -10,7 +10,6 @@ scores, K head width, D model width. A *position* is what an encoding reads, an 
 token's place in the sequence, which masks read; they differ where positions are redefined.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -84,12 +83,10 @@ class LayerEncoding(nn.Module, Declared):
 
     claims: frozenset[Claim] = frozenset({"shift_invariant", "prefix_consistent"})
     per_layer: ClassVar[bool] = False  # True: every layer has its own parameters
-    takes_values = False  # whether `transform` has a parameter for what `prepare` returned
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Drop the inherited shortcut of each hook that the class changes."""
         super().__init_subclass__(**options)
-        cls.takes_values = "values" in inspect.signature(cls.transform).parameters
         for hook, shortcut in SHORTCUTS.items():
             if hook in vars(cls) and shortcut not in vars(cls):
                 setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
@@ -98,14 +95,9 @@ class LayerEncoding(nn.Module, Declared):
         """Return values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
         return {}
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Rotate or widen the queries [B, H, Q, K], which are the last, and *all* the keys [B, H, N, K].
-
-        With one more parameter, `values`, it also gets what `prepare` returned of all the tokens.
-        """
-        return q, k
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        """Rotate or widen the queries [B, H, Q, K], which are the last, and *all* the keys [B, H, N, K]."""
+        return queries.x, keys.x
 
     def logit_scale(self, queries: Side) -> Tensor | None:
         """Return a factor for the scaled scores, broadcastable to [B, H, Q, 1]."""

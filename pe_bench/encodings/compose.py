@@ -89,7 +89,6 @@ class Stack(LayerEncoding):
     def __init__(self, parts: Sequence[LayerEncoding]):
         super().__init__()
         self.parts = tuple(parts)
-        self.takes_values = any(part.takes_values for part in parts)
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         prepared = [part.prepare(x) for part in self.parts]
@@ -97,18 +96,11 @@ class Stack(LayerEncoding):
         assert len(merged) == sum(map(len, prepared)), "two encodings prepare values under one name"
         return merged
 
-    def transform(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_position: Tensor,
-        k_position: Tensor,
-        values: dict[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         for part in self.parts:
-            wanted = {"values": values} if part.takes_values else {}
-            q, k = part.transform(q, k, q_position, k_position, **wanted)
-        return q, k
+            q, k = part.transform(queries, keys)
+            queries, keys = queries._replace(x=q), keys._replace(x=k)
+        return queries.x, keys.x
 
     def logit_scale(self, queries: Side) -> Tensor | None:
         factors = [factor for part in self.parts if (factor := part.logit_scale(queries)) is not None]

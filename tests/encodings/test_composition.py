@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.encodings import turned_sides
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding, Side
@@ -50,10 +51,8 @@ class Scaled(LayerEncoding):
         super().__init__()
         self.factor, self.offset = factor, offset
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return self.factor * q + self.offset, self.factor * k + self.offset
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return self.factor * queries.x + self.offset, self.factor * keys.x + self.offset
 
 
 class Embedding(PositionalEncoding):
@@ -68,7 +67,7 @@ class Embedding(PositionalEncoding):
 def test_transforms_chain_in_order() -> None:
     _, q, k, _ = inputs()
     position = torch.arange(TOKENS)
-    turned_q, turned_k = Stack([Scaled(2, 1), Scaled(3, 0)]).transform(q, k, position, position)
+    turned_q, turned_k = turned_sides(Stack([Scaled(2, 1), Scaled(3, 0)]), q, k, position, position)
     assert torch.equal(turned_q, 3 * (2 * q + 1))
     assert torch.equal(turned_k, 3 * (2 * k + 1))
 
@@ -126,7 +125,7 @@ def test_a_whole_composition_is_its_formula() -> None:
     x, q, k, v = inputs()
     stack = Stack([RoPE(WIDTH).double(), ALiBi(HEADS).double(), LogN(3), SlidingWindow(4)])
     position = torch.arange(TOKENS)
-    turned_q, turned_k = RoPE(WIDTH).double().transform(q, k, position, position)
+    turned_q, turned_k = turned_sides(RoPE(WIDTH).double(), q, k, position, position)
     factor = (torch.log(position + 1.0) / math.log(3)).clamp(min=1)[:, None]
     distance = position[:, None] - position
     scores = turned_q @ turned_k.mT / 2 * factor - ALiBi(HEADS).slopes.double()[:, None, None] * distance

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.encodings import turned_sides
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -22,8 +23,10 @@ def test_series_of_one_frequency_each_are_rope() -> None:
     _, q, k, _ = layer_inputs(T)
     position = torch.arange(T) + 3
     encoding = FoPE(H, K, train_length=10**6, gain=0.0).double()
-    expected = RoPE(K).double().transform(q, k, position, position)
-    assert all(map(lambda a, b: worst(a, b) < 1e-14, encoding.transform(q, k, position, position), expected))
+    expected = turned_sides(RoPE(K).double(), q, k, position, position)
+    assert all(
+        map(lambda a, b: worst(a, b) < 1e-14, turned_sides(encoding, q, k, position, position), expected)
+    )
 
 
 @torch.no_grad()
@@ -31,7 +34,7 @@ def test_pairs_that_make_no_full_turn_keep_their_features_or_are_stretched_as_in
     _, q, k, _ = layer_inputs(T)
     position = torch.arange(T)
     kept, stretched = (
-        FoPE(H, K, 64, padded_sine=sine).double().transform(q, k, position, position)[0]
+        turned_sides(FoPE(H, K, 64, padded_sine=sine).double(), q, k, position, position)[0]
         for sine in (0.0, 1.0)
     )
     assert FoPE(H, K, 64).frequencies.tolist() == pytest.approx([1.0, 0.1])
@@ -63,6 +66,6 @@ def test_equal_steps_of_the_angles_are_rope() -> None:
     position = torch.arange(T) + 3
     encoding = SelectiveRoPE(D, H, K, base=10_000.0).double()
     angles = position * encoding.frequencies.unsqueeze(-1).expand(2, H, -1, T)
-    expected = RoPE(K).double().transform(q, k, position, position)
-    found = encoding.transform(q, k, position, position, {ANGLES: angles})
+    expected = turned_sides(RoPE(K).double(), q, k, position, position)
+    found = turned_sides(encoding, q, k, position, position, {ANGLES: angles})
     assert all(map(lambda a, b: worst(a, b) < 1e-14, found, expected))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.encodings import turned_sides
 from support.reference_inputs import (
     near,
     series,
@@ -69,8 +70,8 @@ def test_rope_keeps_norms_and_depends_on_distance_alone(layout: str) -> None:
     encoding = RoPE(d_head=8, layout="half" if layout == "half" else "interleaved").double()
     q, k = series(torch.sin, 0.7, 1, 2, 6, 8), series(torch.cos, 0.9, 1, 2, 6, 8)
     here, there = torch.arange(6), torch.arange(6) + 7
-    q_here, k_here = encoding.transform(q, k, here, here)
-    q_there, k_there = encoding.transform(q, k, there, there)
+    q_here, k_here = turned_sides(encoding, q, k, here, here)
+    q_there, k_there = turned_sides(encoding, q, k, there, there)
     assert near(q_here.norm(dim=-1), q.norm(dim=-1), 1e-12)
     assert near(q_here @ k_here.mT, q_there @ k_there.mT, 1e-12)
     assert not near(q_here, q, 0.1)

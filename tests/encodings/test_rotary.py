@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.encodings import turned_sides
 from support.reference_inputs import K4, Q4, H, K, T, near, row_of_scores
 from support.rotary_encodings import (
     K8,
@@ -53,7 +54,7 @@ def raw_row(encoding: LayerEncoding) -> Tensor:
 
 def test_rope_has_its_reference_scores_and_queries() -> None:
     interleaved, half = RoPE(K, layout="interleaved").double(), RoPE(K).double()
-    q, k = interleaved.transform(Q4, K4, torch.arange(T), torch.arange(T))
+    q, k = turned_sides(interleaved, Q4, K4, torch.arange(T), torch.arange(T))
     expected = [
         [0.796044, 0.167528, -0.420624, -0.424467],
         [1.470783, 0.552187, -1.0334, -0.991815],
@@ -64,7 +65,7 @@ def test_rope_has_its_reference_scores_and_queries() -> None:
     assert near(q[0, 0, 3], [-1.092982, -0.83961, 0.967063, 1.029044])
     assert near(raw_row(half), [-0.179338, -0.308338, -1.872132, -3.739557])
     assert near(
-        half.transform(Q4, K4, torch.arange(T), torch.arange(T))[0][0, 0, 3],
+        turned_sides(half, Q4, K4, torch.arange(T), torch.arange(T))[0][0, 0, 3],
         [-1.094682, 0.955024, -0.851535, 1.028683],
     )
 
@@ -75,11 +76,11 @@ def test_rope_has_its_reference_scores_and_queries() -> None:
 @every_rotary
 def test_the_last_row_alone_is_the_last_row_of_all(make: Callable[[], LayerEncoding]) -> None:
     encoding, position = make().double(), torch.arange(9)
-    q, k = encoding.transform(Q8, K8, position, position)
-    last, again = encoding.transform(Q8[..., 8:, :], K8, position[8:], position)
+    q, k = turned_sides(encoding, Q8, K8, position, position)
+    last, again = turned_sides(encoding, Q8[..., 8:, :], K8, position[8:], position)
     assert near(again.detach(), k.detach(), 1e-12)
     assert near(last.detach(), q[..., 8:, :].detach(), 1e-12)
-    wrong, _ = encoding.transform(Q8[..., 8:, :], K8, torch.tensor([0]), position)
+    wrong, _ = turned_sides(encoding, Q8[..., 8:, :], K8, torch.tensor([0]), position)
     assert not near(wrong.detach(), q[..., 8:, :].detach(), 1e-2)
 
 
@@ -89,12 +90,12 @@ def test_heads_are_turned_each_by_itself_with_the_frequencies_of_its_own_width(
     layout: Layout, form: Form
 ) -> None:
     encoding, position = RoPE(8, layout=layout, form=form).double(), torch.arange(9)
-    turned, _ = encoding.transform(Q8, K8, position, position)
+    turned, _ = turned_sides(encoding, Q8, K8, position, position)
     assert turned.shape == Q8.shape
     assert encoding.frequencies.shape == (4,)
     for head in range(H):
         one = slice(head, head + 1)
-        alone, _ = encoding.transform(Q8[:, one], K8[:, one], position, position)
+        alone, _ = turned_sides(encoding, Q8[:, one], K8[:, one], position, position)
         assert near(turned[:, one], alone, 1e-12)
 
 
@@ -122,7 +123,7 @@ def test_rotary_encoding_at_the_end_of_its_range_is_another(
 
 def test_partial_rope_leaves_the_features_behind_as_they_are() -> None:
     encoding, position = PartialRoPE(8, fraction=0.5).double(), torch.arange(9)
-    q, k = encoding.transform(Q8, K8, position, position)
+    q, k = turned_sides(encoding, Q8, K8, position, position)
     assert torch.equal(q[..., 4:], Q8[..., 4:])
     assert near(q[..., :4], rotate(Q8[..., :4], position, rope_frequencies(4, 10_000.0), "half"), 1e-12)
     assert near(k[..., :4], rotate(K8[..., :4], position, rope_frequencies(4, 10_000.0), "half"), 1e-12)
@@ -130,8 +131,8 @@ def test_partial_rope_leaves_the_features_behind_as_they_are() -> None:
 
 def test_p_rope_leaves_the_slow_pairs_of_the_whole_head_as_they_are() -> None:
     position = torch.arange(9)
-    q, k = PRoPE(8, fraction=0.5).double().transform(Q8, K8, position, position)
-    full_q, full_k = RoPE(8).double().transform(Q8, K8, position, position)
+    q, k = turned_sides(PRoPE(8, fraction=0.5).double(), Q8, K8, position, position)
+    full_q, full_k = turned_sides(RoPE(8).double(), Q8, K8, position, position)
     fast, slow = [0, 1, 4, 5], [2, 3, 6, 7]
     for kept, full, plain in ((q, full_q, Q8), (k, full_k, K8)):
         assert near(kept[..., fast], full[..., fast], 1e-12)

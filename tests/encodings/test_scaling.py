@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.encodings import turned_sides
 from support.reference_inputs import near, series
 from support.scalings import BASE, LONG, SCALINGS, TRAIN, WIDTH, every_scaling, same, scaling, turned
 
@@ -112,8 +113,8 @@ def test_queries_of_half_precision_are_rounded_once() -> None:
     encoding = YaRN(WIDTH, 8)
     q, position = torch.randn(1, 2, 32, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(32)
     rounded = q.bfloat16()
-    single, _ = encoding.transform(rounded.float(), rounded.float(), position, position)
-    half, _ = encoding.transform(rounded, rounded, position, position)
+    single, _ = turned_sides(encoding, rounded.float(), rounded.float(), position, position)
+    half, _ = turned_sides(encoding, rounded, rounded, position, position)
     assert half.dtype == torch.bfloat16
     assert torch.equal(half, single.bfloat16())
 
@@ -144,10 +145,10 @@ def test_window_is_the_number_of_keys_wherever_they_stand(name: str) -> None:
         1_000,
     )
     position = torch.arange(tokens)
-    whole, keys = encoding.transform(q, k, position, position)
-    last, same_keys = encoding.transform(q[..., -1:, :], k, position[-1:], position)
+    whole, keys = turned_sides(encoding, q, k, position, position)
+    last, same_keys = turned_sides(encoding, q[..., -1:, :], k, position[-1:], position)
     assert torch.equal(last, whole[..., -1:, :]) and torch.equal(same_keys, keys)
-    moved_q, moved_k = encoding.transform(q, k, position + far, position + far)
+    moved_q, moved_k = turned_sides(encoding, q, k, position + far, position + far)
     assert near(moved_q @ moved_k.mT, whole @ keys.mT, 1e-10)
 
 
@@ -155,7 +156,7 @@ def test_window_is_the_number_of_keys_wherever_they_stand(name: str) -> None:
 def test_tensors_are_made_where_the_queries_are(name: str) -> None:
     x, position = torch.zeros(1, 2, 24, WIDTH, device="meta"), torch.arange(24, device="meta")
     encoding = scaling(name, train_length=8).to("meta")
-    assert {one.device.type for one in encoding.transform(x, x, position, position)} == {"meta"}
+    assert {one.device.type for one in turned_sides(encoding, x, x, position, position)} == {"meta"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.encodings import turned_sides
 from support.reference_inputs import near
 from support.rotary_encodings import (
     K8,
@@ -75,8 +76,8 @@ def test_xpos_past_what_its_factors_can_hold_is_an_error_with_the_way_out(
 ) -> None:
     encoding, x = XPos(8, scale_base=scale_base), torch.ones(1, 1, 2, 8, dtype=dtype)
     held = torch.tensor([0, longest - 1])
-    assert all(turned.isfinite().all() for turned in encoding.transform(x, x, held, held))
+    assert all(turned.isfinite().all() for turned in turned_sides(encoding, x, x, held, held))
     with pytest.raises(
         LengthError, match=rf"scale_base=512 .* {longest} positions .* {longest + 2}: .*larger"
     ):
-        encoding.transform(x, x, held + torch.tensor([0, 2]), held + torch.tensor([0, 2]))
+        turned_sides(encoding, x, x, held + torch.tensor([0, 2]), held + torch.tensor([0, 2]))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import tutorial_variants as wrong
 from support.cases import find_case
+from support.encodings import turned_sides
 from support.reference_inputs import (
     K4,
     Q4,
@@ -147,7 +148,7 @@ def errors_of_rotation(encoding: LayerEncoding, shift: int = 7) -> tuple[float, 
     """How much norms change, and how much scores change where all positions move by `shift`."""
     q, k = series(torch.sin, 0.1, 1, 1, 6, 8), series(torch.cos, 0.2, 1, 1, 6, 8)
     here, there = torch.arange(6), torch.arange(6) + shift
-    (q_here, k_here), (q_there, k_there) = (encoding.transform(q, k, at, at) for at in (here, there))
+    (q_here, k_here), (q_there, k_there) = (turned_sides(encoding, q, k, at, at) for at in (here, there))
     norm = (q_here.norm(dim=-1) - q.norm(dim=-1)).abs().max()
     return float(norm), float((q_here @ k_here.mT - q_there @ k_there.mT).abs().max())
 
@@ -161,7 +162,7 @@ def test_layouts_that_are_mixed_are_no_rotation() -> None:
 @pytest.mark.parametrize(("encoding", "sign"), [(RoPE(2), 1), (wrong.BothTurnBackwards(2), -1)])
 def test_the_papers_rotation_is_counterclockwise(encoding: LayerEncoding, sign: int) -> None:
     x = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
-    turned, _ = encoding.transform(x, x, torch.tensor([1]), torch.tensor([1]))
+    turned, _ = turned_sides(encoding, x, x, torch.tensor([1]), torch.tensor([1]))
     assert near(turned.flatten(), [math.cos(1), sign * math.sin(1)], 1e-12)
 
 
@@ -177,13 +178,13 @@ def test_the_slowest_frequency_follows_from_the_heads_width() -> None:
 
 def score_of_the_last_token(encoding: LayerEncoding) -> Tensor:
     """Its query turned alone, with all the keys."""
-    q, k = encoding.transform(Q4[:, :, 3:], K4, torch.tensor([3]), torch.arange(T))
+    q, k = turned_sides(encoding, Q4[:, :, 3:], K4, torch.tensor([3]), torch.arange(T))
     return q @ k.mT
 
 
 @pytest.mark.parametrize(("encoding", "is_right"), [(RoPE(K), True), (wrong.AlwaysFromZero(K), False)])
 def test_a_query_alone_has_the_position_that_it_is_given(encoding: LayerEncoding, is_right: bool) -> None:
-    q, k = encoding.transform(Q4, K4, torch.arange(T), torch.arange(T))
+    q, k = turned_sides(encoding, Q4, K4, torch.arange(T), torch.arange(T))
     assert near(score_of_the_last_token(encoding), (q @ k.mT)[:, :, 3:], 1e-12) == is_right
 
 

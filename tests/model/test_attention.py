@@ -59,11 +59,11 @@ class Recording(LayerEncoding):
         self.called.append("prepare")
         return {"first": x[..., 0]}
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         self.called.append("transform")
-        return torch.cat([q, q], -1), torch.cat([k, k], -1)  # as of a wider head: twice the scores
+        return torch.cat([queries.x, queries.x], -1), torch.cat(
+            [keys.x, keys.x], -1
+        )  # as of a wider head: twice the scores
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         self.called.append("scores")
@@ -106,11 +106,9 @@ def test_hooks_are_called_and_applied_in_their_order() -> None:
 
 def test_transform_sees_all_keys_and_a_block_of_queries_those_that_it_may() -> None:
     class Seen(LayerEncoding):
-        def transform(
-            self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            assert q.shape[-2] == k.shape[-2] == 7
-            return q, k
+        def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+            assert queries.x.shape[-2] == keys.x.shape[-2] == 7
+            return queries.x, keys.x
 
         def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
             assert weights.shape[-2] == len(queries.index) <= 2

@@ -30,8 +30,8 @@ class LogarithmOfZero(LayerEncoding):
 class Overflowing(LayerEncoding):
     """An encoding that returns finite queries and keys, whose products are not."""
 
-    def transform(self, q, k, q_position, k_position):
-        return 1e30 * q, 1e30 * k
+    def transform(self, queries, keys):
+        return 1e30 * queries.x, 1e30 * keys.x
 
 
 def config_of(name: str, *arguments: str) -> Config:

@@ -9,7 +9,7 @@ import torch
 from support.native import B, H, K, here, queries, worst
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.bam import BAM
 from pe_bench.encodings.bias.kerple_log import KerpleLog
@@ -188,10 +188,8 @@ class OneSlope(LayerEncoding):
 
 
 class OneKeyForAllHeads(LayerEncoding):
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return q, k.mean(1, keepdim=True)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return queries.x, keys.x.mean(1, keepdim=True)
 
 
 @here

@@ -4,6 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
 
 # Encodings that act each through other hooks: what takes minutes over all of them meets these in CI.
 ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "irope", "t5", "streaming")
@@ -12,3 +16,19 @@ ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "iro
 def one_of_a_kind(names: Iterable[str]) -> list[Any]:
     """Return the names as parameters; all except those are for `scripts/test --full`."""
     return [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
+def turned_sides(
+    encoding: LayerEncoding,
+    q: Tensor,
+    k: Tensor,
+    q_position: Tensor,
+    k_position: Tensor,
+    values: dict[str, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys after `transform`, at these positions."""
+    sides = [
+        Side(x, x, position, torch.arange(x.shape[-2]), values or {})
+        for x, position in ((q, q_position), (k, k_position))
+    ]
+    return encoding.transform(*sides)

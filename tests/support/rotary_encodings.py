@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.encodings import turned_sides
 from support.reference_inputs import H, fill, series
 from torch import Tensor
 
@@ -30,5 +31,5 @@ X8 = torch.zeros(2, 9, 2 * 8, dtype=torch.float64)
 def products(encoding: LayerEncoding, shift: int = 0) -> Tensor:
     """[2, H, 9, 9], without scale and mask."""
     position = torch.arange(9) + shift
-    q, k = encoding.double().transform(Q8, K8, position, position)
+    q, k = turned_sides(encoding.double(), Q8, K8, position, position)
     return (q @ k.mT).detach()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.encodings import turned_sides
 from support.reference_inputs import series
 from torch import Tensor
 
@@ -44,7 +45,7 @@ def turned(encoding: LayerEncoding, tokens: int, dtype: torch.dtype = torch.floa
     """Queries and keys [1, 2, tokens, WIDTH] at the positions 0, 1, 2, .."""
     q, k = (series(wave, 0.7, 1, 2, tokens, WIDTH).to(dtype) for wave in (torch.sin, torch.cos))
     position = torch.arange(tokens)
-    return encoding.transform(q, k, position, position)
+    return turned_sides(encoding, q, k, position, position)
 
 
 def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:

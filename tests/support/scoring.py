@@ -12,7 +12,7 @@ from torch import Tensor
 from pe_bench.config.schema import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from pe_bench.data.packed import Data, Split
 from pe_bench.encodings import LayerEncoding
-from pe_bench.encodings.base import Layers, PositionalEncoding
+from pe_bench.encodings.base import Layers, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.rope import RoPE
@@ -118,9 +118,7 @@ class Hungry(NoPE):
 
     error: Exception | None = None
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if self.error is not None and k.shape[-2] >= 12:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        if self.error is not None and keys.x.shape[-2] >= 12:
             raise self.error
-        return q, k
+        return queries.x, keys.x

@@ -54,10 +54,8 @@ class Turned(LayerEncoding):
         a, b = x.chunk(2, -1)
         return (x * angle.cos() + sense * torch.cat([-b, a], -1) * angle.sin()).to(x.dtype)
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return self.turn(q, q_position), self.turn(k, k_position)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return self.turn(queries.x, queries.position), self.turn(keys.x, keys.position)
 
 
 class HalvesWithInterleavedAngles(Turned):
@@ -72,10 +70,8 @@ class HalvesWithInterleavedAngles(Turned):
 class KeysTurnBackwards(Turned):
     """Queries turn one way, and keys the other: scores depend on the sum of positions."""
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return self.turn(q, q_position), self.turn(k, k_position, -1)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return self.turn(queries.x, queries.position), self.turn(keys.x, keys.position, -1)
 
 
 class BothTurnBackwards(Turned):
@@ -88,11 +84,9 @@ class BothTurnBackwards(Turned):
 class TurnedAndForgotten(Turned):
     """The rotated queries and keys are dropped."""
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        super().transform(q, k, q_position, k_position)
-        return q, k
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        super().transform(queries, keys)
+        return queries.x, keys.x
 
 
 class FrequenciesInAPlainTensor(Turned):

@@ -38,8 +38,8 @@ class TurnsByValues(LayerEncoding):
     def prepare(self, x):
         return {"factors": (x @ self.weight.mT.to(x.dtype)).tanh().mT}
 
-    def transform(self, q, k, q_position, k_position, values):
-        return q, k * (1 + 0.5 * values["factors"].unsqueeze(-1)).to(k.dtype)
+    def transform(self, queries, keys):
+        return queries.x, keys.x * (1 + 0.5 * keys.values["factors"].unsqueeze(-1)).to(keys.x.dtype)
 
 
 class SeesTheNextToken(LayerEncoding):
@@ -101,8 +101,8 @@ class Rotary(LayerEncoding):
     def turn(self, x, position):
         return rotate(x, position, self.frequencies, "half")
 
-    def transform(self, q, k, q_position, k_position):
-        return self.turn(q, q_position), self.turn(k, k_position)
+    def transform(self, queries, keys):
+        return self.turn(queries.x, queries.position), self.turn(keys.x, keys.position)
 
 
 class AnglesOverTheNumberOfKeys(Rotary):
@@ -147,9 +147,9 @@ class LearnedSlopes(LayerEncoding):
 class PowersThatOverflow(LayerEncoding):
     claims = BOTH
 
-    def transform(self, q, k, q_position, k_position):
-        grown, shrunk = 1.01 ** q_position.to(q.dtype), 1.01 ** -k_position.to(k.dtype)
-        return q * grown.unsqueeze(-1), k * shrunk.unsqueeze(-1)
+    def transform(self, queries, keys):
+        grown, shrunk = 1.01 ** queries.position.to(queries.x.dtype), 1.01 ** -keys.position.to(keys.x.dtype)
+        return queries.x * grown.unsqueeze(-1), keys.x * shrunk.unsqueeze(-1)
 
 
 class InputThatOverflows(PositionalEncoding):
@@ -380,11 +380,11 @@ class ShiftNotClaimedUndefined(LayerEncoding):
     past_training = "undefined"
     claims = frozenset({"prefix_consistent"})
 
-    def transform(self, q, k, q_position, k_position):
-        if k_position.max() > 31:
-            raise LengthError(f"32 positions, and none for {int(k_position.max())}")
-        return rotate(q, q_position, rope_frequencies(8, 9.0), "half"), rotate(
-            k, k_position, rope_frequencies(8, 9.0), "half"
+    def transform(self, queries, keys):
+        if keys.position.max() > 31:
+            raise LengthError(f"32 positions, and none for {int(keys.position.max())}")
+        return rotate(queries.x, queries.position, rope_frequencies(8, 9.0), "half"), rotate(
+            keys.x, keys.position, rope_frequencies(8, 9.0), "half"
         )
 
 

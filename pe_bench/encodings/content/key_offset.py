@@ -16,7 +16,7 @@ There only layers with a long window have it. Here all have, and it acts on what
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.rotary.rope import pairs_within
 from pe_bench.errors import require
 
@@ -35,9 +35,7 @@ class KeyOffset(LayerEncoding):
         require(fraction < 1, f"fraction={fraction} leaves no feature to take from the token before")
         self.kept = 2 * pairs_within(d_head, fraction)
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        own, others = k.tensor_split([self.kept], -1)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        own, others = keys.x.tensor_split([self.kept], -1)
         before = torch.cat([others[..., :1, :], others[..., :-1, :]], -2)
-        return q, torch.cat([own, before], -1)
+        return queries.x, torch.cat([own, before], -1)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.precision import full_precision
 from pe_bench.encodings.rotary.rope import rope_frequencies, turn
 from pe_bench.errors import require
@@ -70,12 +70,10 @@ class SelectiveRoPE(LayerEncoding):
             angles = phi.cumsum(-1).unflatten(1, (self.n_heads, -1))
             return {ANGLES: angles * self.frequencies.double().unsqueeze(-1)}  # [B, H, K/2, T]
 
-    def transform(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor, values: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(k.dtype, torch.float32)
-        angles = values[ANGLES].mT
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(keys.x.dtype, torch.float32)
+        angles = keys.values[ANGLES].mT
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        last = slice(k.shape[-2] - q.shape[-2], None)
-        turned_q = turn(q.to(dtype), cos[..., last, :], sin[..., last, :], "half")
-        return turned_q.to(q.dtype), turn(k.to(dtype), cos, sin, "half").to(k.dtype)
+        last = slice(keys.x.shape[-2] - queries.x.shape[-2], None)
+        turned_q = turn(queries.x.to(dtype), cos[..., last, :], sin[..., last, :], "half")
+        return turned_q.to(queries.x.dtype), turn(keys.x.to(dtype), cos, sin, "half").to(keys.x.dtype)

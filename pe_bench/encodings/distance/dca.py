@@ -58,18 +58,18 @@ class DualChunk(EffectiveDistance):
         super().__init__(d_head, self.chunk_size - local, base, layout, fraction, fraction_of)
         self.leave_training(train_length)
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         """Turn the keys once, and the queries for keys of their chunk, of the one before and of others."""
-        if k.shape[-2] <= self.train_length:
-            return super().transform(q, k, q_position, k_position)
-        own = q_position % self.window
+        if keys.x.shape[-2] <= self.train_length:
+            return super().transform(queries, keys)
+        own = queries.position % self.window
         following = (own + self.window).clamp(max=self.chunk_size)
         further = torch.full_like(own, min(2 * self.window - 1, self.chunk_size))
         places = (own, following, further)
-        turned = [rotate(q, place, self.frequencies, self.layout) for place in places]
-        return torch.cat(turned, -1), rotate(k, k_position % self.window, self.frequencies, self.layout)
+        turned = [rotate(queries.x, place, self.frequencies, self.layout) for place in places]
+        return torch.cat(turned, -1), rotate(
+            keys.x, keys.position % self.window, self.frequencies, self.layout
+        )
 
     def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
         chunk_of_query, chunk_of_key = (

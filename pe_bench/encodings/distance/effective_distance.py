@@ -55,15 +55,13 @@ class EffectiveDistance(LayerEncoding):
         """Return which pairs [.., Q, N] have their true distance."""
         return queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2) < self.window
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         """Turn by the positions and, twice as wide, also by the far ones, where there are any."""
-        if k.shape[-2] <= self.train_length:
-            turned_q = rotate(q, q_position, self.frequencies, self.layout)
-            return turned_q, rotate(k, k_position, self.frequencies, self.layout)
-        far_q, far_k = self.far_positions(q_position, k_position)
-        return self._turned_twice(q, q_position, far_q), self._turned_twice(k, k_position, far_k)
+        if keys.x.shape[-2] <= self.train_length:
+            turned_q = rotate(queries.x, queries.position, self.frequencies, self.layout)
+            return turned_q, rotate(keys.x, keys.position, self.frequencies, self.layout)
+        far_q, far_k = self.far_positions(queries.position, keys.position)
+        return self._turned_twice(queries, far_q), self._turned_twice(keys, far_k)
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         near, *far = self.terms(queries, keys)
@@ -79,5 +77,6 @@ class EffectiveDistance(LayerEncoding):
         (near_q, far_q), (near_k, far_k) = queries.x.chunk(2, -1), keys.x.chunk(2, -1)
         return [ScoreTerm(near_q, near_k, is_near), ScoreTerm(far_q, far_k, ~is_near)]
 
-    def _turned_twice(self, x: Tensor, position: Tensor, far: Tensor) -> Tensor:
-        return torch.cat([rotate(x, where, self.frequencies, self.layout) for where in (position, far)], -1)
+    def _turned_twice(self, side: Side, far: Tensor) -> Tensor:
+        places = (side.position, far)
+        return torch.cat([rotate(side.x, place, self.frequencies, self.layout) for place in places], -1)

@@ -101,11 +101,9 @@ class DeBERTaLayer(Relative):
         self.shared = shared
         self.number = number
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         """Widen by the products with every row, which `scores` picks from: once for all blocks."""
-        return self._with_products(q, "c2p"), self._with_products(k, "p2c")
+        return self._with_products(queries.x, "c2p"), self._with_products(keys.x, "p2c")
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         width, terms = queries.raw.shape[-1], self.shared.projections

@@ -22,7 +22,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.rotary.rope import require_pairs, rope_frequencies
 
 
@@ -58,10 +58,8 @@ class TransformerXLLayer(LayerEncoding):
         self.shared = shared
         self.number = number
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return self._wide_query(q, q_position), self._wide_key(k, k_position)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return self._wide_query(queries.x, queries.position), self._wide_key(keys.x, keys.position)
 
     def _wide_query(self, q: Tensor, position: Tensor) -> Tensor:
         """Return [B, H, Q, K + D]: q + u, and the weights of the cosines and sines of a key's position."""

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.inputs.learned import Learned, Overflow, require_table
 from pe_bench.encodings.inputs.sinusoidal import Sinusoidal
 
@@ -64,13 +64,11 @@ class TUPE(LayerEncoding):
         self.query = nn.Parameter(torch.randn(n_heads, d_model, d_head) / math.sqrt(d_model))
         self.key = nn.Parameter(torch.randn(n_heads, d_model, d_head) / math.sqrt(d_model))
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return self._widen(q, q_position, self.query), self._widen(k, k_position, self.key)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return self._widen(queries, self.query), self._widen(keys, self.key)
 
-    def _widen(self, x: Tensor, position: Tensor, projection: Tensor) -> Tensor:
+    def _widen(self, side: Side, projection: Tensor) -> Tensor:
         """Return x [B, H, n, K] and U p, both times 2^(-1/4): queries and keys share 1/sqrt(2) equally."""
-        p = self.norm(self.positions.rows(position).to(self.query.dtype))  # [n, D] or [B, 1, n, D]
-        columns = (p @ projection).expand_as(x)
-        return (torch.cat([x, columns.to(x.dtype)], -1) * 2**-0.25).to(x.dtype)
+        p = self.norm(self.positions.rows(side.position).to(self.query.dtype))  # [n, D] or [B, 1, n, D]
+        columns = (p @ projection).expand_as(side.x)
+        return (torch.cat([side.x, columns.to(side.x.dtype)], -1) * 2**-0.25).to(side.x.dtype)

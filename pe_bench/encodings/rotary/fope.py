@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.precision import full_precision
 from pe_bench.encodings.rotary.rope import rope_frequencies, turn
 from pe_bench.errors import require
@@ -69,17 +69,15 @@ class FoPE(LayerEncoding):
         self.of_cosines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
         self.of_sines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        others = k.shape[-1] // 2 - len(self.frequencies)
-        angles = k_position.double().unsqueeze(-1) * self.frequencies.double()  # [.., N, P]
-        dtype = torch.promote_types(k.dtype, torch.float32)
-        with full_precision(k):
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        others = keys.x.shape[-1] // 2 - len(self.frequencies)
+        angles = keys.position.double().unsqueeze(-1) * self.frequencies.double()  # [.., N, P]
+        dtype = torch.promote_types(keys.x.dtype, torch.float32)
+        with full_precision(keys.x):
             cos = angles.cos().to(self.of_cosines.dtype) @ self.of_cosines
             sin = angles.sin().to(self.of_sines.dtype) @ self.of_sines
         cos = functional.pad(cos, (0, others), value=1.0).to(dtype)
         sin = functional.pad(sin, (0, others), value=self.padded_sine).to(dtype)
-        last = slice(k.shape[-2] - q.shape[-2], None)
-        turned_q = turn(q.to(dtype), cos[..., last, :], sin[..., last, :], "half")
-        return turned_q.to(q.dtype), turn(k.to(dtype), cos, sin, "half").to(k.dtype)
+        last = slice(keys.x.shape[-2] - queries.x.shape[-2], None)
+        turned_q = turn(queries.x.to(dtype), cos[..., last, :], sin[..., last, :], "half")
+        return turned_q.to(queries.x.dtype), turn(keys.x.to(dtype), cos, sin, "half").to(keys.x.dtype)

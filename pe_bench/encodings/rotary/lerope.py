@@ -13,6 +13,7 @@ those of `rope` in all. How alpha was trained is not in that code, which only lo
 import torch
 from torch import Tensor, nn
 
+from pe_bench.encodings.base import Side
 from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
 
 
@@ -28,11 +29,9 @@ class LeRoPE(RoPE):
         super().__init__(d_head, base, layout)
         self.alpha = nn.Parameter(torch.zeros(d_head // 2))
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies.double() * self.alpha.double().exp()
         return (
-            rotate(q, q_position, frequencies, self.layout),
-            rotate(k, k_position, frequencies, self.layout),
+            rotate(queries.x, queries.position, frequencies, self.layout),
+            rotate(keys.x, keys.position, frequencies, self.layout),
         )

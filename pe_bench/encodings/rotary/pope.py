@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.bounded import bounded
 from pe_bench.encodings.rotary.rope import rope_frequencies, rotate
 
@@ -44,13 +44,11 @@ class PoPE(LayerEncoding):
         # base^(-c/K) for c = 0..K-1 is RoPE's spectrum at the width of the result.
         self.register_buffer("frequencies", rope_frequencies(2 * d_head, base), persistent=False)
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         phase = bounded(self.phase, -2 * math.pi, 0).unsqueeze(-2)
         return (
-            self._polar(q, torch.zeros_like(phase), q_position),
-            self._polar(k, phase, k_position),
+            self._polar(queries.x, torch.zeros_like(phase), queries.position),
+            self._polar(keys.x, phase, keys.position),
         )
 
     def _polar(self, x: Tensor, phase: Tensor, position: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.errors import require
 from pe_bench.native.layers import is_rotated_natively, rotated
 
@@ -199,10 +199,8 @@ class RoPE(LayerEncoding):
         self.form: Form = form
         self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         return (
-            rotate(q, q_position, self.frequencies, self.layout, self.form),
-            rotate(k, k_position, self.frequencies, self.layout, self.form),
+            rotate(queries.x, queries.position, self.frequencies, self.layout, self.form),
+            rotate(keys.x, keys.position, self.frequencies, self.layout, self.form),
         )

@@ -20,7 +20,7 @@ import math
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.rotary.rope import Layout, join_pairs, rope_frequencies, rotate
 from pe_bench.errors import require
 
@@ -57,15 +57,13 @@ class XPos(LayerEncoding):
         self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
         self.register_buffer("log_decay", zeta.log() / scale_base, persistent=False)
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        first, last = k_position.double().aminmax(dim=-1, keepdim=True)
-        self._refuse_overflow(float((last - first).max()), k.dtype)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        first, last = keys.position.double().aminmax(dim=-1, keepdim=True)
+        self._refuse_overflow(float((last - first).max()), keys.x.dtype)
         middle = (first + last) / 2
         return (
-            self._rotate_and_scale(q, q_position, q_position.double() - middle),
-            self._rotate_and_scale(k, k_position, middle - k_position.double()),
+            self._rotate_and_scale(queries.x, queries.position, queries.position.double() - middle),
+            self._rotate_and_scale(keys.x, keys.position, middle - keys.position.double()),
         )
 
     def _rotate_and_scale(self, x: Tensor, position: Tensor, exponent: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.families import ROTARY
 from pe_bench.encodings.rotary.rope import (
     FractionOf,
@@ -100,13 +100,11 @@ class RopeScaling(LayerEncoding, ABC):
     def scaled(self, window: int) -> Scaled:
         """Return the frequencies and the attention factor for a window of so many tokens."""
 
-    def transform(
-        self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        with q.device:  # where `scaled` creates its tensors: a copy would halt the GPU in every layer
-            scaled = self.scaled(k.shape[-2])
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        with queries.x.device:  # where `scaled` creates its tensors: a copy would halt the GPU in every layer
+            scaled = self.scaled(keys.x.shape[-2])
             scaled = scaled._replace(frequencies=slow_ones_zeroed(scaled.frequencies, self.pairs))
-        return self._turn(q, q_position, scaled), self._turn(k, k_position, scaled)
+        return self._turn(queries.x, queries.position, scaled), self._turn(keys.x, keys.position, scaled)
 
     def _turn(self, x: Tensor, position: Tensor, scaled: Scaled) -> Tensor:
         # Rounded once, at the end.

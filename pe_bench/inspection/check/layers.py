@@ -104,7 +104,7 @@ def _longer_errors(case: Case) -> list[float]:
 def positions_are_read(case: Case) -> Finding:
     """Position ids are read, and no others counted.
 
-    Look at: q_position and queries.position, where an arange or an index was taken.
+    Look at: queries.position, where an arange or an index was taken.
 
     Check that equal tokens at equal positions stay equal: an encoding must not count tokens itself.
 
@@ -122,7 +122,7 @@ def positions_are_read(case: Case) -> Finding:
             )
     for layer in layers_of(case.encoding):
         queries, keys = project(layer, x, q, k, same)
-        if not (layer.overrides("prepare") and layer.takes_values):
+        if not (layer.overrides("prepare") and layer.overrides("transform")):
             errors += [worst(turned, turned[..., :1, :]) for turned in (queries.x, keys.x)]
         if not layer.overrides("prepare", "visible"):
             bias, row = layer.bias(queries, keys), layer.scores(queries, keys, MODEL.d_head**-0.5)

@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.load import EncodingClass
 from pe_bench.inspection.check.case import Case, Finding
 from pe_bench.model.attention import logits, project, reference_attention
@@ -178,7 +178,9 @@ def _turned(encoding: nn.Module, entry: Entry) -> tuple[Tensor, Tensor]:
     keys = torch.zeros(1, 1, tokens, width, dtype=torch.float64)
     query = keys[:, :, :1].clone()
     query[..., : features // 2] = 1
-    turned, _ = _layer(encoding, entry).transform(query, keys, torch.tensor([1]), torch.arange(tokens))
+    at_1, places = torch.tensor([1]), torch.arange(tokens)
+    sides = Side(query, query, at_1, at_1, {}), Side(keys, keys, places, places, {})
+    turned, _ = _layer(encoding, entry).transform(*sides)
     first, second = turned[0, 0, 0, :features].chunk(2)
     return first, second
 

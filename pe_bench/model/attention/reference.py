@@ -87,9 +87,9 @@ def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: 
     position = position if position.dim() == 1 else position.unsqueeze(1)
     keys = Side(k, k, position, torch.arange(k.shape[-2], device=k.device), encoding.prepare(x))
     queries = slice_tokens(keys, k.shape[-2] - q.shape[-2], k.shape[-2])
-    values = {"values": keys.values} if encoding.takes_values else {}
-    turned_q, turned_k = encoding.transform(q, k, queries.position, position, **values)
-    return queries._replace(x=turned_q, raw=q), keys._replace(x=turned_k)
+    queries = queries._replace(x=q, raw=q)
+    turned_q, turned_k = encoding.transform(queries, keys)
+    return queries._replace(x=turned_q), keys._replace(x=turned_k)
 
 
 def slice_tokens(side: Side, start: int, stop: int) -> Side:
