@@ -53,9 +53,17 @@ def checkpoint_config(
     _check_overrides(overrides, has_text=prompts is None)
     source = read_source(text)
     length, length_from = _train_length(source, load_config(source), overrides)
-    values = compose(
-        [*overrides, "encoding=nope", *([] if _names_length(overrides) else [f"train.length={length}"])]
-    )
+    keys = {parse_override(text).key for text in overrides}
+    files = ["data=files"] if "data.path" in keys and "data" not in keys else []
+    lengths = [] if TRAIN_LENGTH in keys else [f"{TRAIN_LENGTH}={length}"]
+    values = compose([*files, *overrides, "encoding=nope", *lengths])
+    data = values["data"]
+    if (
+        data["source"] == "files"
+        and data["validation_path"] is None
+        and not keys & {"data.validation_fraction"}
+    ):
+        data["validation_fraction"] = 1.0  # nothing is trained on, so all of it is scored
     if prompts is not None:
         values |= {"data": {"name": prompts, "source": "task"}, "task": {"name": prompts}}
         values["eval"]["protocol"] = TASK
@@ -72,9 +80,8 @@ def checkpoint_config(
         "plain": plain,
     }
     config = parse_config(values)
-    typed = [parse_override(text).key for text in overrides]
-    typed += [f"eval.{name}" for name, value in changes.items() if value is not None]
-    warn_unused([config.eval], typed)
+    changed = [f"eval.{name}" for name, value in changes.items() if value is not None]
+    warn_unused([config.eval], [*keys, *changed])
     if config.eval.max_length is not None or not config.eval.lengths:
         return config
     # 16 times the training length, as in a run, is more than most documents have.
@@ -142,10 +149,6 @@ def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
             f"{text} has no effect on a checkpoint, which brings its own model, encoding and tokenizer: "
             f"change {', '.join(SCORING_KEYS[:3])} or {TRAIN_LENGTH}",
         )
-
-
-def _names_length(overrides: Sequence[str]) -> bool:
-    return any(parse_override(text).key == TRAIN_LENGTH for text in overrides)
 
 
 def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tuple[int, str]:

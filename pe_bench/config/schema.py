@@ -100,7 +100,7 @@ class DataConfig(Section):
         require(not files or self.path is not None, f"{needs} a folder or a file: say data.path=DIR")
         require(not hub or self.path is not None, f"{needs} a dataset: say data.path=OWNER/NAME")
         fraction = self.validation_fraction
-        require(0 < fraction < 1, f"data.validation_fraction must lie between 0 and 1, not {fraction}")
+        require(0 < fraction <= 1, f"data.validation_fraction must lie between 0 and 1, not {fraction}")
         require(
             self.validation_path is None or fraction == DataConfig.validation_fraction,
             f"data.validation_fraction={fraction} has no effect with data.validation_path: remove one",

@@ -194,7 +194,7 @@ def _pack_side(
         ids.append(encoded.ids.astype(dtype))
         ends.append(encoded.byte_ends)
     starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    np.save(folder / f"{side}-tokens.npy", np.concatenate(ids))
+    np.save(folder / f"{side}-tokens.npy", np.concatenate([np.empty(0, dtype), *ids]))
     np.save(folder / f"{side}-starts.npy", starts)
     if with_ends:
         np.save(folder / f"{side}-byte_ends.npy", np.concatenate(ends).astype(np.uint32))

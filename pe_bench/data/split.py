@@ -25,9 +25,12 @@ def split_corpus(
 ) -> tuple[list[Document], list[Document]]:
     """Return (training, validation) without copies; `validation` is the source's own, if it has one.
 
-    Raises `UserError` when nothing is left on a side.
+    A fraction of 1 leaves nothing for training, as a checkpoint needs it. Raises `UserError` when nothing is
+    left on another side.
     """
     train = _without_copies(documents)
+    if fraction == 1 and validation is None:
+        return [], train
     if validation is not None:
         held_out = _without_copies(validation)
     elif len(train) < FEWEST_DOCUMENTS:

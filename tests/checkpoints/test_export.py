@@ -84,6 +84,7 @@ def test_the_export_scores_every_target_as_the_run_does(
             f"hf:{out}",
             "data=files",
             f"data.path={folder / 'corpus'}",
+            "data.validation_fraction=0.2",
             f"cache_dir={folder / 'cache'}",
         ),
         *("eval.lengths=[16,32]", "eval.max_length=64", "eval.targets=6", "eval.controls=all", "threads=1"),

@@ -117,9 +117,31 @@ def test_random_weights_have_not_learned_and_no_verdict(
     [anchor] = (tmp_path / "results" / "anchors").glob("*/eval.csv")
     row = next(row for row in read_rows(anchor) if row.length == TRAIN_LENGTH)
     scores = load_scores(score_file(anchor.parent, row))
-    shares = np.unique(scores.nll, return_counts=True)[1]
-    assert scores.nll.mean() <= np.log(len(shares)) and row.targets == len(scores.nll)
+    nll, counts = np.unique(scores.nll, return_counts=True)
+    tokens = counts / (row.targets * np.exp(-nll))  # that are equally frequent
+    assert np.allclose(tokens, tokens.round(), atol=1e-3) and row.targets == len(scores.nll)
     assert command("report", "--results-dir", str(tmp_path / "results")).out.count("*") >= 2
+
+
+def test_all_text_of_a_folder_is_scored(tmp_path: Path, command: Command) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    write_corpus(tmp_path / "corpus")
+    names = sorted(path.stem for path in (tmp_path / "corpus").rglob("*.txt"))
+    where = (f"cache_dir={tmp_path / 'cache'}", "threads=1", "--results-dir", str(tmp_path / "results"))
+    all_of_it = ("--lengths", "32", "--targets", "9999")
+    done = command("eval", f"hf:{tmp_path / 'llama'}", f"data.path={tmp_path / 'corpus'}", *where, *all_of_it)
+    assert done.code == 0, done.err
+    assert {row.documents for row in rows_in(tmp_path)} == {len(names)}
+    refused = command(
+        "train",
+        "encoding=rope",
+        "data=files",
+        f"data.path={tmp_path / 'corpus'}",
+        *where[:2],
+        f"results_dir={tmp_path / 'results'}",
+        "data.validation_fraction=1",
+    )
+    assert refused.code == 2 and "Traceback" not in refused.err
 
 
 def test_a_run_says_how_it_was_made(tmp_path: Path, score: Command) -> None:

@@ -149,7 +149,7 @@ def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
         ("seed=-1", "seed must not be negative"),
         ("threads=zero", "threads must be auto or a positive whole number"),
         ("device=tpu", "device must be auto, cpu, cuda"),
-        ("data.validation_fraction=1", "between 0 and 1"),
+        ("data.validation_fraction=1.5", "between 0 and 1"),
         ("data=files", "say data.path=DIR"),
         ("data.max_tokens=0", "data.max_tokens must be positive, not 0"),
         ("data.encoding=latin-x", "data.encoding=latin-x is no encoding of text"),
