@@ -30,7 +30,7 @@ SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
-DOTS_PER_INCH = 300
+DOTS_PER_INCH = 150  # of a PNG; for print there are PDF and SVG
 NAME_GAP = 1.3 * FONT  # points between the middles of two names
 # The page's own words for colours: it has a light and a dark theme.
 THEMED = {colour.lower(): f"var(--colour{number})" for number, colour in enumerate(COLOURS)}

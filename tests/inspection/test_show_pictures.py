@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from support.shown import SMALL, one
 
 from pe_bench.inspection.resolve import resolve
@@ -70,6 +71,12 @@ def test_pairs_that_turn_fully_are_counted_and_said_to_be_so():
 def test_an_encoding_has_the_colour_of_its_curve_in_a_report():
     found = {row.subject.label: row.colour for row in rows_of(resolve(["rope", "alibi"]))}
     assert found == {name: style.colour for name, style in styles_of(["rope", "alibi"]).items()}
+
+
+def test_no_text_of_a_picture_is_a_formula():
+    figure = draw(rows_of(resolve(["rope", "sinusoidal", "sliding_window"])))
+    shown = [text.get_text() for text in figure.findobj(Text)]
+    assert "10,000" in shown and not [text for text in shown if "$" in text]
 
 
 def test_labels_of_a_panel_lie_apart():

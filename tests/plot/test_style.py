@@ -3,16 +3,15 @@
 import pytest
 
 from pe_bench.config.groups import names_in
-from pe_bench.plot.style import COLOURS, styles_of
-
-COMMON = ("rope", "alibi", "sinusoidal", "t5", "nope", "kerple_log", "learned")
+from pe_bench.plot.style import COLOURS, COMMON, styles_of
 
 
 def test_the_encodings_compared_most_keep_their_style_in_every_picture_of_them() -> None:
     alone = {name: styles_of([name])[name] for name in COMMON}
     assert styles_of(COMMON) == alone
     assert len({style.colour for style in alone.values()}) == len(COLOURS)
-    assert styles_of([*COMMON[:3], "fire"])["rope"] == alone["rope"]
+    for name in names_in("encoding"):
+        assert styles_of([*COMMON[:3], name])["rope"] == alone["rope"], name
 
 
 def test_names_that_would_share_a_colour_differ_in_it_where_there_are_enough() -> None:

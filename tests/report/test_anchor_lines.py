@@ -11,7 +11,7 @@ from support.results import add_run
 from test_short import cells_of, printed
 
 from pe_bench.report.build import build_report, build_tables
-from pe_bench.report.charts.curves import Chart, Curve, Point, charts_of, seen_anchors
+from pe_bench.report.charts.curves import Chart, Curve, Point, charts_of, describe_anchors, seen_anchors
 from pe_bench.report.charts.draw import draw
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.export import to_frame
@@ -232,6 +232,7 @@ def test_an_anchor_that_leaves_the_axes_is_named_within_them() -> None:
     chart = Chart("", (whole,), "levels", (128, 256, 512), 512, 128, "", "", 0.01, (leaving,))
     [anchor] = seen_anchors(chart)
     assert 0 < anchor.name_at[0] < 1 and 0 < anchor.name_at[1] < 1
+    assert "(copy) goes on beyond the axis." in describe_anchors([anchor])
 
 
 def test_the_name_of_an_anchor_is_where_no_curve_is_near() -> None:

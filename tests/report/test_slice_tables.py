@@ -234,11 +234,13 @@ def test_a_frame_has_the_slice_that_is_asked_for_alone(results: Path) -> None:
         assert set(frame["slice"]) == {name} and set(frame["targets"]) == {targets}
 
 
-@pytest.mark.parametrize("values", ["levels", "change"])
-def test_the_picture_has_a_panel_of_recall(results: Path, values: str) -> None:
-    figure = draw(build_tables(results), values)  # pyright: ignore[reportArgumentType]
-    titles = [text.get_text() for text in figure.texts if "targets: recall (50 % of all)" in text.get_text()]
-    assert len(figure.axes) == 2 and len(titles) == 1
+def test_recall_is_plotted_where_it_is_chosen(results: Path) -> None:
+    for selection, panels in ((Selection(), 0), (Selection(slice="recall"), 1)):
+        figure = draw(build_tables(results, selection=selection))
+        titles = [
+            text.get_text() for text in figure.texts if "targets: recall (50 % of all)" in text.get_text()
+        ]
+        assert (len(figure.axes), len(titles)) == (1, panels)
 
 
 def test_the_page_has_a_section_of_recall(results: Path) -> None:

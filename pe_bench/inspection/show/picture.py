@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.show import curves
@@ -289,6 +289,8 @@ def _draw_wavelengths(axes: Axes, rows: Sequence[PanelRow]) -> Labelled:
         text = share if len(rows) == 1 else f"{row.title}: {share}"
         labels.append(draw_label(axes, text, np.log10(_finite(row.wavelengths[-1])), row.colour))
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")  # matplotlib's own is a formula
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.axhline(rows[0].train_length, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
     axes.annotate(
         "training length",

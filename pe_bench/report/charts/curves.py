@@ -168,10 +168,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class SeenAnchor:
-    """A model that cost no training, and where its name stands in shares of width and height."""
+    """A model that cost no training, where its name stands in shares, and whether it leaves the axes."""
 
     curve: Curve
     name_at: tuple[float, float]
+    leaves: bool
 
 
 def seen_anchors(chart: Chart) -> list[SeenAnchor]:
@@ -182,14 +183,18 @@ def seen_anchors(chart: Chart) -> list[SeenAnchor]:
     found = []
     for anchor in seen:
         others = [heights[label] for label in drawn - {anchor.label}]
-        found.append(SeenAnchor(anchor, _name_place(heights[anchor.label], others)))
+        height = heights[anchor.label]
+        leaves = bool((~_is_inside(height) & np.isfinite(height)).any())
+        found.append(SeenAnchor(anchor, _name_place(height, others), leaves))
     return found
 
 
 def describe_anchors(anchors: Sequence[SeenAnchor]) -> list[str]:
     """Return a sentence on the thin curves of a picture, where there are any."""
     names = ", ".join(anchor.curve.label for anchor in anchors)
-    return [f"Thin grey: {names}, counted on the same training tokens."] if names else []
+    leaving = ", ".join(anchor.curve.label for anchor in anchors if anchor.leaves)
+    notes = [f"Thin grey: {names}, counted on the same training tokens."] if names else []
+    return [*notes, *([f"{leaving} goes on beyond the axis."] if leaving else [])]
 
 
 def _heights(chart: Chart, curve: Curve) -> np.ndarray:
@@ -240,9 +245,11 @@ def charts_of(tables: Sequence[Table], values: PlotValues = "levels") -> list[li
 
 
 def _setting_among(table: Table, tables: Sequence[Table]) -> str:
-    """Return the settings' hash for a title that another table shares."""
-    alike = [other for other in tables if other.title == table.title]
-    return f", settings {table.key.setting[:8]}" if len(alike) > 1 else ""
+    """Return the hashes that tell the table from others with its title."""
+    alike = [other.key for other in tables if _wrap_title(other) == _wrap_title(table)]
+    data = f", data {table.key.data_hash[:8]}" if len({key.data_hash for key in alike}) > 1 else ""
+    has_settings = len({key.setting for key in alike}) > 1
+    return data + (f", settings {table.key.setting[:8]}" if has_settings else "")
 
 
 def _chart_over_length(table: Table, title: str, values: PlotValues) -> Chart:
@@ -283,8 +290,9 @@ def _chart_over_position(table: Table, title: str) -> Chart:
 
 
 def _wrap_title(table: Table) -> str:
-    """Return the title in two lines, or more where they are long."""
-    return "\n".join(fill(part, MAX_TITLE, break_long_words=False) for part in table.title_parts)
+    """Return the title in two lines, or more where they are long, without the hash of the data."""
+    parts = [part.replace(f" ({table.key.data_hash[:8]})", "") for part in table.title_parts]
+    return "\n".join(fill(part, MAX_TITLE, break_long_words=False) for part in parts)
 
 
 def _describe_order(table: Table) -> str:

@@ -79,8 +79,7 @@ def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "level
 
 
 def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
-    """Return a figure with the charts of the tables and of their recall, one below the other."""
-    tables = [part for table in tables for part in table.with_recall]
+    """Return a figure with the charts of the tables, one below the other."""
     charts = [chart for of_table in charts_of(tables, values) for chart in of_table]
     styles = styles_of(curve.label for chart in charts for curve in chart.curves)
     return stacked([_part(chart, styles) for chart in charts], BETWEEN)
