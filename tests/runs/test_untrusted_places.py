@@ -82,10 +82,14 @@ NOT_FILES: dict[str, Callable[[Path, Path], None]] = {
 
 
 READ = ["eval.csv", "config.yaml", "meta.json", "result.json", "environment.json", "commands.json"]
+# Every file as a pipe, which would be waited for, and one of them as everything else.
+PLACES = [
+    *((name, "a pipe") for name in READ),
+    *(("eval.csv", kind) for kind in NOT_FILES if kind != "a pipe"),
+]
 
 
-@pytest.mark.parametrize("kind", NOT_FILES)
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize(("name", "kind"), PLACES)
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
 @pytest.mark.usefixtures("no_waiting")
 def test_what_is_no_plain_file_is_never_waited_for(stranger, name, kind, finished, tmp_path):

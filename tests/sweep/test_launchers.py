@@ -3,8 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from pe_bench.errors import UserError
-from pe_bench.sweep.grid import cores_each, require_one_start, side_by_side
+from pe_bench.sweep.grid import cores_each, side_by_side
 
 
 @pytest.mark.parametrize(
@@ -23,12 +22,6 @@ def test_a_launcher_that_would_start_a_job_several_times_is_refused_before_anyth
     outcome = train("-m", "encoding=rope", "hydra/launcher=submitit_slurm", word)
     assert outcome.code == 2 and said in outcome.line
     assert not (folder / "results").exists()
-
-
-def test_a_launcher_configuration_for_several_machines_is_recognised():
-    require_one_start(OmegaConf.create({"nodes": 1, "tasks_per_node": 1, "timeout_min": 60}))
-    with pytest.raises(UserError, match="hydra.launcher.nodes=2: a run takes 1 machine"):
-        require_one_start(OmegaConf.create({"nodes": 2}))
 
 
 def hydra_of(target: str, **launcher):

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Files appear whole or not at all, and a file that another user could have changed is known."""
 
 import os
 import stat
@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from pe_bench.errors import RunError
-from pe_bench.system.files import write_atomically, write_text
+from pe_bench.system import files
+from pe_bench.system.files import writable_by_others, write_atomically, write_text
+
+STRANGER = 65533
+unix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="rights to write are as Unix has them")
 
 
 @pytest.fixture
@@ -21,64 +25,47 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_new_file_holds_the_written_text_and_no_other_file_is_left(tmp_path: Path) -> None:
-    write_text(tmp_path / "new.txt", "héllo\n")
-    assert (tmp_path / "new.txt").read_bytes() == "héllo\n".encode()
+def test_a_file_holds_the_written_text_with_its_ends_of_lines_and_nothing_else_is_left(tmp_path):
+    write_text(tmp_path / "new.txt", "héllo\nb\r\n")
+    assert (tmp_path / "new.txt").read_bytes() == "héllo\nb\r\n".encode()
     assert names(tmp_path) == ["new.txt"]
 
 
-def test_line_endings_are_written_as_they_are(tmp_path: Path) -> None:
-    write_text(tmp_path / "new.txt", "a\nb\r\n")
-    assert (tmp_path / "new.txt").read_bytes() == b"a\nb\r\n"
-
-
-def test_readers_see_the_old_file_until_the_new_one_is_whole(path: Path) -> None:
-    seen = []
-
+def test_readers_see_the_old_file_until_the_new_one_is_whole_and_writers_disturb_nobody(path):
     def write(temporary: Path) -> None:
-        temporary.write_text("new")
+        temporary.write_text("first, begun earlier")
         assert temporary.parent == path.parent, "a rename works within one file system only"
-        seen.append(path.read_text())
+        assert path.read_text() == "old"
+        write_text(path, "second")
+        assert temporary.read_text() == "first, begun earlier"
 
     write_atomically(path, write)
-    assert seen == ["old"]
-    assert path.read_text() == "new"
+    assert path.read_text() == "first, begun earlier"
+    assert names(path.parent) == ["eval.csv"]
 
 
-def test_a_writer_that_fails_halfway_leaves_the_old_file_and_no_other(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError("no space left"), RunError),
+        (ValueError("nothing"), ValueError),
+        (KeyboardInterrupt("stop"), KeyboardInterrupt),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_writer_that_fails_leaves_the_old_file_and_no_other(path, error, raised, begun):
     def write(temporary: Path) -> None:
-        temporary.write_text("half of")
-        raise OSError("no space left")
+        if begun:
+            temporary.write_text("half of")
+        raise error
 
-    with pytest.raises(RunError, match="no space left"):
+    with pytest.raises(raised, match=str(error)):
         write_atomically(path, write)
     assert path.read_text() == "old"
     assert names(path.parent) == ["eval.csv"]
 
 
-def test_a_writer_that_fails_before_it_begins_raises_its_own_error(path: Path) -> None:
-    def write(temporary: Path) -> None:
-        raise ValueError("nothing to write")
-
-    with pytest.raises(ValueError, match="nothing to write"):
-        write_atomically(path, write)
-    assert names(path.parent) == ["eval.csv"]
-
-
-def test_an_interrupt_leaves_the_old_file_and_no_other(path: Path) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_text("half of")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, write)
-    assert path.read_text() == "old"
-    assert names(path.parent) == ["eval.csv"]
-
-
-def test_a_rename_that_fails_leaves_the_old_file_and_no_other(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rename_that_fails_leaves_the_old_file_and_no_other(path, monkeypatch):
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError("not here")
 
@@ -89,9 +76,7 @@ def test_a_rename_that_fails_leaves_the_old_file_and_no_other(
     assert names(path.parent) == ["eval.csv"]
 
 
-def test_bytes_are_on_the_disk_before_the_rename_and_the_name_after_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_are_on_the_disk_before_the_rename_and_the_name_after_it(path, monkeypatch):
     """Otherwise a power cut may leave the new name without its bytes."""
     happened = []
     sync, replace = os.fsync, os.replace
@@ -110,12 +95,32 @@ def test_bytes_are_on_the_disk_before_the_rename_and_the_name_after_it(
     assert happened == ["file", "rename", "folder"]
 
 
-def test_writers_of_one_file_do_not_disturb_each_other(path: Path) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_text("first, begun earlier")
-        write_text(path, "second")
-        assert temporary.read_text() == "first, begun earlier"
+@unix
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_a_file_or_folder_that_group_or_others_may_write_is_named(tmp_path, mode, monkeypatch):
+    monkeypatch.setattr(files, "_is_own_group", lambda group: False)
+    file = tmp_path / "cache" / "entry" / "kernel.so"
+    file.parent.mkdir(parents=True)
+    assert writable_by_others(file) is None, "one that is not there yet is as private as its folders"
+    file.write_text("code")
+    link = tmp_path / "link.so"
+    link.symlink_to(file)
+    for changed in (file, file.parent, file.parent.parent):
+        assert writable_by_others(link) is writable_by_others(file) is None
+        before = changed.stat().st_mode
+        changed.chmod(before | mode)
+        assert writable_by_others(file) == writable_by_others(link) == changed
+        if changed.is_dir():
+            changed.chmod(before | mode | stat.S_ISVTX)
+            assert writable_by_others(file) is None, "a sticky folder protects what is in it"
+        changed.chmod(before)
 
-    write_atomically(path, write)
-    assert path.read_text() == "first, begun earlier"
-    assert names(path.parent) == ["eval.csv"]
+
+@unix
+def test_a_group_that_holds_this_user_alone_may_write_and_another_user_s_file_is_named(path, monkeypatch):
+    monkeypatch.setattr(files, "_is_own_group", lambda group: group == path.stat().st_gid)
+    path.chmod(0o664)
+    assert writable_by_others(path) is None
+    if os.getuid() == 0:  # only root can give a file away
+        os.chown(path, STRANGER, STRANGER)
+        assert writable_by_others(path) == path
