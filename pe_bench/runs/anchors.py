@@ -30,8 +30,8 @@ class StoredAnchors:
 
     def of(self, label: str, rows: Iterable[Row]) -> list[Row]:
         """Return the rows of one anchor that belong to rows of runs, each once."""
-        found = (self.rows.get((label, place_of(row))) for row in rows)
-        return list({row.key: row for row in found if row is not None}.values())
+        stored = (self.rows.get((label, place_of(row))) for row in rows)
+        return list({row.key: row for row in stored if row is not None}.values())
 
     def with_folders(self, folder_of: Callable[[str], RunFolder]) -> Callable[[str], RunFolder]:
         """Return a function that gives the folder of a run or an anchor by its name."""
@@ -63,7 +63,7 @@ def read_anchors(folder: Path | None) -> StoredAnchors:
             continue  # a folder with a run's name would stand in for the run's own
         try:
             check_files(anchor)
-            found = [row for row in read_rows(path) if row.encoding in NAMES]
+            kept = [row for row in read_rows(path) if row.encoding in NAMES]
         except RunError as error:
             reason = str(error).partition(": delete")[0]
             problems.append(
@@ -71,5 +71,5 @@ def read_anchors(folder: Path | None) -> StoredAnchors:
             )
             continue
         folders[anchor.name] = RunFolder(anchor)
-        rows |= {(row.encoding, place_of(row)): replace(row, run=anchor.name) for row in found}
+        rows |= {(row.encoding, place_of(row)): replace(row, run=anchor.name) for row in kept}
     return StoredAnchors(rows, folders, tuple(problems))

@@ -40,9 +40,9 @@ def record_command(run: Path) -> None:
 
     Only the holder of the run's lock may call this.
     """
-    command, known = _with_run_name(os.environ.get(VARIABLE, ""), run), recorded_commands(run)
-    if command and command not in known:
-        write_text(_file(run), json.dumps([*known, command], indent=1, ensure_ascii=False) + "\n")
+    command, recorded = _with_run_name(os.environ.get(VARIABLE, ""), run), recorded_commands(run)
+    if command and command not in recorded:
+        write_text(_file(run), json.dumps([*recorded, command], indent=1, ensure_ascii=False) + "\n")
 
 
 def _with_run_name(command: str, run: Path) -> str:
@@ -56,10 +56,10 @@ def _with_run_name(command: str, run: Path) -> str:
 def recorded_commands(run: Path) -> tuple[str, ...]:
     """Return a run's commands in the order of their first use; none where they are missing or unreadable."""
     try:
-        found = json.loads(read_regular(_file(run)))
+        commands = json.loads(read_regular(_file(run)))
     except (OSError, ValueError, RecursionError):
         return ()
-    return tuple(command for command in found if _is_ours(command)) if isinstance(found, list) else ()
+    return tuple(command for command in commands if _is_ours(command)) if isinstance(commands, list) else ()
 
 
 def takes_code_from(command: str, results: Path) -> bool:

@@ -40,7 +40,7 @@ def find_run(word: str, results_dir: Path) -> Path:
         return require_finished(path)
     names = sorted(path.name for path in folder.glob("*") if path.is_dir())
     name = word.rstrip("/")
-    matching = [name] if name in names else [found for found in names if name and found.startswith(name)]
+    matching = [name] if name in names else [other for other in names if name and other.startswith(name)]
     if len(matching) == 1:
         return require_finished(folder / matching[0])
     if matching:
@@ -164,28 +164,28 @@ class Condition:
     def holds(self, value: Any) -> bool:
         if self.sign in ORDERS:
             return is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
-        return any(self._names(value, wanted) for wanted in self.values) is (self.sign == "=")
+        return any(self._names(value, one) for one in self.values) is (self.sign == "=")
 
-    def unmet(self, found: Iterable[Any]) -> list[str]:
+    def unmet(self, values: Iterable[Any]) -> list[str]:
         """Return the values that are asked for and were not found."""
-        wanted = self.values if self.sign == "=" else ()
-        different = list(dict.fromkeys(found))
-        return [name for name in wanted if not any(self._names(value, name) for value in different)]
+        required = self.values if self.sign == "=" else ()
+        different = list(dict.fromkeys(values))
+        return [name for name in required if not any(self._names(value, name) for value in different)]
 
-    def _names(self, value: Any, wanted: str) -> bool:
+    def _names(self, value: Any, one: str) -> bool:
         """Return whether a value is the wanted one; any of its names is, for an encoding."""
         names = names_of_label(str(value)) if self.key in LABELS else (value,)
-        return any(_equal(name, wanted) for name in names)
+        return any(_equal(name, one) for name in names)
 
 
 def parse_condition(word: str) -> Condition:
     """`seed<3`, `encoding=rope,alibi` or `train.lr>=0.001`. Raises `UserError`."""
-    found = CONDITION.fullmatch(word)
-    if found is None or not found[3]:
+    match = CONDITION.fullmatch(word)
+    if match is None or not match[3]:
         raise UserError(
             f"--where '{word}' cannot be read: say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
         )
-    key, sign, text = found.groups()
+    key, sign, text = match.groups()
     key = SYNONYMS.get(key, key)
     sign = sign.replace("==", "=")
     values = tuple(value.strip() for value in text.split(",")) if sign in ("=", "!=") else (text,)
@@ -197,8 +197,8 @@ def parse_condition(word: str) -> Condition:
 
 def check_key(key: str, option: str) -> None:
     if "." not in key and (key not in COLUMNS or key in NOT_KEYS):
-        known = [column for column in COLUMNS if column not in NOT_KEYS]
-        raise UserError(f"{unknown(key, option, known)}, or a key of a run's config.yaml such as train.lr")
+        keys = [column for column in COLUMNS if column not in NOT_KEYS]
+        raise UserError(f"{unknown(key, option, keys)}, or a key of a run's config.yaml such as train.lr")
 
 
 class RunValues:
@@ -222,27 +222,27 @@ class RunValues:
         """
         for condition in where:
             self._require_encodings(rows, condition)
-        wanted = [condition for condition in where if condition.key not in SHOWN]
-        for condition in wanted:
+        chosen = [condition for condition in where if condition.key not in SHOWN]
+        for condition in chosen:
             self.require(rows, condition.key, "--where")
         return [
             row
             for row in rows
-            if all(condition.holds(self.value(row, condition.key)) for condition in wanted)
+            if all(condition.holds(self.value(row, condition.key)) for condition in chosen)
         ]
 
     def require(self, rows: Sequence[Row], key: str, option: str) -> None:
         if key in COLUMNS or any(self.value(row, key) is not None for row in one_a_run(rows)):
             return
-        known = {name for row in one_a_run(rows) for name in self.config_of(row)}
-        raise UserError(unknown(key, option, known))
+        keys = {name for row in one_a_run(rows) for name in self.config_of(row)}
+        raise UserError(unknown(key, option, keys))
 
     def _require_encodings(self, rows: Sequence[Row], condition: Condition) -> None:
         if condition.key in LABELS:
             labels = {getattr(row, condition.key) for row in rows}
-            for wanted in condition.unmet(labels):
-                known = {names_of_label(label)[-1] for label in labels}
-                raise UserError(unknown(wanted, f"--where {condition.key}", known))
+            for missing in condition.unmet(labels):
+                names = {names_of_label(label)[-1] for label in labels}
+                raise UserError(unknown(missing, f"--where {condition.key}", names))
 
 
 def named_runs(names: Sequence[str], results_dir: Path, *, anywhere: bool = False) -> list[Path]:
@@ -250,12 +250,12 @@ def named_runs(names: Sequence[str], results_dir: Path, *, anywhere: bool = Fals
 
     anywhere: a path may lead out of the folder of results. Raises `UserError` for a name of none.
     """
-    found: dict[Path, None] = {}
+    runs: dict[Path, None] = {}
     for name in names:
         message = f"'{name}' is no run: say --where {shlex.quote(name)}"
         require(CONDITION.fullmatch(name) is None, message, name)
-        found |= dict.fromkeys(matching_runs(name, results_dir, anywhere=anywhere))
-    return list(found)
+        runs |= dict.fromkeys(matching_runs(name, results_dir, anywhere=anywhere))
+    return list(runs)
 
 
 def runs_to_score(
@@ -284,11 +284,11 @@ def one_a_run(rows: Sequence[Row]) -> list[Row]:
     return list({row.run: row for row in rows}.values())
 
 
-def _equal(value: Any, wanted: str) -> bool:
-    if is_number(value) and is_number(wanted):
-        return float(value) == float(wanted)
+def _equal(value: Any, pattern: str) -> bool:
+    if is_number(value) and is_number(pattern):
+        return float(value) == float(pattern)
     text = "" if value is None else str(value)
-    return text == wanted or fnmatch.fnmatchcase(text, wanted)
+    return text == pattern or fnmatch.fnmatchcase(text, pattern)
 
 
 def is_number(value: Any) -> bool:

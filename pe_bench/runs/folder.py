@@ -205,13 +205,13 @@ class RunFolder:
 
 def folders_in(runs: Path) -> Callable[[str], RunFolder]:
     """Return a function that gives the folder of a run by its name, always the same one."""
-    known: dict[str, RunFolder] = {}
-    return lambda name: known.setdefault(name, RunFolder(runs / name))
+    folders: dict[str, RunFolder] = {}
+    return lambda name: folders.setdefault(name, RunFolder(runs / name))
 
 
 def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return found
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat

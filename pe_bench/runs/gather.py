@@ -69,11 +69,13 @@ def gather(results_dir: Path) -> Gathered:
     with FileLock(target.with_name(target.name + ".lock")):
         for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # of a killed process
             leftover.unlink()
-        found = read_all(results_dir)
-        by_run = groupby(found.rows, key=lambda row: row.run)
-        rows = [row for name, own in by_run for row in _with_slices(runs_folder(results_dir) / name, [*own])]
+        gathered = read_all(results_dir)
+        by_run = groupby(gathered.rows, key=lambda row: row.run)
+        rows = [
+            row for name, of_run in by_run for row in _with_slices(runs_folder(results_dir) / name, [*of_run])
+        ]
         write_text(target, to_csv(rows), mode=READ_ONLY)
-    return found
+    return gathered
 
 
 def _with_slices(run: Path, rows: Sequence[Row]) -> list[Row]:
@@ -88,12 +90,12 @@ def folders_of_runs(results_dir: Path) -> list[Path]:
     folder = runs_folder(results_dir)
     try:
         with os.scandir(folder) as entries:
-            found = [entry.name for entry in entries if not _is_no_run(entry)]
+            names = [entry.name for entry in entries if not _is_no_run(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({first_line(error)})") from error
-    return [folder / name for name in sorted(found)]
+    return [folder / name for name in sorted(names)]
 
 
 def _is_no_run(entry: os.DirEntry[str]) -> bool:
@@ -104,27 +106,27 @@ def read_all(results_dir: Path) -> Gathered:
     """Return the rows of every finished run. A damaged run is named and hides no other."""
     rows: list[Row] = []
     problems = []
-    others: dict[str, list[Path]] = {}  # runs that other versions read, by these
+    of_writer: dict[str, list[Path]] = {}  # runs that other versions read, by these
     for run in folders_of_runs(results_dir):
         try:
             # A damaged result.json is named: nothing else says that the training came to its end.
             if read_result(run) is not None:  # which checks all of the run's files
                 rows += _finished_rows(run)
         except FormatError as error:
-            others.setdefault(error.writer, []).append(run)
+            of_writer.setdefault(error.writer, []).append(run)
         except RunError as error:
             problems.append(Problem(run.name, one_line(str(error))))
-    for writer, runs in others.items():
+    for writer, runs in of_writer.items():
         text = f"{len(runs)} runs in {runs[0].parent} are of another version: {writer} reads them"
         problems.append(Problem(runs[0].name, text if len(runs) > 1 else str(FormatError(runs[0], writer))))
     return Gathered(rows, problems)
 
 
 def _finished_rows(run: Path) -> list[Row]:
-    found = sorted(_rows_of(run), key=lambda row: row.order)
-    if not found:
+    rows = sorted(_rows_of(run), key=lambda row: row.order)
+    if not rows:
         raise RunError(f"{run} has no scores: make them with `pe-bench eval {shlex.quote(run.name)}`")
-    return found
+    return rows
 
 
 def require_results_folder(results_dir: Path) -> None:
@@ -234,7 +236,7 @@ def _state(run: Path, name: str) -> RunState:
         )
     rows = read_rows(run / "eval.csv")
     is_read = result is not None and rows and _has_whole_config(run)
-    asked = rows[0].steps if is_read else read_config(run).train.total_steps
+    total = rows[0].steps if is_read else read_config(run).train.total_steps
     lost: list[int] = []
     if result is None:
         state = "failed" if (run / ERROR).exists() else "not finished"
@@ -249,7 +251,7 @@ def _state(run: Path, name: str) -> RunState:
     }
     label = rows[0].encoding if rows else encoding_in(name)
     problem = problems.get(state, "")
-    return RunState(name, label, state, str(steps), str(asked), loss, _scored_lengths(rows), problem)
+    return RunState(name, label, state, str(steps), str(total), loss, _scored_lengths(rows), problem)
 
 
 def _has_whole_config(run: Path) -> bool:
@@ -266,8 +268,8 @@ def _scored_lengths(rows: list[Row]) -> tuple[int, ...]:
 
 def _of_newest_checkpoint(run: Path) -> tuple[int, str]:
     """Return the step and the loss, where a run that is not finished has one."""
-    found = sorted((run / "checkpoints").glob("step-*/meta.json"))
-    if not found:
+    checkpoints = sorted((run / "checkpoints").glob("step-*/meta.json"))
+    if not checkpoints:
         return 0, ""
-    meta = read_json(found[-1])
+    meta = read_json(checkpoints[-1])
     return meta["step"], f"{meta['loss']:.3f}"

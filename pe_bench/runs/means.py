@@ -80,21 +80,21 @@ class KeptSlices:
         return sorted({name for masks in self._masks.values() for name in masks})
 
 
-def keep_slices(run: Path, found: Mapping[str, Masks], judge: str = "") -> None:
+def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
     """Add slices by the hash of their set to a run's file; only the holder of its lock may call this.
 
     judge: the run whose scores decided.
     """
     kept = KeptSlices(run)
-    known = _flat_masks({target_hash: kept.of(target_hash) for target_hash in kept.sets})
-    new = _flat_masks(found)
-    judges = {words: kept.judge(*words.split()) for words in known}
+    present = _flat_masks({target_hash: kept.of(target_hash) for target_hash in kept.sets})
+    new = _flat_masks(masks)
+    judges = {words: kept.judge(*words.split()) for words in present}
     if all(
-        words in known and np.array_equal(known[words], mask) and judges[words] == judge
+        words in present and np.array_equal(present[words], mask) and judges[words] == judge
         for words, mask in new.items()
     ):
         return
-    tensors = dict(sorted((known | new).items()))
+    tensors = dict(sorted((present | new).items()))
     named = {words: name for words, name in sorted({**judges, **dict.fromkeys(new, judge)}.items()) if name}
     about = {"version": SLICES_VERSION, "judges": named, "sha256": _digest_of_masks(tensors, named)}
     # One text, because the order of several in a header is left to chance.
@@ -107,7 +107,11 @@ def hash_of_mask(mask: np.ndarray) -> str:
 
 def _flat_masks(masks: Mapping[str, Masks]) -> dict[str, np.ndarray]:
     """Return the masks by the names that they have in a file."""
-    return {f"{target_hash} {name}": mask for target_hash, own in masks.items() for name, mask in own.items()}
+    return {
+        f"{target_hash} {name}": mask
+        for target_hash, of_set in masks.items()
+        for name, mask in of_set.items()
+    }
 
 
 def _read_masks(path: Path) -> tuple[dict[str, Masks], dict[tuple[str, str], str]]:
@@ -117,16 +121,16 @@ def _read_masks(path: Path) -> tuple[dict[str, Masks], dict[tuple[str, str], str
     about, tensors = json.loads(metadata_in(content)["about"]), load(content)
     if about["version"] != SLICES_VERSION or about["sha256"] != _digest_of_masks(tensors, about["judges"]):
         raise ValueError("it is of another version, or its numbers are not those of its checksum")
-    found: dict[str, dict[str, np.ndarray]] = {}
+    masks: dict[str, dict[str, np.ndarray]] = {}
     judges: dict[tuple[str, str], str] = {}
     for words, mask in tensors.items():
         target_hash, name = words.split()
         if mask.dtype != bool or mask.ndim != 1:
             raise ValueError(f"{words} says of no target whether it is in a slice")
-        found.setdefault(target_hash, {})[name] = mask
+        masks.setdefault(target_hash, {})[name] = mask
         judges[target_hash, name] = read_text(about["judges"].get(words, ""), "judge")
         read_text(name, "slice")
-    return dict(found), judges
+    return dict(masks), judges
 
 
 def _digest_of_masks(tensors: Mapping[str, np.ndarray], judges: Mapping[str, str]) -> str:
@@ -173,11 +177,11 @@ def means_of_slice(scores: Scores, mask: np.ndarray) -> Means:
     if mask.shape != scores.nll.shape:
         raise RunError(f"a slice is of {len(mask)} targets, and the scores are of {len(scores.nll)}")
     clusters = scores.clusters
-    place, names = (
+    index, names = (
         (clusters.group, clusters.documents) if clusters.segments == 1 else (clusters.cluster, clusters.names)
     )
     bits, sizes = (
-        np.bincount(place, np.where(mask, values, 0).astype(np.float64), len(names))
+        np.bincount(index, np.where(mask, values, 0).astype(np.float64), len(names))
         for values in (scores.nll / math.log(2), scores.bytes)
     )
     some = sizes > 0
@@ -208,8 +212,8 @@ class KeptMeans:
 def find_means(run: Path, row: Row, kept: KeptMeans, slices: KeptSlices) -> Means:
     """Return the means of a row's slice, from the scores where none are kept. Raise `RunError`."""
     path = score_file(run, row)
-    found = kept.find(path, row.slice_hash)
-    return found if found is not None else compute_means(row, load_scores(path), slices)
+    means = kept.find(path, row.slice_hash)
+    return means if means is not None else compute_means(row, load_scores(path), slices)
 
 
 def keep_means(run: Path, rows: Iterable[Row]) -> None:
@@ -224,13 +228,17 @@ def keep_means(run: Path, rows: Iterable[Row]) -> None:
             continue
         names = [ALL, *sorted(slices.of(row.target_hash))]
         hash_of = {name: slices.hash_of(row.target_hash, name) for name in names}
-        found = {name: kept.find(path, hash_of[name]) for name in names}
-        if not all(found.values()):
+        means_of_name = {name: kept.find(path, hash_of[name]) for name in names}
+        if not all(means_of_name.values()):
             with suppress(RunError):  # a report names damaged scores, and scoring makes them again
                 scores, is_changed = load_scores(path), True
-                found = {name: compute_means(replace(row, slice=name), scores, slices) for name in names}
+                means_of_name = {
+                    name: compute_means(replace(row, slice=name), scores, slices) for name in names
+                }
         entries |= {
-            _entry(path, hash_of[name]): (stamp, means) for name, means in found.items() if means is not None
+            _entry(path, hash_of[name]): (stamp, means)
+            for name, means in means_of_name.items()
+            if means is not None
         }
     if is_changed:
         _write_means(run / MEANS, entries)
@@ -242,19 +250,19 @@ def _entry(scores: Path, slice_hash: str) -> str:
 
 def _stamp(path: Path) -> Stamp | None:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _write_means(path: Path, entries: Mapping[str, tuple[Stamp, Means]]) -> None:
     tensors: dict[str, np.ndarray] = {}
     facts: dict[str, tuple[object, ...]] = {}
-    known: dict[tuple[str, bytes], str] = {}  # rows of one set of targets share their clusters
+    shared: dict[tuple[str, bytes], str] = {}  # rows of one set of targets share their clusters
 
     def share(tensor: np.ndarray) -> str:
-        name = known.setdefault((tensor.dtype.str, tensor.tobytes()), f"shared {len(known)}")
+        name = shared.setdefault((tensor.dtype.str, tensor.tobytes()), f"shared {len(shared)}")
         tensors[name] = tensor
         return name
 

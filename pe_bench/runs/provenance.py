@@ -96,7 +96,7 @@ def _environment(values: dict[str, Any]) -> Environment:
     return Environment(**{name: str(values[name]) for name in names if values.get(name) is not None})
 
 
-def _is_part(environment: Environment, whole: Environment) -> bool:
+def _is_part(environment: Environment, other: Environment) -> bool:
     """Whether all that is known of the one is so in the other too."""
-    known = {name: value for name, value in vars(environment).items() if value}
-    return all(getattr(whole, name) == value for name, value in known.items())
+    facts = {name: value for name, value in vars(environment).items() if value}
+    return all(getattr(other, name) == value for name, value in facts.items())

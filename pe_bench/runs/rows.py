@@ -215,7 +215,7 @@ def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
     lines = [_checked_line(cells, width, reader.line_num) for cells in reader if cells]
     lines = _without_checksum(lines) if has_checksum else lines
     readers = [(columns.index(name), _reader(name)) for name in COLUMNS]
-    return [Row(*[value(cells[place]) for place, value in readers]) for cells in lines]
+    return [Row(*[value(cells[index]) for index, value in readers]) for cells in lines]
 
 
 def _checked_line(cells: list[str], width: int, line: int) -> list[str]:

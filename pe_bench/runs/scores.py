@@ -249,20 +249,20 @@ def load_scores(path: Path) -> Scores:
     try:
         with open_regular(path) as file:
             content = file.read()
-        found = load(content)
-        scores = Scores(**found)
+        tensors = load(content)
+        scores = Scores(**tensors)
     except PermissionError as error:
         raise RunError(unreadable(error)) from error
     except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
         raise RunError(f"{path} is {reason}") from error
     expected = TENSORS | ANSWERS
-    kinds = {name: str(tensor.dtype) for name, tensor in found.items() if tensor.dtype != expected[name]}
+    kinds = {name: str(tensor.dtype) for name, tensor in tensors.items() if tensor.dtype != expected[name]}
     if kinds:
         raise RunError(f"{path} is damaged ({kinds}, not the kinds of numbers that scores are)")
-    if metadata_in(content).get(CHECKSUM) not in (None, _checksum(found)):
+    if metadata_in(content).get(CHECKSUM) not in (None, _checksum(tensors)):
         raise RunError(f"{path} is damaged (its numbers are not those of its checksum)")
-    shapes = {tensor.shape for tensor in found.values()}
+    shapes = {tensor.shape for tensor in tensors.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise RunError(f"{path} is damaged (shapes {sorted(shapes)}, not all of [targets])")
     if not len(scores.nll):

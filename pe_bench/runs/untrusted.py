@@ -78,22 +78,22 @@ def read_regular(path: Path) -> str:
     """
     most = MAX_BYTES[path.suffix]
     with open_regular(path) as file:
-        found = file.read(most + 1)
-    if len(found) > most:
+        content = file.read(most + 1)
+    if len(content) > most:
         raise OSError(f"it has over {most:,} bytes")
-    return found.decode("utf-8")
+    return content.decode("utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the plain values of a file. Raise `OSError`, and `ValueError` where it holds anything else."""
     try:
-        found = json.loads(read_regular(path))
+        values = json.loads(read_regular(path))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise ValueError("it is no JSON object")
-    check_values(found)
-    return found
+    check_values(values)
+    return values
 
 
 def _below(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -151,9 +151,9 @@ _TAGS: dict[tuple[str, tuple[bool, bool]], str] = {}  # by a scalar's text, and 
 _SCALARS: dict[tuple[str, str], Any] = {}  # by a scalar's tag and text
 
 
-def _remember(known: dict[Any, Any], key: tuple[str, Any], value: Any) -> None:
-    if len(known) < MAX_KNOWN and sum(len(part) for part in key) < MAX_LENGTH:
-        known[key] = value
+def _remember(cache: dict[Any, Any], key: tuple[str, Any], value: Any) -> None:
+    if len(cache) < MAX_KNOWN and sum(len(part) for part in key) < MAX_LENGTH:
+        cache[key] = value
 
 
 # libyaml's reader is as safe as Python's, and reads thousands of files in a second.
@@ -178,21 +178,21 @@ class Loader(SAFE):
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is not yaml.ScalarNode:
             return super().resolve(kind, value, implicit)
-        found = _TAGS.get((value, implicit))
-        if found is None:
-            found = super().resolve(kind, value, implicit)
-            _remember(_TAGS, (value, implicit), found)
-        return found
+        tag = _TAGS.get((value, implicit))
+        if tag is None:
+            tag = super().resolve(kind, value, implicit)
+            _remember(_TAGS, (value, implicit), tag)
+        return tag
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
-        found = _SCALARS.get((node.tag, node.value), _SCALARS)
-        if found is _SCALARS:
-            found = super().construct_object(node, deep)
-            if found is None or isinstance(found, (str, int, float)):  # a tag can make a scalar anything
-                _remember(_SCALARS, (node.tag, node.value), found)
-        return found
+        scalar = _SCALARS.get((node.tag, node.value), _SCALARS)
+        if scalar is _SCALARS:
+            scalar = super().construct_object(node, deep)
+            if scalar is None or isinstance(scalar, (str, int, float)):  # a tag can make a scalar anything
+                _remember(_SCALARS, (node.tag, node.value), scalar)
+        return scalar
 
 
 def parse_mapping(text: str) -> dict[str, Any]:

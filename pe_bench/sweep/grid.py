@@ -70,11 +70,11 @@ STARTS = {"nodes": "1 machine", "tasks_per_node": "1 task, which starts train.pr
 
 def require_one_start(launcher: Mapping[str, Any]) -> None:
     """Raise `UserError` for a launcher that would start one job several times."""
-    for key, wanted in STARTS.items():
+    for key, number in STARTS.items():
         value = launcher.get(key)
         require(
             value in (None, 1),
-            f"hydra.launcher.{key}={value}: a run takes {wanted}; say hydra.launcher.{key}=1",
+            f"hydra.launcher.{key}={value}: a run takes {number}; say hydra.launcher.{key}=1",
         )
 
 
@@ -115,12 +115,12 @@ def check_sweep(overrides: Sequence[str], search: Sequence[Path], check: Callabl
 
     combinations = _combinations(composed)
     with progress_bar("sweep", len(combinations)) as bar:
-        for place, chosen in enumerate(combinations):
-            first = "checking every value before the first job starts" if place == 0 else None
-            bar.show(place, f"checking {' '.join(chosen)}", first)
+        for index, chosen in enumerate(combinations):
+            first = "checking every value before the first job starts" if index == 0 else None
+            bar.show(index, f"checking {' '.join(chosen)}", first)
             with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
                 configs.append(parse_config(compose([*plain, *chosen], search), search))
-                if place < MAX_CHECKED:
+                if index < MAX_CHECKED:
                     check(configs[-1])
     warn_unused([config.eval for config in configs], [parse_override(text).key for text in overrides])
     keys = tuple(override.get_key_element() for override in swept)
@@ -157,12 +157,12 @@ def _values(override: Any, search: Sequence[Path]) -> list[str]:
 def _combinations(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return combinations with every value once, with the first of the others."""
     first = tuple(values[0] for values in options)
-    others = [
-        (*first[:place], value, *first[place + 1 :])
-        for place, values in enumerate(options)
+    changed = [
+        (*first[:index], value, *first[index + 1 :])
+        for index, values in enumerate(options)
         for value in values
     ]
-    return list(dict.fromkeys([first, *others]))
+    return list(dict.fromkeys([first, *changed]))
 
 
 def with_swept_options(overrides: Sequence[str]) -> tuple[str, ...]:

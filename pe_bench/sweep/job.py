@@ -50,8 +50,8 @@ class LaunchContext:
 
 
 def launch_context(sweep: Path) -> LaunchContext:
-    own = {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
-    return LaunchContext(sweep.absolute(), Path.cwd(), own, os.getpid())
+    variables = {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
+    return LaunchContext(sweep.absolute(), Path.cwd(), variables, os.getpid())
 
 
 def run_in_child(state: JobState, context: LaunchContext, config: Config) -> None:
@@ -250,7 +250,7 @@ def _receive(pipe: Connection, parent: int | None) -> JobState | None:
 
 def _after_crash(folder: SweepFolder, state: JobState, code: int | None, work: Path) -> JobState:
     """Return the state of a job whose process was killed or crashed."""
-    last = next((found for found in folder.states() if found.number == state.number), state)
+    last = next((written for written in folder.states() if written.number == state.number), state)
     if folder.is_stopped:
         return replace(last, state=STOPPED)
     reason = _describe_exit(code) + (f", at {last.text}" if last.text else "")

@@ -93,8 +93,8 @@ class _Task:
         run_in_child(state, self.context, config)
 
     def _state(self, number: int, overrides: list[str]) -> JobState:
-        own = [text for text in overrides if parse_override(text).key in self.swept.keys]
-        return JobState(number, " ".join(own) or f"job {number}", self._command(overrides))
+        swept = [text for text in overrides if parse_override(text).key in self.swept.keys]
+        return JobState(number, " ".join(swept) or f"job {number}", self._command(overrides))
 
     def _command(self, overrides: Sequence[str]) -> str:
         return shlex.join(["pe-bench", "train", *overrides, *self.flags])

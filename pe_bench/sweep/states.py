@@ -125,7 +125,9 @@ class Summary:
         scored = [state for state in self.states if state.has_rows]
         groups = _conflict_free_groups(scored)
         jobs = [[state for state in scored if _scoring_of(state) in group] for group in groups]
-        return [_table_of(own, [state for state in scored if state not in own]) for own in jobs]
+        return [
+            _table_of(of_table, [state for state in scored if state not in of_table]) for of_table in jobs
+        ]
 
     @property
     def is_done(self) -> bool:
@@ -139,8 +141,8 @@ class Summary:
     def count(self, state: str) -> int:
         return len(self._in(state))
 
-    def _in(self, *wanted: str) -> list[JobState]:
-        return [state for state in self.states if state.state in wanted]
+    def _in(self, *names: str) -> list[JobState]:
+        return [state for state in self.states if state.state in names]
 
 
 def _scoring_of(state: JobState) -> Scoring:
@@ -173,19 +175,21 @@ def _nested(first: Scoring, second: Scoring) -> bool:
     return first[1] == second[1] and (first[0] <= second[0] or second[0] <= first[0])
 
 
-def _table_of(states: Sequence[JobState], others: Sequence[JobState]) -> SweepTable:
+def _table_of(states: Sequence[JobState], elsewhere: Sequence[JobState]) -> SweepTable:
     runs = dict.fromkeys(Path(state.run) for state in states if state.run is not None)
-    hashes = sorted({found for state in states for found in state.target_hashes})
-    return SweepTable(tuple(runs), hashes, states[0].margin, _words_of(states, others) if others else "")
+    hashes = sorted({target_hash for state in states for target_hash in state.target_hashes})
+    return SweepTable(
+        tuple(runs), hashes, states[0].margin, _words_of(states, elsewhere) if elsewhere else ""
+    )
 
 
-def _words_of(states: Sequence[JobState], others: Sequence[JobState]) -> str:
+def _words_of(states: Sequence[JobState], rest: Sequence[JobState]) -> str:
     """Return what all labels of the states have, or else what no label of the others has."""
     labels = [state.label.split() for state in states]
     common = [word for word in labels[0] if all(word in label for label in labels)]
-    elsewhere = {word for state in others for word in state.label.split()}
-    own = dict.fromkeys(word for label in labels for word in label if word not in elsewhere)
-    return " ".join(common) or ", ".join(own)
+    elsewhere = {word for state in rest for word in state.label.split()}
+    words = dict.fromkeys(word for label in labels for word in label if word not in elsewhere)
+    return " ".join(common) or ", ".join(words)
 
 
 def summarize(folder: SweepFolder, jobs: int, problem: str) -> Summary:
@@ -243,8 +247,8 @@ def _place(summary: Summary, state: JobState) -> str:
     """Return the file that says more, in brackets."""
     error = Path(state.run) / "error.txt" if state.run else None
     log = summary.folder / "jobs" / f"{state.number:04}.log"
-    found = next((path for path in (error, log) if path is not None and path.is_file()), None)
-    return f" ({found})" if found else ""
+    file = next((path for path in (error, log) if path is not None and path.is_file()), None)
+    return f" ({file})" if file else ""
 
 
 def _say_retry(summary: Summary) -> None:

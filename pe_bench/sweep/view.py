@@ -88,15 +88,15 @@ class View:
         if state.state == SKIPPED or _may_be_done(state):
             return
         fifth = int(state.share * LINES_PER_RUN)
-        known = self._printed.get(state.number)
+        printed = self._printed.get(state.number)
         self._printed[state.number] = (state.state, fifth)
         if state.state != RUNNING:
-            if known is None or known[0] == RUNNING:
+            if printed is None or printed[0] == RUNNING:
                 self.console.print(_ended(state), markup=False)
-        elif not changes_are_seen and known is None:
+        elif not changes_are_seen and printed is None:
             waits = state.text if not state.share else ""
             self.console.print(f"{state.label}: {waits or 'begins'}", markup=False)
-        elif not changes_are_seen and known is not None and fifth > known[1] and state.text:
+        elif not changes_are_seen and printed is not None and fifth > printed[1] and state.text:
             self.console.print(f"{state.label}: {state.text}", markup=False)
 
     def give_back_terminal(self) -> None:

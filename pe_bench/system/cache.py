@@ -109,12 +109,12 @@ def find_damage(entry: Path) -> str:
         if blocks is None:
             _add_checksums(entry, meta)
             return ""
-        known = (entry, *((name, found.st_ino, found.st_mtime_ns) for name, found in stats.items()))
-        if known not in _compared:
+        key = (entry, *((name, status.st_ino, status.st_mtime_ns) for name, status in stats.items()))
+        if key not in _compared:
             for name in sizes:
                 if _checksums(entry / name) != blocks[name]:
                     return f"{name} does not match its checksum"
-            _compared.add(known)
+            _compared.add(key)
         return ""
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -125,12 +125,12 @@ def find_damage(entry: Path) -> str:
 def _with_checksums(entry: Path, meta: dict[str, Any]) -> str:
     """Return the text of an entry's `meta`, with sizes and checksums of all its files and of itself."""
     files = [path for path in sorted(entry.iterdir()) if path.name != META]
-    whole = {
+    content = {
         **meta,
         "files": {path.name: path.stat().st_size for path in files},
         BLOCKS: {path.name: _checksums(path) for path in files},
     }
-    return json.dumps({**whole, CHECKSUM: _checksum_of_meta(whole)})
+    return json.dumps({**content, CHECKSUM: _checksum_of_meta(content)})
 
 
 def _add_checksums(entry: Path, meta: dict[str, Any]) -> None:

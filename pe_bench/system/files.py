@@ -144,13 +144,13 @@ def writable_by_others(path: Path) -> Path | None:
     """
     if not hasattr(os, "getuid"):  # Windows has other means
         return None
-    whole = path.resolve()
-    return next((place for place in (whole, *whole.parents) if not _is_private(place)), None)
+    resolved = path.resolve()
+    return next((entry for entry in (resolved, *resolved.parents) if not _is_private(entry)), None)
 
 
-def _is_private(place: Path) -> bool:
+def _is_private(entry: Path) -> bool:
     try:
-        status = place.stat()
+        status = entry.stat()
     except FileNotFoundError:  # whoever makes it will own it
         return True
     shared = status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP)
@@ -164,7 +164,7 @@ def _is_own_group(group: int) -> bool:
     import pwd
 
     try:
-        user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+        user, entry = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return user.pw_gid == group and found.gr_name == user.pw_name and not set(found.gr_mem) - {user.pw_name}
+    return user.pw_gid == group and entry.gr_name == user.pw_name and not set(entry.gr_mem) - {user.pw_name}

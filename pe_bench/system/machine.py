@@ -71,10 +71,10 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 def processor_facts() -> dict[str, str]:
     """Return what Linux lists for the first processor: its `model name`, its `flags`; empty elsewhere."""
     lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for name, _, value in (line.partition(":") for line in lines):
-        found.setdefault(name.strip(), value.strip())
-    return found
+        facts.setdefault(name.strip(), value.strip())
+    return facts
 
 
 def processor_name() -> str:
@@ -185,8 +185,8 @@ def _reset_highest() -> bool:
 def _highest_mb() -> float | None:
     lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
     # Some sandboxes leave the line out.
-    found = next((line for line in lines if line.startswith("VmHWM")), None)
-    return int(found.split()[1]) / 2**10 if found is not None else None
+    highest = next((line for line in lines if line.startswith("VmHWM")), None)
+    return int(highest.split()[1]) / 2**10 if highest is not None else None
 
 
 CHECKOUT = Path(__file__).parents[2]

@@ -66,7 +66,7 @@ def markdown(text: str) -> str:
 
 def latex(text: str) -> str:
     """Return text in which nothing is a command, nor an argument of the line break above it."""
-    escaped = _LATEX_SIGN.sub(lambda found: LATEX_SIGNS[found[0]], one_line(text))
+    escaped = _LATEX_SIGN.sub(lambda sign: LATEX_SIGNS[sign[0]], one_line(text))
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
 
@@ -144,9 +144,9 @@ def _wrap_line(line: str, width: int, hanging: int) -> str:
     if len(line) <= width:
         return line.rstrip()
     indent = " " * (len(line) - len(line.lstrip(" ")) + hanging)
-    whole = COMMAND.sub(lambda found: _unbroken(found[0], width - len(indent)), line)
+    unbroken = COMMAND.sub(lambda command: _unbroken(command[0], width - len(indent)), line)
     filled = textwrap.fill(
-        whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        unbroken, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return filled.replace(NO_BREAK, " ")
 

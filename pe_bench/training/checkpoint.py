@@ -115,8 +115,8 @@ def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """Load the weights. Raise `UserError` where they are not those of such a model, naming what differs."""
     path = checkpoint / WEIGHTS
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    _require_fit(f"the weights in {checkpoint}", _shapes(path), wanted)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    _require_fit(f"the weights in {checkpoint}", _shapes(path), shapes)
     model.load_state_dict(load_file(path), strict=True)
 
 
@@ -129,20 +129,20 @@ def _shapes(path: Path) -> dict[str, torch.Size]:
         raise UserError(f"{path} cannot be read as safetensors ({error}): delete {path.parent}") from error
 
 
-def _require_fit(what: str, saved: dict[str, torch.Size], wanted: dict[str, torch.Size]) -> None:
-    misfit = _misfit(saved, wanted)
+def _require_fit(what: str, saved: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
+    misfit = _misfit(saved, expected)
     if misfit is not None:
         raise UserError(f"{what} do not fit this model: {misfit}")
 
 
-def _misfit(saved: dict[str, torch.Size], wanted: dict[str, torch.Size]) -> str | None:
-    for name in sorted(saved.keys() | wanted.keys()):
+def _misfit(saved: dict[str, torch.Size], expected: dict[str, torch.Size]) -> str | None:
+    for name in sorted(saved.keys() | expected.keys()):
         if name not in saved:
             return f"{name} is missing there"
-        if name not in wanted:
+        if name not in expected:
             return f"{name} is missing here"
-        if saved[name] != wanted[name]:
-            return f"{name} is {list(saved[name])} there and {list(wanted[name])} here"
+        if saved[name] != expected[name]:
+            return f"{name} is {list(saved[name])} there and {list(expected[name])} here"
     return None
 
 
@@ -208,18 +208,18 @@ def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta 
     Raise `RunError` for what its reader may not read, and `UserError` for another format.
     """
     try:
-        found = read_json(path / META)
+        content = read_json(path / META)
     except PermissionError as error:  # no damage, which would be deleted
         raise RunError(unreadable(error)) from error
     except (OSError, ValueError):
         return None
-    if found.get("format", FORMAT) != FORMAT:
+    if content.get("format", FORMAT) != FORMAT:
         raise UserError(
-            f"{path} has checkpoint format {shown(found['format'])}, and this pe-bench reads {FORMAT}: "
+            f"{path} has checkpoint format {shown(content['format'])}, and this pe-bench reads {FORMAT}: "
             "use the version that wrote it, or delete the run and train again"
         )
     try:
-        meta = Meta(**{name: check_type(found[name], kind, name) for name, kind in _KINDS.items()})
+        meta = Meta(**{name: check_type(content[name], kind, name) for name, kind in _KINDS.items()})
         is_whole = all(_checksum(path / name) == meta.checksums[name] for name in files)
     except PermissionError as error:
         raise RunError(unreadable(error)) from error

@@ -72,8 +72,8 @@ class Group:
             return
         parameters = list(model.parameters())
         # What has a gradient nowhere stays without one, and the optimizer leaves it alone.
-        found = self._reduced([float(p.grad is not None) for p in parameters], "MAX")
-        parameters = [p for p, is_found in zip(parameters, found, strict=True) if is_found]
+        has_gradient = self._reduced([float(p.grad is not None) for p in parameters], "MAX")
+        parameters = [p for p, is_found in zip(parameters, has_gradient, strict=True) if is_found]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         together.all_reduce(flat)

@@ -90,8 +90,8 @@ def check_processes(config: Config, device: torch.device) -> None:
     """Raise `UserError` where there are fewer GPUs than processes."""
     count = config.train.processes
     if device.type == "cuda" and count > 1:
-        found = torch.cuda.device_count()
-        require(count <= found, f"train.processes={count} needs as many GPUs, and this machine has {found}")
+        gpus = torch.cuda.device_count()
+        require(count <= gpus, f"train.processes={count} needs as many GPUs, and this machine has {gpus}")
 
 
 def fit_together(job: Job, watch: StepWatcher) -> None:

@@ -126,7 +126,7 @@ class Optimizers:
         return parameter.device if beside else torch.device("cpu")
 
     def _part_of(self, parameter: Parameter) -> torch.optim.Optimizer:
-        return next(part for part in self.parts if any(parameter is found for found in _parameters(part)))
+        return next(part for part in self.parts if any(parameter is one for one in _parameters(part)))
 
 
 def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> Optimizers:
@@ -137,7 +137,7 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
     that is 0 they get no gradient, which would count where gradients are clipped.
     """
     matrices, head = _Group(train.weight_decay), _Group(train.weight_decay)
-    others: dict[float, _Group] = {}
+    by_multiple: dict[float, _Group] = {}
     multiples = model.encoding.lr_multiples(train.encoding_lr)
     for name, parameter in model.named_parameters():
         part, _, own_name = name.partition(".")
@@ -146,9 +146,9 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
         else:
             multiple = multiples[own_name] if part == "encoding" else 1.0
             parameter.requires_grad_(multiple > 0)
-            group = others.setdefault(multiple, _Group(0.0, multiple))
+            group = by_multiple.setdefault(multiple, _Group(0.0, multiple))
         group.params.append(parameter)
-    rest = [vars(group) for group in (head, *others.values()) if group.params]
+    rest = [vars(group) for group in (head, *by_multiple.values()) if group.params]
     adamw = {"lr": train.lr, "betas": train.betas, "fused": device.type in ("cpu", "cuda")}
     if train.optimizer == "adamw":
         return Optimizers([torch.optim.AdamW([vars(matrices), *rest], **adamw)])

@@ -57,7 +57,7 @@ def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(
     found = latest_checkpoint(tmp_path)
     assert found is not None and found.meta.step == 2
     other, fresh = trained(steps=0)
-    load_weights(found, other)
+    load_weights(found.path, other)
     load_optimizer(found, other, fresh)
     for one, its_optimizer in ((model, optimizer), (other, fresh)):
         one(torch.ones(1, 4)).square().sum().backward()
@@ -88,13 +88,13 @@ def test_the_momentum_of_muon_comes_back_bit_for_bit_and_training_continues_alik
     found = latest_checkpoint(tmp_path)
     assert found is not None
     other, fresh = with_muon(steps=0)
-    load_weights(found, other)
+    load_weights(found.path, other)
     load_optimizer(found, other, fresh)
     take_steps(model, optimizer, 2)
     take_steps(other, fresh, 2)
     assert torch.equal(model.weight, other.weight) and torch.equal(model.bias, other.bias)
     without, forgetful = with_muon(steps=0)
-    load_weights(found, without)
+    load_weights(found.path, without)
     take_steps(without, forgetful, 2)
     assert not torch.equal(model.weight, without.weight)
 
@@ -113,7 +113,7 @@ def test_loaded_tensors_do_not_change_with_the_file(tmp_path):
     found = latest_checkpoint(tmp_path)
     assert found is not None
     model, optimizer = trained(steps=0)
-    load_weights(found, model)
+    load_weights(found.path, model)
     load_optimizer(found, model, optimizer)
     moment = optimizer.state(next(model.parameters()))["exp_avg"]
     before = moment.clone()
@@ -153,10 +153,10 @@ def test_weights_of_another_shape_are_refused_in_one_line_that_names_the_differe
     found = latest_checkpoint(tmp_path)
     assert found is not None
     with pytest.raises(UserError, match=r"0.bias is \[3\] there and \[5\] here") as caught:
-        load_weights(found, trained(width=5)[0])
+        load_weights(found.path, trained(width=5)[0])
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"1.bias is missing here"):
-        load_weights(found, nn.Sequential(nn.Linear(4, 3)))
+        load_weights(found.path, nn.Sequential(nn.Linear(4, 3)))
 
 
 def test_a_parameter_that_two_modules_share_is_saved_and_loaded(tmp_path):
@@ -172,7 +172,7 @@ def test_a_parameter_that_two_modules_share_is_saved_and_loaded(tmp_path):
     save_checkpoint(tmp_path, model, optimizer, 1, 1.0, 2.0)
     found, other = latest_checkpoint(tmp_path), shared()
     assert found is not None
-    load_weights(found, other)
+    load_weights(found.path, other)
     assert torch.equal(other[1].weight, model[0].weight)
 
 
