@@ -8,6 +8,7 @@ from pe_bench import api
 from pe_bench.checkpoints.load import check_prompts
 from pe_bench.cli.report import Outputs, check_outputs, print_run, print_sweep_tables, report_option
 from pe_bench.config.parse import parse_lengths
+from pe_bench.config.schema import Protocol
 from pe_bench.errors import RunError, require
 from pe_bench.report.build import probes_of_rows
 from pe_bench.report.probes import show_probes
@@ -15,6 +16,7 @@ from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.find import parse_condition, runs_to_score
 from pe_bench.sweep.states import SweepTable
 from pe_bench.system.terminal import say
+from pe_bench.values import check_type
 
 NOT_OF_CHECKPOINTS = {
     "where": "--where",
@@ -27,6 +29,8 @@ NOT_OF_CHECKPOINTS = {
 def evaluate(runs: Sequence[str] | None, **options: Any) -> None:
     """Score the runs or the checkpoint that `eval` names, with the options of `api.evaluate`."""
     options = {**_read(options), "per_position": options["per_position"] or None}
+    if options["protocol"] is not None:  # a mistake in it comes before those of RUN
+        check_type(options["protocol"], Protocol, "--protocol")
     if _has_checkpoint(runs):
         name, options = _only_checkpoint(runs, options)
         _print_run(api.evaluate(name, **options))
