@@ -242,7 +242,7 @@ def results(
     """
     from pe_bench.report.export import to_frame
 
-    selection = read_selection(where, by, None, baseline, margin, best, slice)
+    selection = replace(read_selection(where, by, None, baseline, margin, best, slice), numbers_only=True)
     report = read_report(Path(results_dir), runs, protocol, selection, everything=True)
     require_levels(report)
     say_problems(report)

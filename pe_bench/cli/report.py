@@ -185,6 +185,8 @@ def report(
         not probe or outputs.latex is None,
         "--latex has no table of probes: write it with --markdown or --csv",
     )
+    numbers_only = outputs.printed == ["--csv"] and not outputs.files and not probe
+    selection = replace(selection, numbers_only=numbers_only)
     found = read_report(results_dir, runs, None if probe else protocol, selection, everything=everything)
     if probe:
         print_probes(found, outputs)

@@ -206,7 +206,7 @@ def _tables(
     """
     files = ScoreFiles(anchors.with_folders(keys.folder_of))
     positions = grouped(
-        [row for row in rows if row.protocol == POSITIONS],
+        [row for row in rows if row.protocol == POSITIONS and not selection.numbers_only],
         lambda row: table_key(row, keys, selection.varying).of_positions,
     )
 
@@ -223,6 +223,8 @@ def _tables(
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "
         "pe-bench eval RUN... adds recall and novel without scoring again; --key-tokens-of JUDGE adds key",
     )
+    if selection.numbers_only:
+        return in_one_line(list(tables.values()))
     if selection.slice == ALL:
         # The largest part is first, and so the one that stays.
         of_recall = reversed(tables_of(RECALL).items())
@@ -275,13 +277,15 @@ def _table(
     if baseline:
         lines = with_baseline(lines, members, baseline, margin, files)
     lines = [_shown(judge(line, key.train_length, margin), selection) for line in lines]
-    anchors = [line for line in lines if line.is_anchor and line.cells]
+    anchors = [line for line in lines if line.is_anchor and line.records]
     taken = [line for line in lines if not line.is_anchor and selection.takes(line.scored_with)]
-    order = ordered([line for line in taken if line.cells], selection.sort)
-    lengths = tuple(sorted({length for line in order.lines for length in line.cells}))
+    order = ordered([line for line in taken if line.records], selection.sort)
+    lengths = tuple(sorted({length for line in order.lines for length in line.records}))
     shown, of_slice = ([row for row in part if row.length in lengths] for part in (group.whole, rows))
-    notes = make_notes([*order.lines, *anchors], shown, of_slice, order.note, margin, keys)
-    notes += [Note(group.lacking, is_caveat=True)] if group.lacking else []
+    notes: list[Note] = []
+    if not selection.numbers_only:
+        notes = make_notes([*order.lines, *anchors], shown, of_slice, order.note, margin, keys)
+        notes += [Note(group.lacking, is_caveat=True)] if group.lacking else []
     return Table(
         key=key,
         lengths=lengths,
@@ -307,8 +311,8 @@ def _as_trained(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def _shown(line: Line, selection: Selection) -> Line:
     """Return the line at the lengths that are asked for."""
-    cells = {length: cell for length, cell in line.cells.items() if selection.shows(length)}
-    return replace(line, cells=cells)
+    records = {length: record for length, record in line.records.items() if selection.shows(length)}
+    return replace(line, records=records)
 
 
 def _baseline_in(lines: Sequence[Line], name: str | None) -> str:

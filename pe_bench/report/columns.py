@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pe_bench.report.legend import best_text, legend, short_legend, short_title, slice_text
-from pe_bench.report.records import Line, Table, slice_name
-from pe_bench.report.records import Record as Score
+from pe_bench.report.records import Line, Record, Table, slice_name
 from pe_bench.report.statistics import Interval
 from pe_bench.report.values import (
     break_text,
@@ -86,10 +85,10 @@ def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
 def details_of(table: Table) -> list[Grid]:
     """Return the detailed form: a row for each line and length, and one for each line as a whole."""
     rows = [
-        _score_row(line, line.cells[length], table)
+        _score_row(line, line.records[length], table)
         for line in table.all_lines
         for length in table.lengths
-        if length in line.cells
+        if length in line.records
     ]
     by_length = Grid(
         _score_columns(table), rows, (table.title,), table.why, keys=2, name=_name(table)
@@ -97,15 +96,15 @@ def details_of(table: Table) -> list[Grid]:
     return [by_length, _whole_lines(table)]
 
 
-def point_text(line: Line, score: Score, table: Table) -> str:
+def point_text(line: Line, record: Record, table: Table) -> str:
     """Return all that is known at a point of a curve, a line each; the first names it."""
-    columns, cells = _score_columns(table), _score_row(line, score, table)
+    columns, cells = _score_columns(table), _score_row(line, record, table)
     facts = [
         f"{column.heading} {cell.text}".replace("\n", " ")
         for column, cell in list(zip(columns, cells, strict=True))[2:]
         if cell.text
     ]
-    return "\n".join([f"{line.label} at {score.length} tokens", *facts]).replace("\n±", " ±")
+    return "\n".join([f"{line.label} at {record.length} tokens", *facts]).replace("\n±", " ±")
 
 
 def _score_columns(table: Table) -> list[Column]:
@@ -118,42 +117,42 @@ def _score_columns(table: Table) -> list[Column]:
     ]
 
 
-def _score_row(line: Line, score: Score, table: Table) -> list[Cell]:
+def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
     """Return the cells of a line at a length, in the order of the columns of the details."""
     interval, accuracy = Cell(), Cell()
-    if score.answers is not None:
-        exact = score.answers.intervals.exact
+    if record.answers is not None:
+        exact = record.answers.intervals.exact
         interval = Cell(f"{number_text(exact.low)} to {number_text(exact.high)}")
-        accuracy = Cell(number_text(score.answers.accuracy))
-    difference, use = score.baseline, score.use
+        accuracy = Cell(number_text(record.answers.accuracy))
+    difference, use = record.baseline, record.use
     pairs = difference.interval if difference is not None else None
     compared = f" (n={pairs.seeds})" if pairs is not None and pairs.seeds != line.seeds else ""
     cells = [
-        *(Cell(line.label), Cell(f"{score.length}"), _level(line, score), interval, accuracy),
-        *(Cell(_perplexity_text(score)), _signed(score.change), half_width(score.interval)),
-        _verdict(verdict_of(score, table) if score.levels else ""),
+        *(Cell(line.label), Cell(f"{record.length}"), _level(line, record), interval, accuracy),
+        *(Cell(_perplexity_text(record)), _signed(record.change), half_width(record.interval)),
+        _verdict(verdict_of(record, table) if record.levels else ""),
         _signed(None if difference is None else difference.mean, compared),
         *(half_width(pairs), _verdict("" if difference is None else difference.verdict)),
         *(_verdict("" if use is None else use.uses_context or MISSING),),
         *(_verdict("" if use is None else use.beats_window or MISSING),),
-        Cell("" if score.peak_memory_mb is None else f"{score.peak_memory_mb:,.0f}"),
+        Cell("" if record.peak_memory_mb is None else f"{record.peak_memory_mb:,.0f}"),
     ]
     return [replace(cell, style="anchor") for cell in cells] if line.is_anchor else cells
 
 
-def _level(line: Line, score: Score) -> Cell:
+def _level(line: Line, record: Record) -> Cell:
     """Return the level, with the number of its seeds where it is not the line's; or why there is none."""
-    if score.level is None:
-        return Cell(score.status.replace("_", " "), style="fails")
-    seeds = len(score.levels)
-    return Cell(number_text(score.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
+    if record.level is None:
+        return Cell(record.status.replace("_", " "), style="fails")
+    seeds = len(record.levels)
+    return Cell(number_text(record.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
 
 
-def _perplexity_text(score: Score) -> str:
+def _perplexity_text(record: Record) -> str:
     """Return four digits, or a power of ten where it is large."""
-    if score.perplexity is None or score.answers is not None:
+    if record.perplexity is None or record.answers is not None:
         return ""
-    return f"{score.perplexity:.4g}" if score.perplexity < 10_000 else f"{score.perplexity:.1e}"
+    return f"{record.perplexity:.4g}" if record.perplexity < 10_000 else f"{record.perplexity:.1e}"
 
 
 def _signed(value: float | None, after: str = "") -> Cell:
@@ -257,12 +256,12 @@ def _draw_short(table: Table, width: int) -> list[Text]:
 
 def _gains(table: Table) -> bool:
     """Return whether some encoding surely gains from far text at some length."""
-    return any(cell.verdict == "improves" for line in table.lines for cell in line.cells.values())
+    return any(cell.verdict == "improves" for line in table.lines for cell in line.records.values())
 
 
 def _recall(table: Table) -> Grid:
     """Return the small table of a slice below that of all targets, with the lengths that tell most."""
-    controlled = {length for line in table.lines for length, cell in line.cells.items() if cell.use}
+    controlled = {length for line in table.lines for length, cell in line.records.items() if cell.use}
     lengths = short_lengths(table)
     lengths = [length for length in lengths if length in controlled or length == lengths[-1]]
     notes = [f"{slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]

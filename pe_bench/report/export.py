@@ -51,10 +51,10 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
 
 def _records(tables: Sequence[Table]) -> list[dict[str, Any]]:
     return [
-        {**vars(table.key), **_line_record(line), **_cell_record(cell), "baseline": table.baseline}
+        {**vars(table.key), **_line_record(line), **_cell_record(record), "baseline": table.baseline}
         for table in tables
         for line in table.all_lines
-        for _, cell in sorted(line.cells.items())
+        for _, record in sorted(line.records.items())
     ]
 
 
@@ -70,20 +70,19 @@ def _line_record(line: Line) -> dict[str, Any]:
     }
 
 
-def _cell_record(cell: Record) -> dict[str, Any]:
+def _cell_record(record: Record) -> dict[str, Any]:
     names = ("length", "stride", "status", "reason", "documents", "targets", "target_hash")
     numbers = ("bits_per_byte", "perplexity", "change", "verdict", "verdict_of_models", "peak_memory_mb")
-    record = {name: getattr(cell, name) for name in (*names, *numbers)}
-    use, baseline, of_models = cell.use, cell.baseline, cell.compared.of_models
+    use, baseline, of_models = record.use, record.baseline, record.compared.of_models
     return {
-        **record,
-        "seeds": len(cell.levels),
-        **_answers_record(cell),
-        **_interval_record("change", cell.interval, cell.change),
+        **{name: getattr(record, name) for name in (*names, *numbers)},
+        "seeds": len(record.levels),
+        **_answers_record(record),
+        **_interval_record("change", record.interval, record.change),
         "change_of_models_low": of_models.low if of_models else None,
         "change_of_models_high": of_models.high if of_models else None,
-        "seed_low": min(cell.changes, default=None),
-        "seed_high": max(cell.changes, default=None),
+        "seed_low": min(record.changes, default=None),
+        "seed_high": max(record.changes, default=None),
         "uses_context": use.uses_context if use else "",
         "beats_window": use.beats_window if use else "",
         **_interval_record("swap_gain", use.swap_gain if use else None),
@@ -96,9 +95,9 @@ def _cell_record(cell: Record) -> dict[str, Any]:
     }
 
 
-def _answers_record(cell: Record) -> dict[str, float | None]:
+def _answers_record(record: Record) -> dict[str, float | None]:
     """Return the numbers of a task, which are missing for text."""
-    found = cell.answers
+    found = record.answers
     if found is None:
         return dict.fromkeys(("accuracy", "exact", "exact_low", "exact_high", "chance"))
     exact = _interval_record("exact", found.intervals.exact)

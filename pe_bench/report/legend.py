@@ -112,7 +112,7 @@ def _marks_of_task(table: Table) -> str:
     """Return what the marks after levels mean, those that are shown."""
     marked = [value for value in values_of(table) if value.style]
     marked += [level for line in table.lines if (level := level_at_training(line, table)) is not None]
-    chances = {cell.answers.chance for line in table.lines for cell in line.cells.values() if cell.answers}
+    chances = {record.answers.chance for record in table.records if record.answers}
     guessing = " or ".join(f"{100 * chance:.3g} %" for chance in sorted(chances))
     meanings = {
         "": f"no mark solves more than {100 * SOLVED:g} % of the examples for sure",
@@ -165,13 +165,12 @@ def legend(table: Table) -> list[str]:
 
 def _of_changes(table: Table) -> Iterator[str]:
     train_length = table.key.train_length
-    cells = [cell for line in table.lines for cell in line.cells.values()]
-    if not any(cell.change is not None for cell in cells):
+    if not any(record.change is not None for record in table.records):
         return
     own = " with the run's own encoding" if any(map(_is_another, table.lines)) else ""
     yield f"change: in bits/byte against length {train_length}{own}, on the same targets; + is worse"
-    judged = [cell for cell in cells if cell.length >= train_length and cell.interval is not None]
-    verdicts = {cell.verdict for cell in judged} - {""}
+    judged = [record for record in table.records if record.length >= train_length and record.interval]
+    verdicts = {record.verdict for record in judged} - {""}
     if judged:
         yield "±: half the width of the 95 % interval"
     if not verdicts:
@@ -190,11 +189,11 @@ def _of_changes(table: Table) -> Iterator[str]:
 
 def _of_answers(table: Table) -> Iterator[str]:
     """Yield what the numbers of a task are."""
-    cells = [cell for line in table.lines for cell in line.cells.values() if cell.answers]
-    if not cells:
+    records = [record for record in table.records if record.answers]
+    if not records:
         return
-    counts = sorted({cell.documents for cell in cells})
-    chance = max(cell.answers.chance for cell in cells if cell.answers)
+    counts = sorted({record.documents for record in records})
+    chance = max(record.answers.chance for record in records if record.answers)
     yield (
         f"exact: the share of the {' or '.join(map(str, counts))} examples at a length all of whose answers "
         f"are right; accuracy: of all answers ({chance:.3g} by guessing); given the right answers before"
@@ -215,7 +214,7 @@ def _of_baseline(table: Table) -> Iterator[str]:
 
 
 def _of_context(table: Table) -> Iterator[str]:
-    uses = [cell.use for line in table.lines for cell in line.cells.values() if cell.use is not None]
+    uses = [record.use for record in table.records if record.use is not None]
     if not uses:
         return
     yield (
@@ -230,8 +229,8 @@ def _of_context(table: Table) -> Iterator[str]:
 
 
 def _of_memory(table: Table) -> Iterator[str]:
-    cells = [cell for line in table.lines for cell in line.cells.values() if cell.levels]
-    if any(cell.peak_memory_mb is not None for cell in cells):
+    records = [record for record in table.records if record.levels]
+    if any(record.peak_memory_mb is not None for record in records):
         yield (
             "MB: the most that the whole process held while scoring that length (on a GPU, PyTorch's tensors "
             "alone); jobs of a sweep and a single run hold different amounts beside the model, so compare "

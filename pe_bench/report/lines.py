@@ -113,10 +113,10 @@ def make_line(
     rows, first = member.rows, member.rows[0]
     trained = [row for row in own_rows if row.length == row.train_length]
     gain = _gain_within_training(whole_rows, files)
-    cells = {}
+    records = {}
     for length in sorted({row.length for row in rows}):
-        cell = make_record(member.at(length), trained, files, ranks)
-        cells[length] = replace(cell, use=_context_use(member, cell, trained, gain, margin, files))
+        record = make_record(member.at(length), trained, files, ranks)
+        records[length] = replace(record, use=_context_use(member, record, trained, gain, margin, files))
     speed_of = {row.run: row.tokens_per_second for row in rows}
     return Line(
         encoding=first.encoding,
@@ -125,7 +125,7 @@ def make_line(
         seeds=len({row.seed for row in rows}),
         parameters=first.parameters,
         tokens_per_second=sum(speed_of.values()) / len(speed_of),
-        cells=cells,
+        records=records,
         runs=tuple(member.runs),
         by=member.by,
         reads_nothing=gain.interval is not None and reads_nothing(gain.interval, margin),
@@ -245,8 +245,8 @@ def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
 
 def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
     """Return the labels of the lines whose level at a length is of other targets than that of most lines."""
-    cells = {line.label: line.cells[length] for line in lines if length in line.cells}
-    set_of = {label: cell.target_hash for label, cell in cells.items() if cell.levels}
+    records = {line.label: line.records[length] for line in lines if length in line.records}
+    set_of = {label: record.target_hash for label, record in records.items() if record.levels}
     most = Counter(set_of.values()).most_common(1)
     return [label for label, target_hash in set_of.items() if target_hash != most[0][0]]
 
@@ -266,20 +266,20 @@ def _gain_within_training(own_rows: Sequence[Row], files: ScoreFiles) -> Paired:
 
 
 def _context_use(
-    member: Member, cell: Record, trained: Sequence[Row], within: Paired, margin: float, files: ScoreFiles
+    member: Member, record: Record, trained: Sequence[Row], within: Paired, margin: float, files: ScoreFiles
 ) -> ContextUse | None:
     """Return what the controls at one length say; None where there is none, or no number to control.
 
     within: what the models gain from a quarter to all of their training length.
     """
-    controls = [row for row in member.controls if row.length == cell.length]
-    if not controls or not cell.levels:
+    controls = [row for row in member.controls if row.length == record.length]
+    if not controls or not record.levels:
         return None
     controlled = {row.target_hash for row in controls}
-    chosen = largest_set([row for row in member.at(cell.length) if row.target_hash in controlled])
-    rows = [row for row in member.at(cell.length) if row.target_hash == chosen]
+    chosen = largest_set([row for row in member.at(record.length) if row.target_hash in controlled])
+    rows = [row for row in member.at(record.length) if row.target_hash == chosen]
     if not rows:
-        return ContextUse(missing=f"the controls at {cell.length} were scored on other targets")
+        return ContextUse(missing=f"the controls at {record.length} were scored on other targets")
     if not any(map(has_number, rows)):
         return None
     swaps, windows = (

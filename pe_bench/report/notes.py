@@ -212,7 +212,7 @@ def _fewer_seeds(lines: Sequence[Line], verb: str, count: Callable[[Record], int
 
 
 def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
-    scored = [record for line in lines for record in line.cells.values() if record.levels]
+    scored = [record for line in lines for record in line.records.values() if record.levels]
     few = [record for record in scored if record.documents < MIN_DOCUMENTS]
     if not few:
         return
@@ -233,7 +233,7 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
 
 def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
     """Yield the lengths at which levels are of different text from line to line."""
-    lengths = sorted({length for line in lines for length in line.cells})
+    lengths = sorted({length for line in lines for length in line.records})
     labels_at = {length: tuple(on_other_targets(lines, length)) for length in lengths}
     for labels in dict.fromkeys(filter(None, labels_at.values())):
         alike = [length for length in lengths if labels_at[length] == labels]
@@ -247,7 +247,9 @@ def _other_sets(lines: Sequence[Line], row: Row) -> Iterator[str]:
     """Yield the lengths whose level is of other targets than the training length's, or than most."""
     others: Places = {}
     for line in lines if row.protocol != TASK else []:
-        sets = {length: record.target_hash for length, record in sorted(line.cells.items()) if record.levels}
+        sets = {
+            length: record.target_hash for length, record in sorted(line.records.items()) if record.levels
+        }
         most = Counter(sets.values()).most_common(1)
         main = sets.get(row.train_length) or (most[0][0] if most else "")
         lengths = [length for length, target_hash in sets.items() if target_hash != main]
@@ -280,7 +282,7 @@ def _not_shown(rows: Sequence[LineRow]) -> Iterator[str]:
     """Yield the scores on a set of targets that is not shown; the training length is scored on each."""
     places: Places = {}
     for line, row in rows:
-        record = line.cells.get(row.length)
+        record = line.records.get(row.length)
         if row.control != "none" or record is None or not record.levels or row.length == row.train_length:
             continue
         difference = record.baseline.target_hash if record.baseline is not None else ""
@@ -346,7 +348,7 @@ def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
 
 def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     """Yield how far information travels all the same under the control."""
-    uses = [record.use for line in lines for record in line.cells.values() if record.use is not None]
+    uses = [record.use for line in lines for record in line.records.values() if record.use is not None]
     if any(use.window_gain is not None for use in uses):
         scored = [row for row in rows if row.control == "window" and has_number(row)]
         yield from (f"window control: {row.reason}" for row in scored if row.reason)

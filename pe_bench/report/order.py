@@ -43,7 +43,7 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
     by_name = sorted(lines, key=lambda line: line.label)
     if sort in KEYS:
         return Order(sorted(by_name, key=KEYS[sort]), None, Note(f"in order of {sort}", is_caveat=True))
-    is_task = any(cell.answers for line in lines for cell in line.cells.values())
+    is_task = any(record.answers for line in lines for record in line.records.values())
     if sort is None and is_task:
         text = "in order of the length that a line works to, then of its mean over lengths"
         return Order(sorted(by_name, key=_reach), None, Note(text, is_caveat=False))
@@ -70,7 +70,7 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
 
 def _reach(line: Line) -> tuple[bool, int, float]:
     """Return the place of a line of a task: at most lengths either all or none solve it."""
-    levels = [cell.level or 0.0 for cell in line.cells.values()]
+    levels = [record.level or 0.0 for record in line.records.values()]
     return not line.is_ranked, -(line.break_point.works_to or 0), -sum(levels)
 
 
@@ -81,27 +81,27 @@ def _rank(line: Line, length: int) -> tuple[bool, bool, int, float]:
     """
     if _has_level(line, length):
         return not line.is_ranked, False, 0, _level(line, length)
-    reached = max((reached for reached in line.cells if _has_level(line, reached)), default=0)
+    reached = max((reached for reached in line.records if _has_level(line, reached)), default=0)
     return not line.is_ranked, True, -reached, _level(line, reached)
 
 
 def _longest_of_most(lines: Sequence[Line]) -> int | None:
     """Return the longest length that has a level for more than half of the lines that can be scored there."""
-    for length in sorted({length for line in lines for length in line.cells}, reverse=True):
-        cells = [line.cells.get(length) for line in lines]
-        able = [cell for cell in cells if cell is None or cell.status != "undefined"]
-        if 2 * sum(cell is not None and bool(cell.levels) for cell in able) > len(able):
+    for length in sorted({length for line in lines for length in line.records}, reverse=True):
+        records = [line.records.get(length) for line in lines]
+        able = [record for record in records if record is None or record.status != "undefined"]
+        if 2 * sum(record is not None and bool(record.levels) for record in able) > len(able):
             return length
     return None
 
 
 def _has_level(line: Line, length: int) -> bool:
-    return length in line.cells and bool(line.cells[length].levels)
+    return length in line.records and bool(line.records[length].levels)
 
 
 def _level(line: Line, length: int) -> float:
     """Return the level at a length, of which less is better; one that is no number, or not there, is last."""
-    cell = line.cells.get(length)
-    if cell is None or cell.level is None or cell.level != cell.level:
+    record = line.records.get(length)
+    if record is None or record.level is None or record.level != record.level:
         return float("inf")
-    return cell.level if cell.answers is None else -cell.level
+    return record.level if record.answers is None else -record.level

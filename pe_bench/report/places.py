@@ -30,7 +30,7 @@ def places_of(lines: Sequence[Line], say: Callable[[Line, Record], Said | None])
     """Return where each thing is that `say` finds in records; it says None, or nothing, of most."""
     places: dict[Said, Places] = {}
     for line in lines:
-        for length, record in sorted(line.cells.items()):
+        for length, record in sorted(line.records.items()):
             said = say(line, record)
             if said:
                 places.setdefault(said, {}).setdefault(line.label, []).append(length)

@@ -156,7 +156,7 @@ class Line:
     seeds: int
     parameters: int
     tokens_per_second: float
-    cells: dict[int, Record]
+    records: dict[int, Record]
     runs: tuple[str, ...]
     by: str = ""
     break_point: BreakPoint = BreakPoint()
@@ -174,7 +174,9 @@ class Line:
     @property
     def peak_memory_mb(self) -> float | None:
         """Return the peak megabytes over all lengths."""
-        memory = [cell.peak_memory_mb for cell in self.cells.values() if cell.peak_memory_mb is not None]
+        memory = [
+            record.peak_memory_mb for record in self.records.values() if record.peak_memory_mb is not None
+        ]
         return max(memory, default=None)
 
     @property
@@ -275,6 +277,11 @@ class Table:
     @property
     def is_task(self) -> bool:
         return self.key.is_task
+
+    @property
+    def records(self) -> list[Record]:
+        """Return the records of all encodings, line by line."""
+        return [record for line in self.lines for record in line.records.values()]
 
     @property
     def all_lines(self) -> tuple[Line, ...]:

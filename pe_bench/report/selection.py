@@ -25,6 +25,7 @@ class Selection:
     where: conditions that all hold. by: keys whose values set lines apart. best: a key of
     which each encoding keeps its best value. sort: a length or a key of
     `order`. baseline: an encoding. margin: bits per byte. slice: the part of the targets that numbers are of.
+    numbers_only: without what only a reader needs: notes, the small table of recall and positions.
     """
 
     where: tuple[Condition, ...] = ()
@@ -34,6 +35,7 @@ class Selection:
     baseline: str | None = None
     margin: float | None = None  # None: that of the runs
     slice: str = ALL
+    numbers_only: bool = False
 
     @property
     def resolved_margin(self) -> float:

@@ -16,7 +16,7 @@ def unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]
     changes: dict[bool, list[str]] = {}
     for line in lines:
         for of_seeds in (False, True):
-            unclear = [record for record in line.cells.values() if _is_unclear(record, of_seeds)]
+            unclear = [record for record in line.records.values() if _is_unclear(record, of_seeds)]
             if unclear:
                 bound = max(record.interval.high for record in unclear if record.interval is not None)
                 where = f"{line.label} at {list_lengths(record.length for record in unclear)}"

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from pe_bench.report.records import BreakPoint, Line, Table
-from pe_bench.report.records import Record as Score
+from pe_bench.report.records import BreakPoint, Line, Record, Table
 from pe_bench.system.grid import MISSING, Cell
 
 MAX_PLAIN = 1e6  # bits per byte
@@ -46,7 +45,7 @@ def has_trained_level(table: Table) -> bool:
 
 
 def has_controls(table: Table) -> bool:
-    return any(cell.use for line in table.lines for cell in line.cells.values())
+    return any(record.use for record in table.records)
 
 
 def has_changes(table: Table) -> bool:
@@ -75,12 +74,12 @@ def short_lengths(table: Table) -> list[int]:
 
 def level_at_training(line: Line, table: Table) -> Cell | None:
     """Return the level at the training length, with no mark but that of what has not learned."""
-    score = line.cells.get(table.key.train_length)
-    if score is None or score.level is None:
+    record = line.records.get(table.key.train_length)
+    if record is None or record.level is None:
         return None
-    if line.unlearned or score.answers is None:
-        return judged(score.level, UNLEARNED if line.unlearned else "")
-    return judged(score.level, score.verdict, score.verdict_of_models)
+    if line.unlearned or record.answers is None:
+        return judged(record.level, UNLEARNED if line.unlearned else "")
+    return judged(record.level, record.verdict, record.verdict_of_models)
 
 
 def value_at(line: Line, length: int, table: Table) -> Cell | None:
@@ -89,21 +88,21 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
     The baseline itself shows its level, and so does every line where none was scored at the training length.
     A change that is not judged because the model knows nothing would read as one that holds.
     """
-    score = line.cells.get(length)
-    if score is None or score.level is None:
+    record = line.records.get(length)
+    if record is None or record.level is None:
         return None
     if line.label == table.baseline or not (table.baseline or table.is_task or has_trained_level(table)):
-        return judged(score.level)
+        return judged(record.level)
     if table.baseline:
-        difference = score.baseline
+        difference = record.baseline
         if difference is None or difference.mean is None:
             return None
         return judged(difference.mean, difference.verdict, sign="+")
     if table.is_task:
-        return judged(score.level, UNLEARNED if line.unlearned else score.verdict, score.verdict_of_models)
-    if score.change is None or line.unlearned == "frequencies":
+        return judged(record.level, UNLEARNED if line.unlearned else record.verdict, record.verdict_of_models)
+    if record.change is None or line.unlearned == "frequencies":
         return None
-    return judged(score.change, score.verdict, score.verdict_of_models, "+")
+    return judged(record.change, record.verdict, record.verdict_of_models, "+")
 
 
 def values_of(table: Table) -> list[Cell]:
@@ -130,18 +129,18 @@ def context_answer(line: Line) -> Cell:
 
     A model that surely gains nothing from most of its training length reads nothing that far back.
     """
-    if line.reads_nothing and any(cell.use for cell in line.cells.values()):
+    if line.reads_nothing and any(record.use for record in line.records.values()):
         return Cell("reads nothing")
-    answers = {cell.use.uses_context for cell in line.cells.values() if cell.use} - {""}
+    answers = {record.use.uses_context for record in line.records.values() if record.use} - {""}
     if not answers:
         return Cell(MISSING)
     answer = "yes" if "yes" in answers else "unclear" if len(answers) > 1 else answers.pop()
     return Cell(answer, style=answer)
 
 
-def verdict_of(score: Score, table: Table) -> str:
+def verdict_of(record: Record, table: Table) -> str:
     """Return the verdict, empty below the training length, where less context costs by nature."""
-    return score.verdict if score.length >= table.key.train_length else ""
+    return record.verdict if record.length >= table.key.train_length else ""
 
 
 def break_text(found: BreakPoint) -> str:

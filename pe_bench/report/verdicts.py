@@ -27,30 +27,32 @@ def judge(line: Line, train_length: int, margin: float) -> Line:
     have not learned it there is how little they have learned.
     """
     if line.is_anchor or line.unlearned == "frequencies":
-        return replace(line, cells={length: replace(cell, use=None) for length, cell in line.cells.items()})
-    longest = train_length if line.unlearned == "task" else max(line.cells, default=0)
-    cells = {
-        length: _judge_record(cell, margin) if train_length <= length <= longest else cell
-        for length, cell in line.cells.items()
+        return replace(
+            line, records={length: replace(record, use=None) for length, record in line.records.items()}
+        )
+    longest = train_length if line.unlearned == "task" else max(line.records, default=0)
+    records = {
+        length: _judge_record(record, margin) if train_length <= length <= longest else record
+        for length, record in line.records.items()
     }
-    break_point = BreakPoint() if line.unlearned == "task" else find_break_point(cells, train_length)
-    return replace(line, cells=cells, break_point=break_point)
+    break_point = BreakPoint() if line.unlearned == "task" else find_break_point(records, train_length)
+    return replace(line, records=records, break_point=break_point)
 
 
-def _judge_record(cell: Record, margin: float) -> Record:
+def _judge_record(record: Record, margin: float) -> Record:
     """Return the record with verdicts on its answers, or else on its change."""
 
     def with_verdicts(
         judge: Callable[[Judged], str], found: Judged, of_models: Judged | None, of_seeds: Sequence[Judged]
     ) -> Record:
         return replace(
-            cell,
+            record,
             verdict=judge(found),
             verdict_of_models="" if of_models is None else judge(of_models),
             verdicts_of_seeds=tuple(map(judge, of_seeds)),
         )
 
-    answers, change = cell.answers, cell.compared
+    answers, change = record.answers, record.compared
     if answers is not None:
         return with_verdicts(
             lambda intervals: judge_answers(intervals, answers.chance),
@@ -59,21 +61,21 @@ def _judge_record(cell: Record, margin: float) -> Record:
             answers.of_seeds,
         )
     if change.interval is None:
-        return cell
+        return record
     return with_verdicts(
         lambda interval: judge_change(interval, margin), change.interval, change.of_models, change.of_seeds
     )
 
 
-def find_break_point(cells: Mapping[int, Record], train_length: int) -> BreakPoint:
+def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakPoint:
     """Return the break point of a line whose records have their verdicts."""
     # The training length has a verdict only where it is scored with an encoding that was not trained.
     judged = {
-        length: cell
-        for length, cell in sorted(cells.items())
-        if length > train_length or (length == train_length and cell.verdict)
+        length: record
+        for length, record in sorted(records.items())
+        if length > train_length or (length == train_length and record.verdict)
     }
-    verdicts = {length: _as_change(cell.verdict) for length, cell in judged.items()}
+    verdicts = {length: _as_change(record.verdict) for length, record in judged.items()}
     held = holds_up_to(verdicts)
     worked = max(takewhile(lambda length: _is_reached(judged[length]), judged), default=None)
     first = next(iter(judged.values()), None)
@@ -94,12 +96,12 @@ def _as_change(verdict: str) -> str:
     return AS_CHANGES.get(verdict, verdict)
 
 
-def _is_reached(cell: Record) -> bool:
+def _is_reached(record: Record) -> bool:
     """Return whether a length holds, or is unclear without surely breaking these models or each of them."""
-    of_models, of_seeds = _as_change(cell.verdict_of_models), map(_as_change, cell.verdicts_of_seeds)
-    each_breaks = bool(cell.verdicts_of_seeds) and all(verdict in BROKEN for verdict in of_seeds)
-    is_unclear = cell.verdict == "unclear" and of_models not in BROKEN and not each_breaks
-    return _as_change(cell.verdict) in HELD or is_unclear
+    of_models, of_seeds = _as_change(record.verdict_of_models), map(_as_change, record.verdicts_of_seeds)
+    each_breaks = bool(record.verdicts_of_seeds) and all(verdict in BROKEN for verdict in of_seeds)
+    is_unclear = record.verdict == "unclear" and of_models not in BROKEN and not each_breaks
+    return _as_change(record.verdict) in HELD or is_unclear
 
 
 def with_baseline(
@@ -113,10 +115,10 @@ def with_baseline(
     differences = {
         (line.label, length): _difference(member, base, length, base_line.label, files)
         for line, member in zip(lines, members, strict=True)
-        for length, cell in line.cells.items()
-        if line is not base_line and cell.levels
+        for length, record in line.records.items()
+        if line is not base_line and record.levels
     }
-    is_task = any(cell.answers for cell in base_line.cells.values())  # and then more is better
+    is_task = any(record.answers for record in base_line.records.values())  # and then more is better
     trained = {line.label for line in lines if not line.is_anchor}
     for length in {length for _, length in differences}:
         intervals = {
@@ -130,9 +132,9 @@ def with_baseline(
     return [
         replace(
             line,
-            cells={
-                length: replace(cell, baseline=differences.get((line.label, length)))
-                for length, cell in line.cells.items()
+            records={
+                length: replace(record, baseline=differences.get((line.label, length)))
+                for length, record in line.records.items()
             },
         )
         for line in lines

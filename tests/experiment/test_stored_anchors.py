@@ -61,7 +61,7 @@ def test_other_protocols_have_anchors_too(
     results = ("--results-dir", str(folder / "results"))
     assert command("eval", "--protocol", protocol, "--lengths", "16,32", *results).code == 0
     [table] = build_tables(folder / "results", protocol=protocol)
-    assert [sorted(line.cells) for line in table.anchors] == [[16, 32], [16, 32]]
+    assert [sorted(line.records) for line in table.anchors] == [[16, 32], [16, 32]]
 
 
 def test_runs_of_a_seed_share_their_anchors_and_another_seed_has_its_own(

@@ -68,7 +68,7 @@ def only(results: Path, **selection: object) -> Table:
 def test_the_two_anchors_are_the_last_lines_and_are_not_judged(results: Path) -> None:
     table = only(results)
     assert [line.label for line in table.anchors] == [TRIGRAM, COPYING]
-    assert {cell.verdict for line in table.anchors for cell in line.cells.values()} == {""}
+    assert {cell.verdict for line in table.anchors for cell in line.records.values()} == {""}
     text = printed([table])
     names = [line.split("  ")[0] for line in text.splitlines()]
     assert names.index(TRIGRAM) == names.index("noise") + 1
@@ -104,7 +104,7 @@ def test_what_is_near_the_trigram_is_not_marked(tmp_path: Path) -> None:
 def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Path) -> None:
     table = only(results)
     noise = table.lines[-1]
-    assert {cell.verdict for cell in noise.cells.values()} == {""}
+    assert {cell.verdict for cell in noise.records.values()} == {""}
     assert noise.break_point.kind == "unknown"
     text = printed([table])
     assert cells_of(text, "noise") == ["4.600*", "-", "-", "-"]
@@ -133,13 +133,13 @@ def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) ->
         {
             (line.label, cell.length): (cell.verdict, cell.baseline and cell.baseline.verdict)
             for line in table.lines
-            for cell in line.cells.values()
+            for cell in line.records.values()
             if line.label in ("alibi", "rope", "slow")
         }
         for table in (with_anchors, without)
     ]
     assert verdicts[0] == verdicts[1]
-    assert [cell.baseline.mean for cell in with_anchors.anchors[0].cells.values() if cell.baseline] == (
+    assert [cell.baseline.mean for cell in with_anchors.anchors[0].records.values() if cell.baseline] == (
         pytest.approx([0.1, 0.3, 0.3, 0.3], abs=1e-3)
     )
 
@@ -147,7 +147,7 @@ def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) ->
 def test_a_trigram_can_be_the_baseline(results: Path) -> None:
     table = only(results, baseline=TRIGRAM)
     assert table.baseline == TRIGRAM
-    cells = {line.label: line.cells[512].baseline for line in table.all_lines}
+    cells = {line.label: line.records[512].baseline for line in table.all_lines}
     assert cells[TRIGRAM] is None
     assert cells["alibi"] is not None and cells["alibi"].verdict == "better"
     assert cells[COPYING] is not None and cells[COPYING].verdict == ""
@@ -187,7 +187,7 @@ def test_an_anchor_does_not_stand_in_for_a_run(results: Path) -> None:
     [run] = (results / "runs").glob("rope-*")
     shutil.copytree(anchor, results / "anchors" / run.name)
     table = only(results)
-    assert {cell.compared.missing for line in table.lines for cell in line.cells.values()} == {""}
+    assert {cell.compared.missing for line in table.lines for cell in line.records.values()} == {""}
 
 
 def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(results: Path) -> None:

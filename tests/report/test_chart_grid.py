@@ -95,7 +95,7 @@ def test_a_panel_has_its_own_curve_in_colour_and_all_others_in_grey(drawn: tuple
     table, figure = drawn
     for line, axes in zip(table.lines, figure.axes, strict=True):
         own = [level for stroke in curve_lines(axes) for level in np.asarray(stroke.get_ydata())]
-        assert own == [cell.bits_per_byte for cell in line.cells.values() if cell.levels]
+        assert own == [cell.bits_per_byte for cell in line.records.values() if cell.levels]
         grey = axes.lines[0]
         assert grey.get_color() == "0.83"
         assert np.count_nonzero(np.isfinite(np.asarray(grey.get_ydata()))) == 49 * 4 + 2

@@ -271,7 +271,7 @@ def test_bands_of_changes_are_their_intervals(tmp_path: Path) -> None:
     for seed in range(3):
         add_run(tmp_path, "rope", {128: 2.0, 256: 2.01 + 0.01 * seed}, seed=seed)
     [table] = build_tables(tmp_path)
-    interval = table.lines[0].cells[256].interval
+    interval = table.lines[0].records[256].interval
     assert interval is not None
     [[chart]] = charts_of([table], "change")
     assert (chart.curves[0].points[1].low, chart.curves[0].points[1].high) == (interval.low, interval.high)

@@ -27,7 +27,7 @@ def only(results_dir: Path) -> Table:
 
 def use_at(results_dir: Path, length: int = 512) -> ContextUse:
     [line] = only(results_dir).lines
-    use = line.cells[length].use
+    use = line.records[length].use
     assert use is not None
     return use
 
@@ -85,7 +85,7 @@ def test_the_gain_over_swap_is_paired_over_seeds_and_documents(tmp_path: Path) -
 def test_lengths_without_controls_say_nothing(tmp_path: Path) -> None:
     add_controlled(tmp_path, 2.8, 2.95, 2.9)
     [line] = only(tmp_path).lines
-    assert {length for length, cell in line.cells.items() if cell.use} == {512}
+    assert {length for length, cell in line.records.items() if cell.use} == {512}
 
 
 @pytest.mark.parametrize("quarter", [3.0, 2.99])
@@ -149,8 +149,8 @@ def test_controls_of_another_encoding_do_not_count_for_the_trained_one(tmp_path:
     add_run(tmp_path, "rope", {128: 3.0, 512: 2.8}, spread=0.002, scored_with="yarn factor=auto")
     add_run(tmp_path, "rope", {512: 2.95}, spread=0.002, scored_with="yarn factor=auto", control="swap")
     lines = {line.label: line for line in only(tmp_path).lines}
-    assert lines["rope"].cells[512].use is None
-    use = lines["rope -> yarn factor=auto"].cells[512].use
+    assert lines["rope"].records[512].use is None
+    use = lines["rope -> yarn factor=auto"].records[512].use
     # The model is the same: what it gains within training is known from the run's own scores.
     assert use is not None and use.uses_context == "yes"
 
@@ -202,7 +202,7 @@ def test_intervals_over_few_documents_resample_segments_and_the_table_says_so(tm
         many = Scores(*(np.repeat(getattr(old, name), 50) for name in ("nll", "document", "bytes")))
         save_scores(score_file(run, row), many)
     [line] = only(tmp_path).lines
-    interval = line.cells[256].interval
+    interval = line.records[256].interval
     assert interval is not None and interval.documents == 4 * 3
     assert "4 documents only: intervals are over 3 segments of each" in printed(tmp_path)
 
@@ -229,7 +229,7 @@ def test_positions_belong_to_the_line_and_are_no_table(tmp_path: Path) -> None:
         (2.0, 2),
         (3.5, 2),
     ]
-    assert set(line.cells) == set(SENSITIVE)
+    assert set(line.records) == set(SENSITIVE)
     # Of several sets of windows it is the one that reaches furthest.
     further = replace(ROW, run=run.name, seed=1, protocol="positions", length=9, target_hash="fa2", nll=1.0)
     write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), replace(further, context_mean=9.0)])
@@ -246,7 +246,7 @@ def test_a_quarter_that_was_scored_on_two_sets_of_targets_is_judged_on_one(tmp_p
 def test_unclear_verdicts_that_every_seed_agrees_on_are_named(tmp_path: Path) -> None:
     for seed, level in enumerate((3.1, 3.4)):
         add_run(tmp_path, "rope", {128: 3.0, 256: level, 512: 3.0}, seed=seed)
-    assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
+    assert only(tmp_path).lines[0].records[256].verdict == "unclear"
     assert "though each seed alone is worse by more than the margin: rope at 256" in printed(tmp_path)
 
 
@@ -277,7 +277,7 @@ def test_a_scaling_that_hurts_short_texts_does_not_count_as_use_of_context(tmp_p
     add_run(tmp_path, "rope", {32: 3.3, 128: 3.0, 512: 2.8}, **fixed)
     add_run(tmp_path, "rope", {512: 2.95}, control="swap", **fixed)
     line = next(line for line in only(tmp_path).lines if line.scored_with != line.encoding)
-    assert line.cells[512].use is not None and line.cells[512].use.uses_context == ""
+    assert line.records[512].use is not None and line.records[512].use.uses_context == ""
 
 
 def test_a_length_out_of_reach_has_no_answers(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_length_out_of_reach_has_no_answers(tmp_path: Path) -> None:
     add_run(tmp_path, "learned", {512: None}, control="window")
     add_run(tmp_path, "learned", {512: None}, control="swap")
     [line] = only(tmp_path).lines
-    assert line.cells[512].use is None
+    assert line.records[512].use is None
     assert "cannot judge" not in printed(tmp_path)
 
 
@@ -320,7 +320,7 @@ def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Pat
         scores = load_scores(score_file(run, row))
         swing = np.where(np.arange(len(scores.nll)) // 4 % 2, 0.4, -0.4).astype(np.float32)
         save_scores(score_file(run, row), replace(scores, nll=scores.nll + swing))
-    assert only(tmp_path).lines[0].cells[256].verdict == "unclear"
+    assert only(tmp_path).lines[0].records[256].verdict == "unclear"
     assert "for lack of seeds" not in printed(tmp_path)
 
 

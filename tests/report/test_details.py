@@ -63,7 +63,7 @@ def test_verdicts_past_the_training_length_are_spelled_out_and_explained(tmp_pat
 
 def test_a_change_has_half_the_width_of_its_interval_beside_it(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
-    interval = line_of(only(tmp_path), "rope").cells[512].interval
+    interval = line_of(only(tmp_path), "rope").records[512].interval
     assert interval is not None
     half = rows_of(printed_details(build_tables(tmp_path)), "rope")[512][3]
     assert half == f"{(interval.high - interval.low) / 2:.3f}"

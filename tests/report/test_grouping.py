@@ -94,9 +94,9 @@ def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_
     assert exact.title.endswith("paired protocol")
     assert coarse.title.endswith("paired protocol, scores in bfloat16")
     assert exact.lengths == (64, 128, 256, 512)
-    assert line_of(exact, "rope").cells[256].change == pytest.approx(0.1, abs=1e-6)
-    assert line_of(coarse, "rope").cells[256].change == pytest.approx(0.02, abs=1e-6)
-    assert line_of(coarse, "rope").cells[256].interval is not None
+    assert line_of(exact, "rope").records[256].change == pytest.approx(0.1, abs=1e-6)
+    assert line_of(coarse, "rope").records[256].change == pytest.approx(0.02, abs=1e-6)
+    assert line_of(coarse, "rope").records[256].interval is not None
     frame = to_frame([exact, coarse])
     assert frame["score_dtype"].tolist() == ["float32"] * 4 + ["bfloat16"] * 2
     rows = [row for row in read_rows(run / "eval.csv") if row.score_dtype == "bfloat16"]
@@ -157,7 +157,7 @@ def test_the_table_of_one_run_equals_the_reports_table(tmp_path: Path) -> None:
 def test_the_table_of_a_run_elsewhere_reads_the_scores_in_its_folder(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING).rename(tmp_path / "elsewhere")
     [table] = run_tables(read_rows(run / "eval.csv"), run)
-    assert table.lines[0].cells[256].interval is not None
+    assert table.lines[0].records[256].interval is not None
 
 
 def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) 
         "rb (s0-5e77da7a1)": 1, "rb (s0-5e77da7a2)": 1, "rb (s1-5e77da7a1)": 1, "rb (s1-5e77da7a2)": 1,
         "rope": 2,
     }  # fmt: skip
-    assert line_of(table, "rb (s0-5e77da7a2)").cells[256].levels == pytest.approx((5.0,), abs=1e-6)
+    assert line_of(table, "rb (s0-5e77da7a2)").records[256].levels == pytest.approx((5.0,), abs=1e-6)
     assert any(note.startswith("rb: several runs have the same seed") for note in table.notes)
     assert not any(note.startswith("rope: several") for note in table.notes)
     assert set(to_frame([table])["run"]) >= {"", "rb-s0-5e77da7a1"}
@@ -201,5 +201,5 @@ def test_another_stride_rule_is_another_table_with_separate_changes(tmp_path: Pa
         ["rope"],
         ["alibi"],
     )
-    assert fixed.lines[0].cells[256].change == pytest.approx(0.5, abs=1e-6)
+    assert fixed.lines[0].records[256].change == pytest.approx(0.5, abs=1e-6)
     assert "they differ in stride rule," in fixed.why

@@ -107,7 +107,7 @@ def lines_of(page: Page) -> dict[str, list[str]]:
 def without_baseline(table: Table) -> Table:
     def without(line: Line) -> Line:
         return replace(
-            line, cells={length: replace(cell, baseline=None) for length, cell in line.cells.items()}
+            line, records={length: replace(cell, baseline=None) for length, cell in line.records.items()}
         )
 
     return replace(table, baseline="", lines=tuple(map(without, table.lines)))
@@ -124,12 +124,12 @@ def test_a_line_says_how_far_it_works_its_level_and_its_differences(tables, page
     assert lines_of(page)["rope"][1:5] == ["2.600", "2.600", "3.100", "4.600"], "the baseline itself"
     changes = lines_of(page_of([without_baseline(table)]))
     assert changes["sinusoidal"][1:4] == ["3.100", "+1.100! fails", "+1.200! fails"]
-    assert line.cells[1024].use is not None and shown[6] == "yes"
+    assert line.records[1024].use is not None and shown[6] == "yes"
 
 
 def test_a_line_opens_for_levels_intervals_verdicts_and_speed(tables, page):
     line = next(line for line in tables[0].lines if line.encoding == "sinusoidal")
-    cell, details = line.cells[1024], lines_of(page)["sinusoidal"][7]
+    cell, details = line.records[1024], lines_of(page)["sinusoidal"][7]
     for said in (
         f"{cell.bits_per_byte:.3f}",
         f"{cell.change:+.3f}",
@@ -143,7 +143,7 @@ def test_a_line_opens_for_levels_intervals_verdicts_and_speed(tables, page):
 
 
 def test_no_verdict_is_given_below_the_training_length(tables, page):
-    cells = [cell for table in tables for line in table.lines for cell in line.cells.values()]
+    cells = [cell for table in tables for line in table.lines for cell in line.records.values()]
     assert all(cell.verdict in ("degrades", "fails") for cell in cells if cell.length == 64)
     beyond = [cell for cell in cells if cell.length > 128 and cell.levels]
     changes = page_of([without_baseline(table) for table in tables])
@@ -186,7 +186,7 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
         for attributes in page.attributes_of("use", "marker")
         if "aria-label" in attributes
     ]
-    cell = next(line for line in tables[0].lines if line.encoding == "sinusoidal").cells[1024]
+    cell = next(line for line in tables[0].lines if line.encoding == "sinusoidal").records[1024]
     text = next(label for label in labels if label.startswith("sinusoidal at 1024 tokens\n"))
     assert f"\nbits/byte {cell.bits_per_byte:.3f}\nppl " in text
     assert f"\nchange {cell.change:+.3f} ± {(cell.interval.high - cell.interval.low) / 2:.3f}\n" in text
@@ -267,12 +267,12 @@ def test_text_of_rows_is_escaped_everywhere(tables):
     line = replace(table.lines[0], encoding=HOSTILE, scored_with=HOSTILE)
     cells = {
         length: replace(cell, status=HOSTILE, reason=HOSTILE, levels=())
-        for length, cell in line.cells.items()
+        for length, cell in line.records.items()
     }
     key = replace(table.key, data=HOSTILE, model=HOSTILE)
     hostile = replace(
         table,
-        lines=(line, replace(line, cells=cells, run=HOSTILE)),
+        lines=(line, replace(line, records=cells, run=HOSTILE)),
         notes=(HOSTILE,),
         why=HOSTILE,
         key=key,

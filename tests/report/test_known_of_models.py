@@ -32,7 +32,7 @@ def printed(table: Table) -> str:
 
 
 def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_models(tmp_path: Path) -> None:
-    cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).cells[256]
+    cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).records[256]
     assert (cell.verdict, cell.verdict_of_models) == ("unclear", "degrades")
     assert cell.interval and cell.compared.of_models
     assert cell.interval.low < cell.compared.of_models.low < cell.compared.of_models.high < cell.interval.high
@@ -41,7 +41,7 @@ def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_mode
 
 
 def test_one_seed_speaks_of_its_model_alone(tmp_path: Path) -> None:
-    cell = with_seeds(tmp_path, 0.1).cells[256]
+    cell = with_seeds(tmp_path, 0.1).records[256]
     assert (cell.verdict, cell.verdict_of_models, cell.compared.of_models) == ("degrades", "", None)
     assert "sure of these models" not in printed(only(tmp_path))
 
@@ -50,12 +50,12 @@ def test_more_seeds_turn_no_answer_into_none(tmp_path: Path) -> None:
     """The interval for these models narrows as they get more, however far they lie apart."""
     changes = (0.05, 0.09, 0.2, 0.03)
     for count in range(1, len(changes) + 1):
-        cell = with_seeds(tmp_path / str(count), *changes[:count], spread=0.02).cells[256]
+        cell = with_seeds(tmp_path / str(count), *changes[:count], spread=0.02).records[256]
         assert (cell.verdict_of_models or cell.verdict) == "degrades"
 
 
 def test_the_frame_has_the_bounds_for_these_models_and_the_range_of_seeds(tmp_path: Path) -> None:
-    cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).cells[256]
+    cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).records[256]
     record = to_frame([only(tmp_path)]).set_index("length").loc[256]
     assert cell.compared.of_models is not None
     bounds = (record["change_of_models_low"], record["change_of_models_high"])
@@ -65,7 +65,7 @@ def test_the_frame_has_the_bounds_for_these_models_and_the_range_of_seeds(tmp_pa
 
 
 def test_an_unclear_change_has_a_bound_and_more_seeds_settle_what_seeds_decide(tmp_path: Path) -> None:
-    cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).cells[256]
+    cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).records[256]
     assert cell.interval is not None
     text = printed(only(tmp_path))
     bound = f"unclear changes: rope at 256 (at most {cell.interval.high:+.3f})"
@@ -77,7 +77,7 @@ def test_what_documents_decide_is_settled_by_more_targets(tmp_path: Path) -> Non
         add_run(tmp_path, "alibi", {128: 3.0}, seed=seed, spread=0.001)
         add_run(tmp_path, "alibi", {256: 3.005 + 0.0001 * seed}, seed=seed, spread=0.1)
     line = only(tmp_path).lines[0]
-    assert line.cells[256].verdict == line.cells[256].verdict_of_models == "unclear"
+    assert line.records[256].verdict == line.records[256].verdict_of_models == "unclear"
     text = printed(only(tmp_path))
     assert "4 times the targets would narrow these by up to half: pe-bench eval alibi --targets 24" in text
 

@@ -81,11 +81,11 @@ def test_with_a_baseline_only_what_is_better_for_sure_is_bold(results: Path) -> 
         add_run(results, "fire", dict(zip(LENGTHS, (1.8, 1.9, 2.0, 2.1, 2.2, 2.3), strict=True)), seed=seed)
     table = only(results, "rope")
     differences = [
-        replace(line.cells[256].baseline, verdict="unclear") if line.cells[256].baseline else None
+        replace(line.records[256].baseline, verdict="unclear") if line.records[256].baseline else None
         for line in table.lines
     ]  # pyright: ignore[reportArgumentType]
     lines = [
-        replace(line, cells={**line.cells, 256: replace(line.cells[256], baseline=difference)})
+        replace(line, records={**line.records, 256: replace(line.records[256], baseline=difference)})
         for line, difference in zip(table.lines, differences, strict=True)
     ]
     text = to_markdown([replace(table, lines=tuple(lines))])

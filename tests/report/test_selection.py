@@ -141,7 +141,7 @@ def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Pa
     table = only(results, baseline="rope")
     assert table.baseline == "rope"
     lines = {line.label: line for line in table.lines}
-    assert all(cell.baseline is None for cell in lines["rope"].cells.values())
+    assert all(cell.baseline is None for cell in lines["rope"].records.values())
     differences = []
     runs = {run.name.split("-s")[0] + run.name.split("-s")[1][0]: run for run in (results / "runs").iterdir()}
     for seed in range(3):
@@ -151,7 +151,7 @@ def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Pa
             row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
             bits[name] = load_scores(score_file(run, row)).by_document()[1]
         differences.append(bits["alibi"] - bits["rope"])
-    found = lines["alibi"].cells[256].baseline
+    found = lines["alibi"].records[256].baseline
     assert found is not None
     assert found.interval == paired_interval(np.stack(differences))
     assert found.mean == pytest.approx(0.2, abs=1e-6)
@@ -164,12 +164,12 @@ def test_a_baselines_verdicts_are_corrected_over_the_lines_at_each_length(result
         )
     table = only(results, baseline="rope")
     for length in table.lengths:
-        cells = [line.cells[length] for line in table.lines if length in line.cells]
+        cells = [line.records[length] for line in table.lines if length in line.records]
         compared = [cell.baseline for cell in cells if cell.baseline and cell.baseline.interval]
         intervals = [found.interval for found in compared if found.interval]
         assert len(intervals) >= 3
         assert [found.verdict for found in compared] == corrected_comparisons(intervals)
-    cells = next(line.cells for line in table.lines if line.label == "alibi").values()
+    cells = next(line.records for line in table.lines if line.label == "alibi").values()
     assert {cell.length: cell.baseline.verdict for cell in cells if cell.baseline} == {
         64: "worse",
         128: "worse",
@@ -215,9 +215,9 @@ def test_a_baseline_counts_in_the_tables_that_have_it(results: Path) -> None:
 def test_the_margin_decides_what_holds(tmp_path: Path) -> None:
     for seed in range(5):
         add_run(tmp_path, "rope", {128: 3.0, 256: 3.05}, seed=seed, spread=0.001)
-    assert only(tmp_path).lines[0].cells[256].verdict == "degrades"
+    assert only(tmp_path).lines[0].records[256].verdict == "degrades"
     table = only(tmp_path, margin=0.1)
-    assert table.lines[0].cells[256].verdict == "holds"
+    assert table.lines[0].records[256].verdict == "holds"
     assert "holds (at most 0.1 worse)" in to_markdown([table], details=True)
 
 
@@ -230,9 +230,9 @@ def test_a_run_that_joins_a_table_changes_no_verdict_and_no_break_point(results:
     assert len(after) == len(before) + 5
     for label, line in before.items():
         assert after[label].break_point == line.break_point
-        assert {length: cell.verdict for length, cell in after[label].cells.items()} == {
+        assert {length: cell.verdict for length, cell in after[label].records.items()} == {
             length: "" if cell.interval is None or length < 128 else judge_change(cell.interval)
-            for length, cell in line.cells.items()
+            for length, cell in line.records.items()
         }
 
 

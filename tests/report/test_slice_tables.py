@@ -75,7 +75,7 @@ def frame_of_recall(results: Path) -> pandas.DataFrame:
 
 def test_a_slice_has_levels_changes_and_intervals_of_its_targets_alone(results: Path) -> None:
     table = only(results, slice=RECALL)
-    cell = line_of(table, "alibi").cells[512]
+    cell = line_of(table, "alibi").records[512]
     wanted = [
         load_scores(score_file(results / "runs" / run, row)).nll[IS_RECALL].mean(dtype=float) / np.log(2)
         for run in line_of(table, "alibi").runs
@@ -86,13 +86,13 @@ def test_a_slice_has_levels_changes_and_intervals_of_its_targets_alone(results: 
     assert (cell.targets, cell.documents) == (SIZES.sum(), DOCUMENTS)
     assert cell.change == pytest.approx(-1.0, abs=0.01) and cell.verdict == "improves"
     assert cell.interval is not None and cell.interval.low < -1.0 < cell.interval.high
-    assert line_of(only(results, slice=NOVEL), "alibi").cells[512].change == pytest.approx(0, abs=0.01)
+    assert line_of(only(results, slice=NOVEL), "alibi").records[512].change == pytest.approx(0, abs=0.01)
 
 
 def test_use_of_context_is_far_larger_on_the_slice_that_needs_it(results: Path) -> None:
     gains = {}
     for name in ("all", RECALL, NOVEL):
-        use = line_of(only(results, slice=name), "alibi").cells[512].use
+        use = line_of(only(results, slice=name), "alibi").records[512].use
         assert use is not None and use.swap_gain is not None
         gains[name] = use.swap_gain.mean
         assert use.uses_context == ("no" if name == NOVEL else "yes")
@@ -195,7 +195,7 @@ def test_runs_with_other_targets_of_one_judge_are_never_ranked_or_compared(resul
     assert all("they differ in slice hash" in table.why for table in tables)
     assert len({table.title for table in tables}) == 2
     for table in tables:
-        for cell in (cell for line in table.lines for cell in line.cells.values() if line.label == "alibi"):
+        for cell in (cell for line in table.lines for cell in line.records.values() if line.label == "alibi"):
             assert cell.baseline is None or cell.baseline.mean is None
 
 
@@ -216,10 +216,10 @@ def test_what_has_not_learned_is_known_from_all_targets(tmp_path: Path) -> None:
         keep_slices(folder, {ROW.target_hash: {RECALL: IS_RECALL}})
     table = only(tmp_path, slice=RECALL)
     [line] = table.lines
-    assert line.cells[128].bits_per_byte == pytest.approx(2.0, abs=0.01)
+    assert line.records[128].bits_per_byte == pytest.approx(2.0, abs=0.01)
     assert line.unlearned == "trigram"
     assert [anchor.label for anchor in table.anchors] == ["(trigram)", "(trigram+copy)"]
-    assert {anchor.cells[512].targets for anchor in table.anchors} == {SIZES.sum()}
+    assert {anchor.records[512].targets for anchor in table.anchors} == {SIZES.sum()}
 
 
 def test_four_times_the_targets_are_four_times_those_of_the_set_and_not_of_the_slice(tmp_path: Path) -> None:

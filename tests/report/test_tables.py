@@ -30,9 +30,9 @@ def test_seeds_are_averaged_and_perplexity_is_that_of_the_mean_nll(tmp_path: Pat
     line = line_of(only(tmp_path), "rope")
     rows = [row for run in runs for row in read_rows(run / "eval.csv") if row.length == 256]
     assert line.seeds == 3
-    assert line.cells[256].bits_per_byte == pytest.approx(np.mean([row.bits_per_byte or 0 for row in rows]))
-    assert line.cells[256].bits_per_byte == pytest.approx(4.0, abs=1e-6)
-    assert line.cells[256].perplexity == pytest.approx(math.exp(np.mean([row.nll or 0 for row in rows])))
+    assert line.records[256].bits_per_byte == pytest.approx(np.mean([row.bits_per_byte or 0 for row in rows]))
+    assert line.records[256].bits_per_byte == pytest.approx(4.0, abs=1e-6)
+    assert line.records[256].perplexity == pytest.approx(math.exp(np.mean([row.nll or 0 for row in rows])))
 
 
 def test_the_change_is_paired_over_the_documents_of_the_score_files(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_change_is_paired_over_the_documents_of_the_score_files(tmp_path: Pa
     row_of = {row.length: row for row in read_rows(run / "eval.csv")}
     bits = {length: load_scores(score_file(run, row_of[length])).by_document()[1] for length in (128, 256)}
     expected = paired_interval((bits[256] - bits[128])[None, :])
-    cell = line_of(only(tmp_path), "rope").cells[256]
+    cell = line_of(only(tmp_path), "rope").records[256]
     assert cell.interval == expected
     assert cell.change == pytest.approx(0.1, abs=1e-6)
     # Documents differ by 0.2 bits; in pairs that cancels, and the interval is far shorter.
@@ -52,7 +52,7 @@ def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) 
     add_run(tmp_path, "alibi", FLAT, spread=0.001)
     table = only(tmp_path)
     rope, alibi = line_of(table, "rope"), line_of(table, "alibi")
-    assert {length: cell.verdict for length, cell in rope.cells.items()} == {
+    assert {length: cell.verdict for length, cell in rope.records.items()} == {
         64: "", 128: "", 256: "degrades", 512: "fails"
     }  # fmt: skip
     assert (rope.break_point.length, alibi.break_point.kind) == (256, "none")
@@ -61,33 +61,33 @@ def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) 
 def test_holding_below_the_training_length_is_not_holding_past_it(tmp_path: Path) -> None:
     add_run(tmp_path, "learned", {64: 3.0, 128: 3.0, 256: None}, spread=0.001)
     line = line_of(only(tmp_path), "learned")
-    assert (line.cells[64].verdict, line.break_point.kind) == ("", "unknown")
+    assert (line.records[64].verdict, line.break_point.kind) == ("", "unknown")
 
 
 def test_the_training_length_has_no_change(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
-    cell = line_of(only(tmp_path), "rope").cells[128]
+    cell = line_of(only(tmp_path), "rope").records[128]
     assert (cell.change, cell.interval, cell.compared.missing) == (None, None, "")
 
 
 def test_an_infinite_score_fails(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: math.inf})
     line = line_of(only(tmp_path), "rope")
-    assert (line.cells[256].verdict, line.break_point.breaks_at) == ("fails", 256)
+    assert (line.records[256].verdict, line.break_point.breaks_at) == ("fails", 256)
     assert "inf" in printed_details([only(tmp_path)])
 
 
 def test_controls_are_no_lines_of_the_table(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "rope", {256: 9.0}, control="window")
-    assert line_of(only(tmp_path), "rope").cells[256].bits_per_byte == pytest.approx(2.8, abs=1e-6)
+    assert line_of(only(tmp_path), "rope").records[256].bits_per_byte == pytest.approx(2.8, abs=1e-6)
 
 
 def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     add_run(tmp_path, "rope", {4096: 5.0}, target_hash="0ther")
     table = only(tmp_path)
-    cell = line_of(table, "rope").cells[4096]
+    cell = line_of(table, "rope").records[4096]
     assert (cell.change, cell.verdict, cell.bits_per_byte) == (None, "", pytest.approx(5.0, abs=1e-6))
     assert "no change: rope at 4096: scored on other targets than the training length" in table.notes
 
@@ -96,8 +96,8 @@ def test_a_longer_length_is_compared_on_its_own_targets(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0}, target_hash="0ther")
     line = line_of(only(tmp_path), "rope")
-    assert line.cells[4096].change == pytest.approx(1.5, abs=1e-6)
-    assert line.cells[256].change == pytest.approx(0.1, abs=1e-6)
+    assert line.records[4096].change == pytest.approx(1.5, abs=1e-6)
+    assert line.records[256].change == pytest.approx(0.1, abs=1e-6)
 
 
 def test_of_two_sets_of_targets_a_column_takes_the_one_that_more_rows_share(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_of_two_sets_of_targets_a_column_takes_the_one_that_more_rows_share(tmp_
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "rope", {128: 9.0, 4096: 5.0}, target_hash="zzz")
     table = only(tmp_path)
-    assert line_of(table, "rope").cells[128].bits_per_byte == pytest.approx(2.7, abs=1e-6)
+    assert line_of(table, "rope").records[128].bits_per_byte == pytest.approx(2.7, abs=1e-6)
     assert not any("not all rows" in note for note in table.notes)
 
 
@@ -125,12 +125,12 @@ def test_a_run_that_joins_a_table_changes_no_verdict_of_another_line(tmp_path: P
         add_run(
             tmp_path, "alibi", many, seed=seed, target_hash="b16", targets=480, documents=120, spread=0.01
         )
-    alone = line_of(only(tmp_path), "alibi").cells[256]
+    alone = line_of(only(tmp_path), "alibi").records[256]
     assert alone.change == pytest.approx(0.005, abs=1e-6) and alone.verdict == "holds"
     for name in ("rope", "nope"):
         add_run(tmp_path, name, {64: 3.2, **few, 512: 3.5})
     table = only(tmp_path)
-    joined = line_of(table, "alibi").cells[256]
+    joined = line_of(table, "alibi").records[256]
     assert (joined.interval, joined.verdict) == (alone.interval, "holds")
     assert joined.bits_per_byte == pytest.approx(3.02, abs=1e-6), "on the set of all lines"
     said = "alibi at 256: the change is of the largest set of targets that the line has (480), the level of"
@@ -141,7 +141,7 @@ def test_a_change_is_of_a_set_that_all_seeds_have(tmp_path: Path) -> None:
     for seed in range(2):
         add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=seed)
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.5}, seed=0, target_hash="b16", targets=480, documents=120)
-    cell = line_of(only(tmp_path), "rope").cells[256]
+    cell = line_of(only(tmp_path), "rope").records[256]
     assert cell.interval and cell.interval.seeds == 2
     assert cell.change == pytest.approx(0.1, abs=1e-6)
 
@@ -153,7 +153,7 @@ def test_a_difference_from_a_baseline_is_of_the_largest_set_that_both_lines_have
         add_run(tmp_path, name, {128: 2 * level}, **wide)
     add_run(tmp_path, "nope", {64: 3.5, 128: 3.0, 256: 3.0, 512: 3.0})
     table = only(tmp_path, baseline="alibi")
-    means = {line.label: line.cells[128].baseline for line in table.lines}
+    means = {line.label: line.records[128].baseline for line in table.lines}
     assert means["rope"] and means["rope"].mean == pytest.approx(0.4, abs=1e-6)
     assert means["nope"] and means["nope"].mean == pytest.approx(0.0, abs=1e-6)
     assert any("rope at 128: the difference is of the largest set" in note for note in table.caveats)
@@ -164,7 +164,7 @@ def test_a_length_out_of_reach_shows_its_status_and_its_reason_once(tmp_path: Pa
         add_run(tmp_path, "learned", {128: 3.0, 256: None, 512: None}, seed=seed)
     table = only(tmp_path)
     line = line_of(table, "learned")
-    assert (line.cells[512].verdict, line.cells[512].bits_per_byte, line.break_point.kind) == (
+    assert (line.records[512].verdict, line.records[512].bits_per_byte, line.break_point.kind) == (
         "undefined",
         None,
         "unknown",
@@ -177,7 +177,7 @@ def test_seeds_that_lack_a_length_are_not_counted_there(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=0)
     add_run(tmp_path, "rope", {128: 3.2}, seed=1)
     table = only(tmp_path)
-    cells = line_of(table, "rope").cells
+    cells = line_of(table, "rope").records
     assert cells[128].levels == pytest.approx((3.0, 3.2), abs=1e-6)
     assert cells[256].levels == pytest.approx((3.1,), abs=1e-6)
     assert "3.100 (n=1)" in printed_details([table])
@@ -193,7 +193,7 @@ def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path,
     else:
         paths[256].write_bytes(paths[512].read_bytes() if damage == "of another row" else b"junk")
     table = only(tmp_path)
-    cells = line_of(table, "rope").cells
+    cells = line_of(table, "rope").records
     assert cells[256].change == pytest.approx(0.1, abs=1e-6)
     assert (cells[256].interval, cells[256].verdict) == (None, "")
     assert cells[512].verdict == "fails"
@@ -205,8 +205,8 @@ def test_a_scaling_is_compared_with_the_unmodified_run_at_its_training_length(tm
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.5})
     add_run(tmp_path, "rope", {128: 3.2, 256: 3.3}, scored_with="yarn factor=4")
     line = line_of(only(tmp_path), "rope -> yarn factor=4")
-    assert line.cells[256].change == pytest.approx(0.3, abs=1e-6)
-    assert line.cells[128].change == pytest.approx(0.2, abs=1e-6)
+    assert line.records[256].change == pytest.approx(0.3, abs=1e-6)
+    assert line.records[128].change == pytest.approx(0.2, abs=1e-6)
 
 
 def test_a_scaling_without_its_run_has_no_change(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_scaling_without_its_run_has_no_change(tmp_path: Path) -> None:
 def test_a_row_that_claims_a_number_it_lacks_is_undefined(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
     edit_rows(run, lambda row: replace(row, bits_per_byte=None) if row.length == 512 else row)
-    assert line_of(only(tmp_path), "rope").cells[512].verdict == "undefined"
+    assert line_of(only(tmp_path), "rope").records[512].verdict == "undefined"
 
 
 @pytest.mark.parametrize("beyond", ["0", "zzz"])
@@ -227,7 +227,7 @@ def test_the_spelling_of_a_hash_does_not_choose_the_set_of_the_training_length(
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0}, target_hash=beyond)
     table = only(tmp_path)
-    assert table.lines[0].cells[128].bits_per_byte == pytest.approx(3.0, abs=1e-6)
+    assert table.lines[0].records[128].bits_per_byte == pytest.approx(3.0, abs=1e-6)
     assert any(note.startswith("4096: scored on another set") for note in table.notes)
 
 
@@ -238,7 +238,7 @@ def test_a_run_whose_targets_have_no_bytes_has_no_interval(tmp_path: Path) -> No
         save_scores(score_file(run, row), replace(scores, bytes=np.zeros_like(scores.bytes)))
     edit_rows(run, lambda row: replace(row, bits_per_byte=math.nan))
     table = only(tmp_path)
-    assert table.lines[0].cells[256].interval is None
+    assert table.lines[0].records[256].interval is None
     assert any("stands for a byte" in note for note in table.notes)
 
 
@@ -321,5 +321,5 @@ def test_the_cost_of_another_encoding_at_the_training_length_has_a_verdict(tmp_p
     add_run(tmp_path, "rope", {128: 3.5, 256: 3.5}, scored_with="yarn factor=16.0")
     table = only(tmp_path)
     line = line_of(table, "rope -> yarn factor=16.0")
-    assert line.cells[128].verdict == "fails"
+    assert line.records[128].verdict == "fails"
     assert line.break_point.breaks_at == 128

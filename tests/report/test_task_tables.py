@@ -109,10 +109,10 @@ def test_each_length_has_a_verdict_by_itself_and_the_first_that_is_not_solved_is
 ) -> None:
     add_task_run(tmp_path, "rope", {16: 1.0, TRAINED: 1.0, 64: 1.0, 128: 0.5, 256: 0.0})
     [line] = table(tmp_path).lines
-    verdicts = {length: cell.verdict for length, cell in line.cells.items()}
+    verdicts = {length: cell.verdict for length, cell in line.records.items()}
     assert verdicts == {16: "", TRAINED: "solves", 64: "solves", 128: "partial", 256: "chance"}
     assert (line.break_point.breaks_at, line.break_point.works_to) == (128, 64)
-    assert [cell.change for cell in line.cells.values()] == [None] * 5
+    assert [cell.change for cell in line.records.values()] == [None] * 5
 
 
 def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_no_rank(
@@ -124,7 +124,7 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert [line.encoding for line in found.lines] == ["rope", "nope"]
     unlearned = found.lines[1]
     assert unlearned.unlearned == "task" and unlearned.break_point.works_to is None
-    assert [cell.verdict for cell in unlearned.cells.values()] == ["partial", "", ""]
+    assert [cell.verdict for cell in unlearned.records.values()] == ["partial", "", ""]
     text = printed([found], 80)
     assert (
         "0.703*" in text
@@ -148,14 +148,14 @@ def test_a_task_that_one_seed_of_three_has_not_learned_is_not_learned(tmp_path: 
     for seed, share in enumerate((1.0, 1.0, 0.2)):
         add_task_run(tmp_path, "rope", {TRAINED: share, 64: share}, seed=seed)
     [line] = table(tmp_path).lines
-    assert line.unlearned == "task" and line.cells[TRAINED].verdict == "unclear"
+    assert line.unlearned == "task" and line.records[TRAINED].verdict == "unclear"
 
 
 def test_a_length_that_no_seed_solves_is_not_worked_to_though_others_may(tmp_path: Path) -> None:
     for seed, share in enumerate((0.1, 0.5, 0.75)):
         add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: share}, seed=seed)
     [line] = table(tmp_path).lines
-    cell = line.cells[64]
+    cell = line.records[64]
     assert (cell.verdict, cell.verdict_of_models, line.break_point.works_to) == (
         "unclear",
         "partial",
@@ -181,7 +181,7 @@ def test_a_baseline_shows_differences_of_which_more_is_better(tmp_path: Path) ->
     add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.2})
     add_task_run(tmp_path, "pope", {TRAINED: 1.0, 64: 0.9})
     lines = {line.encoding: line for line in table(tmp_path, baseline="rope").lines}
-    found = lines["pope"].cells[64].baseline
+    found = lines["pope"].records[64].baseline
     assert found is not None and found.mean is not None
     assert found.mean == pytest.approx(0.7, abs=0.01) and found.verdict == "better"
 
@@ -190,7 +190,7 @@ def test_examples_that_two_encodings_answer_alike_leave_room_for_what_was_not_se
     for encoding in ("rope", "pope", "alibi"):
         add_task_run(tmp_path, encoding, {TRAINED: 1.0, 64: 1.0, 128: 1.0 if encoding == "rope" else 0.0})
     lines = {line.encoding: line for line in table(tmp_path, baseline="rope").lines}
-    alike, different = (lines["pope"].cells[length].baseline for length in (64, 128))
+    alike, different = (lines["pope"].records[length].baseline for length in (64, 128))
     assert alike is not None and alike.interval is not None and alike.verdict == "unclear"
     assert alike.interval.low < -0.01 < 0.01 < alike.interval.high, "128 examples do not tell 1 % from none"
     assert different is not None and different.verdict == "worse"
@@ -200,7 +200,7 @@ def test_damaged_scores_leave_a_level_without_a_verdict(tmp_path: Path) -> None:
     add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.2})
     for path in tmp_path.rglob("task-64-*.safetensors"):
         path.write_bytes(b"")
-    cell = table(tmp_path).lines[0].cells[64]
+    cell = table(tmp_path).lines[0].records[64]
     assert (
         cell.level == pytest.approx(0.2, abs=0.01)
         and cell.verdict == ""

@@ -66,13 +66,13 @@ def test_conditions_choose_rows(results: Path, words: list[str], lines: list[str
 def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Path) -> None:
     table = only(results, where=where("length>128"))
     assert table.lengths == (256, 512)
-    assert all(cell.change is not None for line in table.lines for cell in line.cells.values())
+    assert all(cell.change is not None for line in table.lines for cell in line.records.values())
 
 
 def test_hiding_lengths_changes_no_verdict(results: Path) -> None:
     everything, some = only(results), only(results, where=where("length=512"))
-    assert [line.cells[512].verdict for line in some.lines] == [
-        line.cells[512].verdict for line in everything.lines
+    assert [line.records[512].verdict for line in some.lines] == [
+        line.records[512].verdict for line in everything.lines
     ]
 
 
@@ -147,7 +147,7 @@ def test_a_condition_on_what_was_scored_keeps_the_reference(tmp_path: Path) -> N
     add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
     table = only(tmp_path, where=where("scored_with=yarn*"))
     assert labels(table) == ["rope -> yarn factor=auto"]
-    assert table.lines[0].cells[512].change == pytest.approx(0.2, abs=1e-6)
+    assert table.lines[0].records[512].change == pytest.approx(0.2, abs=1e-6)
 
 
 @pytest.mark.parametrize("word", ["bits_per_byte<3", "status=ok", "perplexity<9", "peak_memory_mb<500"])

@@ -108,7 +108,7 @@ def test_means_of_scores_that_changed_since_are_not_used(run: Path, read: list[P
     found = tables(run)
     assert path in read
     text = " ".join(
-        cell.compared.missing for table in found for line in table.lines for cell in line.cells.values()
+        cell.compared.missing for table in found for line in table.lines for cell in line.records.values()
     )
     assert {"other scores": "does not give its row's", "later": "", "lost": "is missing"}[change] in text
 
@@ -117,7 +117,10 @@ def test_means_that_do_not_give_their_row_s_level_are_no_verdict(run: Path) -> N
     keep_all(run)
     edit_rows(run, lambda row: row if row.length != 512 else type(row)(**{**vars(row), "bits_per_byte": 9.0}))
     text = " ".join(
-        cell.compared.missing for table in tables(run) for line in table.lines for cell in line.cells.values()
+        cell.compared.missing
+        for table in tables(run)
+        for line in table.lines
+        for cell in line.records.values()
     )
     assert "does not give its row's 9.000000 bits per byte" in text
 

@@ -66,7 +66,7 @@ def some_records() -> list[RunRecord]:
 
 def _with_all(table: Table) -> Table:
     lines = [
-        replace(line, cells=_cells(line), positions=_positions(line)) for line in map(_judged, table.lines)
+        replace(line, records=_cells(line), positions=_positions(line)) for line in map(_judged, table.lines)
     ]
     return replace(table, lines=tuple(lines), baseline="rope")
 
@@ -75,14 +75,14 @@ def _judged(line: Line) -> Line:
     """Return the line with verdicts and a break point that do not depend on the table's correction."""
     cells = {
         length: replace(cell, verdict=judge_change(cell.interval)) if cell.interval else cell
-        for length, cell in line.cells.items()
+        for length, cell in line.records.items()
     }
-    return replace(line, cells=cells, break_point=BREAK_POINTS[line.encoding])
+    return replace(line, records=cells, break_point=BREAK_POINTS[line.encoding])
 
 
 def _cells(line: Line) -> dict[int, Record]:
     if line.encoding == "rope":
-        return line.cells
+        return line.records
     difference = Paired(-0.3, Interval(-0.3, -0.4, -0.2, 2, 24), "", verdict="better")
     gain = Interval(0.1, 0.05, 0.15, 2, 24)
     return {
@@ -91,7 +91,7 @@ def _cells(line: Line) -> dict[int, Record]:
             baseline=difference if cell.levels else None,
             use=ContextUse("yes", "no", gain, gain, "") if cell.levels and length == 1024 else None,
         )
-        for length, cell in line.cells.items()
+        for length, cell in line.records.items()
     }
 
 

@@ -46,8 +46,8 @@ def with_use(tables: Sequence[Table], judged: Mapping[int, str]) -> list[Table]:
 
     def add(line: Line) -> Line:
         uses = {length: ContextUse(found, "", None, None, "") for length, found in judged.items()}
-        cells = {length: replace(cell, use=uses.get(length)) for length, cell in line.cells.items()}
-        return replace(line, cells=cells)
+        cells = {length: replace(cell, use=uses.get(length)) for length, cell in line.records.items()}
+        return replace(line, records=cells)
 
     return [replace(table, lines=tuple(add(line) for line in table.lines)) for table in tables]
 
@@ -58,9 +58,9 @@ def with_verdicts(tables: Sequence[Table], verdicts: Mapping[str, Mapping[int, s
     def add(line: Line) -> Line:
         own = verdicts.get(line.label, {})
         cells = {
-            length: replace(cell, verdict=own.get(length, "holds")) for length, cell in line.cells.items()
+            length: replace(cell, verdict=own.get(length, "holds")) for length, cell in line.records.items()
         }
-        return replace(line, cells=cells, break_point=find_break_point(cells, 128))
+        return replace(line, records=cells, break_point=find_break_point(cells, 128))
 
     return [replace(table, lines=tuple(add(line) for line in table.lines)) for table in tables]
 

@@ -309,7 +309,7 @@ def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
 
 def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     """Return levels at all lengths, or changes from the training length on: below it less context costs."""
-    scored = [cell for _, cell in sorted(line.cells.items()) if _is_drawable(cell.levels)]
+    scored = [cell for _, cell in sorted(line.records.items()) if _is_drawable(cell.levels)]
     if values == "levels":
         return [
             _mean_point(cell.length, cell.levels, _scored_on(cell), _uses_context(cell)) for cell in scored

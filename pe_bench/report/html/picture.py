@@ -63,7 +63,7 @@ def _point_texts(curve: Curve, chart: Chart, table: Table) -> list[str]:
     line = next(line for line in table.lines if line.label == curve.label)
     texts = []
     for point in curve.points:
-        cell = line.cells.get(int(point.x)) if chart.is_over_length else None
+        cell = line.records.get(int(point.x)) if chart.is_over_length else None
         before = f"{curve.label}\n{point.x:,.0f} tokens before it\n{number_text(point.value)} bits/byte"
         texts.append(point_text(line, cell, table) if cell else before)
     return texts
