@@ -8,6 +8,8 @@ import pytest
 import yaml
 from support.commands import only_run
 
+from pe_bench.cli.completion import complete_word
+from pe_bench.encodings.signatures import options_of
 from pe_bench.encodings.source import digest, sources
 from pe_bench.system.machine import CHECKOUT, changed_files, git_commit, package_version
 
@@ -118,12 +120,6 @@ def test_a_wrong_class_is_one_line(train, folder, own, change, message):
     assert not (folder / "results").exists()
 
 
-def test_code_that_does_not_load_is_named_with_its_error(train, folder, own):
-    (own / "encoding" / "mine.py").write_text("import torch\n1 / 0\n")
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2 and "mine.py:2: ZeroDivisionError" in outcome.line
-
-
 def test_an_installed_encoding_is_found_by_its_entry_point(train, monkeypatch, own):
     from importlib.metadata import EntryPoint, EntryPoints
 
@@ -157,53 +153,12 @@ def test_no_spelling_of_a_class_makes_a_runs_directory_run_its_code(
     assert not (run / "RAN").exists()
 
 
-def test_a_misspelt_hook_is_refused(train, own):
-    (own / "encoding" / "mine.py").write_text(CODE.replace("def distance_bias", "def distance_bais"))
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2 and "RootBias overrides no hook" in outcome.line
-    assert "distance_bias" in outcome.line
-
-
-def test_a_hook_with_other_arguments_is_named_with_its_line(train, folder, own):
-    (own / "encoding" / "mine.py").write_text(CODE.replace("(self, distance)", "(self)"))
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2 and "mine.py:16: TypeError: RootBias.distance_bias() takes 1" in outcome.line
-    assert not (folder / "results").exists()
-
-
 def test_the_code_of_a_run_may_have_any_name(train, command, folder, own):
     train("--config-dir", str(own), "encoding=mine")
     copy = folder / "copy.txt"
     copy.write_text(CODE)
     arguments = ["eval", "--lengths", "64", "--results-dir", str(folder / "results"), "--code", str(copy)]
     assert command(*arguments).code == 0
-
-
-def test_a_misspelt_claim_is_told(train, own):
-    code = CODE.replace('"shift_invariant"', '"shift_invarient"')
-    (own / "encoding" / "mine.py").write_text(code)
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2
-    assert "RootBias: unknown claim 'shift_invarient': did you mean 'shift_invariant'?" in outcome.line
-
-
-def test_values_that_are_not_finite_from_the_start_are_told_before_anything_is_written(train, folder, own):
-    (own / "encoding" / "mine.py").write_text(CODE.replace("sqrt()", "log()"))
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2
-    line = 1 + CODE[: CODE.index("def distance_bias")].count("\n")
-    told = f"mine.py:{line}: RootBias.distance_bias gives values that are not finite in a window of 16 tokens"
-    assert f"{told}: try `pe-bench" in outcome.line
-    assert not (folder / "results").exists()
-
-
-def test_a_hook_that_returns_another_shape_is_one_line_with_its_file(train, folder, own):
-    code = CODE.replace("-self.strength[:, None] * distance.sqrt()", "-distance.sqrt().expand(7, -1)")
-    (own / "encoding" / "mine.py").write_text(code)
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2
-    assert "mine.py: what a hook returns cannot be used: RuntimeError: The expanded" in outcome.line
-    assert not (folder / "results").exists()
 
 
 def test_a_file_that_the_code_imports_belongs_to_it(train, command, folder, own):
@@ -270,35 +225,6 @@ def test_a_hook_that_ends_the_program_in_training_is_a_failed_run(train, folder,
     assert "mine.py:" in (only_run(folder) / "error.txt").read_text()
 
 
-@pytest.mark.parametrize("place", ["import torch\n", "super().__init__()\n", "distance):\n"])
-def test_a_file_that_ends_the_program_before_training_is_a_wrong_command(train, folder, own, place):
-    indent = "" if place.startswith("import") else "        "
-    code = CODE.replace(place, f"{place}{indent}raise SystemExit\n", 1)
-    (own / "encoding" / "mine.py").write_text(code)
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2 and "SystemExit" in outcome.line and "mine.py:" in outcome.line
-    assert not (folder / "results").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            ("return -self.", "self.late = torch.nn.Parameter(distance.float())\n        return -self."),
-            "the encoding makes late in a hook",
-        ),
-        (('frozenset({"shift_invariant", "prefix_consistent", "decaying"})', '"text"'), "a set of texts"),
-        (("self.strength =", "self.claims = 'text'\n        self.strength ="), "a set of texts, not 'text'"),
-        (("self.strength =", "self.past_training = 'odd'\n        self.strength ="), "past_training 'odd'"),
-    ],
-)
-def test_what_a_class_may_not_do_is_one_line(train, folder, own, change, message):
-    (own / "encoding" / "mine.py").write_text(CODE.replace(*change))
-    outcome = train("--config-dir", str(own), "encoding=mine")
-    assert outcome.code == 2 and message in outcome.line
-    assert not (folder / "results").exists()
-
-
 def test_a_file_may_clear_the_environment(train, own, monkeypatch):
     monkeypatch.setattr("os.environ", dict(os.environ))
     (own / "encoding" / "mine.py").write_text(f"import os\nos.environ.clear()\n{CODE}")
@@ -329,3 +255,78 @@ def test_files_are_compared_with_the_commit_that_rows_name():
         assert changed_files("0.0.0", head, [here, readme]) == []
     assert changed_files("0.0.0", "not a commit", [here]) == [here]
     assert changed_files(package_version(), "", [here]) == []
+
+
+SET = 'frozenset({"shift_invariant", "prefix_consistent", "decaying"})'
+RETURNED = "-self.strength[:, None] * distance.sqrt()"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("import torch", "import torch\n1 / 0", "mine.py:5: ZeroDivisionError"),
+        ("import torch", "raise SystemExit", "mine.py:4: SystemExit"),
+        ("__init__()", "__init__()\n        raise SystemExit", "mine.py:14: SystemExit"),
+        ("distance):", "distance):\n        raise SystemExit", "mine.py:17: SystemExit"),
+        (
+            "def distance_bias",
+            "def distance_bais",
+            "RootBias overrides no hook, and would do nothing: define",
+        ),
+        ("(self, distance)", "(self)", "mine.py:16: TypeError: RootBias.distance_bias() takes 1"),
+        (
+            "shift_invariant",
+            "shift_invarient",
+            "unknown claim 'shift_invarient': did you mean 'shift_invariant'?",
+        ),
+        (SET, "'text'", "RootBias.claims must be a set of texts, not 'text'"),
+        ("self.strength =", "self.claims = 'text'; self.strength =", "a set of texts, not 'text'"),
+        ("self.strength =", "self.past_training = 'odd'; self.strength =", "unknown past_training 'odd'"),
+        (
+            "sqrt()",
+            "log()",
+            "RootBias.distance_bias gives values that are not finite in a window of 16 tokens",
+        ),
+        (
+            RETURNED,
+            "-distance.sqrt().expand(7, -1)",
+            "what a hook returns cannot be used: RuntimeError: The exp",
+        ),
+        ("return ", "self.a = torch.nn.Parameter(torch.ones(1)); return ", "the encoding makes a in a hook"),
+    ],
+)
+def test_code_that_cannot_work_is_one_line_before_anything_is_written(
+    train, folder, own, before, after, message
+):
+    code = CODE.replace(before, after, 1)
+    (own / "encoding" / "mine.py").write_text(code)
+    outcome = train("--config-dir", str(own), "encoding=mine")
+    assert outcome.code == 2 and message in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_a_class_in_a_file_is_taken_as_a_shipped_name_is(train, command, folder, own):
+    folder_of_runs = folder / "results" / "runs"
+    name = f"{own / 'encoding' / 'mine.py'}:RootBias"
+    outcome = train("-m", f"encoding={name}", "encoding.strength=0.25,1.0")
+    assert outcome.code == 0, outcome.err
+    assert re.search(r"^RootBias@[0-9a-f]{4} strength=0.25 ", outcome.out, re.MULTILINE)
+    assert {path.name.split("-s0-")[0] for path in folder_of_runs.iterdir()} == {"RootBias"}
+    sweep = train("-m", f"encoding={name},rope", "modifier=[logn]")
+    assert sweep.code == 0, sweep.err
+
+    composed = command("train", f"encoding={name}", "--cfg", "job").out
+    assert "n_heads: ${model.n_heads}" in composed and "strength: 0.5" in composed
+    assert complete_word("encoding.str", [f"encoding={name}"]) == ["encoding.strength="]
+    outcome = train(f"encoding={name}", "encoding.strenght=1")
+    assert outcome.code == 2 and "did you mean 'encoding.strength'?" in outcome.line
+    outcome = train(f"encoding={name.partition(':')[0]}")
+    assert outcome.code == 2 and outcome.line.endswith(f"is a file: say {name}")
+
+
+def test_options_are_read_without_running_the_code(folder):
+    file = folder / "mine.py"
+    file.write_text(f"raise SystemError\n{CODE}")
+    assert [option.name for option in options_of(f"{file}:RootBias")] == ["n_heads", "strength"]
+    file.write_text(CODE.replace("strength: float = 0.5", "strength: float = 2 ** -1"))
+    assert options_of(f"{file}:RootBias")[1].default == 0.5
