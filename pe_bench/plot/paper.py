@@ -75,12 +75,12 @@ def inline_svg(draw: Callable[[], Figure], key: str, parts: Mapping[str, Sequenc
     text = io.BytesIO()
     with _settings(key):
         draw().savefig(text, format="svg", metadata={**UNDATED["svg"], "Creator": None})
-    short = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\s*\n\s*", " ", text.getvalue().decode()))
-    root = ElementTree.fromstring(short)
+    root = ElementTree.fromstring(re.sub(r"\s*\n\s*", " ", text.getvalue().decode()))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         for name in list(element.attrib):
-            element.set(name.rpartition("}")[2], element.attrib.pop(name))
+            value = element.attrib.pop(name)
+            element.set(name.rpartition("}")[2], re.sub(r"(\d\.\d\d)\d+", r"\1", value))
         for declaration in filter(None, element.attrib.pop("style", "").split(";")):
             name, value = (word.strip() for word in declaration.split(":", 1))
             if name != "font-family":  # the page has its own
