@@ -221,6 +221,7 @@ command(
             "--slice",
             complete=first_of(*SLICES),
         ),
+        "lengths": option("Show these lengths beside the training length.", metavar="N,N"),
         "csv": option("Write the numbers to a file; - prints them.", kind=Path),
         "markdown": option("Write the table as Markdown; - prints it.", kind=Path),
         "latex": option("Write it as LaTeX with booktabs; - prints it.", kind=Path),

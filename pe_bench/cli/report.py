@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_bench.api import read_report, read_selection, require_levels, say_problems
+from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import UserError, require
 from pe_bench.report.build import Report, build_tables, run_tables
 from pe_bench.report.charts.curves import PlotValues
@@ -167,6 +168,7 @@ def report(
     margin: float | None,
     slice_: str | None,
     plot_of: str | None,
+    lengths: str | None,
     results_dir: Path,
     *,
     details: bool,
@@ -179,6 +181,8 @@ def report(
     files: those to write. Raises `UserError` where there is none, before anything is printed.
     """
     selection = read_selection(where, by, sort, baseline, margin, best, slice_)
+    if lengths is not None:
+        selection = replace(selection, lengths=tuple(parse_lengths(lengths)))
     outputs = Outputs(**files, view=read_view(plot_of, files["plot"] or files["html"]))
     check_outputs(outputs)
     require(

@@ -101,7 +101,7 @@ def build_report(
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
     last = tables[-1]
-    last = replace(last, notes=(*last.notes, *problems), caveats=(*last.caveats, *problems))
+    last = replace(last, notes=(*last.notes, *problems), caveats=(*problems, *last.caveats))
     return Report([*tables[:-1], last], others, folder_of, tuple(problems), probes)
 
 
@@ -191,6 +191,11 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
     sort, there = selection.sort or "", ", ".join(map(str, lengths))
     message = f"--sort {sort}: nothing was scored at that length; there are {there}{elsewhere}"
     require(not sort.isdecimal() or int(sort) in lengths, message)
+    for length in selection.lengths:
+        message = (
+            f"--lengths {length}: nothing was scored at that length; pe-bench eval RUN --lengths {length}"
+        )
+        require(length in lengths, f"{message} adds it{elsewhere}")
 
 
 def _tables(
@@ -276,7 +281,7 @@ def _table(
     baseline = _baseline_in(lines, selection.baseline)
     if baseline:
         lines = with_baseline(lines, members, baseline, margin, files)
-    lines = [_shown(judge(line, key.train_length, margin), selection) for line in lines]
+    lines = [_shown(judge(line, key.train_length, margin), key, selection) for line in lines]
     anchors = [line for line in lines if line.is_anchor and line.records]
     taken = [line for line in lines if not line.is_anchor and selection.takes(line.scored_with)]
     order = ordered([line for line in taken if line.records], selection.sort)
@@ -309,10 +314,10 @@ def _as_trained(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return grouped(own, lambda row: row.run)
 
 
-def _shown(line: Line, selection: Selection) -> Line:
+def _shown(line: Line, key: TableKey, selection: Selection) -> Line:
     """Return the line at the lengths that are asked for."""
-    records = {length: record for length, record in line.records.items() if selection.shows(length)}
-    return replace(line, records=records)
+    shown = [length for length in line.records if selection.shows(length, key.train_length)]
+    return replace(line, records={length: line.records[length] for length in shown})
 
 
 def _baseline_in(lines: Sequence[Line], name: str | None) -> str:

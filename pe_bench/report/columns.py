@@ -28,6 +28,7 @@ from pe_bench.report.values import (
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
 
+MAX_NOTES = 5  # below the short form on a terminal
 MIN_LENGTHS = 3  # that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
 
@@ -248,7 +249,10 @@ def _draw_short(table: Table, width: int) -> list[Text]:
         grid = short(table, sorted(kept[:count]))
         if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
             break
-    lines = draw(grid, width)
+    notes = grid.notes
+    if len(notes) > MAX_NOTES:
+        notes = [*notes[: MAX_NOTES - 1], f"{len(notes) - MAX_NOTES + 1} more notes: --details"]
+    lines = draw(replace(grid, notes=notes), width)
     if table.recall is None or not _gains(table.recall):
         return lines
     return [*lines, Text(), *draw(_recall(table.recall), width)]

@@ -100,7 +100,11 @@ def probe_tables(
         return scores_of[row.key]
 
     shown = {
-        key: [row for row in rows if selection.shows(row.length) and selection.takes(row.scored_with)]
+        key: [
+            row
+            for row in rows
+            if selection.shows(row.length, row.train_length) and selection.takes(row.scored_with)
+        ]
         for key, rows in groups.items()
     }
     shown = {key: rows for key, rows in shown.items() if rows}

@@ -298,8 +298,7 @@ def _not_shown(rows: Sequence[LineRow]) -> Iterator[str]:
 def _statuses(rows: Sequence[LineRow]) -> Iterator[Note]:
     """Yield a note for each line and status, with all lengths and the reason at the shortest of them.
 
-    A length out of an encoding's reach is what the table shows; other statuses are not the encoding's. A
-    control has one where its code failed though that of the length did not.
+    A control has one where its code failed though that of the length did not.
     """
     failed = {
         (row.run, row.scored_with, row.length)
@@ -316,7 +315,7 @@ def _statuses(rows: Sequence[LineRow]) -> Iterator[Note]:
         reasons.setdefault((label, status), {})[row.length] = row.reason
     for (label, status), reason_at in reasons.items():
         reason = reason_at[min(reason_at)] or "no reason is given"
-        yield Note(f"{status}: {label} at {list_lengths(reason_at)}: {reason}", status != "undefined")
+        yield Note(f"{status}: {label} at {list_lengths(reason_at)}: {reason}", is_caveat=True)
 
 
 def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:

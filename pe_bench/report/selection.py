@@ -26,6 +26,7 @@ class Selection:
     which each encoding keeps its best value. sort: a length or a key of
     `order`. baseline: an encoding. margin: bits per byte. slice: the part of the targets that numbers are of.
     numbers_only: without what only a reader needs: notes, the small table of recall and positions.
+    lengths: those that are shown beside the training length; all where none is named.
     """
 
     where: tuple[Condition, ...] = ()
@@ -36,6 +37,7 @@ class Selection:
     margin: float | None = None  # None: that of the runs
     slice: str = ALL
     numbers_only: bool = False
+    lengths: tuple[int, ...] = ()
 
     @property
     def resolved_margin(self) -> float:
@@ -46,14 +48,17 @@ class Selection:
         """Return the keys in which rows of one table may differ."""
         return (*self.by, *([self.best] if self.best else []))
 
-    def shows(self, length: int) -> bool:
+    def shows(self, length: int, train_length: int) -> bool:
         """Return whether a length has a column; without one it still serves as a reference."""
-        return all(condition.holds(length) for condition in self.where if condition.key == "length")
+        is_left_out = self.lengths and length not in (*self.lengths, train_length)
+        return not is_left_out and all(
+            condition.holds(length) for condition in self.where if condition.key == "length"
+        )
 
     def asks_for(self, length: int) -> bool:
         """Return whether a length is named."""
         named = [condition for condition in self.where if (condition.key, condition.sign) == ("length", "=")]
-        return any(condition.holds(length) for condition in named)
+        return length in self.lengths or any(condition.holds(length) for condition in named)
 
     def takes(self, scored_with: str) -> bool:
         """Return whether an encoding that runs were scored with has a line."""

@@ -10,6 +10,7 @@ from rich.console import Console
 from support.results import add_run, edit_rows
 
 from pe_bench.config.groups import config_dir
+from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.groups import QUICK_TOKENS
@@ -275,7 +276,6 @@ def test_notes_that_change_how_it_is_read_stay_and_others_do_not(results: Path) 
     text = printed([table])
     assert "one seed: results describe these models" in text
     assert "ranked by" not in text and any(note.startswith("ranked by") for note in table.notes)
-    assert "past the table of 128" not in text
     assert set(table.caveats) < set(table.notes)
 
 
@@ -328,3 +328,21 @@ def test_runs_that_are_left_out_are_said_below_the_tables_that_are_shown(results
     (damaged / "eval.csv").write_text("nothing\n")
     [table] = build_report(results, newest_only=True).tables
     assert any(note.startswith("left out:") for note in table.caveats)
+
+
+def test_named_lengths_are_shown_beside_the_training_length_and_change_no_verdict(
+    results: Path,
+) -> None:
+    [table] = build_tables(results, selection=Selection(lengths=(64, 512)))
+    text = printed([table], 100)
+    assert cells_of(text, "alibi") == ["1.762", "+0.100", "+0.003", "512"]
+    with pytest.raises(UserError, match="--lengths 77: nothing was scored at that length"):
+        build_tables(results, selection=Selection(lengths=(77,)))
+
+
+def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_five_notes(results: Path) -> None:
+    [table] = build_tables(results)
+    assert "past the table of 128" in printed([table], 200)
+    caveats = tuple(f"caveat {number}" for number in range(9))
+    text = printed([replace(table, caveats=caveats)], 200)
+    assert "caveat 2" in text and "caveat 8" not in text and "6 more notes: --details" in text
