@@ -259,7 +259,7 @@ def read_selection(
     slice_: str | None = None,
 ) -> Selection:
     """Return the options as a selection. Raises `UserError` for values that are not possible."""
-    from pe_bench.report.order import check_sort
+    from pe_bench.report.groups import check_sort
     from pe_bench.report.selection import Selection, check_best, parse_by
 
     by, best = check_type(by, str | None, "by"), check_type(best, str | None, "best")

@@ -12,17 +12,18 @@ from pe_bench.report.measures import SOLVED
 from pe_bench.report.pairs import has_number
 from pe_bench.report.places import (
     Places,
+    agreeing_seeds,
     all_lengths,
     by_lengths,
     few_names,
     list_lengths,
     places_of,
+    unclear_changes,
     where_text,
     which,
 )
 from pe_bench.report.records import Line, Record, label_of
 from pe_bench.report.selection import RunKeys
-from pe_bench.report.unclear import agreeing_seeds, unclear_changes
 from pe_bench.runs.anchors import COPYING
 from pe_bench.runs.find import one_a_run
 from pe_bench.runs.rows import TASK, Row

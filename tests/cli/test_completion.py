@@ -12,7 +12,7 @@ from pe_bench.cli.app import FAMILIES, PROTOCOLS, SORTS
 from pe_bench.cli.completion import complete_word
 from pe_bench.cli.list import COLUMNS, catalogue
 from pe_bench.config.schema import Protocol
-from pe_bench.report.order import KEYS
+from pe_bench.report.groups import KEYS
 
 
 @pytest.mark.parametrize(
