@@ -98,20 +98,20 @@ def _by_nothing(module: nn.Module, output: Any) -> Any:
 @torch.no_grad()
 def ask(model: Any, trunk: Any, state: PassState) -> Answer | None:
     """Return what each layer of a model does; None where none of them lets its attention be replaced."""
-    own = _caught(model, trunk, state, is_neutral=False)
-    if not own:
+    actual = _caught(model, trunk, state, is_neutral=False)
+    if not actual:
         return None
-    if sorted(own) != list(range(len(own))):
+    if sorted(actual) != list(range(len(actual))):
         raise UserError(f"{type(model).__name__} has layers without attention, or of other kinds, beside it")
     plain = _caught(model, trunk, state, is_neutral=True)
     later = _caught(model, trunk, state, is_neutral=True, later=LATER)
     frequencies, factors = _frequencies(model), _factors(model)
-    layers = range(len(own))
-    explained = [_explain(own[n][0], plain[n][0], frequencies, factors) for n in layers]
+    layers = range(len(actual))
+    explained = [_explain(actual[n][0], plain[n][0], frequencies, factors) for n in layers]
     return Answer(
         rotations=[rotation for rotation, _ in explained],
-        masks=[own[n][1] for n in layers],
-        d_head=own[0][0].shape[-1],
+        masks=[actual[n][1] for n in layers],
+        d_head=actual[0][0].shape[-1],
         is_known=all(is_known for _, is_known in explained),
         reads_positions=any(not _same(plain[n][0], later[n][0]) for n in layers),
     )
@@ -154,23 +154,23 @@ def _factors(model: nn.Module) -> set[float]:
 
 
 def _explain(
-    own: Tensor, plain: Tensor, candidates: Iterable[Tensor], factors: Iterable[float]
+    actual: Tensor, plain: Tensor, candidates: Iterable[Tensor], factors: Iterable[float]
 ) -> tuple[Rotation | None, bool]:
     """Return the rotation between queries [1, H, T, K], if any, and whether it was found."""
-    if _same(own, plain):
+    if _same(actual, plain):
         return None, True
-    ids = torch.arange(own.shape[-2], device=own.device)
+    ids = torch.arange(actual.shape[-2], device=actual.device)
     for frequencies in candidates:
         width = 2 * len(frequencies)
-        if width > own.shape[-1]:
+        if width > actual.shape[-1]:
             continue
-        measured = float(own[..., :width].double().norm() / plain[..., :width].double().norm())
+        measured = float(actual[..., :width].double().norm() / plain[..., :width].double().norm())
         factor = min(factors, key=lambda factor: abs(factor - measured))
         turned, rest = plain.double().tensor_split([width], -1)
         for layout in LAYOUTS:
             expected = torch.cat([factor * rotate(turned, ids, frequencies, layout), rest], -1)
-            if _same(own.double(), expected):
-                return Rotation(layout, tuple(frequencies.tolist()), factor, own.shape[-1]), True
+            if _same(actual.double(), expected):
+                return Rotation(layout, tuple(frequencies.tolist()), factor, actual.shape[-1]), True
     return None, False
 
 
@@ -318,7 +318,10 @@ def _is(values: dict[str, Any], rotation: Rotation) -> bool:
         )
     elif isinstance(built, RoPE):
         frequencies = built.frequencies
-    wanted = torch.tensor(rotation.frequencies, dtype=torch.float64)
-    if len(frequencies) != len(wanted) or abs(factor - rotation.factor) > TOLERANCE * rotation.factor:
+    expected_frequencies = torch.tensor(rotation.frequencies, dtype=torch.float64)
+    if (
+        len(frequencies) != len(expected_frequencies)
+        or abs(factor - rotation.factor) > TOLERANCE * rotation.factor
+    ):
         return False
-    return bool(((frequencies - wanted).abs() <= TOLERANCE * wanted.abs()).all())
+    return bool(((frequencies - expected_frequencies).abs() <= TOLERANCE * expected_frequencies.abs()).all())

@@ -158,10 +158,10 @@ def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tupl
         if override.key == TRAIN_LENGTH:
             require((override.value or "").isdecimal(), f"{text} is not a whole number")
             return int(override.value or 0), "the command"
-    found = train_length_of(config)
-    if found is None:
+    stated = train_length_of(config)
+    if stated is None:
         raise UserError(
             f"the configuration of {source.name} does not say at what length it was trained: say "
             f"{TRAIN_LENGTH}=N, in tokens"
         )
-    return found
+    return stated

@@ -121,11 +121,11 @@ class CheckpointModel(nn.Module):
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Return what `hidden` does of B x C windows, [B C, T - first, D], B of them at a time."""
         count = tokens_BCT.shape[1]
-        found = [
+        windows = [
             self.hidden(tokens_BCT[:, choice], ids if ids.dim() == 1 else ids[choice::count], None, first)
             for choice in range(count)
         ]
-        return torch.stack(found, 1).flatten(0, 1)
+        return torch.stack(windows, 1).flatten(0, 1)
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Return the negative log-likelihood of each target in nats, float32 [N]."""

@@ -74,7 +74,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
             states.append(layers)
     finally:
         model.begin = begin
-    theirs, ours = (found.float() for found in logits)
+    theirs, ours = (values.float() for values in logits)
     difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
     allowed = MAX_DIFFERENCE.get(logits[0].dtype, 2e-2) * largest
     if model.is_neutral and logits[0].dtype == torch.float32 and not torch.equal(ours, theirs):
@@ -137,14 +137,14 @@ def _their_logits(model: CheckpointModel, tokens: Tensor, places: Tensor) -> Ten
 @contextmanager
 def _layers(model: CheckpointModel, places: Tensor) -> Iterator[list[Tensor]]:
     """Yield a list that gets the output of each layer at some tokens, while the model runs."""
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(module: Any, given: Any, output: Any) -> None:
-        found.append((output[0] if isinstance(output, tuple) else output)[:, places])
+        outputs.append((output[0] if isinstance(output, tuple) else output)[:, places])
 
     handles = [layer.register_forward_hook(keep) for layer in _decoder_layers(model.causal, model.n_layers)]
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
@@ -153,7 +153,7 @@ def _layers(model: CheckpointModel, places: Tensor) -> Iterator[list[Tensor]]:
 def _decoder_layers(model: Any, n_layers: int) -> list[torch.nn.Module]:
     """Return the modules of the layers: the first list that has as many as there are."""
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return next((list(found) for found in lists if len(found) == n_layers), [])
+    return next((list(layers) for layers in lists if len(layers) == n_layers), [])
 
 
 def _movement(model: CheckpointModel, tokens: Tensor, places: Tensor, logits: Tensor) -> float:
@@ -167,8 +167,8 @@ def _movement(model: CheckpointModel, tokens: Tensor, places: Tensor, logits: Te
     finally:
         state.is_neutral = False
         model.causal.set_attn_implementation(NAME)
-    found = float((moved - logits).abs().max())
-    return found or float(logits.abs().max())  # a model without a rotation
+    movement = float((moved - logits).abs().max())
+    return movement or float(logits.abs().max())  # a model without a rotation
 
 
 def _first_different(theirs: Sequence[Tensor], ours: Sequence[Tensor]) -> str:

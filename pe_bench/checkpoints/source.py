@@ -125,12 +125,12 @@ def read_source(text: str) -> Source:
 
 def _close_folder(named: str) -> str:
     """Return a question for the folder that was meant, if there is a close one."""
-    place = Path(named).expanduser()
-    if not place.parent.is_dir():
-        return f", and neither is {place.parent}"
-    beside = [path.name for path in place.parent.iterdir() if (path / CONFIG).is_file()]
-    found = get_close_matches(place.name, beside, 1)
-    return f": did you mean {PREFIX}{named.removesuffix(place.name)}{found[0]}?" if found else ""
+    folder = Path(named).expanduser()
+    if not folder.parent.is_dir():
+        return f", and neither is {folder.parent}"
+    beside = [path.name for path in folder.parent.iterdir() if (path / CONFIG).is_file()]
+    close = get_close_matches(folder.name, beside, 1)
+    return f": did you mean {PREFIX}{named.removesuffix(folder.name)}{close[0]}?" if close else ""
 
 
 def download(repository: str, revision: str | None) -> Path:
@@ -141,10 +141,10 @@ def download(repository: str, revision: str | None) -> Path:
 
     with hub.connection() as online:
         try:
-            found = snapshot_download(repository, revision=revision, allow_patterns=FETCHED)
+            folder = snapshot_download(repository, revision=revision, allow_patterns=FETCHED)
         except Exception as error:  # huggingface_hub and httpx each raise their own kinds
             raise UserError(hub.explain(error, online, f"hf:{repository}", WITHOUT)) from error
-    return Path(found)
+    return Path(folder)
 
 
 def checked(source: Source) -> Source:
@@ -194,13 +194,13 @@ def read_json(path: Path) -> dict[str, Any]:
             size <= MAX_JSON_BYTES,
             f"{path} has {size:,} bytes, and such a file has at most {MAX_JSON_BYTES:,}",
         )
-        found = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
-    require(isinstance(found, dict), f"{path} is not a JSON object")
-    return found
+    require(isinstance(values, dict), f"{path} is not a JSON object")
+    return values
 
 
 @contextmanager
@@ -228,7 +228,7 @@ def load_config(source: Source) -> Any:
     with quiet() as transformers:
         known = source.config.get("model_type")
         try:
-            found = transformers.AutoConfig.from_pretrained(
+            config = transformers.AutoConfig.from_pretrained(
                 source.folder, trust_remote_code=False, local_files_only=True
             )
         except Exception as error:  # it raises kinds of its own, and those of json
@@ -241,14 +241,14 @@ def load_config(source: Source) -> Any:
                 f"{source.name}: transformers {transformers.__version__} cannot read its configuration "
                 f"({first_line(error)[:200]})"
             ) from error
-        if type(found) not in transformers.AutoModelForCausalLM._model_mapping:
+        if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
             raise UserError(
                 f"{source.name} (model_type {known!r:.60}) is not a causal language model of transformers"
             )
-        if getattr(found, "is_encoder_decoder", False):
+        if getattr(config, "is_encoder_decoder", False):
             raise UserError(f"{source.name} has an encoder: only models that read one text can be scored")
-        _check_layers(source, found)
-        return found
+        _check_layers(source, config)
+        return config
 
 
 def _check_layers(source: Source, config: Any) -> None:

@@ -91,8 +91,8 @@ class Scorer:
     def scores(self) -> Iterator[tuple[int, Scored | Unscored]]:
         """Yield the place of each plan and what came of it, in the order that needs the fewest passes."""
         lengths = [plan.length if self._shares(plan) else 0 for plan in self.plans]
-        for place in sorted(range(len(lengths)), key=lambda place: (lengths[place] > 0, -lengths[place])):
-            yield place, self._try(self.plans[place])
+        for index in sorted(range(len(lengths)), key=lambda index: (lengths[index] > 0, -lengths[index])):
+            yield index, self._try(self.plans[index])
 
     def _try(self, plan: Plan) -> Scored | Unscored:
         impossible = why_not(plan, self.model)
@@ -181,16 +181,16 @@ class Scorer:
         """
         if plan.protocol == PROBE:
             together = [other for other in self.plans if other.length == plan.length]
-            place = together.index(plan)
-            return lambda share: self.watch(PROBE, plan.length, (place + share) / len(together))
+            index = together.index(plan)
+            return lambda share: self.watch(PROBE, plan.length, (index + share) / len(together))
         if plan.protocol != POSITIONS:
             what = plan.protocol if plan.control == "none" else f"{plan.control} control"
             return lambda share: self.watch(what, plan.length, share)
         longest = self.ranges[-1].windows[0].size
         if self._shares(plan):
             return lambda share: self.watch(POSITIONS, longest, share)
-        place = self.ranges.index(plan)
-        return lambda share: self.watch(POSITIONS, longest, (place + share) / len(self.ranges))
+        index = self.ranges.index(plan)
+        return lambda share: self.watch(POSITIONS, longest, (index + share) / len(self.ranges))
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
@@ -205,16 +205,16 @@ class Scorer:
         if plan.protocol == PROBE:
             with self._settings():
                 return score_needles(self.model, self.split, self.device, self.evaluation, plan, show)
-        found, right, done = [np.empty(0, np.float32)], [np.empty(0, np.float32)], 0
+        parts, right, done = [np.empty(0, np.float32)], [np.empty(0, np.float32)], 0
         with self._settings():
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 show(done / len(plan.windows))
                 nll, correct = self._scores(batch, plan)
-                found.append(nll)
+                parts.append(nll)
                 right.append(correct)
                 done += len(batch)
         show(1.0)
-        return np.concatenate(found), np.concatenate(right)
+        return np.concatenate(parts), np.concatenate(right)
 
     def _scores(self, batch: list[Window], plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         model, device = self.model, self.device

@@ -51,8 +51,8 @@ class TargetBlocks:
         largest = self.largest or self
         kept = largest.turn < count
         names = ("document", "end", "turn", "donor_document", "donor_end")
-        found = {name: getattr(largest, name)[kept] for name in names}
-        return replace(largest, **found, largest=largest)
+        kept_arrays = {name: getattr(largest, name)[kept] for name in names}
+        return replace(largest, **kept_arrays, largest=largest)
 
 
 def tokens_in_a_part(target_tokens: int, length: int) -> int:
@@ -84,14 +84,14 @@ def target_blocks(
     needed = tokens_needed(max_length, target_tokens)
     order = _eligible(split, needed, seed)
     places = [_places(int(room), target_tokens) for room in split.lengths[order] - needed]
-    sizes = np.array([len(found) for found in places])
+    sizes = np.array([len(starts) for starts in places])
     starts, ends = np.cumsum(sizes) - sizes, np.concatenate(places) + needed
     dealt = np.repeat(np.arange(len(order)), sizes)
     round_ = np.arange(len(dealt)) - starts[dealt]
     turn = np.empty_like(dealt)
     turn[np.lexsort((dealt, round_))] = np.arange(len(dealt))
     donor = (dealt + 1) % len(order)  # the next document
-    found = {
+    unsorted = {
         "document": order[dealt],
         "end": ends,
         "turn": turn,
@@ -99,7 +99,7 @@ def target_blocks(
         "donor_end": ends[starts[donor] + round_ % sizes[donor]],
     }
     in_text = np.lexsort((ends, dealt))
-    arrays = {name: values[in_text].astype(np.int64) for name, values in found.items()}
+    arrays = {name: values[in_text].astype(np.int64) for name, values in unsorted.items()}
     largest = TargetBlocks(**arrays, max_length=max_length, target_tokens=target_tokens, data_hash=data_hash)
     return largest.first(count)
 
@@ -134,19 +134,19 @@ def _eligible(split: Split, length: int, seed: int) -> np.ndarray:
             "score shorter lengths (eval.lengths, eval.max_length), or use data with longer documents"
         )
 
-    def place(index: int) -> bytes:
+    def rank(index: int) -> bytes:
         content = split.document(index).astype("<u4").tobytes()
         return hashlib.sha256(f"{seed}:".encode() + content).digest()
 
-    return np.array(sorted(np.flatnonzero(lengths >= length).tolist(), key=place), np.int64)
+    return np.array(sorted(np.flatnonzero(lengths >= length).tolist(), key=rank), np.int64)
 
 
 def _pour(room: np.ndarray, amount: int) -> np.ndarray:
     """Return how much of `amount` each gets, int64 [documents]: the same, or all that it has room for."""
     shares = np.zeros(len(room), np.int64)
-    for served, place in enumerate(np.argsort(room, kind="stable")):
-        shares[place] = min(int(room[place]), amount // (len(room) - served))
-        amount -= int(shares[place])
+    for served, document in enumerate(np.argsort(room, kind="stable")):
+        shares[document] = min(int(room[document]), amount // (len(room) - served))
+        amount -= int(shares[document])
     return shares
 
 
