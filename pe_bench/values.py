@@ -14,44 +14,44 @@ MIN_LAST_PART = 0.75  # likeness of a word to the last part of a name
 SHOWN = 60  # characters of a wrong value
 
 
-def unknown(word: str, kind: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def unknown(word: str, kind: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `unknown key 'x': did you mean 'y'?`, or the known names when none is close."""
-    known = sorted(known)
-    close = close_to(word, known, cutoff)
+    names = sorted(names)
+    close = close_to(word, names, cutoff)
     section = word.rpartition(".")[0]
-    beside = [name for name in known if name.rpartition(".")[0] == section] or known
+    beside = [name for name in names if name.rpartition(".")[0] == section] or names
     offered = " or ".join(f"'{name}'" for name in close)
     hint = f"did you mean {offered}?" if close else f"there are: {', '.join(beside)}"
     return f"unknown {kind} '{word}': {hint}"
 
 
-def close_to(word: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+def close_to(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """Return the names that were probably meant: the closest one, or those whose last part `word` is like.
 
     `lr` is for `train.lr`, and `lenght` for `train.length`.
     """
-    known = list(known)
+    names = list(names)
     by_last_part: dict[str, list[str]] = {}
-    for name in known:
+    for name in names:
         by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
     ends = [name for name in by_last_part.get(word, []) if name != word]
     if ends or "." in word:
-        return ends or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+        return ends or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
     for part in difflib.get_close_matches(word, by_last_part, n=1, cutoff=max(cutoff, MIN_LAST_PART)):
-        return [part] if part in known else by_last_part[part]
-    return difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+        return [part] if part in names else by_last_part[part]
+    return difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
 
 
-def check_type(value: Any, wanted: Any, key: str) -> Any:
+def check_type(value: Any, kind: Any, key: str) -> Any:
     """Return `value` as `wanted`, or raise a `UserError` that names the key, the value and the type.
 
     Whole floats pass for integers (YAML reads `1e6` as a float) and integers for floats.
     """
-    converted = _convert(value, wanted)
+    converted = _convert(value, kind)
     if converted is _WRONG:
-        is_one = _convert([value], wanted) is not _WRONG
+        is_one = _convert([value], kind) is not _WRONG
         way = f": write {key}=[{value}]" if is_one else ""
-        raise UserError(f"{key} must be {_describe(wanted)}, not {shown(value)}{way}", key)
+        raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way}", key)
     return converted
 
 
@@ -66,29 +66,29 @@ def shown(value: Any) -> str:
 _WRONG = object()
 
 
-def _convert(value: Any, wanted: Any) -> Any:
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+def _convert(value: Any, kind: Any) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _first(_convert(value, one) for one in sorted(arguments, key=_strictness))
     if origin is Literal:
         return value if value in arguments else _WRONG
     if origin in (list, tuple):
         return _convert_sequence(value, origin, arguments)
-    if origin is dict or wanted is dict:
+    if origin is dict or kind is dict:
         return dict(value) if isinstance(value, dict) else _WRONG
-    if wanted is Any:
+    if kind is Any:
         return value
-    if wanted is type(None):
+    if kind is type(None):
         return None if value is None else _WRONG
-    if wanted is bool:
+    if kind is bool:
         return value if isinstance(value, bool) else _WRONG
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return _WRONG
-    if wanted is int:
+    if kind is int:
         return _whole(value)
-    if wanted is float:
+    if kind is float:
         return _finite(value)
-    return str(value) if wanted is str else _WRONG
+    return str(value) if kind is str else _WRONG
 
 
 def _whole(value: int | float | str) -> Any:
@@ -106,10 +106,10 @@ def _finite(value: int | float | str) -> Any:
 def _convert_sequence(value: Any, origin: type, arguments: tuple[Any, ...]) -> Any:
     if not isinstance(value, (list, tuple)):
         return _WRONG
-    wanted = arguments if origin is tuple else arguments * len(value)
-    if len(wanted) != len(value):
+    kinds = arguments if origin is tuple else arguments * len(value)
+    if len(kinds) != len(value):
         return _WRONG
-    converted = [_convert(one, kind) for one, kind in zip(value, wanted, strict=True)]
+    converted = [_convert(one, kind) for one, kind in zip(value, kinds, strict=True)]
     return _WRONG if any(one is _WRONG for one in converted) else origin(converted)
 
 
@@ -117,13 +117,13 @@ def _first(candidates: Iterable[Any]) -> Any:
     return next((one for one in candidates if one is not _WRONG), _WRONG)
 
 
-def _strictness(wanted: Any) -> int:
+def _strictness(kind: Any) -> int:
     """Return a rank with `str` last: it accepts numbers too, so that `tokenizer.name=123` is a name."""
-    return 1 if wanted is str else 0
+    return 1 if kind is str else 0
 
 
-def _describe(wanted: Any) -> str:
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+def _describe(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_describe(one) for one in arguments)
     if origin is Literal:
@@ -133,4 +133,4 @@ def _describe(wanted: Any) -> str:
     if origin is list:
         return f"a list, each {_describe(arguments[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(wanted, "null" if wanted is type(None) else getattr(wanted, "__name__", str(wanted)))
+    return names.get(kind, "null" if kind is type(None) else getattr(kind, "__name__", str(kind)))

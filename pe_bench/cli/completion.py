@@ -63,21 +63,21 @@ def _options_of_chosen(chosen: Sequence[str]) -> list[str]:
     """Return the keys of the options that the encodings and modifiers of these overrides have."""
     named = {override.key: override.value or "" for override in parse_overrides(chosen)}
     encodings = [name for name in named.get("encoding", "").split(",") if name] or [DEFAULT_ENCODING]
-    found = [f"encoding.{option}" for name in encodings for option in options_of("encoding", name)]
+    options = [f"encoding.{option}" for name in encodings for option in options_of("encoding", name)]
     for name in NAME.findall(named.get("modifier", "")):
-        found += [f"encoding.modifiers.{name}.{option}" for option in options_of("modifier", name)]
+        options += [f"encoding.modifiers.{name}.{option}" for option in options_of("modifier", name)]
     for name in NAME.findall(named.get("task", "")):
-        found += [f"task.{option}" for option in _options_of_task(name)]
-    return sorted(set(found))
+        options += [f"task.{option}" for option in _options_of_task(name)]
+    return sorted(set(options))
 
 
 def options_of(group: str, name: str) -> list[str]:
     """Return the options of a file of `group` and of those that it builds on, but for those of the model."""
     path = config_dir() / group / f"{name}.yaml"
     text = path.read_text(encoding="utf-8") if path.is_file() else f"class: {name}"
-    found = [option for base in BASES.findall(text) for option in options_of(group, base)]
-    found += [option for named in CLASS.findall(text) for option in typed_options(named)]
-    return list(dict.fromkeys(found))
+    options = [option for base in BASES.findall(text) for option in options_of(group, base)]
+    options += [option for named in CLASS.findall(text) for option in typed_options(named)]
+    return list(dict.fromkeys(options))
 
 
 def _options_of_task(name: str) -> list[str]:
@@ -128,11 +128,11 @@ def respell(command: Any, arguments: Sequence[str], refused: str) -> str | None:
         return None
     if answer := ELSEWHERE.get((name, refused)):
         return f"{refused} is no option of {name}: {answer}"
-    found = list(_respell_each(chosen, rest))
-    if not any(refused in (respelled.typed, respelled.name) for respelled in found):
+    words = list(_respell_each(chosen, rest))
+    if not any(refused in (respelled.typed, respelled.name) for respelled in words):
         return None
-    typed = " ".join(respelled.typed for respelled in found)
-    meant = " ".join(respelled.meant for respelled in found)
+    typed = " ".join(respelled.typed for respelled in words)
+    meant = " ".join(respelled.meant for respelled in words)
     return f"{name} does not know {typed}: say {meant}"
 
 
@@ -154,11 +154,11 @@ def _respell_each(command: Any, arguments: Sequence[str]) -> Iterator[Respelled]
     options, keys = _options_of(command), _keys_of(command)
     for argument, following in pairwise([*arguments, ""]):
         is_option = argument.startswith("--")
-        found = (
+        respelled = (
             _as_key(argument, following, options, keys) if is_option else _as_option(argument, options, keys)
         )
-        if found is not None:
-            yield found
+        if respelled is not None:
+            yield respelled
 
 
 def _options_of(command: Any) -> dict[str, bool]:
@@ -183,9 +183,7 @@ def _as_key(
     """Spell `--threads 2` as `threads=2`, `--lr 0.01` as `train.lr=0.01`."""
     option = argument.partition("=")[0]
     key = _key_in(option)
-    meant = [known for known in keys if known == key] or [
-        known for known in keys if known.endswith(f".{key}")
-    ]
+    meant = [name for name in keys if name == key] or [name for name in keys if name.endswith(f".{key}")]
     if get_close_matches(option, options, cutoff=CLOSE) or len(meant) != 1:
         return None
     return Respelled(option, key, _assign(meant[0], argument, following))

@@ -62,11 +62,11 @@ def check_encodings(
         require(
             is_option, f"check uses its own model: leave out {text}, which is not an option of an encoding"
         )
-    found = find_cases([*(encoding_names(search) if everything else []), *arguments], search)
-    for encoding in found:
+    cases = find_cases([*(encoding_names(search) if everything else []), *arguments], search)
+    for encoding in cases:
         for option, value in encoding.examples.items():
             say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
-    results = _check_each(found)
+    results = _check_each(cases)
     _print_tables(results, verbose)
     states = [finding.state for result in results.values() for finding in result.values()]
     if "fails" in states or "not checked" in states:
@@ -99,12 +99,12 @@ def _print_tables(results: dict[str, Results], verbose: bool) -> None:
 def _failure_grid(name: str, result: Results) -> Grid:
     """Return the properties that fail: what was measured, what must hold, where to look."""
     rows = []
-    for wanted, finding in result.items():
+    for prop, finding in result.items():
         if finding.state == "fails":
             places = ", ".join(finding.places)
-            look = f"{places}; {wanted.look}" if places else wanted.look
-            explained = f"{finding.measured}\nmust hold: {wanted.means}\nlook at: {look}"
-            rows.append([Cell(wanted.name, style="fails"), Cell(explained)])
+            look = f"{places}; {prop.look}" if places else prop.look
+            explained = f"{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
+            rows.append([Cell(prop.name, style="fails"), Cell(explained)])
     return Grid(_columns("fails", name), rows)
 
 
@@ -112,11 +112,11 @@ def _property_grid(name: str, result: Results) -> Grid:
     """Return all properties, with what was measured."""
     rows = [
         [
-            Cell(wanted.name),
+            Cell(prop.name),
             Cell(SIGNS[finding.state], style=finding.state),
-            Cell(f"{wanted.means}: {finding.measured}"),
+            Cell(f"{prop.means}: {finding.measured}"),
         ]
-        for wanted, finding in result.items()
+        for prop, finding in result.items()
         if finding.state != "not checked"
     ]
     return Grid(_columns("property", "result", name), rows)
@@ -127,7 +127,7 @@ def _summary_grid(results: dict[str, Results]) -> Grid:
     rows = []
     for name, result in results.items():
         properties = {
-            state: [wanted.name for wanted, finding in result.items() if finding.state == state]
+            state: [prop.name for prop, finding in result.items() if finding.state == state]
             for state in (*SIGNS, "not checked")
         }
         unknown = len(properties["not checked"])
@@ -141,8 +141,8 @@ def _summary_grid(results: dict[str, Results]) -> Grid:
 def _columns(*headings: str) -> list[Column]:
     """Return columns of which the first holds names, which are not broken."""
     return [
-        Column(heading, is_left=True, least=MIN_FOLDED if place else 0)
-        for place, heading in enumerate(headings)
+        Column(heading, is_left=True, least=MIN_FOLDED if index else 0)
+        for index, heading in enumerate(headings)
     ]
 
 
@@ -162,14 +162,14 @@ def _failed_checks(states: Sequence[str]) -> str:
     )
 
 
-def _check_each(found: Sequence[Case]) -> dict[str, Results]:
+def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
     """Check every encoding, with a bar on a terminal."""
     results: dict[str, Results] = {}
-    with progress_bar("check", len(found) * len(PROPERTIES)) as bar:
-        for case in found:
+    with progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
+        for case in cases:
             done = itertools.count(len(results) * len(PROPERTIES))
             results[case.name] = check_all(
-                case, lambda wanted, name=case.name, done=done: bar.show(next(done), f"{name}: {wanted.name}")
+                case, lambda prop, name=case.name, done=done: bar.show(next(done), f"{name}: {prop.name}")
             )
     return results
 
@@ -192,14 +192,14 @@ def show_encodings(
         from pe_bench.cli.report import Outputs, check_outputs
 
         check_outputs(Outputs(plot=plot))
-    found = resolve(arguments, search)
+    subjects = resolve(arguments, search)
     from pe_bench.inspection.show.page import page
 
     # All pages and the picture first: what cannot be drawn is refused before anything is printed.
     width = width_of(sys.stdout)
-    pages = [page(subject, width, must_be_built=plot is not None) for subject in found]
+    pages = [page(subject, width, must_be_built=plot is not None) for subject in subjects]
     if plot is not None:
-        _draw(found, plot)
+        _draw(subjects, plot)
     write_out("\n\n".join(pages))
     if plot is not None:
         say(f"wrote {plot}")
@@ -209,12 +209,12 @@ def _names_task(argument: str) -> bool:
     return re.match(r"\+*task[.=]", argument) is not None
 
 
-def _draw(found: Sequence[ResolvedEncoding], plot: Path) -> None:
+def _draw(subjects: Sequence[ResolvedEncoding], plot: Path) -> None:
     from pe_bench.inspection.show.picture import draw_subjects
     from pe_bench.model.checks import user_code_errors
 
-    with user_code_errors(*(subject.encoding for subject in found)):
-        draw_subjects(found, plot)
+    with user_code_errors(*(subject.encoding for subject in subjects)):
+        draw_subjects(subjects, plot)
 
 
 LENGTHS = "512,2048,8192"
@@ -235,36 +235,36 @@ def time_encodings(
     Rows are written as they come, so that an interruption leaves those that there are, and those of other
     measurements stay in the file. Raises `UserError` for arguments that cannot be, before anything is timed.
     """
-    wanted = sorted(set(parse_lengths(lengths or LENGTHS)))
-    require(wanted[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {wanted[0]} is shorter")
+    sizes = sorted(set(parse_lengths(lengths or LENGTHS)))
+    require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")
     if output is not None:
         require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
         require(not output.is_dir(), f"--output {output}: a folder has that name")
-    asked = read_request(arguments or [], train, config_dir or [])
-    first = asked.at(wanted[0])
-    for length in wanted[1:] if train else []:
-        asked.reference(length)
+    request = read_request(arguments or [], train, config_dir or [])
+    first = request.at(sizes[0])
+    for length in sizes[1:] if train else []:
+        request.reference(length)
     file = output or check_folder(first[0].config.results_dir, "results_dir") / FILE
     folder = next(parent for parent in file.absolute().parents if parent.exists())
     require(os.access(folder, os.W_OK), f"{file}: {folder} cannot be written: name another with --output")
     read_rows(file)
-    _try_each(first, min(wanted[0], first[0].config.train.length))
-    if not asked.is_choice:
+    _try_each(first, min(sizes[0], first[0].config.train.length))
+    if not request.is_choice:
         say(f"no encoding is named: timing all {len(first)}; Ctrl-C stops and keeps what is done")
-    _measure(asked, first, wanted, repeats, file)
+    _measure(request, first, sizes, repeats, file)
 
 
-def _try_each(found: Sequence[ResolvedEncoding], length: int) -> None:
+def _try_each(subjects: Sequence[ResolvedEncoding], length: int) -> None:
     """Build each, and try it on one window. Raises `UserError` for one that fails there."""
     from pe_bench.data.tokenizer import ByteTokenizer
     from pe_bench.encodings import LengthError
     from pe_bench.model.checks import dry_run
     from pe_bench.model.decoder import build_decoder
 
-    encodings = [_built(subject) for subject in found]
-    model = build_decoder(found[0].config, ByteTokenizer().vocabulary, found[0].spec)
-    for subject, encoding in zip(found, encodings, strict=True):
+    encodings = [_built(subject) for subject in subjects]
+    model = build_decoder(subjects[0].config, ByteTokenizer().vocabulary, subjects[0].spec)
+    for subject, encoding in zip(subjects, encodings, strict=True):
         model.encoding = encoding
         with suppress(LengthError):  # is measured, and says so in its row
             dry_run(model, length, subject.name)
@@ -272,16 +272,20 @@ def _try_each(found: Sequence[ResolvedEncoding], length: int) -> None:
 
 def _built(subject: ResolvedEncoding) -> "Composition":
     """Build the encoding, and print the example options used. Raises `UserError` where that fails."""
-    given = subject.config.encoding
+    options = subject.config.encoding
     complete = with_examples(subject)
     for option, value in complete.config.encoding.items():
-        if given.get(option, {}) != value:
+        if options.get(option, {}) != value:
             say(f"{subject.name} has no default for {option}: timed with {option}={value}, an example")
     return complete.encoding
 
 
 def _measure(
-    asked: Request, first: Sequence[ResolvedEncoding], lengths: Sequence[int], repeats: int | None, file: Path
+    request: Request,
+    first: Sequence[ResolvedEncoding],
+    lengths: Sequence[int],
+    repeats: int | None,
+    file: Path,
 ) -> None:
     """first: the subjects of the shortest length, which were composed to be checked."""
     from pe_bench.inspection.speed.measure import Bench
@@ -292,15 +296,15 @@ def _measure(
 
     config = first[0].config
     threads, device = set_threads(config.threads), resolve_device(config.device)
-    if asked.train and device.type == "cpu" and not is_kernel_here():
+    if request.train and device.type == "cpu" and not is_kernel_here():
         say(f"attention: {training_kernel(device, dtype_of(config, train=True))}")
-    bench = Bench(" ".join(asked.shared), asked.train, repeats, device, threads)
+    bench = Bench(" ".join(request.shared), request.train, repeats, device, threads)
     rows: list[Row] = []
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def at(length: int) -> list[ResolvedEncoding]:
-        same = length == lengths[0] or not asked.train
-        return [with_examples(one) for one in (first if same else asked.at(length))]
+        same = length == lengths[0] or not request.train
+        return [with_examples(one) for one in (first if same else request.at(length))]
 
     # A fault leaves the picture of the last command: one of a few rows would say less.
     is_drawn = True

@@ -111,9 +111,9 @@ def print_run(rows: list[Row], run: Path, margin: float = MARGIN, asked: Sequenc
     There are several tables where its rows contradict each other. asked: lengths that the user named.
     """
     tables = run_tables(rows, run, margin, asked)
-    place = run if run.parent.name == "runs" else Path(os.path.abspath(run))
-    results_dir = place.parent.parent
-    in_results = place.parent.name == "runs"
+    folder = run if run.parent.name == "runs" else Path(os.path.abspath(run))
+    results_dir = folder.parent.parent
+    in_results = folder.parent.name == "runs"
     show(tables, hint=_hint(results_dir, [run]) if in_results else "")
     if any(line.positions for table in tables for line in table.lines):
         say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
@@ -146,14 +146,14 @@ def print_sweep_tables(sweep_tables: Sequence["SweepTable"]) -> None:
         say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   compare: {command}")
 
 
-def _tables_of(wanted: "SweepTable", results_dir: Path) -> list[Table]:
-    names = [run.name for run in wanted.runs if run.parent.parent == results_dir]
-    where = (Condition("target_hash", "=", tuple(wanted.target_hashes)),) if wanted.target_hashes else ()
-    selection = Selection(where=where, margin=wanted.margin)
+def _tables_of(part: "SweepTable", results_dir: Path) -> list[Table]:
+    names = [run.name for run in part.runs if run.parent.parent == results_dir]
+    where = (Condition("target_hash", "=", tuple(part.target_hashes)),) if part.target_hashes else ()
+    selection = Selection(where=where, margin=part.margin)
     tables = build_tables(results_dir, names, selection=selection) if names else []
-    if not wanted.words:
+    if not part.words:
         return tables
-    apart = f"{wanted.words}: other values of the sweep have tables of their own"
+    apart = f"{part.words}: other values of the sweep have tables of their own"
     return [replace(table, why="; ".join(filter(None, (apart, table.why)))) for table in tables]
 
 
@@ -191,11 +191,11 @@ def report(
     )
     numbers_only = outputs.printed == ["--csv"] and not outputs.files and not probe
     selection = replace(selection, numbers_only=numbers_only)
-    found = read_report(results_dir, runs, None if probe else protocol, selection, everything=everything)
+    tables = read_report(results_dir, runs, None if probe else protocol, selection, everything=everything)
     if probe:
-        print_probes(found, outputs)
+        print_probes(tables, outputs)
     else:
-        print_report(found, outputs, details)
+        print_report(tables, outputs, details)
 
 
 def read_view(view: str | None, picture: Path | None) -> PlotValues:

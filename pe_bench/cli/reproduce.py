@@ -109,8 +109,8 @@ class StudyRuns:
         evaluation = self._evaluation(sweep)
         what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: dict[tuple[str, ...], None] = {}
-        for place, run in enumerate(trained.runs, 1):
-            say(f"{run}: {what} ({place} of {len(trained.runs)})")
+        for number, run in enumerate(trained.runs, 1):
+            say(f"{run}: {what} ({number} of {len(trained.runs)})")
             scored = run_score(self.progress.runs / run, options, evaluation, waits=say)()
             if scored.failure:
                 raise RunError(scored.failure)
@@ -170,10 +170,10 @@ def _report(runs: StudyRuns, write_table: bool) -> None:
     from pe_bench.studies.claims import Measurements
     from pe_bench.studies.outcomes import judge_study
 
-    found = Measurements(runs.progress.results_dir, steps)
-    outcomes = judge_study(runs.variant, found)
+    measured = Measurements(runs.progress.results_dir, steps)
+    outcomes = judge_study(runs.variant, measured)
     _show(outcomes)
-    _draw(runs, found)
+    _draw(runs, measured)
     table, differing = runs.variant.study.table, len(outcomes.comparison.differing)
     if write_table:
         outcomes.write_table()
@@ -236,7 +236,7 @@ def _show(outcomes: "Outcomes") -> None:
     write_out(render(outcomes, min(width_of(sys.stdout), 100)))
 
 
-def _draw(runs: StudyRuns, found: "Measurements") -> None:
+def _draw(runs: StudyRuns, measured: "Measurements") -> None:
     """Draw the report's curves of the runs, without what other studies scored of them."""
     from pe_bench.cli.report import report_option
     from pe_bench.report.build import build_tables
@@ -247,7 +247,7 @@ def _draw(runs: StudyRuns, found: "Measurements") -> None:
 
     progress = runs.progress
     path = progress.path.with_suffix(".png")
-    rows = [row for rows in found.rows.values() for row in rows if row.protocol in ("paired", TASK)]
+    rows = [row for rows in measured.rows.values() for row in rows if row.protocol in ("paired", TASK)]
     where = tuple(
         Condition(column, "=", tuple(sorted({str(getattr(row, column)) for row in rows})))
         for column in ("target_hash", "length", "scored_with")

@@ -171,46 +171,46 @@ Compose = Callable[[Sequence[str]], dict[str, Any]]  # from overrides to an enco
 
 
 def complete_nested(
-    encoding: Mapping[str, Any], compose: Compose, search: Sequence[Path], place: str = "encoding"
+    encoding: Mapping[str, Any], compose: Compose, search: Sequence[Path], prefix: str = "encoding"
 ) -> dict[str, Any]:
     """Return an encoding, as it was composed, whose nested ones have all of their options.
 
     Raises `UserError` for a name or an option that is unknown.
     """
     return {
-        option: _completed(value, compose, search, f"{place}.{option}") for option, value in encoding.items()
+        option: _completed(value, compose, search, f"{prefix}.{option}") for option, value in encoding.items()
     }
 
 
-def _completed(value: Any, compose: Compose, search: Sequence[Path], place: str) -> Any:
+def _completed(value: Any, compose: Compose, search: Sequence[Path], prefix: str) -> Any:
     if isinstance(value, str) and value.startswith("{"):
         value = yaml.safe_load(value)
     if not isinstance(value, dict) or "name" not in value:
         return value
-    given = {key: inner for key, inner in value.items() if key not in ("name", "modifiers")}
+    changes = {key: inner for key, inner in value.items() if key not in ("name", "modifiers")}
     if "class" not in value:
         name = find_name("encoding", str(value["name"]), search)
         modifiers = value.get("modifiers") or {}
         if not isinstance(modifiers, dict):
-            raise UserError(f"{place}.modifiers must be a mapping such as {{logn: {{}}}}")
+            raise UserError(f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
         chosen = [f"modifier=[{','.join(modifiers)}]"] if modifiers else []
         value = compose([f"encoding={name}", *chosen])
-        _refuse_unknown(given, value, place)
-        value = {**value, **given}
+        _refuse_unknown(changes, value, prefix)
+        value = {**value, **changes}
         for modifier, options in modifiers.items():
             modifier = find_name("modifier", modifier, search)
-            _refuse_unknown(options or {}, value["modifiers"][modifier], f"{place}.modifiers.{modifier}")
+            _refuse_unknown(options or {}, value["modifiers"][modifier], f"{prefix}.modifiers.{modifier}")
             value["modifiers"][modifier] |= options or {}
-    return complete_nested(value, compose, search, place)
+    return complete_nested(value, compose, search, prefix)
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any], place: str) -> None:
-    for option in given:
-        if option not in known:
-            values: Any = known
-            for key in reversed(place.split(".")):
+def _refuse_unknown(options: Mapping[str, Any], part: Mapping[str, Any], prefix: str) -> None:
+    for option in options:
+        if option not in part:
+            values: Any = part
+            for key in reversed(prefix.split(".")):
                 values = {key: values}
-            raise unknown_key(f"{place}.{option}", values)
+            raise unknown_key(f"{prefix}.{option}", values)
 
 
 # Overrides before the user's own: how tests run the README's commands on shorter budgets.

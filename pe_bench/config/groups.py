@@ -26,11 +26,11 @@ HOW_TO_HAVE_NONE = {
 
 def aliases() -> dict[str, str]:
     """Return the name of the file of each other name of an encoding."""
-    found = {}
+    names = {}
     for path in sorted((config_dir() / "encoding").glob("*.yaml")):
         also = ALSO.search(path.read_text(encoding="utf-8"))
-        found |= dict.fromkeys(also[1].split(", ") if also else [], path.stem)
-    return found
+        names |= dict.fromkeys(also[1].split(", ") if also else [], path.stem)
+    return names
 
 
 def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
@@ -44,13 +44,13 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     names = names_in(group, search)
     if typed in names or (group == "encoding" and ":" in typed):
         return typed
-    known = dict(zip(names, names, strict=True)) | (aliases() if group == "encoding" else {})
-    folded = {_fold(name): first for name, first in known.items()}
-    if typed in known or _fold(typed) in folded:
-        return known.get(typed) or folded[_fold(typed)]
+    by_name = dict(zip(names, names, strict=True)) | (aliases() if group == "encoding" else {})
+    folded = {_fold(name): first for name, first in by_name.items()}
+    if typed in by_name or _fold(typed) in folded:
+        return by_name.get(typed) or folded[_fold(typed)]
     if group == "encoding" and typed in names_in("task"):
         raise UserError(f"unknown encoding '{typed}': it is a task, so say task={typed}", key=group)
-    offered = known if close_to(typed, known, 0.8) else names
+    offered = by_name if close_to(typed, by_name, 0.8) else names
     message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
     own_file = "" if search else _own_file(group, typed, is_close=bool(close_to(typed, offered)))
     raise UserError(message + own_file, key=group)

@@ -45,17 +45,17 @@ def search_override(search: Sequence[Path]) -> list[str]:
 
 def unknown_key(key: str, values: Mapping[str, Any]) -> UserError:
     """Return the error for a key that is none of `values`, a configuration as it was composed."""
-    known = [*_flatten(values), "modifier", "experiment"]
+    keys = [*_flatten(values), "modifier", "experiment"]
     section, _, name = key.rpartition(".")
     part = _part_at(values, section)
     if part is not None:
         return UserError(_unknown_option(key, part), key)
     other_name = close_to(name, KEYS_BY_OTHER_NAMES, 0.9)
-    if other_name and not close_to(key, known, 0.9):
+    if other_name and not close_to(key, keys, 0.9):
         meant = KEYS_BY_OTHER_NAMES[other_name[0]]
         return UserError(f"unknown key '{key}': did you mean '{meant}'?", key)
-    dotted = [other for other in known if "." in other]
-    return UserError(unknown(key, "key", dotted if "." in key else known), key)
+    dotted = [other for other in keys if "." in other]
+    return UserError(unknown(key, "key", dotted if "." in key else keys), key)
 
 
 def _part_at(values: Mapping[str, Any], section: str) -> Mapping[str, Any] | None:
@@ -73,7 +73,7 @@ def _unknown_option(key: str, part: Mapping[str, Any]) -> str:
     if close:
         return f"unknown key '{key}': did you mean '{section}.{close[0]}'?"
     name = part.get("name", section.rpartition(".")[2])
-    options = ", ".join(f"{section}.{known}" for known in options_of(part))
+    options = ", ".join(f"{section}.{name}" for name in options_of(part))
     return f"unknown key '{key}': {name} has {options or 'no options'}"
 
 
@@ -87,12 +87,12 @@ def options_of(part: Mapping[str, Any]) -> list[str]:
 def find_unknown_key(overrides: Sequence[Override], search: Sequence[Path]) -> UserError | None:
     """Return the error for the first override whose key Hydra does not find; None where it finds all."""
     values = _compose_unresolved(overrides, search)
-    known = set(_flatten(values))
+    keys = set(_flatten(values))
     for override in overrides:
         key = override.key
         if override.value is None or override.prefix in ("+", "++") or "/" in key or "@" in key:
             continue
-        if key in known or key in GROUPS:
+        if key in keys or key in GROUPS:
             continue
         if key.startswith("hydra.launcher.") and not any(other.key == LAUNCHER for other in overrides):
             return UserError(
@@ -116,10 +116,10 @@ def _compose_unresolved(overrides: Sequence[Override], search: Sequence[Path]) -
 
     chosen = [str(override) for override in overrides if _defines_keys(override)]
     try:
-        found = composed(chosen)
+        composition = composed(chosen)
     except (HydraException, ValueError):
-        found = composed([])
-    values: Any = OmegaConf.to_container(found, resolve=False)
+        composition = composed([])
+    values: Any = OmegaConf.to_container(composition, resolve=False)
     return {str(key): value for key, value in values.items()}
 
 
@@ -151,8 +151,8 @@ def explain_hydra_errors(
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        found = cause(error) or _explain(error, overrides, search, is_sweep)
-        raise (found if isinstance(found, UserError) else UserError(found)) from error
+        answer = cause(error) or _explain(error, overrides, search, is_sweep)
+        raise (answer if isinstance(answer, UserError) else UserError(answer)) from error
 
 
 @contextmanager
@@ -214,8 +214,8 @@ def takes_list(key: str) -> bool:
     section, _, name = key.partition(".")
     if section not in SECTIONS:
         return False
-    wanted: Any = typing.get_type_hints(SECTIONS[section]).get(FIELD_OF_KEY.get(key, name))
-    return any(typing.get_origin(kind) in (list, tuple) for kind in (wanted, *typing.get_args(wanted)))
+    hint: Any = typing.get_type_hints(SECTIONS[section]).get(FIELD_OF_KEY.get(key, name))
+    return any(typing.get_origin(kind) in (list, tuple) for kind in (hint, *typing.get_args(hint)))
 
 
 def _explain_missing_file(error: Exception, search: Sequence[Path]) -> str:

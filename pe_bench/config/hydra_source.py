@@ -26,13 +26,13 @@ class EncodingSource(FileConfigSource):
             part = {"name": specification.rpartition(":")[2], "class": specification}
             header: dict[str, str | None] = {"package": None}
             return ConfigResult(self.provider, config_path, OmegaConf.create(complete(part)), header)
-        found = super().load_config(config_path)
+        result = super().load_config(config_path)
         group, _, name = config_path.partition("/")
-        part: Any = OmegaConf.to_container(found.config, resolve=False)
+        part: Any = OmegaConf.to_container(result.config, resolve=False)
         if group in GROUPS_OF_CLASSES and isinstance(part, dict):
             named = {"name": name.removesuffix(".yaml")} if group == "encoding" and "class" in part else {}
-            found.config = OmegaConf.create(complete({**named, **part}, (Path(self.path),)))
-        return found
+            result.config = OmegaConf.create(complete({**named, **part}, (Path(self.path),)))
+        return result
 
 
 # Hydra takes no class of another name for folders, where a launcher's process begins anew.

@@ -57,9 +57,9 @@ def quote(value: Any) -> str:
         return repr(value)
     if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT:
         return value
-    text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value)
+    text = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
     # A backslash stands for itself, but before a quote.
-    escaped = re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text)
+    escaped = re.sub(r'(\\*)("|\Z)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text)
     return f'"{escaped}"'
 
 
@@ -69,8 +69,8 @@ def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Overrid
         return option if option.prefix or _has(encoding, option.key) else None
     modifiers = [f"encoding.modifiers.{modifier}" for modifier in encoding.get("modifiers") or {}]
     # What the name stands for comes first: `window=20` is the window's.
-    places = sorted(["encoding", *modifiers], key=lambda place: place != f"encoding.modifiers.{name}")
-    keys = [f"{place}.{option.key}" for place in places]
+    parts = sorted(["encoding", *modifiers], key=lambda part: part != f"encoding.modifiers.{name}")
+    keys = [f"{part}.{option.key}" for part in parts]
     return next((replace(option, key=key) for key in keys if _has(encoding, key)), None)
 
 
@@ -158,8 +158,8 @@ def _with_file_names(override: Override, search: Sequence[Path]) -> Override:
     if group in MAY_BE_NONE and value == "null":
         return override
     parts = re.split(r"([][,])", value)  # names, and the commas and brackets between
-    found = [part if part in ("", *"[],") else find_name(group, part, search) for part in parts]
-    return replace(override, value="".join(found))
+    names = [part if part in ("", *"[],") else find_name(group, part, search) for part in parts]
+    return replace(override, value="".join(names))
 
 
 def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:

@@ -120,11 +120,11 @@ def _check_name(name: Any, key: str) -> None:
     )
 
 
-def _parse_value(value: Any, wanted: Any, key: str) -> Any:
+def _parse_value(value: Any, kind: Any, key: str) -> Any:
     require(value != "", f"{key} is empty: give it a value, or remove it")
-    if wanted in (Precision, ScorePrecision) and isinstance(value, str):
+    if kind in (Precision, ScorePrecision) and isinstance(value, str):
         value = SHORT_PRECISIONS.get(value, value)
-    return check_type(value, wanted, key)
+    return check_type(value, kind, key)
 
 
 def _with_home(config: Config) -> Config:

@@ -63,12 +63,6 @@ def test_repeating_with_more_lengths_scores_only_those(train, folder):
     assert {path: (run / "scores" / path).stat().st_mtime_ns for path in scores} == scores
 
 
-def test_arguments_are_taken_in_any_order(train, folder):
-    train("encoding=rope", "seed=3")
-    assert train("--config-dir", str(folder), "seed=3", "encoding=rope").code == 0
-    assert only_run(folder).name.startswith("rope-s3-")
-
-
 def test_a_sweep_makes_every_run_and_prints_each_table(train, folder):
     outcome = train("-m", "encoding=rope,nope", "seed=0,1")
     assert outcome.code == 0, outcome.err
@@ -92,16 +86,6 @@ def test_a_failing_job_does_not_stop_a_sweep_and_is_told_in_one_line(train, fold
     )
     assert "  failed: train.lr=1e+30: " in outcome.err, "a job is named by what is swept over alone"
     assert len(list((folder / "results" / "runs").glob("*/result.json"))) == 1
-
-
-def test_eval_takes_the_newest_finished_run_and_says_which(train, command, folder):
-    train("encoding=nope")
-    train("encoding=rope")
-    results = ["--results-dir", str(folder / "results")]
-    outcome = command("eval", "--lengths", "32,64", *results)
-    assert outcome.code == 0, outcome.err
-    assert "the newest finished run" in outcome.err and "rope-s0" in outcome.err
-    assert {row.length for row in read_rows(folder / "results" / "results.csv")} == {16, 32, 64}
 
 
 @pytest.mark.parametrize("protocol", ["paired", "nonoverlapping", "sliding"])
@@ -163,33 +147,6 @@ def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):
     assert rows[32].bits_per_byte is None and "max_position=16" in rows[32].reason
     # No better than byte frequencies after so few steps, so that nothing is judged.
     assert re.search(r"^learned +[\d.]+\* +- +- +-$", outcome.out, re.MULTILINE)
-
-
-def test_report_shows_all_runs_and_writes_every_format(begin, command, folder):
-    for arguments in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
-        begin(*arguments)
-    results = ["--results-dir", str(folder / "results")]
-    files = {"--csv": "a.csv", "--markdown": "a.md", "--plot": "a.png"}
-    outcome = command("report", *results, *(argument for pair in files.items() for argument in pair))
-    assert outcome.code == 0, outcome.err
-    assert "rope" in outcome.out and "nope" in outcome.out
-    work = folder / "work"
-    header, *lines = (work / "a.csv").read_text().splitlines()
-    assert "encoding" in header.split(",") and {"rope", "nope"} <= {
-        w for line in lines for w in line.split(",")
-    }
-    assert (work / "a.md").read_text().count("|") > 10
-    assert (work / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert command("report", "--markdown", "-", *results).out.count("|") > 10
-
-
-def test_lists_name_what_there_is(begin, command, folder):
-    begin("encoding=rope")
-    assert "stick_breaking" in command("list", "encodings").out
-    assert "gpt2" in command("list", "models").out
-    assert "wikitext103" in command("list", "data").out
-    outcome = command("list", "runs", "--results-dir", str(folder / "results"))
-    assert only_run(folder).name in outcome.out and "finished" in outcome.out
 
 
 def test_the_version_is_the_packages(command):
