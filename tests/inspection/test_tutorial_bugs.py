@@ -318,21 +318,10 @@ CLAIM = re.compile(
 )
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "Sinusoidal encodings generalise to longer sequences",
-        "RoPE extrapolates to lengths that were not trained",
-        "rotary embeddings have perfect extrapolation",
-    ],
-)
-def test_the_pattern_of_false_claims_finds_them(sentence: str) -> None:
-    assert CLAIM.search(sentence)
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_no_page_says_that_sinusoids_or_rope_extrapolate(path: Path) -> None:
-    assert not CLAIM.search(path.read_text(encoding="utf-8"))
+def test_no_page_says_that_sinusoids_or_rope_extrapolate() -> None:
+    assert CLAIM.search("Sinusoidal encodings generalise to longer sequences")
+    assert CLAIM.search("rotary embeddings have perfect extrapolation")
+    assert not [path.name for path in DOCUMENTS if CLAIM.search(path.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "rope"])
