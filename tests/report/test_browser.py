@@ -153,7 +153,7 @@ def test_a_line_opens_for_its_details_by_mouse_and_by_keyboard(page):
     assert not details.is_displayed() and button.get_attribute("aria-expanded") == "false"
     button.click()
     assert details.is_displayed() and button.get_attribute("aria-expanded") == "true"
-    assert "95 %" in details.text and "trained tokens/s" in details.text
+    assert "±" in details.text and "break point" in details.text
     for key in ("\ue007", " "):
         shown = details.is_displayed()
         page.execute_script("arguments[0].focus()", button)
@@ -215,8 +215,8 @@ def test_hovering_over_a_point_shows_its_values_and_highlights_its_row(page):
     hover(page, point(page, "sinusoidal at 1024"))
     said = tip(page).split("\n")
     assert said[0] == "sinusoidal at 1024 tokens"
-    assert said[1].startswith("4.300 bits/byte, perplexity ")
-    assert said[2].startswith("change +1.200 (95 %: ") and said[3] == "fails"
+    assert said[1] == "bits/byte 4.300" and "fails" in tip(page)
+    assert any(text.startswith("change +1.200") for text in said)
     assert find(page, "#table-1 tbody.on .name").text == "sinusoidal"
     hover(page, find(page, "h1"))
     assert not find(page, "#tip").is_displayed()
@@ -227,7 +227,7 @@ def test_focusing_a_point_shows_its_values_and_arrow_keys_move_to_the_next(page)
     page.execute_script("arguments[0].focus()", point(page, "rope at 64"))
     assert tip(page).startswith("rope at 64 tokens")
     press(page, "\ue014")
-    assert tip(page).startswith("rope at 128 tokens") and "the training length" in tip(page)
+    assert tip(page).startswith("rope at 128 tokens")
     press(page, "\ue014", "\ue014")
     assert tip(page).startswith("rope at 1024 tokens")
     press(page, "\ue015")
