@@ -224,7 +224,7 @@ command(
         "lengths": option("Show these lengths beside the training length.", metavar="N,N"),
         "csv": option("Write the numbers to a file; - prints them.", kind=Path),
         "markdown": option("Write the table as Markdown; - prints it.", kind=Path),
-        "latex": option("Write it as LaTeX with booktabs; - prints it.", kind=Path),
+        "latex": option("Write it as LaTeX (booktabs, graphicx); - prints it.", kind=Path),
         "html": option("Write one page with tables, curves and commands.", kind=Path),
         "plot": option("Draw the curves to a PNG, SVG or PDF file.", kind=Path),
         "plot_of": option("What --plot and --html draw: levels or change.", metavar="VALUES"),
