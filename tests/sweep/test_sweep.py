@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -277,16 +276,6 @@ def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_reque
     assert "1 job, done already" in again.err
     level = re.compile(r"^nope +.*", re.MULTILINE)
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
-
-
-def test_the_command_of_one_job_has_no_key_that_only_other_jobs_use(train, command, folder):
-    assert train("-m", "encoding=nope", "eval.protocol=paired,sliding", "eval.stride=4").code == 0
-    states = sorted((folder / "results" / "sweeps").glob("*/jobs/*.json"))
-    commands = [json.loads(path.read_text())["command"] for path in states]
-    for line, other in zip(commands, ("eval.stride=4", "eval.targets=6"), strict=True):
-        assert other not in line and "eval.protocol=" in line
-        _, *arguments = shlex.split(line)
-        assert command(*arguments).code == 0
 
 
 def test_each_sweep_gets_a_new_folder_inside_the_named_one():
