@@ -126,8 +126,9 @@ def answers(cells: Cells, question: str) -> dict[int, str]:
 def printed_answers(table: str) -> tuple[dict[int, str], dict[int, str]]:
     """Return the columns `uses context` and `beats window`."""
     assert re.search(r"uses +beats", table) and re.search(r"context +window", table)
-    found = re.findall(r"(\d+) (yes|no|unclear|-) +(\d+) (yes|no|unclear|n/a|-)", table)
-    return {int(one[0]): one[1] for one in found}, {int(one[2]): one[3] for one in found}
+    row = r" (\d+) +\d+\.\d.* (yes|no|unclear|-) +(yes|no|unclear|n/a|-) +\d+$"
+    rows = re.findall(row, table, re.MULTILINE)
+    return {int(row[0]): row[1] for row in rows}, {int(row[0]): row[2] for row in rows}
 
 
 def levels_of(nll: np.ndarray) -> list[float]:
