@@ -69,14 +69,24 @@ def takes_code_from(command: str, results: Path) -> bool:
     """
     arguments = shlex.split(command)
     for option, argument in pairwise(arguments):
-        words = re.split(r"[=:,{}\[\]\s'\"]+", argument)
+        words = [word for word in re.split(r"[=:,{}\[\]\s'\"]+", argument) if word]
         is_folder = option.startswith(("-c", "--config")) or argument.startswith(("-c", "--config"))
-        named = [word for word in words if word and (is_folder or word.endswith(".py"))]
-        modules = [Path(f"{word.replace('.', '/')}.py") for word in words if word]
-        paths = [*map(Path, named), *(path for path in modules if path.is_file())]
-        if any(path.resolve().is_relative_to(results.resolve()) for path in paths):
+        # A name with a slash may be a file of any ending, and a name with dots a module or a package.
+        named = [path for path in map(_expanded, words) if is_folder or _is_code(path)]
+        stems = [word.replace(".", "/") for word in words]
+        modules = [Path(file) for stem in stems for file in (f"{stem}.py", f"{stem}/__init__.py")]
+        named += [path for path in modules if path.is_file()]
+        if any(path.resolve().is_relative_to(results.resolve()) for path in named):
             return True
     return False
+
+
+def _expanded(word: str) -> Path:
+    return Path(os.path.expanduser(word))
+
+
+def _is_code(path: Path) -> bool:
+    return path.suffix == ".py" or path.is_file()
 
 
 def _is_ours(command: object) -> bool:

@@ -9,6 +9,7 @@ import ctypes
 import math
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -190,6 +191,7 @@ def _highest_mb() -> float | None:
 
 
 CHECKOUT = Path(__file__).parents[2]
+COMMIT = re.compile("[0-9a-f]{4,64}")
 
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
@@ -233,7 +235,8 @@ def changed_files(version: str, commit: str, files: Iterable[Path]) -> list[Path
     None do where the commit has them as they are; where it is not known, all do if the version is another.
     """
     commit, files = commit.rstrip("+"), list(files)
-    if commit and _git("cat-file", "-e", f"{commit}^{{commit}}"):
+    # A stranger's row must not give git an option.
+    if COMMIT.fullmatch(commit) and _git("cat-file", "-e", f"{commit}^{{commit}}"):
         return [file for file in files if not _git("diff", "--quiet", commit, "--", str(file))]
     return [] if version == package_version() else files
 

@@ -243,7 +243,7 @@ def test_a_change_of_an_encodings_own_file_is_told_where_rows_would_join(train, 
         assert "git 0123456789ab now" in outcome.err and f"git {git_commit()} then" in outcome.err
 
 
-def test_files_are_compared_with_the_commit_that_rows_name():
+def test_files_are_compared_with_the_commit_that_rows_name(tmp_path):
     here, readme = CHECKOUT / "pe_bench" / "errors.py", CHECKOUT / "README.md"
     first = subprocess.run(
         ["git", "-C", CHECKOUT, "rev-list", "--max-parents=0", "HEAD"], capture_output=True
@@ -253,7 +253,9 @@ def test_files_are_compared_with_the_commit_that_rows_name():
     head = git_commit()
     if not head.endswith("+"):
         assert changed_files("0.0.0", head, [here, readme]) == []
-    assert changed_files("0.0.0", "not a commit", [here]) == [here]
+    for other in ("not a commit", f"--output={tmp_path / 'x'}"):
+        assert changed_files("0.0.0", other, [here]) == [here]
+    assert list(tmp_path.iterdir()) == []
     assert changed_files(package_version(), "", [here]) == []
 
 

@@ -86,6 +86,10 @@ def test_commands_of_a_run_from_outside_take_no_code_from_its_folder(tmp_path, m
     folder = f"results/runs/{run.name}"
     for path in (run / "x.py", results / "x.py", tmp_path / "mine.py"):
         path.write_text("raise SystemExit(1)")
+    (run / "notes.txt").write_text("raise SystemExit(1)")
+    (run / "package").mkdir()
+    (run / "package" / "__init__.py").write_text("raise SystemExit(1)")
+    monkeypatch.setenv("HOME", str(tmp_path))
     write_config(run, parse_config(compose(["encoding=rope", f"encoding.class={folder}/x.py:Y"])))
     harmless = [
         f"pe-bench eval {folder} --results-dir results",
@@ -100,6 +104,10 @@ def test_commands_of_a_run_from_outside_take_no_code_from_its_folder(tmp_path, m
         f"pe-bench train encoding=x --config-dir {folder}",
         f"pe-bench train encoding=x --config-dir=./{folder}",
         f"pe-bench train encoding=x -cd {folder}",
+        f"pe-bench train encoding.class={folder}/notes.txt:Y",
+        f"pe-bench train encoding.class={folder.replace('/', '.')}.package:Y",
+        f"pe-bench train 'encoding.class=~/{folder}/x.py:Y'",
+        f"pe-bench train encoding=x --config-dir '~/{folder}'",
     ]
     (run / "commands.json").write_text(json.dumps([*taking, *harmless]))
     [record] = records_of(results, [run.name])
