@@ -30,7 +30,7 @@ from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_t
 from pe_bench.system.terminal import say
 
 # Keys that say what to score, on which text and where; all others describe a training.
-SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir", "results_dir")
+SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
 TRAIN_LENGTH = "train.length"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
@@ -143,6 +143,8 @@ def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
         key = parse_override(text).key.lstrip("+~")
         is_of_text = key.split(".")[0] == "data"
         require(has_text or not is_of_text, f"{text} has no effect with --task, which has its own text")
+        folder = parse_override(text).value
+        require(key != "results_dir", f"{text} has no effect here: say --results-dir {folder}")
         is_known = key.split(".")[0] in SCORING_KEYS or key == TRAIN_LENGTH
         require(
             is_known,

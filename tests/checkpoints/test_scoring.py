@@ -205,6 +205,7 @@ def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> N
     [
         (["encoding=alibi"], "encoding=alibi has no effect on a checkpoint"),
         (["train.lr=1"], "train.lr=1 has no effect on a checkpoint"),
+        (["results_dir=r"], "say --results-dir r"),
         (["rope"], "rope is not KEY=VALUE"),
         (["--with", "alibi"], "alibi works on no other encoding's weights"),
         (["--with", "alibi", "--force"], None),
