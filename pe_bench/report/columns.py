@@ -9,7 +9,7 @@ from math import inf, isfinite
 from rich.console import Console
 from rich.text import Text
 
-from pe_bench.report.legend import best_text, legend, short_legend, short_title, slice_text
+from pe_bench.report.legend import best_text, legend, short_notes, short_title, slice_text
 from pe_bench.report.records import Line, Record, Table, slice_name
 from pe_bench.report.statistics import Interval
 from pe_bench.report.values import (
@@ -58,8 +58,7 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
         for line, *row in zip(lines, *cells, strict=True)
     ]
     dropped = [length for length in short_lengths(table) if length not in lengths]
-    notes = [*short_legend(table, dropped), *table.caveats]
-    return Grid(columns, rows, short_title(table), table.why, notes, name=_name(table))
+    return Grid(columns, rows, short_title(table), table.why, short_notes(table, dropped), name=_name(table))
 
 
 def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:

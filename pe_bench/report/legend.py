@@ -50,14 +50,18 @@ def setting_title(key: TableKey, seeds_of_lines: Sequence[int]) -> list[str]:
 # Of the short form
 
 
-def short_legend(table: Table, dropped: Sequence[int] = ()) -> list[str]:
-    """Return what numbers and marks mean, and the lengths that are dropped for want of room."""
+def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
+    """Return the notes of the short form, the most important first.
+
+    They say what the numbers and marks are, what a reader has to know of them, which lengths are dropped for
+    want of room, and what other words mean.
+    """
     numbers = ": ".join(filter(None, (numbers_text(table), _marks_text(table))))
     no_room = f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
     unsure = any(works_to(line, table).mark for line in table.lines)
     works = "a length with ?: unclear from a shorter one on" if unsure else ""
-    notes = (numbers, slice_text(table), works, _context_text(table), _below_text(table), no_room)
-    return [note for note in notes if note]
+    words = (works, _context_text(table), _below_text(table))
+    return [note for note in (numbers, slice_text(table), *table.caveats, no_room, *words) if note]
 
 
 def best_text(table: Table) -> str:

@@ -64,9 +64,9 @@ def make_notes(
     )
     notes = [
         *([order_note] if len(lines) > 1 else []),
-        *_caveats(_checkpoints(slice_rows, keys), _unlearned(lines, first), _anchors(anchors)),
+        *_caveats(_checkpoints(slice_rows, keys), _unlearned(lines, first)),
         *_caveats(_protocol(first.protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)),
-        *_caveats(unclear_changes(lines, rows)),
+        *_caveats(unclear_changes(lines, rows), _knows_length(lines), _forced(lines)),
         *_details(agreeing_seeds(lines, train_length, margin)),
         *_caveats(_few_documents(lines), _unequal_targets(lines), _other_sets(lines, first)),
         *_caveats(_own_sets(lines)),
@@ -74,7 +74,7 @@ def make_notes(
         *_missing(lines, train_length),
         *_details(_unjudged(lines), _windows(lines, rows)),
         *_offsets(slice_of_lines, margin),
-        *_caveats(_knows_length(lines), _forced(lines)),
+        *_caveats(_anchors(anchors)),
         *_details(_not_shown(of_lines)),
     ]
     return list(dict.fromkeys(notes))
