@@ -20,6 +20,7 @@ from support.scoring import (
 from torch import Tensor
 
 from pe_bench.config.schema import Config, EvalConfig, TrainConfig
+from pe_bench.encodings.base import Side
 from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.nope import NoPE
 from pe_bench.errors import UserError, first_line
@@ -152,10 +153,10 @@ def test_an_unexpected_error_is_not_recorded_as_a_result(
 ) -> None:
     """It is a fault of pe-bench's own code, where one of a user's would be a row."""
 
-    def fail_from_12_on(self: NoPE, q: Tensor, k: Tensor, *positions: Tensor) -> tuple[Tensor, Tensor]:
-        if k.shape[-2] >= 12:
+    def fail_from_12_on(self: NoPE, q: Side, k: Side) -> tuple[Tensor, Tensor]:
+        if k.x.shape[-2] >= 12:
             raise error
-        return q, k
+        return q.x, k.x
 
     monkeypatch.setattr(NoPE, "transform", fail_from_12_on)
     trained = trained_model(tmp_path / "run", NoPE())
