@@ -4,9 +4,11 @@ All checks come before anything is written. Repeating a run does what is missing
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, key_slices
-from pe_bench.system.files import remove_leftovers, write_text
+from pe_bench.system.files import remove_leftovers, write_atomically, write_text
 from pe_bench.system.machine import (
     changed_files,
     environment,
@@ -286,7 +288,8 @@ def _write_config(job: Job) -> None:
             for file in sources(part.code.path):
                 copy = job.folder / "code" / file.relative_to(part.code.path.parent)
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                write_text(copy, file.read_text(encoding="utf-8"))
+                # Byte for byte: `eval --code` compares its hash.
+                write_atomically(copy, partial(shutil.copyfile, file))
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

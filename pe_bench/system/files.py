@@ -17,7 +17,7 @@ from pe_bench.system.terminal import CONTROL
 TEMPORARY = ".partial-"
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a file beside `path`, flush it to the disk, and rename it into place."""
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
     try:

@@ -163,7 +163,8 @@ def test_the_code_of_a_run_may_have_any_name(train, command, folder, own):
 
 def test_a_file_that_the_code_imports_belongs_to_it(train, command, folder, own):
     helper = own / "encoding" / "roots.py"
-    helper.write_text("def root(x):\n    return x.sqrt()\n")
+    # A copy in UTF-8 with line feeds would have another hash.
+    helper.write_bytes(b"# coding: latin-1\r\n# \xe9\r\ndef root(x):\r\n    return x.sqrt()\r\n")
     code = CODE.replace("import torch\n", "import torch\nfrom roots import root\n")
     (own / "encoding" / "mine.py").write_text(code.replace("distance.sqrt()", "root(distance)"))
     train("--config-dir", str(own), "encoding=mine")
