@@ -318,7 +318,7 @@ def say_problems(report: Report) -> None:
     for folder in map(report.folder_of, runs):
         lengths = lengths_without_scores(folder.path, folder.rows)
         if lengths:
-            say(f"warning: {folder.path.name}: {explain_lost_scores(folder.path.name, lengths)}")
+            say(f"warning: {folder.path.name}: {explain_lost_scores(folder.path, lengths)}")
 
 
 def is_checkpoint(name: object) -> bool:

@@ -18,6 +18,7 @@ from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probe
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import MARGIN
+from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
 from pe_bench.runs.gather import results_file, runs_folder
 from pe_bench.runs.rows import Row
@@ -100,7 +101,6 @@ def _require_writable(option: str, path: Path) -> None:
         raise UserError(f"{option} {path} cannot be written (no permission): name a file elsewhere")
 
 
-DEFAULT_FOLDER = Path("results")
 HINTS = ("intervals: --details", "marks: docs/marks.md")
 PICTURE_HINT = "picture: --plot curve.png"
 
@@ -118,7 +118,7 @@ def print_run(rows: list[Row], run: Path, margin: float = MARGIN, asked: Sequenc
     if any(line.positions for table in tables for line in table.lines):
         say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
     if in_results:
-        command = f"pe-bench report{report_option(results_dir)}"
+        command = f"pe-bench report{results_option(results_dir)}"
         say(f"the run: {run}   all rows: {results_file(results_dir)}   compare: {command}")
     else:
         say(f"the run: {run}")
@@ -127,13 +127,8 @@ def print_run(rows: list[Row], run: Path, margin: float = MARGIN, asked: Sequenc
 def _hint(results_dir: Path, runs: Sequence[Path]) -> str:
     """Return how to see more of what a command printed of these runs."""
     names = shlex.join(run.name for run in runs[:1]) if len(runs) == 1 else ""
-    command = f"pe-bench report{report_option(results_dir)} {names}".rstrip()
+    command = f"pe-bench report{results_option(results_dir)} {names}".rstrip()
     return f"95 % intervals, controls, speed: {command} --details"
-
-
-def report_option(results_dir: Path) -> str:
-    """Return the option that a command to type needs, with a blank before; empty for the default folder."""
-    return "" if results_dir == DEFAULT_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
 def print_sweep_tables(sweep_tables: Sequence["SweepTable"]) -> None:
@@ -142,7 +137,7 @@ def print_sweep_tables(sweep_tables: Sequence["SweepTable"]) -> None:
     for results_dir in folders:
         tables = [table for part in sweep_tables for table in _tables_of(part, results_dir)]
         show(tables, hint=_hint(results_dir, [run for part in sweep_tables for run in part.runs]))
-        rows, command = results_file(results_dir), f"pe-bench report{report_option(results_dir)}"
+        rows, command = results_file(results_dir), f"pe-bench report{results_option(results_dir)}"
         say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   compare: {command}")
 
 

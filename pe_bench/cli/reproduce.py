@@ -238,10 +238,10 @@ def _show(outcomes: "Outcomes") -> None:
 
 def _draw(runs: StudyRuns, measured: "Measurements") -> None:
     """Draw the report's curves of the runs, without what other studies scored of them."""
-    from pe_bench.cli.report import report_option
     from pe_bench.report.build import build_tables
     from pe_bench.report.charts.draw import plot_tables
     from pe_bench.report.selection import Selection
+    from pe_bench.runs.commands import results_option
     from pe_bench.runs.find import Condition
     from pe_bench.runs.rows import TASK
 
@@ -256,4 +256,4 @@ def _draw(runs: StudyRuns, measured: "Measurements") -> None:
     plot_tables(build_tables(progress.results_dir, names, selection=Selection(where=where)), path)
     encodings = dict.fromkeys(name for sweep in runs.variant.study.sweeps for name in sweep.encodings)
     say(f"the picture: {path}")
-    say(f"tables of the runs: pe-bench report {' '.join(encodings)}{report_option(progress.results_dir)}")
+    say(f"tables of the runs: pe-bench report {' '.join(encodings)}{results_option(progress.results_dir)}")

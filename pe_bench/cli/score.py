@@ -6,13 +6,14 @@ from typing import Any
 
 from pe_bench import api
 from pe_bench.checkpoints.load import check_prompts
-from pe_bench.cli.report import Outputs, check_outputs, print_run, print_sweep_tables, report_option
+from pe_bench.cli.report import Outputs, check_outputs, print_run, print_sweep_tables
 from pe_bench.config.parse import parse_lengths
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import RunError, require
 from pe_bench.report.build import probes_of_rows
 from pe_bench.report.probes import show_probes
 from pe_bench.report.statistics import MARGIN
+from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import parse_condition, runs_to_score
 from pe_bench.sweep.states import SweepTable
 from pe_bench.system.terminal import say
@@ -135,7 +136,7 @@ def _show_probes(scored: Sequence[api.Run], plot: Path | None, results_dir: Path
     runs = {run.name: run for run in scored}
     tables = probes_of_rows([row for run in scored for row in run.scored], runs.__getitem__)
     picture = [] if plot is not None else ["by depth: --plot FILE.png"]
-    again = f"again: pe-bench report{report_option(results_dir)} --probe"
+    again = f"again: pe-bench report{results_option(results_dir)} --probe"
     show_probes(tables, hint="    ".join([*picture, again]))
     if plot is not None:
         from pe_bench.report.charts.heat import plot_probes

@@ -15,6 +15,17 @@ from pe_bench.system.terminal import CONTROL
 
 # A variable, because a launcher may run the jobs of a sweep in processes of their own.
 VARIABLE = "PE_BENCH_COMMAND"
+DEFAULT_FOLDER = Path("results")
+
+
+def results_option(results_dir: Path) -> str:
+    """Return the option that a command to type needs, with a blank before; empty for the default folder."""
+    return "" if results_dir == DEFAULT_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
+
+
+def eval_command(run: Path, options: str = "") -> str:
+    """Return the command to type that scores a run."""
+    return f"`pe-bench eval {shlex.quote(run.name)}{options}{results_option(run.parent.parent)}`"
 
 
 def remember_command(arguments: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ a lock and never appended to, so that processes that finish together lose nothin
 """
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.runs.commands import eval_command
 from pe_bench.runs.folder import ERROR, RunFolder, is_whole, read_config
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.rows import APART, Row, read_rows, read_text, to_csv
@@ -125,7 +125,7 @@ def read_all(results_dir: Path) -> Gathered:
 def _finished_rows(run: Path) -> list[Row]:
     rows = sorted(_rows_of(run), key=lambda row: row.order)
     if not rows:
-        raise RunError(f"{run} has no scores: make them with `pe-bench eval {shlex.quote(run.name)}`")
+        raise RunError(f"{run} has no scores: make them with {eval_command(run)}")
     return rows
 
 
@@ -246,8 +246,8 @@ def _state(run: Path, name: str) -> RunState:
         state = ("scores lost" if lost else "finished") if rows else "no scores"
         steps, loss = result["steps"], f"{result['loss']:.3f}" if "checkpoint" not in result else ""
     problems = {
-        "no scores": f"it has no eval.csv: make its scores with `pe-bench eval {name}`",
-        "scores lost": explain_lost_scores(name, lost),
+        "no scores": f"it has no eval.csv: make its scores with {eval_command(run)}",
+        "scores lost": explain_lost_scores(run, lost),
     }
     label = rows[0].encoding if rows else encoding_in(name)
     problem = problems.get(state, "")

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from pe_bench.errors import RunError
+from pe_bench.runs.commands import eval_command
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.untrusted import open_regular, unreadable
 from pe_bench.system.files import usual_permissions, write_atomically
@@ -220,12 +221,11 @@ def lengths_without_scores(run: Path, rows: Iterable[Row]) -> list[int]:
     )
 
 
-def explain_lost_scores(run: str, lengths: Iterable[int]) -> str:
+def explain_lost_scores(run: Path, lengths: Iterable[int]) -> str:
     """Return what is missing of a run's scores, and the command that makes it again."""
     named = ",".join(map(str, lengths))
-    return f"its files of scores at {named.replace(',', ', ')} are missing: make them again with " + (
-        f"`pe-bench eval {run} --lengths {named}`"
-    )
+    again = eval_command(run, f" --lengths {named}")
+    return f"its files of scores at {named.replace(',', ', ')} are missing: make them again with {again}"
 
 
 def save_scores(path: Path, scores: Scores) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -192,7 +193,10 @@ def test_a_lost_file_of_scores_is_named_everywhere_and_made_again_by_eval_at_its
         listed, csv = command("list", "runs", *results), command("report", "--csv", "-", *results)
         assert "scores lost" in listed.out
         for outcome in (listed, csv):
-            assert f"make them again with `pe-bench eval {run.name} --lengths {length}`" in outcome.err
+            assert (
+                f"again with `pe-bench eval {run.name} --lengths {length} {shlex.join(results)}`"
+                in outcome.err
+            )
         assert command(*scored, "--lengths", length).code == 0
         assert contents(folder / "results") == unbroken
 
