@@ -71,7 +71,9 @@ def run(arguments: list[str]) -> int:
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise
-        return _fail(_answer_usage(arguments, error, message()), code)
+        # Our own parsers name the option themselves, and pydantic puts its words before that.
+        of_parser = message().partition(": Value error, ")[2]
+        return _fail(_answer_usage(arguments, error, of_parser or message()), code)
     return _stop("") if code == EXIT_CODE else code
 
 

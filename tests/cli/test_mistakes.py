@@ -116,7 +116,7 @@ from support.commands import files_in, only_run
         (["train", "results_dir=/dev/null"], "results_dir=/dev/null: /dev/null is not a folder"),
         (["train", "-m", "seed=0,1", "results_dir=/proc/nobody"], "/proc/nobody/sweeps"),
         (["report", "--results-dir", "/dev/null/x"], "--results-dir=/dev/null/x: /dev/null is not a folder"),
-        (["report", "--results-dir", ""], "--results-dir is empty: name a folder"),
+        (["report", "--results-dir", ""], "pe-bench: --results-dir is empty: name a folder"),
         (["train", "--cfg", "jobb"], "--cfg prints one of job, hydra, all, not 'jobb'"),
         (
             ["train", "--info", "nothing"],
