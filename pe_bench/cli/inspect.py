@@ -1,5 +1,7 @@
 """The `check`, `show` and `speed` commands: what encodings do, and what they cost."""
 
+from __future__ import annotations
+
 import itertools
 import os
 import re
@@ -15,8 +17,6 @@ from pe_bench.config.groups import encoding_names
 from pe_bench.config.overrides import parse_override
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
-from pe_bench.inspection.check.case import Case, Finding, find_cases
-from pe_bench.inspection.check.suite import PROPERTIES, Property, check_all
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
 from pe_bench.inspection.speed.rows import (
     Request,
@@ -31,14 +31,15 @@ from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
 from pe_bench.system.progress import progress_bar
 from pe_bench.system.terminal import say, width_of, wrap, write_out
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.encodings.compose import Composition
+    from pe_bench.inspection.check.case import Case, Finding
+    from pe_bench.inspection.check.suite import Property
 
+    Results = dict[Property, Finding]
 
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
-
-Results = dict[Property, Finding]
 
 
 def check_encodings(
@@ -62,6 +63,8 @@ def check_encodings(
         require(
             is_option, f"check uses its own model: leave out {text}, which is not an option of an encoding"
         )
+    from pe_bench.inspection.check.case import find_cases
+
     cases = find_cases([*(encoding_names(search) if everything else []), *arguments], search)
     for encoding in cases:
         for option, value in encoding.examples.items():
@@ -165,6 +168,8 @@ def _failed_checks(states: Sequence[str]) -> str:
 def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
     """Check every encoding, with a bar on a terminal."""
     results: dict[str, Results] = {}
+    from pe_bench.inspection.check.suite import PROPERTIES, check_all
+
     with progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
         for case in cases:
             done = itertools.count(len(results) * len(PROPERTIES))
@@ -270,7 +275,7 @@ def _try_each(subjects: Sequence[ResolvedEncoding], length: int) -> None:
             dry_run(model, length, subject.name)
 
 
-def _built(subject: ResolvedEncoding) -> "Composition":
+def _built(subject: ResolvedEncoding) -> Composition:
     """Build the encoding, and print the example options used. Raises `UserError` where that fails."""
     options = subject.config.encoding
     complete = with_examples(subject)

@@ -12,8 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from pe_bench.encodings.source import find_file, is_file
 from pe_bench.errors import UserError
 
@@ -82,6 +80,8 @@ def _is_size(option: Option) -> bool:
 
 def read_part(file: Path) -> dict[str, Any]:
     """Return what a YAML file of an encoding or a modifier has, with all options of the class it names."""
+    import yaml  # which `--help` should not wait for
+
     part: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     if "class" in part and file.parent.name == "encoding":
         part = {"name": file.stem, **part}

@@ -65,12 +65,12 @@ def make_notes(
     notes = [
         *([order_note] if len(lines) > 1 else []),
         *_caveats(_checkpoints(slice_rows, keys), _unlearned(lines, first)),
+        *_statuses(of_lines),
         *_caveats(_protocol(first.protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)),
         *_caveats(unclear_changes(lines, rows), _knows_length(lines), _forced(lines)),
         *_details(agreeing_seeds(lines, train_length, margin)),
         *_caveats(_few_documents(lines), _unequal_targets(lines), _other_sets(lines, first)),
         *_caveats(_own_sets(lines)),
-        *_statuses(of_lines),
         *_missing(lines, train_length),
         *_details(_unjudged(lines), _windows(lines, rows)),
         *_offsets(slice_of_lines, margin),

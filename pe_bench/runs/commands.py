@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL
 
@@ -66,6 +65,8 @@ def _with_run_name(command: str, run: Path) -> str:
 
 def recorded_commands(run: Path) -> tuple[str, ...]:
     """Return a run's commands in the order of their first use; none where they are missing or unreadable."""
+    from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
+
     try:
         commands = json.loads(read_regular(_file(run)))
     except (OSError, ValueError, RecursionError):

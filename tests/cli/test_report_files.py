@@ -164,8 +164,9 @@ def test_a_run_that_is_not_finished_is_listed_with_what_it_has_so_far(command, r
 def test_runs_are_listed_with_what_tables_call_their_encoding_and_the_lengths_that_have_a_number(
     command, results
 ):
+    label = "learned max_position=128"
     learned = add_run(results, "learned", {64: 3.1, 128: 3.0, 256: None}, scored_with="learned", code="1")
-    edit_rows(learned, lambda row: replace(row, encoding="learned max_position=128"))
+    edit_rows(learned, lambda row: replace(row, encoding=label, scored_with=label))
     for run in (results / "runs").iterdir():
         write_config(run, parse_config(compose(["encoding=rope", "train.steps=250"])))
         (run / "result.json").write_text('{"steps": 250, "loss": 1.25}')

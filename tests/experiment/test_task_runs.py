@@ -1,6 +1,7 @@
 """Whole runs of a task, in seconds: trained, stopped, continued, scored, reported, and refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,8 +123,8 @@ def test_padding_and_questions_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> 
     batch = TaskWindows.batch
 
     def other_padding(self: TaskWindows, count: int, seed: int, step: int):
-        tokens, is_answer = batch(self, count, seed, step)
-        return torch.where(tokens == self.task.padding, 3, tokens), is_answer
+        drawn = batch(self, count, seed, step)
+        return replace(drawn, tokens=torch.where(drawn.tokens == self.task.padding, 3, drawn.tokens))
 
     monkeypatch.setattr(TaskWindows, "batch", other_padding)
     other_loss, other = gradients("task=copy")
@@ -132,10 +133,11 @@ def test_padding_and_questions_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.undo()
 
     def nothing_is_learned(self: TaskWindows, count: int, seed: int, step: int):
-        tokens, is_answer = batch(self, count, seed, step)
-        only = torch.zeros_like(is_answer)
-        only[0] = is_answer[0]
-        return tokens, only
+        drawn = batch(self, count, seed, step)
+        assert drawn.is_answer is not None
+        only = torch.zeros_like(drawn.is_answer)
+        only[0] = drawn.is_answer[0]
+        return replace(drawn, is_answer=only)
 
     monkeypatch.setattr(TaskWindows, "batch", nothing_is_learned)
     assert gradients("task=copy")[0] != loss
@@ -163,7 +165,6 @@ def test_encodings_are_scored_on_the_same_examples_and_with_another_one(
         (["task=copy", "eval.protocol=paired"], "eval.protocol=paired scores text, and a task has answers"),
         (["eval.protocol=task"], "eval.protocol=task scores answers, and data=stdlib has none"),
         (["task=copy", "eval.per_position=true"], "a task is not scored by position"),
-        (["task=copy", "eval.max_length=64"], "eval.max_length=64 has no effect with eval.protocol=task"),
         (["task=copyy"], "unknown task 'copyy': did you mean 'copy'"),
         (["task=copy", "task.symbol=4"], "unknown key 'task.symbol': did you mean 'task.symbols'"),
         (["task=copy_unique", "eval.lengths=[16,999]"], "has none above 128"),
@@ -184,7 +185,6 @@ def test_options_of_eval_without_effect_on_a_task_are_refused(
     for option, message in (
         ("--controls=all", "eval.controls=all changes the context of text"),
         ("--protocol=sliding", "eval.protocol=sliding scores text"),
-        ("--max-length=64", "--max-length has no effect on a task: remove it"),
     ):
         outcome = command("eval", str(only_run(folder)), option)
         assert outcome.code == 2 and message in outcome.line

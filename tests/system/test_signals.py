@@ -185,7 +185,7 @@ def test_an_end_before_the_first_checkpoint_promises_nothing(train, folder, monk
         patched.setattr(Trainer, "step", interrupted)
         outcome = train("encoding=alibi")
     assert outcome.code == 130
-    told = "interrupted; no step was saved yet, so the same command starts from the beginning"
+    told = "interrupted; nothing was saved yet, so the same command starts from the beginning"
     assert outcome.line == f"pe-bench: {told}"
     assert latest_checkpoint(only_run(folder) / "checkpoints") is None
 
