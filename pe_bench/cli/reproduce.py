@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +93,11 @@ class StudyRuns:
             "lengths": self.variant.lengths(scoring.times),
             "protocol": scoring.protocol,
         }
+        evaluation = self._evaluation(sweep)
         if scoring.protocol == "paired":
             values["controls"] = scoring.controls
         elif self.variant.is_quick:
-            values["tokens"] = QUICK_TOKENS
+            evaluation = replace(evaluation, tokens=QUICK_TOKENS)
         options = {
             **values,
             **{name: here[name] for name in MACHINE_KEYS if name in here},
@@ -106,7 +107,6 @@ class StudyRuns:
             "data_path": None if self.variant.text == STDLIB or sweep.task else self.variant.text,
             "results_dir": self.progress.results_dir,
         }
-        evaluation = self._evaluation(sweep)
         what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: dict[tuple[str, ...], None] = {}
         for number, run in enumerate(trained.runs, 1):

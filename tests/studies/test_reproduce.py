@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from support.commands import Command, Outcome
 from support.results import add_run
@@ -90,6 +91,15 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     assert differing.code == 1 and "1 job: 1 done" in differing.err and (run / "result.json").is_file()
     assert f"{cells - 1} of {cells} levels agree" in differing.out and "differs: rope" in differing.out
     assert differing.line == f"pe-bench: 1 level differs from {path}"
+
+
+def test_the_toy_size_scores_as_few_tokens_as_the_table_of_its_levels_was_made_with(
+    reproduce: Command, folder: Path
+) -> None:
+    assert reproduce("--quick").code == 0
+    rows = pd.read_csv(folder / "work" / "results" / "results.csv")
+    targets = rows[rows.protocol == "nonoverlapping"].targets
+    assert targets.min() > 0 and targets.max() <= 4096
 
 
 def test_a_study_goes_on_after_ctrl_c(study: Path, folder: Path) -> None:
