@@ -124,7 +124,8 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
         f"{opened.model.vocab_size}: give a folder whose files are of one checkpoint",
     )
     layers = opened.size.n_layers - len(opened.model.fixed)
-    about = replace(about, layers=layers)
+    architecture = type(load_config(source)).__name__.removesuffix("Config")
+    about = replace(about, layers=layers, architecture=architecture)
     config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
     facts = {"checkpoint": about.identity, "length": length, "data": data.hash, "plain": about.plain}
     setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]

@@ -238,7 +238,9 @@ def _html(report: Report, view: PlotValues) -> str:
 
     runs = {run for table in report.tables for line in table.lines for run in line.runs}
     runs |= {run for table in report.probes for line in table.lines for run in line.runs}
-    return to_html(report.tables, provenance(map(report.folder_of, runs)), view=view, probes=report.probes)
+    losses = {run: report.folder_of(run).losses for run in runs}
+    records = provenance(map(report.folder_of, runs))
+    return to_html(report.tables, records, view=view, probes=report.probes, losses=losses)
 
 
 def print_probes(report: Report, outputs: Outputs) -> None:

@@ -281,7 +281,7 @@ class CheckpointConfig(Section):
 
     identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
     begin: the token that stands first in each window. layers: how many have the run's encoding; others keep
-    theirs. plain: it keeps transformers' own attention.
+    theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
     """
 
     section = "checkpoint"
@@ -292,6 +292,7 @@ class CheckpointConfig(Section):
     begin: int | None = None
     layers: int | None = None
     plain: bool = False
+    architecture: str = ""
 
 
 @dataclass(frozen=True)

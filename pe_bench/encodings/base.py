@@ -1,7 +1,7 @@
 """The interface that every encoding is written against: hooks with neutral defaults.
 
 An encoding overrides the hooks that its paper changes and nothing else. The decoder calls
-the hooks in a fixed order (`pe_bench.attention`):
+the hooks in a fixed order (`pe_bench.model.attention`):
 
     transform -> scores * scale -> * logit_scale -> + bias -> adjust -> mask -> weights -> null_logit -> mix
 

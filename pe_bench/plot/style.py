@@ -19,10 +19,10 @@ RULE = "#e5e5e5"  # of the grid
 
 WIDTH = 9.0  # inches, of the page
 LEFT = 0.75  # inches, left of the panels
-FONT = 10  # points
-NOTE_FONT = 8.5  # points
+FONT = 11  # points
+NOTE_FONT = 9.5  # points
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
-MAX_LINE = 118  # characters of a note
+MAX_LINE = 80  # characters of a note
 
 Choice = TypeVar("Choice")
 

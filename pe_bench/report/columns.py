@@ -42,7 +42,9 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
     lines = table.all_lines
     columns, cells = [NAME], [[Cell(line.label) for line in lines]]
     if has_trained_level(table):
-        columns.append(Column(f"at {table.key.train_length}"))
+        # A baseline is compared with at the training length too: of its two columns the first is the level.
+        what = "level\nat" if table.baseline else "at"
+        columns.append(Column(f"{what} {table.key.train_length}"))
         cells.append(_numbers([level_at_training(line, table) for line in lines], table))
     for length in lengths:
         columns.append(Column(f"{length}"))

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
 from typing import TypeVar
 
-from pe_bench.report.records import Line, Record
+from pe_bench.report.records import Line, Record, is_checkpoint
 from pe_bench.runs.rows import Row
 
 MAX_NAMES = 4  # of lines in one note
-CHECKPOINT = "hf:"  # in the name of a model
 
 Said = TypeVar("Said")
 Places = dict[str, list[int]]  # the lengths of each line, by its label
@@ -93,7 +92,7 @@ def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
     # Where a checkpoint and runs of our own have one encoding, its name is for the latter alone.
     names = sorted(
         {
-            shlex.quote(row.run if row.model.startswith(CHECKPOINT) else row.encoding)
+            shlex.quote(row.run if is_checkpoint(row.model) else row.encoding)
             for row in rows
             if row.encoding in encodings
         }

@@ -11,6 +11,7 @@ from pe_bench.report.pairs import Paired
 from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.runs.rows import ALL, HALF, TASK, Row
 
+CHECKPOINT = "hf:"  # begins the name of a model
 NOTHING = Paired(None, None, "")
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
 
@@ -197,6 +198,10 @@ def _suffix(run: str) -> str:
     return ending[1] if ending else run
 
 
+def is_checkpoint(model: str) -> bool:
+    return model.startswith(CHECKPOINT)
+
+
 def quarter_of(train_length: int) -> int:
     return round(train_length / 4)
 
@@ -234,6 +239,14 @@ class TableKey:
     @property
     def is_task(self) -> bool:
         return self.protocol == TASK
+
+    @property
+    def model_title(self) -> str:
+        """Return `tiny model with d_model=96`, or `checkpoint NAME (Llama, 0.26M)`."""
+        if is_checkpoint(self.model):
+            sizes = f" ({self.model_sizes})" if self.model_sizes else ""
+            return f"checkpoint {self.model.removeprefix(CHECKPOINT)}{sizes}"
+        return f"{self.model} model" + (f" with {self.model_sizes}" if self.model_sizes else "")
 
     @property
     def of_positions(self) -> "TableKey":
@@ -303,14 +316,14 @@ class Table:
         rule = "half the length" if key.stride_rule == HALF else key.stride_rule
         stride = f", stride {rule}" if rule else ""
         coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
-        sizes = f" with {key.model_sizes}" if key.model_sizes else ""
         training = f" with {key.training}" if key.training else ""
         part = "" if key.slice == ALL else f", targets: {slice_name(self)}"
-        data = f"data {key.data} ({key.data_hash[:8]}), tokenizer {key.tokenizer}"
+        tokenizer = "its tokenizer" if is_checkpoint(key.model) else f"tokenizer {key.tokenizer}"
+        data = f"data {key.data} ({key.data_hash[:8]}), {tokenizer}"
         if self.is_task:
             data = f"task {key.data} ({key.data_hash[:8]})"
         return (
-            f"{key.model} model{sizes}, {data}",
+            f"{key.model_title}, {data}",
             f"trained at length {key.train_length}{steps}{training}, "
             f"{key.protocol} protocol{stride}{coarse}{part}",
         )

@@ -108,8 +108,11 @@ class RunKeys(RunValues):
     def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
         """Return the sizes that the name of these rows' model does not imply, but for these keys.
 
-        They are such as `d_model=96 d_head=24`.
+        They are such as `d_model=96 d_head=24`; of a checkpoint its architecture and parameters.
         """
+        architecture = self.config_of(rows[0]).get("checkpoint.architecture")
+        if architecture:
+            return f"{architecture}, {_in_millions(rows[0].parameters)}"
         for row in one_a_run(rows):
             config = self.config_of(row)
             model = {key[6:]: value for key, value in config.items() if key[:6] == "model." and key not in by}
@@ -197,6 +200,10 @@ def _validation_loss(run: str, keys: RunKeys) -> float:
     if loss is None:
         raise UserError(f"--best: {run} has no validation loss in its train.csv; leave it out")
     return loss
+
+
+def _in_millions(parameters: int) -> str:
+    return f"{parameters / 1e6:.2f}M" if parameters < 1e7 else f"{parameters / 1e6:,.0f}M"
 
 
 def _is_setting(key: str) -> bool:

@@ -167,8 +167,8 @@ def test_the_page_says_at_its_top_how_many_hold_and_when_they_were_trained(table
 
 
 def test_the_heading_names_columns_as_the_terminal_does(page):
-    headings = [text.strip() for text in page.find("th")][:6]
-    assert headings == ["encoding", "at 128", "128", "256", "1024", "works to"]
+    headings = [" ".join(text.split()) for text in page.find("th")][:6]
+    assert headings == ["encoding", "level at 128", "128", "256", "1024", "works to"]
 
 
 def test_tables_that_cannot_be_compared_are_sections_with_their_reason_notes_and_legend(tables, page):
@@ -380,3 +380,14 @@ def test_a_table_without_a_finite_number_has_no_picture(tmp_path):
 def test_runs_without_a_command_are_listed_together():
     lost = [replace(some_records()[-1], run=f"rope-s{seed}-x") for seed in range(3)]
     assert "no command for rope-s0-x and 2 more: lost" in to_html([], lost)
+
+
+def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(tables, page):
+    one = replace(tables[0], lines=tables[0].lines[:1])
+    losses = {run: [(step, 3.0 - 0.01 * step) for step in range(100)] for run in one.lines[0].runs}
+    text = to_html([one], [], losses=losses)
+    assert len(re.findall(r'<g class="line colour\d stroke0" data-line="0-0">', text)) == 5, (
+        "three pictures, and two runs"
+    )
+    caption = "Training loss of each run by step, nats per token"
+    assert caption in Page(text).find("figcaption") and caption not in page.find("figcaption")

@@ -1,7 +1,7 @@
 """The table of a measurement: the cheapest encoding at the longest length first, with all its lengths."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -62,18 +62,22 @@ def grid_of(rows: Sequence[Row]) -> Grid:
         Column(column.format(reference), is_left=column in WORDS, least=MIN_FOLDED if column in WORDS else 0)
         for column in COLUMNS
     ]
-    cells = [[Cell(row.encoding), *map(Cell, _cells(row))] for row in ordered(rows)]
+    times = {row.length: row.milliseconds for row in rows if row.encoding == reference}
+    cells = [[Cell(row.encoding), *map(Cell, _cells(row, times))] for row in ordered(rows)]
     return Grid(columns, cells, title(rows).split("\n"), notes=_notes(rows), keys=2)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, times: Mapping[int, float | None]) -> list[str]:
+    """Return a row's cells; its time is that of the reference times the ratio, which load hardly moves."""
     if row.milliseconds is None:
         return [f"{row.length:,}", row.status.replace("_", " "), "", "", "", "", ""]
+    milliseconds = (times.get(row.length) or 0) * (row.relative or 0) or row.milliseconds
+    tokens_per_second = (row.tokens_per_second or 0.0) * row.milliseconds / milliseconds
     return [
         f"{row.length:,}",
         row.path,
-        number(row.milliseconds),
-        f"{row.tokens_per_second:,.0f}",
+        number(milliseconds),
+        f"{tokens_per_second:,.0f}",
         "" if row.relative is None else f"{row.relative:.2f}",
         _spread(row),
         "" if row.peak_memory_mb is None else f"{row.peak_memory_mb:,.0f}",
@@ -101,8 +105,10 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         notes.append("spread: half of these ratios lie within this much of the median")
     if counts:
         several = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
+        passes = "pass" if max(counts) == 1 else "passes"
         notes.append(
-            f"ms: median of {several} {'pass' if max(counts) == 1 else 'passes'}, after a warm-up pass"
+            f"ms: of {name}, the median of {several} {passes} after a warm-up pass; of the others, "
+            "that times their ratio"
         )
     notes += _on_noise(rows)
     rates = [
@@ -133,9 +139,9 @@ def _on_noise(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-PANEL_WIDTH, PANEL_HEIGHT = 6.4, 3.6  # inches
+PANEL_WIDTH, PANEL_HEIGHT = 4.9, 3.1  # inches
 TICK_GAP, MAX_TICKS = 36, 7  # points between two lengths; ticks of ratios
-MAX_NAME = 36  # characters
+MAX_NAME = 24  # characters
 
 Curves = dict[str, list[tuple[int, float]]]  # the lengths of each encoding, and its times as ratios
 

@@ -20,7 +20,7 @@ from pe_bench.report.statistics import student_interval
 SHARE_PADDING = 0.03  # above 1 and below 0
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
 VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
-MAX_TITLE = 100  # characters
+MAX_TITLE = 64  # characters
 NAME_WIDTH, NAME_HEIGHT = 0.16, 0.05  # shares of a chart that the name of an anchor takes
 MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"

@@ -21,7 +21,7 @@ from pe_bench.plot.paper import (
     place_text,
     save_picture,
 )
-from pe_bench.plot.scale import set_lengths, set_values
+from pe_bench.plot.scale import scale_of_levels, set_lengths, set_values
 from pe_bench.plot.style import (
     COLOURS,
     FONT,
@@ -46,13 +46,18 @@ from pe_bench.report.charts.curves import (
     describe_anchors,
     seen_anchors,
 )
-from pe_bench.report.records import Table
+from pe_bench.report.records import Line, Table
 
 MAX_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of its own
 MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
 BETWEEN = 0.45  # inches between two charts
-PANEL_WIDTH, PANEL_HEIGHT = 6.4, 3.6  # inches
-ON_PAGE, TALL_ON_PAGE = 2.9, 4.6  # inches that a picture of the page is high, with many curves the second
+PANEL_WIDTH, PANEL_HEIGHT = 4.9, 3.1  # inches: small, so that letters are large on a telephone
+PAGE_PANEL = 6.4  # inches, the width of a panel of the page
+ON_PAGE, TALL_ON_PAGE, LOSSES = (
+    2.9,
+    4.6,
+    2.2,
+)  # inches that a picture of the page is high: of few curves, of many, of losses
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
 MAX_TICKS, FEW_TICKS = 9, 5  # on the y axis of a panel, and of a small one
 TICK_GAP, SMALL_TICK_GAP, WIDE_TICK_GAP = (
@@ -60,7 +65,7 @@ TICK_GAP, SMALL_TICK_GAP, WIDE_TICK_GAP = (
     24,
     45,
 )  # points between two numbers; a narrow window's are larger
-MAX_NAME, MAX_NAME_ON_PAGE = 36, 19  # characters
+MAX_NAME, MAX_NAME_ON_PAGE = 24, 19  # characters
 RING, CROSS, SMALL_RING, SMALL_CROSS = 10, 8, 7, 6  # points
 BROKEN = "#B3261E"
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
@@ -69,7 +74,10 @@ MAX_COLUMNS = 6
 SMALL = 7.5  # points, of names and numbers of a grid
 LETTER = 0.6 * SMALL  # points that a letter of a name is wide, with room to spare
 
+MAX_LOSSES = 200  # points of a run's training losses
+
 Styles = Mapping[str, Style]
+Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
 Part = tuple[float, Callable[[Figure, float], None]]  # its height in inches, and what draws it so far down
 
 
@@ -102,14 +110,13 @@ def chart_svg(
     lines: what a curve and its row of the table have in common, by labels. texts: of each curve's points.
     """
     is_named = len(chart.curves) <= MAX_NAMED
-    width, height = (PANEL_WIDTH, ON_PAGE) if is_named else (WIDTH - LEFT - 0.1, TALL_ON_PAGE)
+    width, height = (PAGE_PANEL, ON_PAGE) if is_named else (WIDTH - LEFT - 0.1, TALL_ON_PAGE)
     parts: dict[str, list[Attributes]] = {}
     for curve, said in zip(chart.curves, texts, strict=True):
         style, line = styles[curve.label], {"data-line": lines[curve.label]}
-        look = f"colour{COLOURS.index(style.colour)} stroke{STROKES.index(style.stroke)}"
         point = {"class": "marker", "tabindex": "-1", "role": "img"}
         points = [{**point, "aria-label": text} for text in said]
-        parts[f"curve of {curve.label}"] = [{"class": f"line {look}", **line}, *points]
+        parts[f"curve of {curve.label}"] = [{"class": f"line {class_of(style)}", **line}, *points]
         for part in ("band", "ring", "break"):
             parts[f"{part} of {curve.label}"] = [{"class": f"line {part}", **line}]
         parts[f"name of {curve.label}"] = [{"class": "label", **line}]
@@ -127,6 +134,42 @@ def chart_svg(
         return figure
 
     return inline_svg(page_figure, key, parts)
+
+
+def losses_svg(
+    lines: Sequence[Line], losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]
+) -> str:
+    """Return the training losses of the lines' runs as an element of a page; empty where none is known."""
+    curves = [(line, losses[run]) for line in lines for run in line.runs if losses.get(run)]
+    values = np.array([loss for _, points in curves for _, loss in points if math.isfinite(loss)])
+    if not values.size:
+        return ""
+    parts = {
+        f"losses of {line.label}": [
+            {"class": f"line {class_of(styles[line.label])}", "data-line": keys[line.label]}
+        ]
+        for line in lines
+    }
+
+    def page_figure() -> Figure:
+        figure = new_figure(WIDTH, LOSSES + BELOW)
+        axes = place_axes(figure, LEFT, 0.1, PAGE_PANEL, LOSSES)
+        for line, points in curves:
+            style = styles[line.label]
+            look: dict[str, Any] = {"color": style.colour, "linestyle": style.stroke, "linewidth": 1.0}
+            thinned = points[:: math.ceil(len(points) / MAX_LOSSES)]
+            axes.plot(*np.array(thinned).T, gid=f"losses of {line.label}", **look)
+        set_values(axes, scale_of_levels(values, np.array([]), 0.1), MAX_TICKS)
+        axes.grid(axis="y", color=RULE)
+        axes.set_xlabel("step")
+        return figure
+
+    return inline_svg(page_figure, key, parts)
+
+
+def class_of(style: Style) -> str:
+    """Return the classes of a colour and a stroke, which style.css has."""
+    return f"colour{COLOURS.index(style.colour)} stroke{STROKES.index(style.stroke)}"
 
 
 def _part(chart: Chart, styles: Styles) -> Part:
@@ -287,7 +330,7 @@ def _draw_grid(figure: Figure, chart: Chart, styles: Styles, top: float) -> None
         is_lowest = place + columns >= len(chart.curves)
         axes.tick_params(labelsize=SMALL, length=2.5, labelleft=column == 0, labelbottom=is_lowest)
     middle, bottom = top + _grid_height(chart) / 2, top + _grid_height(chart)
-    place_text(figure, 0.25, middle, chart.y_label, rotation=90, ha="center", va="center")
+    place_text(figure, 0.2, middle, chart.y_label, rotation=90, ha="center", va="center")
     place_text(figure, (LEFT + WIDTH) / 2, bottom + 0.27, chart.x_label, ha="center")
 
 

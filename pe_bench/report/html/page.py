@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from types import MappingProxyType
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pe_bench.plot.style import Style, styles_of
 from pe_bench.report.charts.curves import Chart, PlotValues, charts_of
+from pe_bench.report.charts.draw import Losses, losses_svg
 from pe_bench.report.columns import details_of, short
 from pe_bench.report.html.picture import Picture, make_picture
 from pe_bench.report.html.probes import probe_sections
@@ -54,6 +56,7 @@ class Section:
     result: str
     views: Sequence[Picture]
     positions: Picture | None
+    losses: Markup
     grid: Grid
     lines: Sequence[PageLine]
     title: str
@@ -71,8 +74,11 @@ def to_html(
     title: str = TITLE,
     view: PlotValues = "levels",
     probes: Sequence[ProbeTable] = (),
+    losses: Losses = MappingProxyType({}),
 ) -> str:
     """Return the page as text; `view` is what its pictures of levels show at first.
+
+    losses: of training, by the names of runs.
 
     Style and script are in it, and by its own policy it may ask for nothing else. Whatever comes from a run
     stands on one line and is escaped by the templates.
@@ -94,7 +100,7 @@ def to_html(
         style=style,
         script=script,
         policy=_policy(style, script),
-        sections=_sections(tables),
+        sections=_sections(tables, losses),
         probes=probe_sections(probes),
         summary=_summary(tables, records),
         provenance=summarize(in_one_line(records)) if records else None,
@@ -118,12 +124,12 @@ def describe_result(table: Table) -> str:
     )
 
 
-def _sections(tables: Sequence[Table]) -> list[Section]:
+def _sections(tables: Sequence[Table], losses: Losses) -> list[Section]:
     tables = [part for table in tables for part in table.with_recall]
     styles = styles_of(line.label for table in tables for line in table.lines)
     charts = zip(charts_of(tables), charts_of(tables, "change"), strict=True)
     return [
-        _section(table, f"{place}", list(dict.fromkeys([levels[0], changes[0]])), levels[1:], styles)
+        _section(table, f"{place}", list(dict.fromkeys([levels[0], changes[0]])), levels[1:], styles, losses)
         for place, (table, (levels, changes)) in enumerate(zip(tables, charts, strict=True))
     ]
 
@@ -134,10 +140,12 @@ def _section(
     views: Sequence[Chart],
     positions: Sequence[Chart],
     styles: Mapping[str, Style],
+    losses: Losses,
 ) -> Section:
     grid = short(table)
     *title, _ = grid.title  # without the unit, which the pictures have
     looks = line_styles(styles)
+    keys = {line.label: f"{prefix}-{place}" for place, line in enumerate(table.all_lines)}
     drawn = [
         make_picture(chart, table, f"{prefix}-{number}", prefix, styles)
         for number, chart in enumerate((*views, *positions))
@@ -147,16 +155,17 @@ def _section(
         result=describe_result(table),
         views=[picture for picture in drawn[: len(views)] if picture],
         positions=next(iter(drawn[len(views) :]), None),
+        losses=Markup(losses_svg(table.lines, losses, styles, f"{prefix}-losses", keys)),
         grid=grid,
         lines=[
             PageLine(
-                f"{prefix}-{place}",
+                keys[line.label],
                 line.label,
                 ANCHOR if line.is_anchor else looks[line.label],
                 cells,
                 _details(line, table),
             )
-            for place, (line, (_, *cells)) in enumerate(zip(table.all_lines, grid.rows, strict=True))
+            for line, (_, *cells) in zip(table.all_lines, grid.rows, strict=True)
         ],
         title=" · ".join(title),
         reading=[*grid.notes, HINT],
@@ -180,8 +189,9 @@ def _sortable(value: float) -> str:
 
 def _summary(tables: Sequence[Table], records: Sequence[RunRecord]) -> str:
     """Return how much there is, and when the last of it was trained."""
+    shown = [part for table in tables for part in table.with_recall]
     labels = {line.label for table in tables for line in table.lines}
-    counts = {"encoding": len(labels), "run": len(records), "table": len(tables)}
+    counts = {"encoding": len(labels), "run": len(records), "table": len(shown)}
     parts = [f"{count:,} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
     dates = [record.date[:10] for record in records if record.date]
     return ", ".join([*parts, *([f"trained until {max(dates)}"] if dates else [])])

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pe_bench.plot.style import COLOURS, STROKES, Style
+from pe_bench.plot.style import Style
+from pe_bench.report.charts.draw import class_of
 
 # Paths around (0, 0), 8 units wide, by the names that matplotlib has for them.
 MARKER_PATHS = {
@@ -33,7 +34,7 @@ def line_styles(styles: Mapping[str, Style]) -> dict[str, LineStyle]:
     """Return how each label's line is drawn on the page."""
     return {
         label: LineStyle(
-            f"colour{COLOURS.index(style.colour)} stroke{STROKES.index(style.stroke)}",
+            class_of(style),
             MARKER_PATHS[style.marker],
         )
         for label, style in styles.items()
