@@ -6,9 +6,8 @@ with twenty of them, one is judged wrongly by chance.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -42,10 +41,12 @@ from pe_bench.runs.anchors import read_anchors
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.rows import TASK, Row
-from pe_bench.studies.study import MIN_RANKED, Claim, Kind, Measure, Ranking, RowKey, Step
+from pe_bench.studies.study import KINDS, WINDOWS, Claim, Measure, Ranking, Step
 
 Outcome = Literal["contradicted", "holds", "unclear"]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
+GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
+OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # say that another kind is wrong
 UNLEARNED: dict[Unlearned, str] = {
     "frequencies": "not learned: at the training length no better than token frequencies",
     "trigram": "not learned yet: at the training length worse than a trigram",
@@ -54,8 +55,8 @@ UNLEARNED: dict[Unlearned, str] = {
 NOT_SCORED = Paired(None, None, "not scored")
 UNDECIDED = "no length where one surely breaks and the other surely holds"
 UNSOLVED = "no encoding solves it at the training length: the training may be too short"
-WINDOWS = ("nonoverlapping", "sliding")
 CODE_VERSION = re.compile("@[0-9a-f]{4}")  # in labels
+MIN_RANKED = 4  # of three encodings no order proves anything: one in six agrees by chance
 
 
 class Series(NamedTuple):
@@ -84,16 +85,15 @@ class Measurements:
         folder_of = folders_in(runs_folder(results_dir))
         self._anchors = read_anchors(results_dir / "anchors")
         self._files = ScoreFiles(self._anchors.with_folders(folder_of))
-        runs: dict[str, dict[str, None]] = {}
-        keys: dict[str, set[RowKey]] = {}
+        # All rows of each sweep that a step asked for, those of controls included.
+        self.rows: dict[str, list[Row]] = {}
+        rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:
-            runs.setdefault(step.sweep, {}).update(dict.fromkeys(step.runs))
-            keys.setdefault(step.sweep, set()).update(step.keys)
-        # All rows of each sweep, those of controls included.
-        self.rows = {
-            sweep: [row for name in names for row in folder_of(name).rows if row.key in keys[sweep]]
-            for sweep, names in runs.items()
-        }
+            of_step = (row for run in step.runs for row in folder_of(run).rows)
+            rows.setdefault(step.sweep, {}).update(
+                (row.key, row) for row in of_step if row.key in set(step.keys)
+            )
+        self.rows = {sweep: list(of_sweep.values()) for sweep, of_sweep in rows.items()}
 
     @property
     def length(self) -> int:
@@ -102,8 +102,13 @@ class Measurements:
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
-        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row) and has_number(row)]
-        return [row for row in rows if (row.length, row.protocol, row.control) == (length, protocol, control)]
+        return [
+            row
+            for row in self.rows.get(series.sweep, [])
+            if (row.length, row.protocol, row.control) == (length, protocol, control)
+            and series.has(row)
+            and has_number(row)
+        ]
 
     def as_trained(self, series: Series) -> list[Row]:
         """Return the rows of a series' runs under the encoding that they were trained with."""
@@ -125,26 +130,25 @@ class Measurements:
 
     def change(self, series: Series, length: int, protocol: str) -> Paired:
         """Return the change from the training length, where runs are scored as they were trained."""
-        return self.paired(self._changes(series, length, protocol))
+        return self.paired(self.changes(series, length, protocol))
+
+    def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
+        trained = [row for row in self.as_trained(series) if row.length == self.length]
+        trained = [row for row in trained if row.protocol == protocol]
+        return pairs_by_run(self.at(series, length, protocol), trained)
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
-        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row) and has_number(row)]
-        lengths = {row.length for row in rows if (row.protocol, row.control) == (protocol, "none")}
-        changes = {
-            length: self.change(series, length, protocol).interval
-            for length in sorted(lengths)
-            if length > self.length
-        }
+        lengths = {row.length for row in self.rows.get(series.sweep, []) if row.length > self.length}
+        changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
         return {length: judge_change(interval, MARGIN) for length, interval in changes.items() if interval}
 
     def difference(self, first: Series, second: Series, length: int, protocol: str, of: Measure) -> Paired:
         """Return the level, or the change, of the first minus that of the second, seed by seed."""
         if of == "level":
-            rows = [self.at(series, length, protocol) for series in (first, second)]
-            return self.paired(pairs_by_seed(*rows))
+            return self.paired(pairs_by_seed(*(self.at(one, length, protocol) for one in (first, second))))
         ours, theirs = (
-            {pair[0].seed: pair for pair in self._changes(series, length, protocol)}
+            {pair[0].seed: pair for pair in self.changes(series, length, protocol)}
             for series in (first, second)
         )
         seeds = sorted(ours.keys() & theirs.keys())
@@ -152,157 +156,96 @@ class Measurements:
             return NOT_SCORED
         return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._files)
 
-    def answers(self, series: Series, length: int) -> tuple[Interval | None, TaskVerdict | None]:
-        """Return the share of a task's examples that are right, and the verdict on it."""
+    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
+        """Return the share of a task's examples that are right, and the verdict on it; None without any."""
         rows = self.at(series, length, TASK)
         answers = make_record(rows, [], self._files).answers if rows else None
-        if answers is None:
-            return None, None
-        return answers.intervals.exact, judge_answers(answers.intervals, answers.chance)
+        return answers and (answers.intervals.exact, judge_answers(answers.intervals, answers.chance))
 
     def by_seed(self, series: Series, length: int, of: Measure) -> dict[int, float]:
         """Return the level, or the change, of each seed."""
         if of == "level":
             return {row.seed: level_of(row) for row in self.at(series, length, "paired")}
-        changes = self._changes(series, length, "paired")
+        changes = self.changes(series, length, "paired")
         return {row.seed: level_of(row) - level_of(trained) for row, trained in changes}
 
     def paired(self, pairs: Sequence[tuple[Row, Row]]) -> Paired:
         return paired(pairs, self._files) if pairs else NOT_SCORED
-
-    def _changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
-        rows = self.at(series, length, protocol)
-        trained = [
-            row for row in self.as_trained(series) if (row.length, row.protocol) == (self.length, protocol)
-        ]
-        return pairs_by_run(rows, trained)
-
-
-class Finding(NamedTuple):
-    """What our runs say of a claim, and the difference that decides it, at the length that decides it."""
-
-    outcome: Outcome
-    measured: Paired
-    length: int
 
 
 @dataclass(frozen=True)
 class Judged:
     """A claim with what our runs say of it.
 
-    length: the length in the claim. decided_at: the length of `interval`. missing: why there is no interval,
-    or why it decides nothing.
+    length: the length in the claim. decided_at: the length of what was measured, which says why it has no
+    interval, or why that decides nothing.
     """
 
     claim: Claim
     length: int
     outcome: Outcome
-    interval: Interval | None
+    measured: Paired
     decided_at: int
-    missing: str = ""
+
+    def __str__(self) -> str:
+        """Return the claim as a sentence."""
+        claim, (of, than) = self.claim, series_of(self.claim)
+        sentence, _ = KINDS[claim.kind]
+        if claim.kind == "order" and claim.measure == "change":
+            sentence = "{of} loses less than {than} from its training length to {at}"
+        windows = f" ({claim.protocol} windows)" if claim.protocol in WINDOWS else ""
+        return sentence.format(of=of, than=than, at=f"{self.length:,}") + windows
+
+    @property
+    def evidence(self) -> str:
+        """Return what was measured, with its interval."""
+        interval, missing = self.measured.interval, self.measured.missing
+        if interval is None:
+            return missing or "no interval"
+        where = f" at {self.decided_at:,}" if self.decided_at != self.length else ""
+        reason = f": {missing}" if missing else ""
+        bounds = f"[{interval.low:+.3f}, {interval.high:+.3f}], {count_of(interval.seeds, 'seed')}"
+        return f"{KINDS[self.claim.kind][1]}{where} {interval.mean:+.3f} {bounds}{reason}"
 
 
 def judge_claim(claim: Claim, scores: Measurements) -> Judged:
     """Return what our runs say of a claim; unclear where they do not have its scores."""
     length = round(claim.at * scores.length)
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
-        for series in dict.fromkeys(_series(claim)):
+        for series in dict.fromkeys(series_of(claim)):
             if reason := scores.unlearned(series):
-                return Judged(claim, length, "unclear", None, length, f"{series} has {UNLEARNED[reason]}")
-    finding = _KINDS[claim.kind].judge(claim, scores, length)
-    measured = finding.measured
-    return Judged(claim, length, finding.outcome, measured.interval, finding.length, measured.missing)
+                unclear = Paired(None, None, f"{series} has {UNLEARNED[reason]}")
+                return Judged(claim, length, "unclear", unclear, length)
+    judge = {"holds": _judge_holding, "breaks_first": _judge_first_break}.get(claim.kind, _judge_sign)
+    judge = _judge_solution if claim.kind in ("solves", "misses") else judge
+    judged = judge(claim, scores, length)
+    return replace(judged, outcome=OPPOSITE[judged.outcome]) if claim.kind in OPPOSED else judged
 
 
-def _series(claim: Claim) -> tuple[Series, Series]:
+def series_of(claim: Claim) -> tuple[Series, Series]:
     """Return what a claim is of, and what it compares that with."""
-    second = Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
-    return Series(claim.of, claim.sweep), second
+    return Series(claim.of, claim.sweep), Series(*claim.second)
 
 
-def _order(claim: Claim, scores: Measurements, length: int) -> Finding:
-    """`of` is better than `than`."""
-    measured = scores.difference(*_series(claim), length, claim.protocol, claim.measure)
-    below = _below(measured.interval, 0.0)
-    outcome = OPPOSITE[below] if claim.protocol == TASK else below  # of answers, more is better
-    return Finding(outcome, measured, length)
-
-
-def _falls(claim: Claim, scores: Measurements, length: int, bound: float = 0.0) -> Finding:
-    """The change from the training length is below the bound."""
-    measured = scores.change(_series(claim)[0], length, claim.protocol)
-    return Finding(_below(measured.interval, bound), measured, length)
-
-
-def _holds(claim: Claim, scores: Measurements, length: int) -> Finding:
-    """Decide at the first length that surely breaks, or does not surely hold, if there is one."""
-    series = _series(claim)[0]
-    verdicts = {
-        scored: verdict
-        for scored, verdict in scores.verdicts(series, claim.protocol).items()
-        if scored <= length
-    }
-    broken, held = breaks_at(verdicts), holds_up_to(verdicts)
-    unsure = min((scored for scored in verdicts if held is None or scored > held), default=None)
-    if length not in verdicts:
-        return Finding("unclear", scores.change(series, length, claim.protocol), length)
-    decided_at = broken or unsure or length
-    outcome: Outcome = "contradicted" if broken else "unclear" if unsure else "holds"
-    return Finding(outcome, scores.change(series, decided_at, claim.protocol), decided_at)
-
-
-def _breaks_first(claim: Claim, scores: Measurements, length: int) -> Finding:
-    """Decide at the first length at which one of two surely breaks while the other surely holds.
-
-    Where the two change places there is none.
-    """
-    series = _series(claim)
-    first, second = (scores.verdicts(one, claim.protocol) for one in series)
-    earlier, later = _breaks_where_other_holds(first, second), _breaks_where_other_holds(second, first)
-    if bool(earlier) is bool(later):
-        return Finding("unclear", Paired(None, None, UNDECIDED), length)
-    decided_at = min(earlier | later)
-    measured = scores.difference(*series, decided_at, claim.protocol, "change")
-    return Finding("holds" if earlier else "contradicted", measured, decided_at)
-
-
-def _breaks_where_other_holds(verdicts: Mapping[int, str], other: Mapping[int, str]) -> set[int]:
-    broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
-    return broken & {length for length, verdict in other.items() if verdict in ("holds", "improves")}
-
-
-def _late_tokens(claim: Claim, scores: Measurements, length: int) -> Finding:
-    """Nonoverlapping windows score better than sliding ones, whose targets have more context."""
-    measured = scores.paired(
-        pairs_by_run(*(scores.at(_series(claim)[0], length, protocol) for protocol in WINDOWS))
-    )
-    return Finding(_below(measured.interval, 0.0), measured, length)
-
-
-def _reads_past_window(claim: Claim, scores: Measurements, length: int) -> Finding:
-    """The level is better than with every layer limited to the training length."""
-    rows = (scores.at(_series(claim)[0], length, "paired", control) for control in ("window", "none"))
-    measured = scores.paired(pairs_by_run(*rows))
-    if measured.interval is None:
-        return Finding("unclear", measured, length)
-    answers: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
-    return Finding(answers[judge_gain_over_control(measured.interval, MARGIN)], measured, length)
-
-
-def _solves(claim: Claim, scores: Measurements, length: int) -> Finding:
-    """A task is solved, by the rules of measures.py."""
-    interval, verdict = scores.answers(_series(claim)[0], length)
-    if interval is None or verdict is None:
-        return Finding("unclear", NOT_SCORED, length)
-    if verdict == "unclear":
-        return Finding("unclear", Paired(interval.mean, interval, ""), length)
-    if verdict != "solves" and length <= scores.length:
-        labels = {label_of(row) for row in scores.rows.get(claim.sweep, [])}
-        verdicts = [scores.answers(Series(label, claim.sweep), scores.length)[1] for label in labels]
-        if "solves" not in verdicts:
-            return Finding("unclear", Paired(interval.mean, interval, UNSOLVED), length)
-    outcome: Outcome = "holds" if verdict == "solves" else "contradicted"
-    return Finding(outcome, Paired(interval.mean, interval, ""), length)
+def _judge_sign(claim: Claim, scores: Measurements, length: int) -> Judged:
+    """Judge a claim by the sign of one difference; of a claim in `OPPOSED`, the one that says otherwise."""
+    kind, protocol, (of, than) = claim.kind, claim.protocol, series_of(claim)
+    if kind == "order":
+        measured = scores.difference(of, than, length, protocol, claim.measure)
+        below = _below(measured.interval, 0.0)
+        outcome = OPPOSITE[below] if protocol == TASK else below  # of answers, more is better
+    elif kind == "early_tokens":  # late ones would score better in nonoverlapping windows
+        measured = scores.paired(pairs_by_run(*(scores.at(of, length, windows) for windows in WINDOWS)))
+        outcome = _below(measured.interval, 0.0)
+    elif kind in ("reads_past_window", "stays_in_window"):
+        controls = (scores.at(of, length, "paired", control) for control in ("window", "none"))
+        measured = scores.paired(pairs_by_run(*controls))
+        interval = measured.interval
+        outcome = GAINS[judge_gain_over_control(interval, MARGIN)] if interval else "unclear"
+    else:  # falls, rises, breaks
+        measured = scores.change(of, length, protocol)
+        outcome = _below(measured.interval, MARGIN if kind == "breaks" else 0.0)
+    return Judged(claim, length, outcome, measured, length)
 
 
 def _below(interval: Interval | None, bound: float) -> Outcome:
@@ -314,74 +257,59 @@ def _below(interval: Interval | None, bound: float) -> Outcome:
     return "contradicted" if interval.low > bound else "unclear"
 
 
-Judge = Callable[[Claim, Measurements, int], Finding]
+def _judge_holding(claim: Claim, scores: Measurements, length: int) -> Judged:
+    """Decide at the first length that surely breaks, or does not surely hold, if there is one."""
+    series, _ = series_of(claim)
+    verdicts = scores.verdicts(series, claim.protocol)
+    verdicts = {scored: verdict for scored, verdict in verdicts.items() if scored <= length}
+    broken, held = breaks_at(verdicts), holds_up_to(verdicts)
+    unsure = min((scored for scored in verdicts if held is None or scored > held), default=None)
+    decided_at = (broken or unsure or length) if length in verdicts else length
+    outcome: Outcome = "contradicted" if broken else "unclear" if unsure else "holds"
+    measured = scores.change(series, decided_at, claim.protocol)
+    return Judged(claim, length, outcome if length in verdicts else "unclear", measured, decided_at)
 
 
-def _opposite_of(judge: Judge) -> Judge:
-    def judge_opposite(claim: Claim, scores: Measurements, length: int) -> Finding:
-        finding = judge(claim, scores, length)
-        return finding._replace(outcome=OPPOSITE[finding.outcome])
+def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judged:
+    """Decide at the first length at which one of two surely breaks while the other surely holds.
 
-    return judge_opposite
-
-
-class _Kind(NamedTuple):
-    """How claims of a kind are judged, what they say, and what their interval is of."""
-
-    judge: Judge
-    sentence: str
-    measured: str
-
-
-_KINDS: dict[Kind, _Kind] = {
-    "order": _Kind(_order, "{of} is better than {than} at {at}", "difference"),
-    "falls": _Kind(_falls, "{of} is better at {at} than at its training length", "change"),
-    "rises": _Kind(_opposite_of(_falls), "{of} is worse at {at} than at its training length", "change"),
-    "holds": _Kind(_holds, "{of} holds up to {at}", "change"),
-    "breaks": _Kind(_opposite_of(partial(_falls, bound=MARGIN)), "{of} degrades or fails at {at}", "change"),
-    "breaks_first": _Kind(_breaks_first, "{of} breaks before {than}", "difference of the changes"),
-    "early_tokens": _Kind(
-        _opposite_of(_late_tokens),
-        "{of} at {at}: nonoverlapping windows look worse than sliding ones",
-        "nonoverlapping minus sliding",
-    ),
-    "reads_past_window": _Kind(
-        _reads_past_window, "{of} at {at} gains from text beyond its training length", "gain over the window"
-    ),
-    "stays_in_window": _Kind(
-        _opposite_of(_reads_past_window),
-        "{of} at {at} gains nothing beyond its training length",
-        "gain over the window",
-    ),
-    "solves": _Kind(_solves, "{of} solves examples of {at} tokens", "right"),
-    "misses": _Kind(_opposite_of(_solves), "{of} does not solve examples of {at} tokens", "right"),
-}
+    Where the two change places there is none.
+    """
+    series = series_of(claim)
+    first, second = (scores.verdicts(one, claim.protocol) for one in series)
+    earlier, later = _breaks_where_other_holds(first, second), _breaks_where_other_holds(second, first)
+    if bool(earlier) is bool(later):
+        return Judged(claim, length, "unclear", Paired(None, None, UNDECIDED), length)
+    decided_at = min(earlier | later)
+    measured = scores.difference(*series, decided_at, claim.protocol, "change")
+    return Judged(claim, length, "holds" if earlier else "contradicted", measured, decided_at)
 
 
-def sentence_of(judged: Judged) -> str:
-    """Return a claim as a sentence."""
-    claim = judged.claim
-    sentence = _KINDS[claim.kind].sentence
-    if claim.kind == "order" and claim.measure == "change":
-        sentence = "{of} loses less than {than} from its training length to {at}"
-    of, than = _series(claim)
-    windows = f" ({claim.protocol} windows)" if claim.protocol in WINDOWS else ""
-    return sentence.format(of=of, than=than, at=f"{judged.length:,}") + windows
+def _breaks_where_other_holds(verdicts: Mapping[int, str], other: Mapping[int, str]) -> set[int]:
+    broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
+    return broken & {length for length, verdict in other.items() if verdict in ("holds", "improves")}
 
 
-def evidence_of(judged: Judged) -> str:
-    """Return what was measured, with its interval."""
-    if judged.interval is None:
-        return judged.missing or "no interval"
-    where = f" at {judged.decided_at:,}" if judged.decided_at != judged.length else ""
-    reason = f": {judged.missing}" if judged.missing else ""
-    interval = judged.interval
-    bounds = f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}], {seeds(interval.seeds)}"
-    return f"{_KINDS[judged.claim.kind].measured}{where} {bounds}{reason}"
+def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judged:
+    """Decide whether a task is solved, by the rules of measures.py."""
+    answers = scores.answers(series_of(claim)[0], length)
+    if answers is None:
+        return Judged(claim, length, "unclear", NOT_SCORED, length)
+    interval, verdict = answers
+    outcome: Outcome = "holds" if verdict == "solves" else "contradicted"
+    missing = ""
+    if verdict == "unclear":
+        outcome = "unclear"
+    elif verdict != "solves" and length <= scores.length:
+        labels = {label_of(row) for row in scores.rows.get(claim.sweep, [])}
+        trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
+        if not any(answers and answers[1] == "solves" for answers in trained):
+            outcome, missing = "unclear", UNSOLVED
+    return Judged(claim, length, outcome, Paired(interval.mean, interval, missing), length)
 
 
-def seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
+def count_of(count: int, name: str) -> str:
+    return f"1 {name}" if count == 1 else f"{count} {name}s"
 
 
 @dataclass(frozen=True)

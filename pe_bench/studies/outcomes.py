@@ -6,27 +6,26 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.report.pairs import has_number, level_of
+from pe_bench.report.pairs import grouped, has_number, level_of
 from pe_bench.report.records import label_of
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import TASK, Row
 from pe_bench.studies.claims import (
+    MIN_RANKED,
     Agreement,
     Judged,
     Measurements,
     Outcome,
     Series,
     agreement,
-    evidence_of,
+    count_of,
     judge_claim,
-    seeds,
-    sentence_of,
 )
-from pe_bench.studies.study import MIN_RANKED, STDLIB, Variant
+from pe_bench.studies.study import STDLIB, Variant
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import one_line
 
@@ -35,17 +34,18 @@ SEED_DEVIATIONS = 3.0
 ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
 INDENT = max(map(len, ORDER)) + 2
 MAX_SHOWN = 10  # levels that differ
-
-# Which fact of two levels is another, so that they cannot be compared.
-Differing = Literal["nothing there", "data_hash", "target_hash", "setting", "torch", "seeds"]
-REASONS: dict[Differing, str] = {
-    "nothing there": "our runs have no score there",
+# What must be equal for two levels to be compared, and how it is named where it is not.
+REASONS = {
     "data_hash": "other text",
     "target_hash": "other targets",
     "setting": "another model or training",
     "seeds": "other numbers of seeds",
     "torch": "another version of PyTorch",
 }
+NOTHING_HERE = "our runs have no score there"
+OF_ROW = (
+    *("data", "protocol", "control", "length", "data_hash", "target_hash", "model", "setting", "pe_bench"),
+)
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,24 @@ class Level:
         """Return by how much another may differ."""
         return max(TOLERANCE, SEED_DEVIATIONS * self.seed_sd)
 
+    def is_like(self, other: "Level") -> bool:
+        """Return whether two levels agree; two infinite ones do."""
+        return self.level == other.level or abs(self.level - other.level) <= other.tolerance
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our levels with those of the table, where they can be compared.
+    """Our levels with those of the table: those that can be compared, and those of them that differ.
 
-    differing: those that differ by more than they may. incomparable: by what is another, its values.
+    incomparable: by the reason, our value and the table's of each level.
     """
 
     levels: list[tuple[Level, Level]] = field(default_factory=list)
-    differing: list[tuple[Level, Level]] = field(default_factory=list)
-    incomparable: dict[Differing, list[tuple[str, str]]] = field(default_factory=dict)
+    incomparable: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+
+    @property
+    def differing(self) -> list[tuple[Level, Level]]:
+        return [(mine, level) for mine, level in self.levels if not mine.is_like(level)]
 
 
 @dataclass(frozen=True)
@@ -132,35 +139,29 @@ def judge_study(variant: Variant, scores: Measurements) -> Outcomes:
 
 def levels_of(rows: Mapping[str, Iterable[Row]], variant: str) -> list[Level]:
     """Return the levels of the rows of each sweep, seeds averaged."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for sweep, rows_of_sweep in rows.items():
-        for row in filter(has_number, rows_of_sweep):
-            key = (sweep, label_of(row), row.protocol, row.control, str(row.length), row.target_hash)
-            groups.setdefault(key, []).append(row)
-    return [_level(key[0], group, variant) for key, group in groups.items()]
+
+    def key(row: Row) -> tuple[object, ...]:
+        return label_of(row), row.protocol, row.control, row.length, row.target_hash
+
+    return [
+        _level(sweep, of_level, variant)
+        for sweep, of_sweep in rows.items()
+        for of_level in grouped(filter(has_number, of_sweep), key).values()
+    ]
 
 
 def _level(sweep: str, rows: Sequence[Row], variant: str) -> Level:
-    first = rows[0]
     levels = np.array([level_of(row) for row in rows])
     is_spread = len(levels) > 1 and bool(np.all(np.isfinite(levels)))
     return Level(
+        **{name: getattr(rows[0], name) for name in OF_ROW},
         variant=variant,
-        data=first.data,
         sweep=sweep,
-        encoding=label_of(first),
-        protocol=first.protocol,
-        control=first.control,
-        length=first.length,
+        encoding=label_of(rows[0]),
         level=round(float(levels.mean()), 6),
         seed_sd=round(float(levels.std(ddof=1)), 6) if is_spread else 0.0,
         seeds=len(levels),
-        data_hash=first.data_hash,
-        target_hash=first.target_hash,
-        model=first.model,
-        setting=first.setting,
-        torch=first.torch.partition("+")[0],
-        pe_bench=first.pe_bench,
+        torch=rows[0].torch.partition("+")[0],
         date=max(row.date for row in rows)[:10],
     )
 
@@ -173,25 +174,21 @@ def compare(ours: Iterable[Level], table: Iterable[Level]) -> Comparison:
     for level in (level for level in table if level.key[:2] in variants):
         mine = level_of_key.get(level.key)
         if mine is None:
-            comparison.incomparable.setdefault("nothing there", []).append(("", ""))
-        elif fact := _differing(mine, level):
-            values = str(getattr(mine, fact)), str(getattr(level, fact))
-            comparison.incomparable.setdefault(fact, []).append(values)
+            comparison.incomparable.setdefault(NOTHING_HERE, []).append(("", ""))
+            continue
+        differing = [name for name in REASONS if _fact(mine, name) != _fact(level, name)]
+        if differing:
+            values = str(getattr(mine, differing[0])), str(getattr(level, differing[0]))
+            comparison.incomparable.setdefault(REASONS[differing[0]], []).append(values)
         else:
             comparison.levels.append((mine, level))
-            is_equal = mine.level == level.level  # as two infinities are
-            if not is_equal and not abs(mine.level - level.level) <= level.tolerance:
-                comparison.differing.append((mine, level))
     return comparison
 
 
-def _differing(ours: Level, table: Level) -> Differing | None:
-    facts: tuple[Differing, ...] = ("data_hash", "target_hash", "setting", "seeds")
-    for fact in facts:
-        if getattr(ours, fact) != getattr(table, fact):
-            return fact
-    is_same = ours.torch.split(".")[:2] == table.torch.split(".")[:2]
-    return None if is_same else "torch"
+def _fact(level: Level, name: str) -> object:
+    """Return what must be equal: of a version of PyTorch, 2.13 of 2.13.1."""
+    value = getattr(level, name)
+    return value.split(".")[:2] if name == "torch" else value
 
 
 def read_table(path: Path) -> list[Level]:
@@ -210,13 +207,11 @@ def write_table(path: Path, levels: Sequence[Level]) -> None:
     """Write levels into a table, in place of those of the same variant and data; others stay."""
     replaced = {level.key[:2] for level in levels}
     kept = [level for level in read_table(path) if level.key[:2] not in replaced]
+    in_order = sorted([*kept, *levels], key=lambda level: (*map(str, level.key[:6]), level.length))
     text = io.StringIO()
     writer = csv.DictWriter(text, [column.name for column in fields(Level)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(
-        asdict(level)
-        for level in sorted([*kept, *levels], key=lambda level: (*map(str, level.key[:6]), level.length))
-    )
+    writer.writerows(map(asdict, in_order))
     write_text(path, text.getvalue())
 
 
@@ -225,17 +220,12 @@ def render(outcomes: Outcomes, width: int) -> str:
 
     A toy says whether its levels are those of the table, and claims are counted: it cannot judge them.
     """
-    lines = [*_heading(outcomes.variant), ""]
+    heading, compared = [*_heading(outcomes.variant), ""], [*_comparison(outcomes)]
     if outcomes.variant.is_quick:
-        lines += [*_comparison(outcomes), "", _counts(outcomes.judged)]
+        lines = [*heading, *compared, "", _counts(outcomes.judged)]
     else:
-        lines += [*_claims(outcomes.judged), "", _counts(outcomes.judged)]
-        if outcomes.agreement is not None:
-            lines += ["", _agreement(outcomes.agreement)]
-        elif outcomes.variant.study.ranking is not None:
-            few = f"fewer than {MIN_RANKED} ranked encodings have learned and have scores"
-            lines += ["", f"no Kendall's tau-b: {few}"]
-        lines += ["", *_comparison(outcomes)]
+        claims = [*_claims(outcomes.judged), "", _counts(outcomes.judged), "", *_agreement(outcomes)]
+        lines = [*heading, *claims, *compared]
     return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(one_line(line), width))
 
 
@@ -251,66 +241,68 @@ def _heading(variant: Variant) -> Iterator[str]:
     data = f"text: {text}" if study.reads_text else "tasks"
     yield f"{study.name}: {study.title}"
     yield study.source
-    yield f"trained at {variant.length} tokens, {seeds(variant.seeds)}, {data}"
+    yield f"trained at {variant.length} tokens, {count_of(variant.seeds, 'seed')}, {data}"
     if variant.is_quick:
         yield "--quick: toy models show that everything works, and their verdicts mean nothing"
 
 
 def _claims(judged: Sequence[Judged]) -> Iterator[str]:
-    for outcome in ORDER:
-        for claim in (claim for claim in judged if claim.outcome == outcome):
-            yield f"{outcome:<{INDENT}}{sentence_of(claim)}"
-            yield f"{'':<{INDENT}}{evidence_of(claim)} (paper: {claim.claim.source})"
+    for claim in sorted(judged, key=lambda claim: ORDER.index(claim.outcome)):
+        yield f"{claim.outcome:<{INDENT}}{claim}"
+        yield f"{'':<{INDENT}}{claim.evidence} (paper: {claim.claim.source})"
 
 
 def _counts(judged: Sequence[Judged]) -> str:
     counts = [f"{sum(claim.outcome == outcome for claim in judged)} {outcome}" for outcome in ORDER]
-    is_task = any(claim.claim.protocol == "task" for claim in judged)
+    is_task = any(claim.claim.protocol == TASK for claim in judged)
     unit = "of the share of examples that are right" if is_task else "in bits per byte"
-    return f"{_count(judged, 'claim')}: {', '.join(counts)} (each by a 95 % interval, {unit})"
+    return f"{count_of(len(judged), 'claim')}: {', '.join(counts)} (each by a 95 % interval, {unit})"
 
 
-def _agreement(order: Agreement) -> str:
-    low, high = order.bounds
-    bounds = f"[{low:.2f}, {high:.2f}], {seeds(order.seeds)}"
-    if order.seeds < 2:
-        bounds = "(no interval: one seed)"
-    elif low == high:
-        bounds = f"with each of {seeds(order.seeds)}"
-    measure = "changes from the training length" if order.ranking.measure == "change" else "levels"
-    return (
-        f"Kendall's tau-b with the paper's order of {len(order.encodings)} encodings by their {measure} at "
-        f"{order.length:,}: {order.tau:.2f} {bounds}; paper: {order.ranking.source}"
-    )
+def _agreement(outcomes: Outcomes) -> Iterator[str]:
+    ranking, order = outcomes.variant.study.ranking, outcomes.agreement
+    if ranking is None:
+        return
+    if order is None:
+        yield f"no Kendall's tau-b: fewer than {MIN_RANKED} ranked encodings have learned and have scores"
+    else:
+        low, high = order.bounds
+        bounds = f"[{low:.2f}, {high:.2f}], {count_of(order.seeds, 'seed')}"
+        if order.seeds < 2:
+            bounds = "(no interval: one seed)"
+        elif low == high:
+            bounds = f"with each of {order.seeds} seeds"
+        measure = "changes from the training length" if ranking.measure == "change" else "levels"
+        yield (
+            f"Kendall's tau-b with the paper's order of {len(order.encodings)} encodings by their {measure} "
+            f"at {order.length:,}: {order.tau:.2f} {bounds}; paper: {ranking.source}"
+        )
+    yield ""
 
 
 def _comparison(outcomes: Outcomes) -> Iterator[str]:
     comparison, table = outcomes.comparison, outcomes.variant.study.table.name
+    differing = comparison.differing
     if not comparison.levels and not comparison.incomparable:
         yield f"{table} has nothing of this size and text: our levels are not compared"
-        return
     if comparison.levels:
-        same = len(comparison.levels) - len(comparison.differing)
+        same = len(comparison.levels) - len(differing)
         yield (
             f"{table}: {same} of {len(comparison.levels)} levels agree within {TOLERANCE}, or 3 "
             "standard deviations over seeds"
         )
-    for ours, level in comparison.differing[:MAX_SHOWN]:
+    for ours, level in differing[:MAX_SHOWN]:
         control = f", control {level.control}" if level.control != "none" else ""
         series = Series(level.encoding, level.sweep)
         yield (
             f"  differs: {series} at {level.length:,} ({level.protocol}{control}): {ours.level:.3f} here, "
             f"{level.level:.3f} in the table, may differ by {level.tolerance:.3f}"
         )
-    if len(comparison.differing) > MAX_SHOWN:
-        yield f"  and {len(comparison.differing) - MAX_SHOWN} more"
-    for fact, values in comparison.incomparable.items():
+    if len(differing) > MAX_SHOWN:
+        yield f"  and {len(differing) - MAX_SHOWN} more"
+    for reason, values in comparison.incomparable.items():
         here, there = (value[:8] for value in values[0])
         both = f" ({here} here, {there} in the table)" if here else ""
-        is_python = fact == "data_hash" and outcomes.variant.text == STDLIB
+        is_python = reason == REASONS["data_hash"] and outcomes.variant.text == STDLIB
         versions = "; the standard library differs between versions of Python" if is_python else ""
-        yield f"{table}: {_count(values, 'level')} not comparable: {REASONS[fact]}{both}{versions}"
-
-
-def _count(things: Sequence[object], name: str) -> str:
-    return f"1 {name}" if len(things) == 1 else f"{len(things)} {name}s"
+        yield f"{table}: {count_of(len(values), 'level')} not comparable: {reason}{both}{versions}"

@@ -7,12 +7,12 @@ folder (--config-dir) can have more. They are no group of Hydra, because a study
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.overrides import quote
@@ -22,30 +22,33 @@ from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.identity import IDENTITY_VERSION
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.untrusted import parse_mapping
+from pe_bench.runs.untrusted import parse_mapping, read_json
 from pe_bench.system.files import write_text
 from pe_bench.values import check_type, shown, unknown
 
 GROUP = "study"
 STDLIB = "stdlib"
-Kind = Literal[
-    "order",
-    "breaks_first",
-    "falls",
-    "rises",
-    "holds",
-    "breaks",
-    "early_tokens",
-    "reads_past_window",
-    "stays_in_window",
-    "solves",
-    "misses",
-]
+# What a claim of each kind says, and what its interval is of.
+KINDS = {
+    "order": ("{of} is better than {than} at {at}", "difference"),
+    "falls": ("{of} is better at {at} than at its training length", "change"),
+    "rises": ("{of} is worse at {at} than at its training length", "change"),
+    "holds": ("{of} holds up to {at}", "change"),
+    "breaks": ("{of} degrades or fails at {at}", "change"),
+    "breaks_first": ("{of} breaks before {than}", "difference of the changes"),
+    "early_tokens": (
+        "{of} at {at}: nonoverlapping windows look worse than sliding ones",
+        "nonoverlapping minus sliding",
+    ),
+    "reads_past_window": ("{of} at {at} gains from text beyond its training length", "gain over the window"),
+    "stays_in_window": ("{of} at {at} gains nothing beyond its training length", "gain over the window"),
+    "solves": ("{of} solves examples of {at} tokens", "right"),
+    "misses": ("{of} does not solve examples of {at} tokens", "right"),
+}
 COMPARING = ("order", "breaks_first")  # two encodings, or one in two sweeps
 OF_TASK = ("solves", "misses")
 Measure = Literal["level", "change"]
-MAX_SEEDS = 1_000
-MIN_RANKED = 4  # of three encodings no order proves anything: one in six agrees by chance
+WINDOWS = ("nonoverlapping", "sliding")
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
 QUICK_SEEDS = 2
 QUICK_SHARE = 50  # experiment=quick has a fiftieth of the default's tokens
@@ -84,13 +87,13 @@ class ScoringStep:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper as data; `claims.py` says what each kind means. at: over the training length.
+    """A sentence of a paper as data, of one of `KINDS`. at: over the training length.
 
     of, than: names that tables give encodings. sweep, than_sweep: which of the study's sweeps they are of,
     where it has several.
     """
 
-    kind: Kind
+    kind: str
     of: str
     source: str
     at: float = 1.0
@@ -99,6 +102,11 @@ class Claim:
     than_sweep: str = ""
     measure: Measure = "level"
     protocol: Protocol = "paired"
+
+    @property
+    def second(self) -> tuple[str, str]:
+        """Return the encoding, and its sweep, that the claim compares `of` with."""
+        return self.than or self.of, self.than_sweep or self.sweep
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,9 @@ class Study:
         return self.path.with_suffix(".csv")
 
 
+PARTS: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim, "ranking": Ranking}
+
+
 def study_names(search: Sequence[Path] = ()) -> list[str]:
     return names_in(GROUP, search)
 
@@ -164,14 +175,10 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
     folders = [*reversed(search), config_dir()]
     path = next(path for folder in folders if (path := folder / GROUP / f"{name}.yaml").is_file())
     try:
-        values = parse_mapping(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {first_line(error)}") from error
-    try:
-        study = _part(Study, values, "study")
+        study = _part(Study, parse_mapping(path.read_text(encoding="utf-8")), "study")
         _check(study)
-    except (UserError, TypeError) as error:  # a key that is missing is a TypeError
-        raise UserError(f"{path}: {str(error).replace('__init__() ', '')}") from error
+    except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
+        raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
     tasks = {sweep.name for sweep in study.sweeps if sweep.task}
     claims = [replace(claim, protocol="task") if claim.sweep in tasks else claim for claim in study.claims]
     return replace(study, name=name, path=path, claims=tuple(claims))
@@ -181,65 +188,53 @@ def _part(kind: type[Part], values: Any, key: str) -> Part:
     """Return a mapping of a study's file as a dataclass. Raise `UserError` with the key."""
     require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
     types = get_type_hints(kind)
-    for name in values:
+    parts: dict[str, Any] = {}
+    for name, value in values.items():
         require(name in types, unknown(str(name), f"key of {key}", types))
-    return kind(**{name: _value(types[name], value, key, name) for name, value in values.items()})
-
-
-def _value(kind: Any, value: Any, key: str, name: str) -> Any:
-    [part] = [inner for inner in get_args(kind) if is_dataclass(inner)] or [None]
-    if part is None:
-        return check_type(value, kind, f"{key}.{name}")
-    if get_origin(kind) is not tuple:
-        return None if value is None else _part(part, value, name)  # type: ignore[type-var]
-    require(isinstance(value, list), f"{name} must be a list, not {shown(value)}")
-    return tuple(_part(part, one, name) for one in value)  # type: ignore[type-var]
+        if kind is not Study or name not in PARTS:
+            parts[name] = check_type(value, types[name], f"{key}.{name}")
+        elif name == "ranking":
+            parts[name] = _part(Ranking, value, name)
+        else:
+            parts[name] = tuple(_part(PARTS[name], one, name) for one in check_type(value, list[Any], name))
+    return kind(**parts)
 
 
 def _check(study: Study) -> None:
     """Raise `UserError` for claims that the study's runs cannot answer."""
-    names, times = [sweep.name for sweep in study.sweeps], study.times
-    require(len({*names}) == len(names), "two sweeps have one name")
-    require(1 <= study.seeds <= MAX_SEEDS, f"seeds must lie between 1 and {MAX_SEEDS}, not {study.seeds}")
+    times, ranking = study.times, study.ranking
     is_positive = bool(times) and min(times) > 0
     require(is_positive, f"times must be lengths over the training length, such as [1, 2], not {times}")
-    scored = {("paired", time) for time in times}
-    for step in study.scorings:
-        for time in step.times:
-            message = f"scorings.times has {time:g}, and times ends at {max(times):g}"
-            require(time <= max(times), f"{message}: longer ones have other targets, so add it to times")
-            scored.add((step.protocol, time))
+    steps = [(step.protocol, time) for step in study.scorings for time in step.times]
+    for _, time in steps:
+        message = f"scorings.times has {time:g}, and times ends at {max(times):g}"
+        require(time <= max(times), f"{message}: longer ones have other targets, so add it to times")
     for claim in study.claims:
         what = f"the claim '{claim.kind}' of {claim.of}"
         _check_encodings(study, claim, what)
-        for protocol in ("nonoverlapping", "sliding") if claim.kind == "early_tokens" else (claim.protocol,):
-            is_scored = (protocol, claim.at) in scored
+        for protocol in WINDOWS if claim.kind == "early_tokens" else (claim.protocol,):
+            is_scored = (protocol, claim.at) in [*steps, *(("paired", time) for time in times)]
             require(is_scored, f"{what}: {claim.at:g} is not among the times that are scored ({protocol})")
-    if study.ranking is not None:
-        at, numbers = study.ranking.at, study.ranking.numbers
-        for name, number in numbers.items():
+    if ranking is not None:
+        for name, number in ranking.numbers.items():
             check_type(number, float, f"ranking.numbers.{name}")
-        require(at in times, f"ranking.at={at:g} is not among the times that are scored")
-        is_enough = len(numbers) >= MIN_RANKED
-        require(is_enough, f"a ranking needs {MIN_RANKED} encodings: fewer prove no order")
+        require(ranking.at in times, f"ranking.at={ranking.at:g} is not among the times that are scored")
 
 
 def _check_encodings(study: Study, claim: Claim, what: str) -> None:
     """Raise `UserError` for encodings that the sweeps do not train, or not on what the claim is about."""
-    is_one, second = claim.kind not in COMPARING, claim.than or claim.than_sweep
-    require(bool(second) or is_one, f"{what} compares two encodings: add 'than' or 'than_sweep'")
-    require(not (is_one and second), f"{what} is about one encoding: remove '{second}'")
+    require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
+    is_compared = bool(claim.than or claim.than_sweep)
+    message = f"{what} compares two encodings or one, and has {2 if is_compared else 1}: see 'than'"
+    require(is_compared is (claim.kind in COMPARING), message)
     sweep_of = {sweep.name: sweep for sweep in study.sweeps}
-    for label, name in ((claim.of, claim.sweep), (claim.than or claim.of, claim.than_sweep or claim.sweep)):
-        sweep = sweep_of.get(name)
-        if sweep is None:
-            raise UserError(f"{what}: there is no sweep '{name}', but {', '.join(map(repr, sweep_of))}")
-        trained = re.split("[ +@]", label)[0]
+    for label, name in ((claim.of, claim.sweep), claim.second):
+        require(name in sweep_of, f"{what}: there is no sweep '{name}', but {', '.join(map(repr, sweep_of))}")
+        sweep, trained = sweep_of[name], re.split("[ +@]", label)[0]
         names = ", ".join(sweep.encodings)
         require(trained in sweep.encodings, f"{what}: its sweep trains {names}, not {trained}")
         fits = claim.kind == "order" or (claim.kind in OF_TASK) is bool(sweep.task)
-        kinds = " and ".join(OF_TASK)
-        require(fits, f"{what}: {kinds} are claims about tasks, order about both, all others about text")
+        require(fits, f"{what}: {' and '.join(OF_TASK)} are claims about tasks, order about both, others not")
 
 
 @dataclass(frozen=True)
@@ -318,9 +313,6 @@ class Variant:
         yield from study.quick_overrides if self.is_quick else ()
 
 
-RowKey = tuple[str, ...]  # `Row.key`
-
-
 @dataclass(frozen=True)
 class Step:
     """A sweep of a study, or a scoring of its runs. is_done: it came to its end.
@@ -331,7 +323,7 @@ class Step:
 
     sweep: str
     runs: tuple[str, ...]
-    keys: tuple[RowKey, ...]
+    keys: tuple[tuple[str, ...], ...]
     is_done: bool = True
 
 
@@ -375,12 +367,11 @@ class Progress:
     def _steps(self) -> dict[str, Step]:
         """Return the steps by their keys; none where the file is missing or damaged: runs are found again."""
         try:
-            values = json.loads(self.path.read_text(encoding="utf-8"))
-            return {key: _step(step) for key, step in values.items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return {
+                key: Step(
+                    step["sweep"], tuple(step["runs"]), tuple(map(tuple, step["keys"])), step["is_done"]
+                )
+                for key, step in read_json(self.path).items()
+            }
+        except (OSError, ValueError, TypeError, KeyError):
             return {}
-
-
-def _step(values: dict[str, Any]) -> Step:
-    keys = tuple(tuple(map(str, key)) for key in values["keys"])
-    return Step(str(values["sweep"]), tuple(map(str, values["runs"])), keys, bool(values["is_done"]))

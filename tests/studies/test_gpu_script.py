@@ -9,25 +9,18 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
 
 
-def gpu(results: Path, *parts: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    env = {
-        **os.environ,
-        "GPU_TOY": "1",
-        "GPU_RESULTS": str(results),
-        "OMP_NUM_THREADS": "1",
-        "GPU_TEXT": text,
-    }
-    return subprocess.run([SCRIPT, *parts], capture_output=True, text=True, env=env, check=False)
+def gpu(results: Path, *parts: str) -> subprocess.CompletedProcess[str]:
+    toy = {"GPU_TOY": "1", "GPU_RESULTS": str(results), "OMP_NUM_THREADS": "1", "GPU_TEXT": ""}
+    return subprocess.run(
+        [SCRIPT, *parts], capture_output=True, text=True, env={**os.environ, **toy}, check=False
+    )
 
 
-def test_paths_are_held_against_float64_and_the_part_is_done(tmp_path: Path) -> None:
+def test_paths_are_held_against_float64_and_an_unknown_part_is_named(tmp_path: Path) -> None:
     done = gpu(tmp_path, "correctness")
     assert done.returncode == 0, done.stderr + done.stdout
     output = (tmp_path / "correctness.txt").read_text()
     assert "rope: right" in output and "fire: right" in output and (tmp_path / "correctness.done").exists()
-
-
-def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     done = gpu(tmp_path / "none", "trainig")
     assert done.returncode == 2 and "no part trainig" in done.stderr and not (tmp_path / "none").exists()
 
@@ -38,6 +31,5 @@ def test_all_parts_run_and_parts_that_are_done_are_left(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr + done.stdout
     assert "gpu: Seven encodings at 30 million parameters" in done.stdout
     assert (tmp_path / "training.csv").is_file() and (tmp_path / "scoring.csv").is_file()
-    again = gpu(tmp_path)
     parts = ("correctness", "training", "scoring", "study")
-    assert again.stdout.splitlines() == [f"{part}: done already" for part in parts]
+    assert gpu(tmp_path).stdout.splitlines() == [f"{part}: done already" for part in parts]

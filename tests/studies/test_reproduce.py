@@ -1,25 +1,29 @@
 """`reproduce` runs what is missing of a study, compares it with its table and judges its claims."""
 
-import os
+import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from support.commands import Command, Outcome
 from support.results import add_run
 
+from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir
+from pe_bench.config.parse import parse_config
+from pe_bench.errors import UserError
+from pe_bench.runs.identity import identity, run_name
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.studies.outcomes import read_table
 from pe_bench.studies.study import Progress, Step, Variant, read_study, study_names
 
-STUDY = """\
+MODEL = """[model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
+  train.warmup_steps=2, train.validation_tokens=64, eval.targets=6, eval.controls=none]"""
+TOY = f"""\
 title: A toy
 question: does it run?
 source: nobody
@@ -28,106 +32,164 @@ seeds: 1
 length: 16
 tokens: 512
 times: [1, 2, 4]
-overrides: [model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
-  train.warmup_steps=2, train.validation_tokens=64, eval.targets=6, eval.controls=none]
+overrides: {MODEL}
 sweeps:
-  - encodings: [rope, nope]
+  - encodings: [rope]
 scorings:
-  - {protocol: nonoverlapping, times: [2]}
-  - {times: [2], scored_with: [rope_pi factor=2]}
+  - {{protocol: nonoverlapping, times: [2]}}
+  - {{times: [2], scored_with: [rope_pi factor=2]}}
 claims:
-  - {kind: holds, of: rope, at: 4, source: nobody}
-  - {kind: order, of: rope, than: rope -> rope_pi factor=2.0, at: 2, source: table 1}
+  - {{kind: holds, of: rope, at: 4, source: nobody}}
+  - {{kind: order, of: rope, than: rope -> rope_pi factor=2.0, at: 2, source: table 1}}
+"""
+SECOND = f"""\
+title: The second
+question: does it share?
+source: nobody
+minutes: 1
+seeds: 1
+length: 16
+tokens: 512
+times: [1, 1.5]
+overrides: {MODEL}
+sweeps:
+  - encodings: [mine, rope]
+scorings:
+  - {{protocol: nonoverlapping, times: [1]}}
+claims:
+  - {{kind: order, of: rope, than: mine, at: 1, source: nobody}}
+"""
+CODE = """\
+from pe_bench.encodings import LayerEncoding
+
+
+class Mine(LayerEncoding):
+    def distance_bias(self, distance):
+        return -distance.sqrt()
 """
 
 
 @pytest.fixture
-def study(folder: Path) -> Path:
-    """Write a study of two tiny runs, and return its folder of configurations."""
+def configs(folder: Path) -> Path:
+    """Write two studies and an encoding, and return their folder."""
     (folder / "own" / "study").mkdir(parents=True)
-    (folder / "own" / "study" / "toy.yaml").write_text(STUDY.replace("[rope, nope]", "[rope]"))
+    (folder / "own" / "encoding").mkdir()
+    for name, text in {
+        "study/toy.yaml": TOY,
+        "study/second.yaml": SECOND,
+        "encoding/mine.py": CODE,
+        "encoding/mine.yaml": "name: mine\nclass: mine.py:Mine\n",
+    }.items():
+        (folder / "own" / name).write_text(text)
     return folder / "own"
 
 
-@pytest.fixture
-def reproduce(command: Command, folder: Path, study: Path) -> Command:
-    """Run `pe-bench reproduce toy` on the tiny corpus."""
-    text = str(folder / "corpus")
-    return lambda *arguments: command(
-        "reproduce", "toy", "--config-dir", str(study), "--text", text, "threads=1", *arguments
-    )
+def arguments(configs: Path, name: str, results: str) -> list[str]:
+    text = str(configs.parent / "corpus")
+    folders = ["--config-dir", str(configs), "--text", text, "--results-dir", results]
+    return ["reproduce", name, *folders, "threads=1"]
 
 
 def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_again(
-    reproduce: Command, study: Path, folder: Path
+    command: Command, configs: Path
 ) -> None:
+    def reproduce(*options: str) -> Outcome:
+        return command(*arguments(configs, "toy", "results"), *options)
+
     first = reproduce()
     assert first.code == 0, first.err
-    assert "unclear       rope holds up to 64" in first.out
-    assert "rope is better than rope -> rope_pi factor=2.0 at 32\n" in first.out
-    assert "rope has not learned: at the training length no better than token frequencies" in first.out
-    assert "2 claims: 0 contradicted, 0 holds, 2 unclear" in first.out
-    assert "toy.csv has nothing of this size and text" in first.out
+    for said in (
+        "unclear       rope holds up to 64",
+        "rope is better than rope -> rope_pi factor=2.0 at 32\n",
+        "rope has not learned: at the training length no better than token frequencies",
+        "2 claims: 0 contradicted, 0 holds, 2 unclear",
+        "toy.csv has nothing of this size and text",
+    ):
+        assert said in first.out
     assert max(map(len, first.out.splitlines())) <= 100
 
-    runs = {path: path.stat().st_mtime_ns for path in (folder / "work" / "results" / "runs").rglob("*.csv")}
+    times = {path: path.stat().st_mtime_ns for path in Path("results/runs").rglob("*.csv")}
     again = reproduce("--write-table")
-    assert (
-        again.code == 0
-        and "1 run, rope" in first.err
-        and "1 run, rope" not in again.err
-        and again.out == first.out
-    )
-    assert {path: path.stat().st_mtime_ns for path in runs} == runs
-    table = read_table(study / "study" / "toy.csv")
+    assert again.code == 0 and again.out == first.out
+    assert "1 run, rope" in first.err and "1 run, rope" not in again.err
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    path = configs / "study" / "toy.csv"
+    table = read_table(path)
     assert {level.protocol for level in table} == {"paired", "nonoverlapping"}
     assert "rope -> rope_pi factor=2.0" in {level.encoding for level in table}
 
-    path, cells = study / "study" / "toy.csv", len(table)
     path.write_text(path.read_text().replace(f",{table[0].level},", f",{table[0].level + 0.5:.6f},", 1))
-    [run] = (folder / "work" / "results" / "runs").iterdir()
+    [run] = Path("results/runs").iterdir()
     shutil.rmtree(run)
     differing = reproduce()
     assert differing.code == 1 and "1 job: 1 done" in differing.err and (run / "result.json").is_file()
-    assert f"{cells - 1} of {cells} levels agree" in differing.out and "differs: rope" in differing.out
+    assert f"{len(table) - 1} of {len(table)} levels agree" in differing.out
+    assert "differs: rope" in differing.out
     assert differing.line == f"pe-bench: 1 level differs from {path}"
 
 
 def test_the_toy_size_scores_as_few_tokens_as_the_table_of_its_levels_was_made_with(
-    reproduce: Command, folder: Path
+    command: Command, configs: Path
 ) -> None:
-    assert reproduce("--quick").code == 0
-    rows = pd.read_csv(folder / "work" / "results" / "results.csv")
-    targets = rows[rows.protocol == "nonoverlapping"].targets
-    assert targets.min() > 0 and targets.max() <= 4096
+    assert command(*arguments(configs, "toy", "results"), "--quick").code == 0
+    [run] = Path("results/runs").iterdir()
+    rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "nonoverlapping"]
+    assert rows and all(0 < row.targets <= 4096 for row in rows)
 
 
-def test_a_study_goes_on_after_ctrl_c(study: Path, folder: Path) -> None:
-    longer = STUDY.replace("[rope, nope]", "[rope]").replace("tokens: 512", "tokens: 8_192")
-    (study / "study" / "toy.yaml").write_text(
-        longer.replace("[model.d_model", "[train.checkpoint_every=10, model.d_model")
-    )
-    arguments = [
-        "reproduce",
-        "toy",
-        "--config-dir",
-        str(study),
-        "--text",
-        str(folder / "corpus"),
-        "threads=1",
-    ]
-    command = [sys.executable, "-m", "pe_bench", *arguments]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    deadline = time.monotonic() + 60
-    while not list(Path("results/runs").glob("*/checkpoints/*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and not out, err
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "1 job: 1 done\n" in done.stderr and "2 claims:" in done.stdout
+def test_studies_take_the_runs_that_are_there_and_say_the_same_in_any_order(
+    command: Command, configs: Path
+) -> None:
+    def reproduce(name: str, results: str) -> str:
+        outcome = command(*arguments(configs, name, results))
+        assert outcome.code == 0, outcome.err
+        return outcome.out
+
+    plain = [text.strip() for text in MODEL.strip("[]").split(",") if "eval." not in text]
+    plain += ["train.length=16", "train.tokens=512", "eval.lengths=[16,24]", "eval.max_length=24"]
+    plain += ["eval.targets=4", "data=files", f"data.path={configs.parent / 'corpus'}", "threads=1"]
+    trained = command("train", *plain, "encoding=rope", "results_dir=mixed")
+    assert trained.code == 0, trained.err
+    [rope] = [path.name for path in Path("mixed/runs").iterdir()]
+
+    first, second = reproduce("toy", "mixed"), reproduce("second", "mixed")
+    assert "not scored" not in first + second
+    assert (reproduce("second", "fresh"), reproduce("toy", "fresh")) == (second, first)
+    names = [path.name for path in sorted(Path("fresh/runs").iterdir())]
+    assert [name.split("-")[0] for name in names] == ["mine", "rope"] and rope == names[1]
+    assert (trainings("fresh"), trainings("mixed")) == (names, [names[0]])
+
+    # A run that another process works on is waited for before it is scored.
+    path = Path("fresh/studies/toy-files.json")
+    steps = {key: step for key, step in json.loads(path.read_text()).items() if " | " not in key}
+    path.write_text(json.dumps(steps))
+    lock = f"filelock.FileLock({str(Path('fresh/runs', rope, 'lock'))!r})"
+    holding = f"import filelock, time\nwith {lock}: print(flush=True); time.sleep(3)"
+    with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline()
+        outcome = command(*arguments(configs, "toy", "fresh"))
+    assert outcome.code == 0 and outcome.out == first
+    assert f"waits for another process that is working on {Path('fresh/runs', rope)}" in outcome.err
+
+
+def trainings(results: str) -> list[str]:
+    """Return the names of the runs that jobs trained, by their logs."""
+    logs = [path.read_text() for path in Path(results, "sweeps").glob("*/jobs/*.log")]
+    return sorted(line.split(":")[0] for log in logs for line in log.splitlines() if ": trained in" in line)
+
+
+def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
+    def named(overrides: Sequence[str]) -> str:
+        config = parse_config(compose(overrides))
+        return run_name(config, identity(config, "data", "float32", []))
+
+    longer = ["train.tokens=2048000"]
+    more = {"alibi": [], "kerple": [], "scalings": [], "windowed": []}
+    for name, overrides in {**more, "nope_same_targets": longer, "budget": longer}.items():
+        study = read_study(name)
+        sweep = study.sweeps[-1]
+        plain = [f"encoding={sweep.encodings[0]}", *overrides]
+        assert named(Variant(study).overrides_of_one(sweep)) == named(plain)
 
 
 @pytest.mark.parametrize(
@@ -150,104 +212,62 @@ def test_a_mistake_is_one_line_before_anything_is_written(
     assert outcome.code == 2 and said in outcome.line and not list(Path().iterdir())
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("minutes: 1", "minutes: soon"), "study.minutes must be a whole number, not 'soon'"),
-        (("kind: holds", "kind: hold"), "claims.kind must be"),
-        (("than: rope -> rope_pi factor=2.0, ", ""), "'order' of rope compares two encodings: add 'than'"),
-        (("kind: order", "kind: breaks"), "'breaks' of rope is about one encoding: remove 'rope -> rope_pi"),
-        (("of: rope, at: 4", "of: roep, at: 4"), "its sweep trains rope, nope, not roep"),
-        (("at: 4, source", "at: 4, sweep: long, source"), "there is no sweep 'long', but ''"),
-        (("kind: holds", "kind: solves"), "solves and misses are claims about tasks"),
+def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
+    path = configs / "study" / "toy.yaml"
+    for before, after, said in (
+        ("minutes: 1", "minutes: soon", "study.minutes must be a whole number, not 'soon'"),
+        ("kind: holds", "kind: hold", "unknown kind of claim 'hold': did you mean 'holds'?"),
         (
-            ("- encodings", "- task: copy\n    encodings"),
-            "'holds' of rope: solves and misses are claims about tasks, order about both",
+            "than: rope -> rope_pi factor=2.0, ",
+            "",
+            "'order' of rope compares two encodings or one, and has 1",
         ),
-        (("at: 4", "at: 3"), "3 is not among the times"),
-        (("times: [2], scored", "times: [8], scored"), "scorings.times has 8, and times ends at 4"),
-        (("holds, of: rope, at: 4", "early_tokens, of: rope, at: 2"), "times that are scored (sliding)"),
-        (
-            ("at: 4, source", "at: 4, protocol: nonoverlapping, source"),
-            "times that are scored (nonoverlapping)",
-        ),
-        (
-            ("sweeps:", "ranking: {at: 3, numbers: {a: 1, b: 2, c: 3, d: 4}, source: x}\nsweeps:"),
-            "ranking.at=3 is not among the times",
-        ),
-        (("seeds: 1", "sedes: 1"), "did you mean 'seeds'?"),
-        (("claims:", "claimed:"), "did you mean 'claims'?"),
-        (("title: A toy", "title: ["), "cannot be read"),
-        (("times: [1, 2, 4]", "times: []"), "times must be lengths over the training length"),
-        (("times: [1, 2, 4]", "times: [0, 1]"), "such as [1, 2], not [0.0, 1.0]"),
-        (("sweeps:\n  - encodings: [rope, nope]", "sweeps:"), "sweeps must be a list, not null"),
-        (("- encodings: [rope, nope]", "- encodings: []"), "its sweep trains , not rope"),
-        (("seeds: 1", "seeds: 1000000000"), "seeds must lie between 1 and 1000, not 1000000000"),
-        (
-            ("sweeps:", "ranking: {at: 2, numbers: {a: 1, b: 2, c: 3}, source: x}\nsweeps:"),
-            "a ranking needs 4 encodings",
-        ),
-    ],
-)
-def test_a_mistake_in_a_study_names_its_file(
-    reproduce: Command, study: Path, change: tuple[str, str], said: str
-) -> None:
-    path = study / "study" / "toy.yaml"
-    path.write_text(STUDY.replace(*change))
-    outcome = reproduce()
-    assert outcome.code == 2 and str(path) in outcome.line and said in outcome.line
+        ("kind: order", "kind: breaks", "'breaks' of rope compares two encodings or one, and has 2"),
+        ("of: rope, at: 4", "of: roep, at: 4", "its sweep trains rope, not roep"),
+        ("at: 4, source", "at: 4, sweep: long, source", "there is no sweep 'long', but ''"),
+        ("kind: holds", "kind: solves", "solves and misses are claims about tasks"),
+        ("- encodings", "- task: copy\n    encodings", "'holds' of rope: solves and misses are claims about"),
+        ("at: 4", "at: 3", "3 is not among the times"),
+        ("times: [2], scored", "times: [8], scored", "scorings.times has 8, and times ends at 4"),
+        ("holds, of: rope, at: 4", "early_tokens, of: rope, at: 2", "times that are scored (sliding)"),
+        ("sweeps:", "ranking: {at: 3, numbers: {a: 1}, source: x}\nsweeps:", "ranking.at=3 is not among"),
+        ("seeds: 1", "sedes: 1", "did you mean 'seeds'?"),
+        ("title: A toy", "", "missing 1 required positional argument: 'title'"),
+        ("title: A toy", "title: [", "while parsing"),
+        ("times: [1, 2, 4]", "times: [0, 1]", "such as [1, 2], not [0.0, 1.0]"),
+        ("sweeps:\n  - encodings: [rope]", "sweeps:", "sweeps must be a list, each Any, not null"),
+    ):
+        path.write_text(TOY.replace(before, after))
+        with pytest.raises(UserError) as error:
+            read_study("toy", [configs])
+        assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
 
 
-def test_a_changed_text_or_encoding_is_another_step(folder: Path, study: Path) -> None:
-    text, code = folder / "corpus" / "new.txt", study / "encoding" / "mine.py"
-    code.parent.mkdir()
-    read = read_study("toy", [study])
-    variant = Variant(read, text=str(folder / "corpus"), search=(study,))
-    [sweep] = read.sweeps
-    keys = [variant.key(sweep)]
-    for path in (text, code):
+def test_a_changed_text_or_encoding_is_another_step(folder: Path, configs: Path) -> None:
+    study = read_study("toy", [configs])
+    variant = Variant(study, text=str(folder / "corpus"), search=(configs,))
+    keys = [variant.key(study.sweeps[0])]
+    for path in (folder / "corpus" / "new.txt", configs / "encoding" / "mine.py"):
         path.write_text("x = 1\n")
-        keys.append(variant.key(sweep))
+        keys.append(variant.key(study.sweeps[0]))
     assert len(set(keys)) == 3
-    (study / "study" / "other.yaml").write_text(STUDY)
-    assert variant.key(sweep) == keys[-1]
+    (configs / "study" / "other.yaml").write_text(TOY)
+    assert variant.key(study.sweeps[0]) == keys[-1]
 
 
 def test_a_step_whose_rows_are_gone_is_to_be_done_again(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
-    keys = tuple(row.key for row in read_rows(run / "eval.csv"))
+    step = Step("", (run.name,), tuple(row.key for row in read_rows(run / "eval.csv")))
     progress = Progress(tmp_path, "toy")
-    progress.add("a", Step("", (run.name,), keys))
-    assert progress.find("a") == Step("", (run.name,), keys)
+    progress.add("a", step)
+    assert progress.find("a") == step
     write_rows(run / "eval.csv", read_rows(run / "eval.csv")[:1])
-    assert progress.find("a") is None
-    assert progress.finished_runs(["a"]) == 1
+    assert progress.find("a") is None and progress.finished_runs(["a"]) == 1
 
 
-def test_a_damaged_file_of_progress_is_no_progress(command: Command, folder: Path) -> None:
-    path = Path("results/studies/windowed.json")
-    path.parent.mkdir(parents=True)
-    for text in ("[" * 100_000, '{"a":' * 100_000, '{"a": 5}', "nothing"):
-        path.write_text(text)
-        assert "windowed" in listed(command, "reproduce").out
-
-
-def listed(command: Command, *arguments: str) -> Outcome:
-    outcome = command(*arguments)
-    assert outcome.code == 0
-    return outcome
-
-
-def test_reproduce_alone_and_list_studies_name_all_of_them_in_80_columns(
+def test_reproduce_alone_lists_all_studies_and_the_runs_that_are_finished(
     command: Command, folder: Path
 ) -> None:
-    outcome = listed(command, "list", "studies")
-    assert listed(command, "reproduce").out == outcome.out
-    assert [line.split()[0] for line in outcome.out.splitlines()[1:]] == study_names()
-    assert max(map(len, outcome.out.splitlines())) <= 80
-
-
-def test_the_list_counts_finished_runs_of_the_study_as_it_is_here(command: Command, folder: Path) -> None:
     variant = Variant(read_study("windowed"))
     [sweep] = variant.study.sweeps
     progress = Progress(Path("results"), variant.progress_name)
@@ -257,23 +277,29 @@ def test_the_list_counts_finished_runs_of_the_study_as_it_is_here(command: Comma
     finished = Path("results/runs") / runs[0]
     finished.mkdir(parents=True)
     (finished / "result.json").write_text("{}")
-    lines = command("reproduce").out.splitlines()
+    listed = command("reproduce").out
+    lines = listed.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == study_names() and max(map(len, lines)) <= 80
     assert next(line for line in lines if line.startswith("windowed")).split()[2:5] == ["1", "of", "15"]
+    assert command("list", "studies").out == listed
+    for damaged in ("[" * 100_000, '{"a":' * 100_000, '{"a": 5}', "nothing"):
+        progress.path.write_text(damaged)
+        assert "0 of 15" in command("reproduce").out
 
 
-@pytest.mark.parametrize("name", study_names())
-def test_a_shipped_study_names_encodings_that_there_are_and_takes_an_hour_at_most(name: str) -> None:
-    study = read_study(name)
-    encodings = {path.stem for path in (config_dir() / "encoding").glob("*.yaml")}
-    trained = {encoding for sweep in study.sweeps for encoding in sweep.encodings}
-    assert trained <= encodings and study.minutes <= 60
-    scored_with = [text for step in study.scorings for text in step.scored_with or []]
-    labels = trained | {f"{encoding} -> {text}" for encoding in trained for text in scored_with}
-    named = {label for claim in study.claims for label in (claim.of, claim.than) if label}
-    named |= set(study.ranking.numbers if study.ranking else ())
-    assert {label for label in named if "->" in label} <= labels
-    assert {re.split("[ +]", label)[0] for label in named} <= trained
-    assert all(claim.source for claim in study.claims)
+def test_a_shipped_study_names_encodings_that_there_are_and_takes_an_hour_at_most() -> None:
+    for name in study_names():
+        study = read_study(name)
+        encodings = {path.stem for path in (config_dir() / "encoding").glob("*.yaml")}
+        trained = {encoding for sweep in study.sweeps for encoding in sweep.encodings}
+        assert trained <= encodings and study.minutes <= 60
+        scored_with = [text for step in study.scorings for text in step.scored_with or []]
+        labels = trained | {f"{encoding} -> {text}" for encoding in trained for text in scored_with}
+        named = {label for claim in study.claims for label in (claim.of, claim.than) if label}
+        named |= set(study.ranking.numbers if study.ranking else ())
+        assert {label for label in named if "->" in label} <= labels
+        assert {re.split("[ +]", label)[0] for label in named} <= trained
+        assert all(claim.source for claim in study.claims)
 
 
 def test_the_toy_size_has_fewer_seeds_and_tokens_and_the_same_lengths_over_training(folder: Path) -> None:
@@ -282,7 +308,7 @@ def test_the_toy_size_has_fewer_seeds_and_tokens_and_the_same_lengths_over_train
     assert (full.seeds, quick.seeds) == (3, 2)
     assert full.lengths([1, 1.5]) == [128, 192] and quick.lengths([1, 1.5]) == [32, 48]
     overrides = [quick.overrides(sweep) for sweep in study.sweeps]
-    assert [next(text for text in own if "train.tokens" in text) for own in overrides] == [
+    assert [next(text for text in part if "train.tokens" in text) for part in overrides] == [
         f"train.tokens={tokens}" for tokens in (5120, 10240, 20480, 40960)
     ]
     assert "experiment=quick" in overrides[0] and "experiment=quick" not in full.overrides(study.sweeps[0])
