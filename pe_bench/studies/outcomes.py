@@ -211,7 +211,7 @@ def write_table(path: Path, levels: Sequence[Level]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, [column.name for column in fields(Level)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(map(asdict, in_order))
+    writer.writerows(asdict(level) for level in in_order)
     write_text(path, text.getvalue())
 
 

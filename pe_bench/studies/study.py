@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.overrides import quote
@@ -53,8 +53,6 @@ QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
 QUICK_SEEDS = 2
 QUICK_SHARE = 50  # experiment=quick has a fiftieth of the default's tokens
 MAX_QUICK_TOKENS = 81_920
-
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
     folders = [*reversed(search), config_dir()]
     path = next(path for folder in folders if (path := folder / GROUP / f"{name}.yaml").is_file())
     try:
-        study = _part(Study, parse_mapping(path.read_text(encoding="utf-8")), "study")
+        study: Study = _part(Study, parse_mapping(path.read_text(encoding="utf-8")), "study")
         _check(study)
     except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
         raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
@@ -184,14 +182,14 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
     return replace(study, name=name, path=path, claims=tuple(claims))
 
 
-def _part(kind: type[Part], values: Any, key: str) -> Part:
+def _part(kind: type[Any], values: Any, key: str) -> Any:
     """Return a mapping of a study's file as a dataclass. Raise `UserError` with the key."""
     require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
     types = get_type_hints(kind)
     parts: dict[str, Any] = {}
     for name, value in values.items():
         require(name in types, unknown(str(name), f"key of {key}", types))
-        if kind is not Study or name not in PARTS:
+        if name not in PARTS:
             parts[name] = check_type(value, types[name], f"{key}.{name}")
         elif name == "ranking":
             parts[name] = _part(Ranking, value, name)
