@@ -14,11 +14,11 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.runs.folder import write_config
-from pe_bench.runs.gather import runs_folder
+from pe_bench.runs.gather import FORMAT, runs_folder
 from pe_bench.runs.identity import identity, run_name, setting
 from pe_bench.runs.means import keep_means
 from pe_bench.runs.rows import Row, write_rows
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_file
+from pe_bench.runs.scores import Scores, compute_level, save_scores, score_file
 from pe_bench.system.files import write_text
 from pe_bench.system.machine import environment, git_commit, package_version, today
 
@@ -74,7 +74,9 @@ def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: 
     rows = [_scored(run, row, documents, sizes) for row in _plans(empty, config)]
     write_rows(run / "eval.csv", rows)
     keep_means(run, rows)
-    _write_json(run / "result.json", {"format": 1, "steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH})
+    _write_json(
+        run / "result.json", {"format": FORMAT, "steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH}
+    )
     return len(rows)
 
 
@@ -96,7 +98,7 @@ def _scored(run: Path, row: Row, documents: np.ndarray, sizes: np.ndarray) -> Ro
     nll = np.abs(level + easier + random.normal(0.0, 0.2, len(documents)))
     scores = Scores(nll.astype(np.float32), documents, sizes)
     save_scores(score_file(run, row), scores)
-    return replace(row, **dataclasses.asdict(LEVEL_OF_PROTOCOL[row.protocol](scores)))
+    return replace(row, **dataclasses.asdict(compute_level(scores, row.protocol)))
 
 
 def _empty_row(run: Path, config: Config, setting: str, targets: int) -> Row:

@@ -20,7 +20,7 @@ from pe_bench.config.parse import parse_config, to_plain, without_none
 from pe_bench.config.schema import Config, EvalConfig, Protocol, Slice, check_margin, warn_unused
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.commands import called_with
-from pe_bench.runs.find import find_run, named_runs, parse_condition, require_finished
+from pe_bench.runs.find import find_run, find_runs, parse_condition
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.gather import require_results_folder
 from pe_bench.runs.identity import encoding_in
@@ -299,7 +299,7 @@ def read_report(
     if protocol is not None:
         protocol = check_type(protocol, Protocol, "--protocol")
     require_results_folder(results_dir)
-    runs = [run.name for run in named_runs(listed(names), results_dir)] or None
+    runs = [run.name for run in find_runs(listed(names), results_dir)] or None
     newest_only = not (everything or runs or selection.where)
     return build_report(results_dir, runs, protocol, selection, newest_only=newest_only)
 
@@ -355,7 +355,7 @@ def _score(run: Run | str | Path, options: Mapping[str, Any]) -> Run:
         task = options.get("task")
         require(task is None, f"task={task} is for a checkpoint (hf:FOLDER): probe {run} without it")
         results_dir = Path(options["results_dir"])
-        path = run.path if isinstance(run, Run) else _find(str(run), results_dir)
+        path = run.path if isinstance(run, Run) else find_run(str(run), results_dir)
         results_dir = path.parent.parent if path.parent.name == "runs" else results_dir
         score = run_score(path, {**options, "results_dir": results_dir})
     with interruptible():
@@ -510,13 +510,6 @@ def _named_in_error(run: Path, runs: Sequence[Path]) -> Iterator[None]:
             raise
         without = shlex.quote(f"encoding!={encoding_in(run.name)}")
         raise UserError(f"{run.name}: {error}; or leave it out with --where {without}") from error
-
-
-def _find(name: str, results_dir: Path) -> Path:
-    runs = [require_finished(run) for run in named_runs([name], results_dir, anywhere=True)]
-    names = ", ".join(run.name for run in runs)
-    require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}", name)
-    return runs[0]
 
 
 def _lengths(lengths: int | Sequence[int] | None) -> list[int] | None:

@@ -26,7 +26,7 @@ from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.find import find_run
-from pe_bench.runs.folder import locked, read_config, record_error, with_absolute_paths, write_config
+from pe_bench.runs.folder import locked, read_config, record_error, write_config
 from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
 from pe_bench.runs.identity import encoding_in, identity, run_name, setting
 from pe_bench.runs.job import Job
@@ -282,7 +282,7 @@ def _write_result(job: Job, trained: Checkpoint | None) -> None:
 
 
 def _write_config(job: Job) -> None:
-    write_config(job.folder, replace(job.config, data=with_absolute_paths(job.config.data)))
+    write_config(job.folder, job.config)
     for part in EncodingSpec(job.config.encoding, job.config.search).parts:
         if not part.is_built_in:
             for file in sources(part.code.path):

@@ -13,7 +13,7 @@ from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokeniz
 from pe_bench.errors import UserError, require
 from pe_bench.experiment import load, trusted
 from pe_bench.model.decoder import Decoder
-from pe_bench.runs.find import matching_runs
+from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
 from pe_bench.system.files import TEMPORARY, name_write_errors
 from pe_bench.system.terminal import say
@@ -27,12 +27,7 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     require(
         folder.name not in ("", ".."), f"--hf {folder} is no name of a new folder: say --hf {folder}/NAME"
     )
-    runs = matching_runs(name, results_dir, anywhere=True)
-    require(
-        len(runs) == 1,
-        f"'{name}' selects {len(runs)} runs; give one in full: {', '.join(run.name for run in runs[:5])}",
-    )
-    [run] = runs
+    run = find_run(name, results_dir)
     config = read_config(run)
     require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
     require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")

@@ -228,7 +228,7 @@ def _shorten_lengths(column: str, text: str) -> str:
 
 def _cells(state: RunState) -> tuple[str, ...]:
     lengths = ", ".join(map(str, state.lengths))
-    facts = (state.run, state.encoding, state.state, state.steps, state.asked, state.loss)
+    facts = (state.run, state.encoding, state.state, state.steps, state.total, state.loss)
     return (*facts, lengths, state.problem)
 
 

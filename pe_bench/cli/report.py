@@ -234,7 +234,7 @@ def write_files(report: Report, outputs: Outputs, details: bool) -> None:
 
 def _html(report: Report, view: PlotValues) -> str:
     from pe_bench.report.html.page import to_html
-    from pe_bench.runs.provenance import provenance
+    from pe_bench.runs.folder import provenance
 
     runs = {run for table in report.tables for line in table.lines for run in line.runs}
     runs |= {run for table in report.probes for line in table.lines for run in line.runs}

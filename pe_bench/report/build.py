@@ -23,10 +23,9 @@ from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.selection import EVERYTHING, RunKeys, Selection, differing_keys, keep_best
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.verdicts import judge, with_baseline
-from pe_bench.runs.anchors import StoredAnchors, anchors_folder, read_anchors
 from pe_bench.runs.find import Condition
 from pe_bench.runs.folder import RunFolder, folders_in
-from pe_bench.runs.gather import read_all, runs_folder
+from pe_bench.runs.gather import StoredAnchors, anchors_folder, read_all, read_anchors, runs_folder
 from pe_bench.runs.means import RECALL
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, read_rows
 from pe_bench.system.terminal import in_one_line

@@ -36,7 +36,7 @@ from pe_bench.report.statistics import (
     judge_gain_over_control,
     reads_nothing,
 )
-from pe_bench.runs.anchors import COPYING, FREQUENCIES, TRIGRAM, StoredAnchors, place_of
+from pe_bench.runs.gather import COPYING, FREQUENCIES, TRIGRAM, StoredAnchors, anchor_key
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.scores import perplexity_of
 
@@ -360,6 +360,6 @@ def unlearned(own_rows: Sequence[Row], stored: StoredAnchors, files: ScoreFiles)
 
 def _against(label: str, rows: Sequence[Row], stored: StoredAnchors, files: ScoreFiles) -> Paired:
     """Return the rows minus those of an anchor that was counted on the same tokens; positive is worse."""
-    anchor_of = {place_of(row): row for row in stored.of(label, rows)}
-    pairs = [(row, anchor_of[place_of(row)]) for row in rows if place_of(row) in anchor_of]
+    anchor_of = {anchor_key(row): row for row in stored.of(label, rows)}
+    pairs = [(row, anchor_of[anchor_key(row)]) for row in rows if anchor_key(row) in anchor_of]
     return paired(of_one_set(pairs), files)

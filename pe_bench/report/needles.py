@@ -243,7 +243,7 @@ def _judged(with_span: Sequence[Scores], without: Sequence[Scores], windows: int
     """Return what the scores of each run show with its span and without; windows: at each depth."""
     clusters = with_span[0].clusters
     bits, right = (
-        [np.stack([values(scores.sharing(clusters)) for scores in part]) for part in (with_span, without)]
+        [np.stack([values(scores) for scores in part]) for part in (with_span, without)]
         for values in (lambda scores: scores.by_cluster()[1], Scores.accuracy_by_cluster)
     )
     gain, documents = paired_interval(bits[1] - bits[0]), len(clusters.documents)

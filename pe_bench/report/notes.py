@@ -24,8 +24,8 @@ from pe_bench.report.places import (
 )
 from pe_bench.report.records import Line, Record, label_of
 from pe_bench.report.selection import RunKeys
-from pe_bench.runs.anchors import COPYING
 from pe_bench.runs.find import one_a_run
+from pe_bench.runs.gather import COPYING
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
 

@@ -11,9 +11,9 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.report.statistics import Interval, difference_of_shares, paired_interval
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.means import Means, compute_means
+from pe_bench.runs.means import Means
 from pe_bench.runs.rows import ALL, TASK, Row
-from pe_bench.runs.scores import Clusters, load_scores, score_file
+from pe_bench.runs.scores import load_scores, score_file
 
 Pair = tuple[Row, Row]
 Key = TypeVar("Key")
@@ -49,7 +49,6 @@ class ScoreFiles:
     def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
         self._folder_of = folder_of
         self._means: dict[Row, Means] = {}
-        self._clusters: dict[str, Clusters] = {}
 
     def means(self, row: Row) -> Means:
         """Return the means that the run keeps, or those of the scores themselves. Raises `RunError`."""
@@ -81,11 +80,7 @@ class ScoreFiles:
         if row.protocol == TASK:
             right = self.answers(row)
             return Means(np.arange(len(right)), (right == 1).astype(float), level_of(row), 1)
-        means = folder.means.find(path, row.slice_hash)
-        if means is None:
-            scores = load_scores(path).sharing(self._clusters.get(row.target_hash))
-            self._clusters[row.target_hash] = scores.clusters
-            means = compute_means(row, scores, folder.slices)
+        means = folder.means_of(row)
         if not _agree(means.level, level_of(row)):
             raise RunError(
                 f"{path} does not give its row's {level_of(row):.6f} bits per byte, but {means.level:.6f}"

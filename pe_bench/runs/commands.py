@@ -15,6 +15,7 @@ from pe_bench.system.terminal import CONTROL
 # A variable, because a launcher may run the jobs of a sweep in processes of their own.
 VARIABLE = "PE_BENCH_COMMAND"
 DEFAULT_FOLDER = Path("results")
+FILE = "commands.json"
 
 
 def results_option(results_dir: Path) -> str:
@@ -46,21 +47,13 @@ def called_with(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def record_command(run: Path) -> None:
-    """Add the command at work to the run's, once.
-
-    Only the holder of the run's lock may call this.
-    """
-    command, recorded = _with_run_name(os.environ.get(VARIABLE, ""), run), recorded_commands(run)
-    if command and command not in recorded:
-        write_text(_file(run), json.dumps([*recorded, command], indent=1, ensure_ascii=False) + "\n")
-
-
-def _with_run_name(command: str, run: Path) -> str:
-    """Add the run's name to `pe-bench eval` of the newest run, because another may be the newest later."""
-    arguments = shlex.split(command)
+    """Add the command at work to the run's, once; only the holder of the run's lock may call this."""
+    arguments, recorded = shlex.split(os.environ.get(VARIABLE, "")), recorded_commands(run)
     if arguments[1:2] == ["eval"] and (len(arguments) == 2 or arguments[2].startswith("-")):
-        arguments.insert(2, run.name)
-    return shlex.join(arguments)
+        arguments.insert(2, run.name)  # it was of the newest run, and another may be the newest later
+    command = shlex.join(arguments)
+    if command and command not in recorded:
+        write_text(run / FILE, json.dumps([*recorded, command], indent=1, ensure_ascii=False) + "\n")
 
 
 def recorded_commands(run: Path) -> tuple[str, ...]:
@@ -68,37 +61,10 @@ def recorded_commands(run: Path) -> tuple[str, ...]:
     from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
 
     try:
-        commands = json.loads(read_regular(_file(run)))
+        commands = json.loads(read_regular(run / FILE))
     except (OSError, ValueError, RecursionError):
         return ()
     return tuple(command for command in commands if _is_ours(command)) if isinstance(commands, list) else ()
-
-
-def takes_code_from(command: str, results: Path) -> bool:
-    """Return whether a recorded command names code, or a folder of configurations, that lies in the results.
-
-    A stranger's run may bring both, and whoever repeated its command would run them.
-    """
-    arguments = shlex.split(command)
-    for option, argument in pairwise(arguments):
-        words = [word for word in re.split(r"[=:,{}\[\]\s'\"]+", argument) if word]
-        is_folder = option.startswith(("-c", "--config")) or argument.startswith(("-c", "--config"))
-        # A name with a slash may be a file of any ending, and a name with dots a module or a package.
-        named = [path for path in map(_expanded, words) if is_folder or _is_code(path)]
-        stems = [word.replace(".", "/") for word in words]
-        modules = [Path(file) for stem in stems for file in (f"{stem}.py", f"{stem}/__init__.py")]
-        named += [path for path in modules if path.is_file()]
-        if any(path.resolve().is_relative_to(results.resolve()) for path in named):
-            return True
-    return False
-
-
-def _expanded(word: str) -> Path:
-    return Path(os.path.expanduser(word))
-
-
-def _is_code(path: Path) -> bool:
-    return path.suffix == ".py" or path.is_file()
 
 
 def _is_ours(command: object) -> bool:
@@ -112,5 +78,20 @@ def _is_ours(command: object) -> bool:
     return arguments[:1] == ["pe-bench"] and command == shlex.join(arguments) and not CONTROL.search(command)
 
 
-def _file(run: Path) -> Path:
-    return run / "commands.json"
+def takes_code_from(command: str, results: Path) -> bool:
+    """Return whether a recorded command names code, or a folder of configurations, that lies in the results.
+
+    A stranger's run may bring both, and whoever repeated its command would run them.
+    """
+    for option, argument in pairwise(shlex.split(command)):
+        words = [word for word in re.split(r"[=:,{}\[\]\s'\"]+", argument) if word]
+        is_folder = any(text.startswith(("-c", "--config")) for text in (option, argument))
+        # A name with a slash may be a file of any ending, and a name with dots a module or a package.
+        files = [Path(os.path.expanduser(word)) for word in words]
+        files = [file for file in files if is_folder or file.suffix == ".py" or file.is_file()]
+        stems = [word.replace(".", "/") for word in words]
+        modules = [Path(stem + end) for stem in stems for end in (".py", "/__init__.py")]
+        files += [module for module in modules if module.is_file()]
+        if any(file.resolve().is_relative_to(results.resolve()) for file in files):
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""Find finished runs: by path, by name or its beginning, by a pattern, by their encoding, or the newest."""
+"""Find finished runs: by path, by name or its beginning, by a pattern, by their encoding or by conditions."""
 
 import fnmatch
 import operator
@@ -21,62 +21,56 @@ from pe_bench.values import unknown
 
 def finished_runs(results_dir: Path) -> list[Path]:
     """Return the runs with a `result.json`, the one that finished last at the end."""
-    times = {run: _finished_at(run) for run in folders_of_runs(results_dir)}
-    return sorted((run for run, time in times.items() if time is not None), key=lambda run: times[run] or 0)
+    times: dict[Path, int] = {}
+    for run in folders_of_runs(results_dir):
+        with suppress(OSError):  # not finished, or not readable, which the reader of its rows reports
+            times[run] = (run / "result.json").lstat().st_mtime_ns
+    return sorted(times, key=times.__getitem__)
 
 
-def _finished_at(run: Path) -> int | None:
-    try:
-        return (run / "result.json").lstat().st_mtime_ns
-    except OSError:  # not finished, or not readable, which the reader of its rows reports
-        return None
+def find_run(name: str, results_dir: Path) -> Path:
+    """Return the one finished run that a path or a name stands for. Raise `UserError` for several."""
+    runs = [require_finished(run) for run in find_runs([name], results_dir, anywhere=True)]
+    names = ", ".join(run.name for run in runs)
+    require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}", name)
+    return runs[0]
 
 
-def find_run(word: str, results_dir: Path) -> Path:
-    """Return the finished run that a path, a name or the unique beginning of a name stands for."""
-    folder = runs_folder(results_dir)
-    path = _run_at(word)
-    if path is not None:
-        return require_finished(path)
-    names = sorted(path.name for path in folder.glob("*") if path.is_dir())
-    name = word.rstrip("/")
-    matching = [name] if name in names else [other for other in names if name and other.startswith(name)]
-    if len(matching) == 1:
-        return require_finished(folder / matching[0])
-    if matching:
-        raise UserError(
-            f"'{word}' begins the names of several runs; give one in full: {', '.join(matching)}", word
-        )
-    raise UserError(f"no run '{word}' in {folder}: `pe-bench list runs` shows them all", word)
+def find_runs(names: Iterable[str], results_dir: Path, *, anywhere: bool = False) -> list[Path]:
+    """Return the finished runs that names select, each once. Raise `UserError` for a name of none.
 
-
-def matching_runs(word: str, results_dir: Path, *, anywhere: bool = False) -> list[Path]:
-    """Return the finished runs that a word selects.
-
-    It is their encoding, their name, its beginning or a pattern, the name that tables give their encoding, or
-    the path of one of them. Only a run `anywhere` may lie outside the folder of results.
+    A name is a run's encoding, its own, its beginning or a pattern, the name that tables give its encoding,
+    or the path of a run. Only a run `anywhere` may lie outside the folder of results.
     """
-    names = {run.name: run for run in finished_runs(results_dir)}
-    name = word.rstrip("/")
-    ways: tuple[Callable[[str], bool], ...] = (
-        lambda found: found == name,
-        lambda found: encoding_in(found) == name,
-        lambda found: found.startswith(name),
-        lambda found: fnmatch.fnmatch(found, name),
-        lambda found: name in names_of_label(_encoding_label(names[found])),
+    runs: dict[Path, None] = {}
+    for name in names:
+        message = f"'{name}' is no run: say --where {shlex.quote(name)}"
+        require(CONDITION.fullmatch(name) is None, message, name)
+        runs |= dict.fromkeys(_named(name, results_dir, anywhere=anywhere))
+    return list(runs)
+
+
+def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
+    runs, name = finished_runs(results_dir), typed.rstrip("/")
+    ways: tuple[Callable[[Path], bool], ...] = (
+        lambda run: run.name == name,
+        lambda run: encoding_in(run.name) == name,
+        lambda run: run.name.startswith(name),
+        lambda run: fnmatch.fnmatch(run.name, name),
+        lambda run: name in names_of_label(_encoding_label(run)),
     )
     for is_selected in ways if name else ():
-        selected = [run for found, run in names.items() if is_selected(found)]
+        selected = [run for run in runs if is_selected(run)]
         if selected:
             return selected
-    path = _run_at(word)
-    if path is not None:
-        return [require_finished(path) if anywhere else _run_in_folder(path, word, results_dir)]
+    if typed and os.path.isfile(os.path.join(typed, "config.yaml")):  # whatever was typed is no error here
+        run = Path(typed).resolve()
+        return [require_finished(run) if anywhere else _in_results(run, typed, results_dir)]
     for begun in folders_of_runs(results_dir) if name else []:
         if begun.name.startswith(name):
             return [require_finished(begun)]
     way_out = "say --all for all of them" if name == "all" else "see `pe-bench list runs`"
-    raise UserError(f"no finished run '{word}' in {runs_folder(results_dir)}: {way_out}", word)
+    raise UserError(f"no finished run '{typed}' in {runs_folder(results_dir)}: {way_out}", typed)
 
 
 def names_of_label(label: str) -> tuple[str, ...]:
@@ -88,37 +82,22 @@ def names_of_label(label: str) -> tuple[str, ...]:
     return label, name, re.sub(r"@[0-9a-f]+", "", name)
 
 
-def newest_run(results_dir: Path) -> Path:
-    finished = finished_runs(results_dir)
-    if not finished:
-        raise UserError(
-            f"no finished run in {runs_folder(results_dir)}: make one with `pe-bench train encoding=rope`"
-        )
-    return finished[-1]
-
-
-def _run_at(word: str) -> Path | None:
-    """Return the run that a path leads to, if any; whatever was typed is no error here."""
-    return Path(word).resolve() if word and os.path.isfile(os.path.join(word, "config.yaml")) else None
-
-
-def _run_in_folder(run: Path, word: str, results_dir: Path) -> Path:
-    """Return the finished run of the results folder at this path. Raise `UserError` for any other run."""
-    folder = runs_folder(results_dir)
-    if run.parent == folder.resolve():
-        return folder / require_finished(run).name
-    if run.parent.name == "runs":
-        way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
-    else:
-        way_out = "move it into a folder named runs/, and give --results-dir the folder that contains runs/"
-    raise UserError(f"the run {word} is not one of {folder}: {way_out}")
-
-
 def _encoding_label(run: Path) -> str:
     """Return the label of a finished run's encoding; empty where its result has none."""
     with suppress(RunError):
         return str((read_result(run) or {}).get("encoding", ""))
     return ""
+
+
+def _in_results(run: Path, typed: str, results_dir: Path) -> Path:
+    """Return the finished run of the results folder at this path. Raise `UserError` for any other run."""
+    folder = runs_folder(results_dir)
+    if run.parent == folder.resolve():
+        return folder / require_finished(run).name
+    way_out = "move it into a folder named runs/, and give --results-dir the folder that contains runs/"
+    if run.parent.name == "runs":
+        way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
+    raise UserError(f"the run {typed} is not one of {folder}: {way_out}")
 
 
 def require_finished(run: Path) -> Path:
@@ -142,9 +121,8 @@ ORDERS: dict[str, Callable[[float, float], bool]] = {
 # their results would make any encoding the best.
 NOT_KEYS = (
     *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
-    *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride"),
-    *("stride_rule", "target_tokens", "forced", "knows_length"),
-    *("slice", "judge", "slice_hash"),
+    *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride", "stride_rule"),
+    *("target_tokens", "forced", "knows_length", "slice", "judge", "slice_hash"),
     *("accuracy", "exact", "chance", "depth"),
 )
 # These choose what is shown; a row that is not may still be a reference.
@@ -161,38 +139,38 @@ class Condition:
     sign: str
     values: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"{self.key}{self.sign}{','.join(self.values)}"
+
     def holds(self, value: Any) -> bool:
         if self.sign in ORDERS:
             return is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
         return any(self._names(value, one) for one in self.values) is (self.sign == "=")
 
     def unmet(self, values: Iterable[Any]) -> list[str]:
-        """Return the values that are asked for and were not found."""
-        required = self.values if self.sign == "=" else ()
-        different = list(dict.fromkeys(values))
+        """Return the values that are asked for and that none of these is."""
+        required, different = self.values if self.sign == "=" else (), set(values)
         return [name for name in required if not any(self._names(value, name) for value in different)]
 
-    def _names(self, value: Any, one: str) -> bool:
-        """Return whether a value is the wanted one; any of its names is, for an encoding."""
+    def _names(self, value: Any, pattern: str) -> bool:
+        """Return whether a pattern fits a value, or any of its names if it is an encoding."""
         names = names_of_label(str(value)) if self.key in LABELS else (value,)
-        return any(_equal(name, one) for name in names)
+        return any(_equal(name, pattern) for name in names)
 
 
 def parse_condition(word: str) -> Condition:
-    """`seed<3`, `encoding=rope,alibi` or `train.lr>=0.001`. Raises `UserError`."""
+    """Return a condition such as `seed<3`, `encoding=rope,alibi` or `train.lr>=0.001`. Raise `UserError`."""
     match = CONDITION.fullmatch(word)
     if match is None or not match[3]:
         raise UserError(
             f"--where '{word}' cannot be read: say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
         )
-    key, sign, text = match.groups()
-    key = SYNONYMS.get(key, key)
-    sign = sign.replace("==", "=")
-    values = tuple(value.strip() for value in text.split(",")) if sign in ("=", "!=") else (text,)
-    if sign in ORDERS and not is_number(text):
-        raise UserError(f"--where '{word}': {key}{sign} needs a number, and '{text}' is none")
+    key, sign, text = SYNONYMS.get(match[1], match[1]), match[2].replace("==", "="), match[3]
+    message = f"--where '{word}': {key}{sign} needs a number, and '{text}' is none"
+    require(sign not in ORDERS or is_number(text), message)
     check_key(key, "--where")
-    return Condition(key, sign, values)
+    values = [text] if sign in ORDERS else map(str.strip, text.split(","))
+    return Condition(key, sign, tuple(values))
 
 
 def check_key(key: str, option: str) -> None:
@@ -221,41 +199,20 @@ class RunValues:
         Raises `UserError` for a key that no run has, and for an encoding that none has.
         """
         for condition in where:
-            self._require_encodings(rows, condition)
+            labels = {getattr(row, condition.key) for row in rows} if condition.key in LABELS else set()
+            for missing in condition.unmet(labels) if condition.key in LABELS else []:
+                names = {names_of_label(label)[-1] for label in labels}
+                raise UserError(unknown(missing, f"--where {condition.key}", names))
         chosen = [condition for condition in where if condition.key not in SHOWN]
         for condition in chosen:
             self.require(rows, condition.key, "--where")
-        return [
-            row
-            for row in rows
-            if all(condition.holds(self.value(row, condition.key)) for condition in chosen)
-        ]
+        return [row for row in rows if all(one.holds(self.value(row, one.key)) for one in chosen)]
 
     def require(self, rows: Sequence[Row], key: str, option: str) -> None:
         if key in COLUMNS or any(self.value(row, key) is not None for row in one_a_run(rows)):
             return
         keys = {name for row in one_a_run(rows) for name in self.config_of(row)}
         raise UserError(unknown(key, option, keys))
-
-    def _require_encodings(self, rows: Sequence[Row], condition: Condition) -> None:
-        if condition.key in LABELS:
-            labels = {getattr(row, condition.key) for row in rows}
-            for missing in condition.unmet(labels):
-                names = {names_of_label(label)[-1] for label in labels}
-                raise UserError(unknown(missing, f"--where {condition.key}", names))
-
-
-def named_runs(names: Sequence[str], results_dir: Path, *, anywhere: bool = False) -> list[Path]:
-    """Return the finished runs that names select, each once.
-
-    anywhere: a path may lead out of the folder of results. Raises `UserError` for a name of none.
-    """
-    runs: dict[Path, None] = {}
-    for name in names:
-        message = f"'{name}' is no run: say --where {shlex.quote(name)}"
-        require(CONDITION.fullmatch(name) is None, message, name)
-        runs |= dict.fromkeys(matching_runs(name, results_dir, anywhere=anywhere))
-    return list(runs)
 
 
 def runs_to_score(
@@ -266,16 +223,19 @@ def runs_to_score(
     Raises `UserError` where there is none.
     """
     if not where:
-        named = [require_finished(run) for run in named_runs(names, results_dir, anywhere=True)]
-        return named or (finished_runs(results_dir) if everything else []) or [newest_run(results_dir)]
+        named = [require_finished(run) for run in find_runs(names, results_dir, anywhere=True)]
+        finished = [] if named else finished_runs(results_dir)
+        folder, way_out = runs_folder(results_dir), "make one with `pe-bench train encoding=rope`"
+        require(bool(named or finished), f"no finished run in {folder}: {way_out}")
+        return named or (finished if everything else finished[-1:])
     for condition in where:
         way = "--lengths" if condition.key == "length" else "--with"
         message = f"--where {condition.key} chooses scores, and here runs are chosen: say {way}"
         require(condition.key not in SHOWN, message)
-    of = {run.name for run in named_runs(names, results_dir)}
-    rows = [row for row in read_all(results_dir).rows if not of or row.run in of]
+    among = {run.name for run in find_runs(names, results_dir)}
+    rows = [row for row in read_all(results_dir).rows if not among or row.run in among]
     selected = {row.run for row in RunValues(folders_in(runs_folder(results_dir))).select(rows, where)}
-    words = " ".join(f"{condition.key}{condition.sign}{','.join(condition.values)}" for condition in where)
+    words = " ".join(map(str, where))
     require(bool(selected), f"no run meets --where {words}: `pe-bench list runs` shows what there is")
     return [run for run in finished_runs(results_dir) if run.name in selected]
 

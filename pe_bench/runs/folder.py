@@ -1,4 +1,4 @@
-"""A run's folder: its configuration with a checksum, its lock, and what is read of it, each once."""
+"""A run's folder: its configuration with a checksum, its lock, what is read of it, and how it was made."""
 
 import csv
 import hashlib
@@ -6,8 +6,8 @@ import io
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from filelock import FileLock, Timeout
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config, DataConfig
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.runs.means import KeptMeans, KeptSlices, find_means, rows_of_slice
+from pe_bench.runs.commands import recorded_commands, takes_code_from
+from pe_bench.runs.means import KeptMeans, Means, Slices, find_means, read_means, read_slices, rows_of_slice
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.untrusted import (
     InvalidYamlError,
@@ -33,11 +34,21 @@ from pe_bench.system.files import write_text
 HEAD = "# made by pe-bench; the last line is a checksum\n"
 CONFIG_CHECKSUM = "# sha256 of what stands above: "
 _IF_CHANGED = "delete its first and its last line if you changed it"
+ERROR = "error.txt"
 
 
 def write_config(run: Path, config: Config) -> None:
-    text = HEAD + yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+    """Write a run's configuration with absolute paths, so that it can be scored from another folder."""
+    plain = to_plain(replace(config, data=_with_absolute_paths(config.data)))
+    text = HEAD + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     write_text(run / "config.yaml", f"{text}{CONFIG_CHECKSUM}{_digest(text)}\n")
+
+
+def _with_absolute_paths(data: DataConfig) -> DataConfig:
+    if data.source != "files":
+        return data
+    paths = {name: getattr(data, name) for name in ("path", "validation_path")}
+    return replace(data, **{name: str(Path(path).resolve()) for name, path in paths.items() if path})
 
 
 def read_config(run: Path) -> Config:
@@ -54,7 +65,7 @@ def read_config(run: Path) -> Config:
 
 
 def read_values(run: Path) -> dict[str, Any]:
-    """Return the plain values of a run's configuration.
+    """Return the plain values of a run's configuration; one without a checksum was written by hand.
 
     Raise `InvalidYamlError` where they are damaged, and `OSError` where there is no such file.
     """
@@ -63,41 +74,16 @@ def read_values(run: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidYamlError(str(error)) from error
     values = parse_mapping(text)
-    _refuse_changed(text)
-    return values
-
-
-def is_whole(run: Path) -> bool:
-    """Return whether a configuration is as it was written, which its checksum shows without reading it.
-
-    Raise `OSError` where it cannot be read, and `ValueError` where it is no text.
-    """
-    written, has_checksum, checksum = read_regular(run / "config.yaml").rpartition(CONFIG_CHECKSUM)
-    return bool(has_checksum) and checksum.strip() == _digest(written)
-
-
-def _refuse_changed(text: str) -> None:
-    """Raise `InvalidYamlError` for a text that differs from its checksum; one that never had any passes."""
-    written, has_checksum, checksum = text.rpartition(CONFIG_CHECKSUM)
-    if has_checksum and checksum.strip() != _digest(written):
+    above, has_checksum, checksum = text.rpartition(CONFIG_CHECKSUM)
+    if has_checksum and checksum.strip() != _digest(above):
         raise InvalidYamlError(f"its checksum is of something else: {_IF_CHANGED}")
     if text.startswith(HEAD) and not has_checksum:
         raise InvalidYamlError(f"its end is missing: {_IF_CHANGED}")
+    return values
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def with_absolute_paths(data: DataConfig) -> DataConfig:
-    """Make local paths absolute, so that the run can be scored from another folder."""
-    if data.source != "files":
-        return data
-    paths = {name: getattr(data, name) for name in ("path", "validation_path")}
-    return replace(data, **{name: str(Path(path).resolve()) for name, path in paths.items() if path})
-
-
-ERROR = "error.txt"
 
 
 @contextmanager
@@ -173,17 +159,20 @@ class RunFolder:
             return {}
 
     @cached_property
-    def means(self) -> KeptMeans:
-        return KeptMeans(self.path)
+    def slices(self) -> Slices:
+        return read_slices(self.path)
 
     @cached_property
-    def slices(self) -> KeptSlices:
-        return KeptSlices(self.path)
+    def _kept_means(self) -> KeptMeans:
+        return read_means(self.path)
+
+    def means_of(self, row: Row) -> Means:
+        """Return the means of a row of this run, or of one of a slice. Raise `RunError`."""
+        return find_means(self.path, row, self._kept_means, self.slices)
 
     def rows_of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
         """Return the rows of a slice for rows of this run; none where its slices were not written."""
-        means = partial(find_means, self.path, kept=self.means, slices=self.slices)
-        return list(rows_of_slice(rows, name, self.slices, means))
+        return list(rows_of_slice(rows, name, self.slices, self.means_of))
 
     @cached_property
     def validation_loss(self) -> float | None:
@@ -224,3 +213,89 @@ def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions and a machine; what is not known of them is empty. git: the commit, + where changed since."""
+
+    pe_bench: str = ""
+    git: str = ""
+    torch: str = ""
+    python: str = ""
+    platform: str = ""
+    processor: str = ""
+    device: str = ""
+    threads: str = ""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The data that a run was trained or scored on: names, and the hash of the text that was tokenized."""
+
+    name: str
+    hash: str
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """How one run was made.
+
+    commands: as they were typed; `missing` says why some or all are not there. needs: what they need beside
+    pe-bench. trained: where; scored: wherever else scores come from. data: all that it was scored on. date:
+    of the training, ISO 8601.
+    """
+
+    run: str
+    commands: tuple[str, ...]
+    needs: tuple[str, ...]
+    missing: str
+    data: tuple[Dataset, ...]
+    trained: Environment
+    scored: tuple[Environment, ...]
+    date: str
+
+
+def provenance(folders: Iterable[RunFolder]) -> list[RunRecord]:
+    """Return the records of runs, in the order of their names."""
+    return [_record(folder) for folder in sorted(folders, key=lambda folder: folder.path.name)]
+
+
+def _record(run: RunFolder) -> RunRecord:
+    rows, typed = run.rows, recorded_commands(run.path)
+    commands = tuple(command for command in typed if not takes_code_from(command, run.path.parent.parent))
+    missing = "" if typed else "none was kept"
+    if len(commands) < len(typed):
+        missing = "the code that it names is not here, and none is taken from a folder of results"
+    trained = _environment(run.environment)
+    scored = dict.fromkeys(_environment(vars(row)) for row in rows)
+    return RunRecord(
+        run=run.path.name,
+        commands=commands,
+        needs=_needs(run.flat_config),
+        missing=missing,
+        data=tuple(dict.fromkeys(Dataset(row.data, row.data_hash, row.tokenizer) for row in rows)),
+        trained=trained,
+        scored=tuple(environment for environment in scored if not _is_part(environment, trained)),
+        date=str(run.environment.get("date", "")) or min((row.date for row in rows), default=""),
+    )
+
+
+def _needs(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return what a run's commands need besides pe-bench: files of code, and another run's weights."""
+    source = config.get("train.from")
+    hashes = {key.removesuffix("code_sha256"): value for key, value in config.items() if "code_sha256" in key}
+    code = [f"{config.get(f'{part}class')} (sha256 {value})" for part, value in hashes.items()]
+    return (*code, *([f"the run {source}, whose weights it starts from"] if source else []))
+
+
+def _environment(values: dict[str, Any]) -> Environment:
+    names = Environment.__dataclass_fields__
+    return Environment(**{name: str(values[name]) for name in names if values.get(name) is not None})
+
+
+def _is_part(environment: Environment, other: Environment) -> bool:
+    """Return whether all that is known of the one is so in the other too."""
+    facts = {name: value for name, value in vars(environment).items() if value}
+    return all(getattr(other, name) == value for name, value in facts.items())

@@ -1,12 +1,12 @@
-"""Gather the rows of all runs into results.csv.
+"""The rows of all runs of a folder of results, which results.csv gathers, and of the anchors beside them.
 
 A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebuilt whole under
 a lock and never appended to, so that processes that finish together lose nothing.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.runs.commands import eval_command
-from pe_bench.runs.folder import ERROR, RunFolder, is_whole, read_config
+from pe_bench.runs.folder import ERROR, RunFolder, read_config
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.rows import APART, Row, read_rows, read_text, to_csv
 from pe_bench.runs.scores import explain_lost_scores, lengths_without_scores
@@ -58,6 +58,12 @@ def results_file(results_dir: Path) -> Path:
     return results_dir / "results.csv"
 
 
+def require_results_folder(results_dir: Path) -> None:
+    """Raise `UserError` where something else than a folder has that name."""
+    if results_dir.exists() and not results_dir.is_dir():
+        raise UserError(f"--results-dir {results_dir} is not a folder: name the folder that holds runs/")
+
+
 def gather(results_dir: Path) -> Gathered:
     """Rebuild `results.csv` from every finished run, and return what went into it and what could not.
 
@@ -70,19 +76,20 @@ def gather(results_dir: Path) -> Gathered:
         for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # of a killed process
             leftover.unlink()
         gathered = read_all(results_dir)
-        by_run = groupby(gathered.rows, key=lambda row: row.run)
-        rows = [
-            row for name, of_run in by_run for row in _with_slices(runs_folder(results_dir) / name, [*of_run])
-        ]
+        rows: list[Row] = []
+        for name, of_run in groupby(gathered.rows, key=lambda row: row.run):
+            folder, of_targets = RunFolder(runs_folder(results_dir) / name), [*of_run]
+            slices = {name for of_set in folder.slices.values() for name in of_set}
+            of_slices = [row for name in sorted(slices) for row in folder.rows_of_slice(of_targets, name)]
+            rows += sorted([*of_targets, *of_slices], key=lambda row: row.order)
         write_text(target, to_csv(rows), mode=READ_ONLY)
     return gathered
 
 
-def _with_slices(run: Path, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of a run, and those of all slices of its targets."""
-    folder = RunFolder(run)
-    of_slices = [row for name in folder.slices.names for row in folder.rows_of_slice(rows, name)]
-    return sorted([*rows, *of_slices], key=lambda row: row.order)
+def gather_and_warn(results_dir: Path) -> None:
+    """Gather the rows of all runs, and print a warning for each that could not be read."""
+    for problem in gather(results_dir).problems:
+        say(f"warning: {problem.text}")
 
 
 def folders_of_runs(results_dir: Path) -> list[Path]:
@@ -90,16 +97,16 @@ def folders_of_runs(results_dir: Path) -> list[Path]:
     folder = runs_folder(results_dir)
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if not _is_no_run(entry)]
+            names = [
+                entry.name
+                for entry in entries
+                if not entry.name.startswith(".") and not entry.is_file(follow_symlinks=False)
+            ]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({first_line(error)})") from error
     return [folder / name for name in sorted(names)]
-
-
-def _is_no_run(entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(".") or entry.is_file(follow_symlinks=False)
 
 
 def read_all(results_dir: Path) -> Gathered:
@@ -111,7 +118,7 @@ def read_all(results_dir: Path) -> Gathered:
         try:
             # A damaged result.json is named: nothing else says that the training came to its end.
             if read_result(run) is not None:  # which checks all of the run's files
-                rows += _finished_rows(run)
+                rows += _rows_of(run)
         except FormatError as error:
             of_writer.setdefault(error.writer, []).append(run)
         except RunError as error:
@@ -120,19 +127,6 @@ def read_all(results_dir: Path) -> Gathered:
         text = f"{len(runs)} runs in {runs[0].parent} are of another version: {writer} reads them"
         problems.append(Problem(runs[0].name, text if len(runs) > 1 else str(FormatError(runs[0], writer))))
     return Gathered(rows, problems)
-
-
-def _finished_rows(run: Path) -> list[Row]:
-    rows = sorted(_rows_of(run), key=lambda row: row.order)
-    if not rows:
-        raise RunError(f"{run} has no scores: make them with {eval_command(run)}")
-    return rows
-
-
-def require_results_folder(results_dir: Path) -> None:
-    """Raise `UserError` where something else than a folder has that name."""
-    if results_dir.exists() and not results_dir.is_dir():
-        raise UserError(f"--results-dir {results_dir} is not a folder: name the folder that holds runs/")
 
 
 def read_result(run: Path) -> dict[str, object] | None:
@@ -149,45 +143,34 @@ def read_result(run: Path) -> dict[str, object] | None:
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
     if result.get("format", FORMAT) != FORMAT:
-        raise FormatError(run, _writer(run))
+        environment = RunFolder(run).environment
+        version, commit = (one_line(str(environment.get(name) or "")) for name in ("pe_bench", "git"))
+        writer = f"pe-bench {version or 'of that time'}" + (f" (git {commit})" if commit else "")
+        raise FormatError(run, writer)
     return result
 
 
-def _writer(run: Path) -> str:
-    """Return the version that wrote a run, and its commit where that is known."""
-    environment = RunFolder(run).environment
-    version, commit = (one_line(str(environment.get(name) or "")) for name in ("pe_bench", "git"))
-    return f"pe-bench {version or 'of that time'}" + (f" (git {commit})" if commit else "")
+def _rows_of(run: Path) -> list[Row]:
+    """Return a finished run's rows in their order, under its folder's present name.
 
-
-def _rows_of(run: Path) -> Iterable[Row]:
-    """Return a run's rows under its folder's present name. Raise `RunError` for a copy of a run beside it."""
+    Raise `RunError` where there are none, and for a copy of a run beside it.
+    """
     try:
         name = read_text(run.name, "its name")
         if not name.isprintable():
             raise ValueError(f"its name is {name!a}")
     except ValueError as error:
         raise RunError(f"{run} is left out ({error}): give the folder another name") from error
-    read = read_rows(run / "eval.csv")
-    original = _original_of(run, read)
-    if original is not None:
-        raise RunError(f"{name} is a copy of {original}")
-    rows = [row if row.run == name else replace(row, run=name) for row in read]
-    return {row.key: row for row in rows}.values()
-
-
-def _original_of(run: Path, rows: Iterable[Row]) -> str | None:
-    """Return the run beside this one that all its rows name; None where there is none."""
+    rows = read_rows(run / "eval.csv")
+    if not rows:
+        raise RunError(f"{run} has no scores: make them with {eval_command(run)}")
     names = {row.run for row in rows}
-    name = names.pop() if len(names) == 1 else run.name
-    is_beside = name != run.name and name == Path(name).name
-    return name if is_beside and (run.parent / name / "result.json").is_file() else None
-
-
-def gather_and_warn(results_dir: Path) -> None:
-    """Gather the rows of all runs, and print a warning for each that could not be read."""
-    for problem in gather(results_dir).problems:
-        say(f"warning: {problem.text}")
+    original = names.pop() if len(names) == 1 else name
+    is_beside = original != name and original == Path(original).name
+    if is_beside and (run.parent / original / "result.json").is_file():
+        raise RunError(f"{name} is a copy of {original}")
+    by_key = {row.key: row for row in (replace(row, run=name) for row in rows)}
+    return sorted(by_key.values(), key=lambda row: row.order)
 
 
 @dataclass(frozen=True)
@@ -195,14 +178,14 @@ class RunState:
     """A run, how far it came, and what is wrong with it; fields that are not known are empty.
 
     state: finished, not finished, failed, no scores (finished, and without rows), scores lost or damaged.
-    encoding: its label in tables. steps, asked: done, and asked for. lengths: that have a number.
+    encoding: its label in tables. steps, total: done, and of the whole training. lengths: that have a number.
     """
 
     run: str
     encoding: str = ""
     state: str = "damaged"
     steps: str = ""
-    asked: str = ""
+    total: str = ""
     loss: str = ""
     lengths: tuple[int, ...] = ()
     problem: str = ""
@@ -228,48 +211,88 @@ def states_of_runs(results_dir: Path) -> Iterator[RunState]:
 def _state(run: Path, name: str) -> RunState:
     result = read_result(run)
     if result is None and not os.path.lexists(run / "config.yaml"):
-        return RunState(
-            name,
-            encoding_in(name),
-            "not finished",
-            problem="it has no config.yaml: nothing was trained in it",
-        )
-    rows = read_rows(run / "eval.csv")
-    is_read = result is not None and rows and _has_whole_config(run)
-    total = rows[0].steps if is_read else read_config(run).train.total_steps
-    lost: list[int] = []
+        problem = "it has no config.yaml: nothing was trained in it"
+        return RunState(name, encoding_in(name), "not finished", problem=problem)
+    rows, total = read_rows(run / "eval.csv"), read_config(run).train.total_steps
+    problem = ""
     if result is None:
         state = "failed" if (run / ERROR).exists() else "not finished"
-        steps, loss = _of_newest_checkpoint(run)
+        checkpoints = sorted((run / "checkpoints").glob("step-*/meta.json"))
+        about = read_json(checkpoints[-1]) if checkpoints else {"steps": 0}
+        steps = about.get("step", 0)
     else:
+        about, steps, state = result, result["steps"], "finished"
         lost = lengths_without_scores(run, rows)
-        state = ("scores lost" if lost else "finished") if rows else "no scores"
-        steps, loss = result["steps"], f"{result['loss']:.3f}" if "checkpoint" not in result else ""
-    problems = {
-        "no scores": f"it has no eval.csv: make its scores with {eval_command(run)}",
-        "scores lost": explain_lost_scores(run, lost),
-    }
+        if not rows:
+            state, problem = "no scores", f"it has no eval.csv: make its scores with {eval_command(run)}"
+        elif lost:
+            state, problem = "scores lost", explain_lost_scores(run, lost)
+    loss = f"{about['loss']:.3f}" if steps else ""
     label = rows[0].encoding if rows else encoding_in(name)
-    problem = problems.get(state, "")
-    return RunState(name, label, state, str(steps), str(total), loss, _scored_lengths(rows), problem)
-
-
-def _has_whole_config(run: Path) -> bool:
-    try:
-        return is_whole(run)
-    except (OSError, ValueError):
-        return False
-
-
-def _scored_lengths(rows: list[Row]) -> tuple[int, ...]:
     scored = [row for row in rows if row.protocol not in APART and row.nll is not None]
-    return tuple(sorted({row.length for row in scored}))
+    lengths = tuple(sorted({row.length for row in scored}))
+    return RunState(name, label, state, str(steps), str(total), loss, lengths, problem)
 
 
-def _of_newest_checkpoint(run: Path) -> tuple[int, str]:
-    """Return the step and the loss, where a run that is not finished has one."""
-    checkpoints = sorted((run / "checkpoints").glob("step-*/meta.json"))
-    if not checkpoints:
-        return 0, ""
-    meta = read_json(checkpoints[-1])
-    return meta["step"], f"{meta['loss']:.3f}"
+# Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each
+# has a folder beside that of the runs, with rows and scores in a run's format, and is no run itself.
+
+FREQUENCIES, TRIGRAM, COPYING = "(token frequencies)", "(trigram)", "(trigram+copy)"
+# The beginnings of their folders' names.
+ANCHOR_NAMES = {FREQUENCIES: "frequencies", TRIGRAM: "trigram", COPYING: "trigram+copying"}
+AnchorKey = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class StoredAnchors:
+    """The rows of all anchors, by what they were counted and scored on, and the folders that they are in."""
+
+    rows: dict[tuple[str, AnchorKey], Row] = field(default_factory=dict)
+    folders: dict[str, RunFolder] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def of(self, label: str, rows: Iterable[Row]) -> list[Row]:
+        """Return the rows of one anchor that belong to rows of runs, each once."""
+        stored = (self.rows.get((label, anchor_key(row))) for row in rows)
+        return list({row.key: row for row in stored if row is not None}.values())
+
+    def with_folders(self, folder_of: Callable[[str], RunFolder]) -> Callable[[str], RunFolder]:
+        """Return a function that gives the folder of a run or an anchor by its name."""
+        return lambda name: self.folders.get(name) or folder_of(name)
+
+
+def anchor_key(row: Row) -> AnchorKey:
+    """Return what a run's row shares with those of its anchors: what was trained on, and what is scored."""
+    return (
+        *(row.data_hash, row.train_length, row.steps, row.train_tokens, row.seed),
+        *(row.protocol, row.stride_rule, row.length, row.target_hash),
+    )
+
+
+def anchors_folder(run: Path) -> Path | None:
+    """Return where the anchors of a run are; None for a run that does not lie in a folder named runs."""
+    parent = run.absolute().parent
+    return parent.parent / "anchors" if parent.name == "runs" else None
+
+
+def read_anchors(folder: Path | None) -> StoredAnchors:
+    """Return all anchors of a folder of results. A damaged one is named and hides no other."""
+    rows: dict[tuple[str, AnchorKey], Row] = {}
+    folders: dict[str, RunFolder] = {}
+    problems = []
+    for path in sorted(folder.glob("*/eval.csv")) if folder is not None else []:
+        anchor = path.parent
+        if not anchor.name.startswith(tuple(f"{name}-s" for name in ANCHOR_NAMES.values())):
+            continue  # a folder with a run's name would stand in for the run's own
+        try:
+            check_files(anchor)
+            kept = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]
+        except RunError as error:
+            reason = str(error).partition(": delete")[0]
+            problems.append(
+                one_line(f"no anchors from {anchor}: {reason}; pe-bench eval RUN... counts again")
+            )
+            continue
+        folders[anchor.name] = RunFolder(anchor)
+        rows |= {(row.encoding, anchor_key(row)): replace(row, run=anchor.name) for row in kept}
+    return StoredAnchors(rows, folders, tuple(problems))

@@ -5,23 +5,20 @@ import dataclasses
 import hashlib
 import io
 import re
-import shlex
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pe_bench.errors import RunError, first_line
+from pe_bench.runs.commands import eval_command
 from pe_bench.runs.untrusted import read_regular, unreadable
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL, FORMULA, printable
 from pe_bench.values import MAX_INTEGER
-
-if TYPE_CHECKING:
-    import _csv
 
 
 @dataclass(frozen=True)
@@ -84,16 +81,9 @@ class Row:
 
     @property
     def order(self) -> tuple[str, str, str, int, float, str, bool, str]:
-        coarse = self.score_dtype != "float32"
-        first = (
-            self.protocol,
-            self.scored_with,
-            self.control,
-            self.length,
-            self.depth or 0.0,
-            self.target_hash,
-        )
-        return (*first, coarse, self.slice)
+        is_coarse, depth = self.score_dtype != "float32", self.depth or 0.0
+        protocol = self.protocol, self.scored_with, self.control
+        return (*protocol, self.length, depth, self.target_hash, is_coarse, self.slice)
 
 
 TASK = "task"  # a protocol: the answers of examples, each of which is a document
@@ -111,13 +101,12 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 _VALUES_OF = attrgetter(*COLUMNS)
 _TYPES = typing.get_type_hints(Row)
 _MAY_BE_EMPTY = {name for name, kind in _TYPES.items() if type(None) in typing.get_args(kind)}
-_TRUTHS = {"True": True, "False": False}
 _WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
 MAYBE_WHOLE = _WHOLE & _MAY_BE_EMPTY  # whole numbers that may be missing
 _FILE_NAME = re.compile(r"[\w.+-]*")
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
-MAX_KNOWN = 4096  # cells of a column that are remembered
 _AT_LEAST = {"train_length": 1, "length": 1, "targets": 1}
+MAX_REMEMBERED = 2**14  # cells: many rows share most of theirs
 # The last column of a run's file: in each row the hash of all other cells, so that the file is still a
 # table and a kill cannot part rows and checksum. A file that was edited by hand may have none.
 CHECKSUM = "rows_sha256"
@@ -129,25 +118,24 @@ def read_rows(path: Path) -> list[Row]:
     Raises `RunError` when the file is damaged, or has other columns than this version's.
     """
     try:
-        text = io.StringIO(read_regular(path), newline="")
-        return _parse_all(csv.reader(text, strict=True), path)
+        lines = [*csv.reader(io.StringIO(read_regular(path), newline=""), strict=True)]
+        return _parse(lines, path)
     except FileNotFoundError:
         return []
     except PermissionError as error:
         raise RunError(unreadable(error)) from error
     except (OSError, ValueError, csv.Error) as error:
+        again = eval_command(path.parent)
         raise RunError(
-            f"{path} is damaged ({first_line(error)}): delete it and score the run again, "
-            f"`pe-bench eval {shlex.quote(path.parent.name)}`"
+            f"{path} is damaged ({first_line(error)}): delete it and score the run again, {again}"
         ) from error
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Replace a run's file by these rows with their checksum; of rows with the same key, the last wins."""
     lines = _lines(rows)
-    last = [_checksum(lines)]
-    columns = (*COLUMNS, CHECKSUM) if lines else COLUMNS
-    write_text(path, _to_text(columns, [cells + last for cells in lines]))
+    checksum = [_checksum(lines)]
+    write_text(path, _to_text((*COLUMNS, CHECKSUM), [cells + checksum for cells in lines]))
 
 
 def to_csv(rows: Iterable[Row]) -> str:
@@ -163,9 +151,7 @@ def _lines(rows: Iterable[Row]) -> list[list[str]]:
 
 def _to_text(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows([columns, *lines])
     return text.getvalue()
 
 
@@ -174,73 +160,68 @@ def _checksum(lines: Sequence[Sequence[str]]) -> str:
     return hashlib.sha256("\x1e".join("\x1f".join(cells) for cells in lines).encode()).hexdigest()
 
 
-def _without_checksum(lines: list[list[str]]) -> list[list[str]]:
-    """Return the lines without their last cells. Raise `ValueError` where these are not their checksum."""
-    rows = [cells[:-1] for cells in lines]
-    if {cells[-1] for cells in lines} != {_checksum(rows)}:
-        raise ValueError("its rows are not those of its checksum")
-    return rows
-
-
 def _spell(value: object) -> str:
     """A cell's text. `repr` of a float reads back as the same float; numpy's would not be a number."""
-    if value is None:
-        return ""
     if isinstance(value, str):
         return _spell_text(value)
-    return repr(float(value)) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return repr(float(value))
+    return "" if value is None else str(value)
 
 
-@lru_cache(maxsize=MAX_KNOWN)
+@lru_cache(maxsize=MAX_REMEMBERED)
 def _spell_text(value: str) -> str:
     text = printable(value)
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def _parse_all(reader: "_csv.Reader", path: Path) -> list[Row]:
-    columns = next(reader, None)
-    if columns is None:
+def _parse(lines: list[list[str]], path: Path) -> list[Row]:
+    if not lines:
         raise ValueError("it is empty")
-    has_checksum = columns[-1:] == [CHECKSUM]
-    columns = columns[:-1] if has_checksum else columns
-    missing = [name for name in COLUMNS if name not in columns]
-    odd = [f"an unknown column {name}" for name in columns if name not in _TYPES]
-    if odd or missing:
-        odd = [f"no column {name}" for name in missing] + odd
+    columns, *lines = lines
+    for number, cells in enumerate(lines, 2):
+        if cells and len(cells) != len(columns):
+            raise ValueError(f"line {number} does not have {len(columns)} cells")
+    lines = [cells for cells in lines if cells]
+    if columns[-1:] == [CHECKSUM]:
+        checksums = {cells[-1] for cells in lines}
+        columns, lines = columns[:-1], [cells[:-1] for cells in lines]
+        if lines and checksums != {_checksum(lines)}:
+            raise ValueError("its rows are not those of its checksum")
+    odd = [f"no column {name}" for name in COLUMNS if name not in columns]
+    odd += [f"an unknown column {name}" for name in columns if name not in _TYPES]
+    if odd:
         raise RunError(
             f"{path} is not of this version of pe-bench ({', '.join(odd)}): "
             "delete it and score the run again, or use the version that wrote it"
         )
-    width = len(columns) + has_checksum
-    lines = [_checked_line(cells, width, reader.line_num) for cells in reader if cells]
-    lines = _without_checksum(lines) if has_checksum else lines
-    readers = [(columns.index(name), _reader(name)) for name in COLUMNS]
-    return [Row(*[value(cells[index]) for index, value in readers]) for cells in lines]
+    indices = [(name, columns.index(name)) for name in COLUMNS]
+    return [Row(*[_read(name, cells[index]) for name, index in indices]) for cells in lines]
 
 
-def _checked_line(cells: list[str], width: int, line: int) -> list[str]:
-    if len(cells) != width:
-        raise ValueError(f"line {line} does not have {width} cells")
-    return cells
-
-
-@cache
-def _reader(name: str) -> Callable[[str], Any]:
-    """Return the function that reads a column; a text that many rows share is parsed once."""
-    if _TYPES[name] is bool:
-        return partial(_truth, name=name)
-    read = partial(read_text if _TYPES[name] is str else _value, name=name)
-    return lru_cache(maxsize=MAX_KNOWN)(read) if _TYPES[name] is str or name in _WHOLE else read
-
-
-def _truth(text: str, name: str) -> bool:
-    if text not in _TRUTHS:
-        raise ValueError(f"{name} is {text!r:.60}, neither True nor False")
-    return _TRUTHS[text]
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _read(name: str, text: str) -> Any:
+    """Return the value of a cell."""
+    kind = _TYPES[name]
+    if kind is str:
+        return read_text(text, name)
+    if kind is bool:
+        if text not in ("True", "False"):
+            raise ValueError(f"{name} is {text!r:.60}, neither True nor False")
+        return text == "True"
+    if not text and name in _MAY_BE_EMPTY:
+        return None
+    try:
+        number = int(text) if name in _WHOLE else float(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is {text!r:.60}, which is not a number") from error
+    if name in _WHOLE and not _AT_LEAST.get(name, 0) <= number <= MAX_INTEGER:
+        raise ValueError(f"{name} is {number}, which cannot be")
+    return number
 
 
 def read_text(text: str, name: str) -> str:
-    """A stranger's, maybe: it goes to terminals, spreadsheets and the names of files."""
+    """Return a text that is maybe a stranger's: it goes to terminals, spreadsheets and names of files."""
     if CONTROL.search(text):
         raise ValueError(f"{name} has control characters: {text!a:.60}")
     if text.startswith(FORMULA):
@@ -248,17 +229,3 @@ def read_text(text: str, name: str) -> str:
     if name in _IN_FILE_NAMES and not _FILE_NAME.fullmatch(text):
         raise ValueError(f"{name} is {text!r:.60}, which cannot stand in a file's name")
     return text
-
-
-def _value(text: str, name: str) -> Any:
-    if not text and name in _MAY_BE_EMPTY:
-        return None
-    try:
-        if name not in _WHOLE:
-            return float(text)
-        number = int(text)
-    except ValueError as error:
-        raise ValueError(f"{name} is {text!r:.60}, which is not a number") from error
-    if not _AT_LEAST.get(name, 0) <= number <= MAX_INTEGER:
-        raise ValueError(f"{name} is {number}, which cannot be")
-    return number

@@ -5,110 +5,102 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load, save
 
 from pe_bench.errors import RunError
 from pe_bench.runs.commands import eval_command
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.untrusted import open_regular, unreadable
-from pe_bench.system.files import usual_permissions, write_atomically
+from pe_bench.system.files import write_atomically
 
 MIN_DOCUMENTS = 20  # for an interval over documents
 MIN_SEGMENT = 64  # targets
-MEANS = "means.safetensors"  # see `pe_bench.runs.means`
-CHECKSUM = "sha256"  # of the three tensors, in the file's header
-TENSORS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
+KINDS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
 ANSWERS = {"correct": np.float32}  # a fourth tensor, where targets are answers
+MEANS = "means.safetensors"  # see `pe_bench.runs.means`
+DAMAGE = (OSError, SafetensorError, RecursionError, AttributeError, LookupError, TypeError, ValueError)
+ABOUT, CHECKSUM = "about", "checksum"  # the one text in a file's header, and its key for a hash of the rest
 
 
-@dataclass(frozen=True)
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+    """Write tensors and plain values to a file, with a checksum of both."""
+    arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    about = json.dumps({**facts, CHECKSUM: _checksum(arrays, facts)})
+    write_atomically(path, lambda temporary: temporary.write_bytes(save(arrays, {ABOUT: about})))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return what `write_tensors` wrote. Raise `RunError` where it is missing, damaged or not to be read.
+
+    A file without this checksum, which an older version wrote, is read as it is.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read()
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        facts = json.loads(header.get("__metadata__", {}).get(ABOUT, "{}"))
+        checksum = facts.pop(CHECKSUM, None)
+        if checksum not in (None, _checksum(tensors, facts)):
+            raise ValueError("its numbers are not those of its checksum")
+    except PermissionError as error:
+        raise RunError(unreadable(error)) from error
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing") from error
+    except DAMAGE as error:
+        raise RunError(f"{path} is damaged ({error})") from error
+    return tensors, facts
+
+
+def _checksum(tensors: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].tobytes())
+    return digest.hexdigest()
+
+
 class Clusters:
     """The division of a set's targets into documents, and into the clusters that an interval resamples.
 
-    document, bytes: as in `Scores`.
+    A cluster is a document; where there are fewer than 20, one of `segments` equally long parts of each
+    document, of 64 targets or more. documents: their numbers in rising order. group, counts, sizes: the index
+    of each target's document, the targets and the bytes of each document. names, index: a number for each
+    cluster, and the index of each target's. place: of each target among those of its document.
     """
 
-    document: np.ndarray
-    bytes: np.ndarray
-
-    def by_document(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the documents in rising order, and the bits per byte of each, float64.
-
-        A document whose targets stand for no byte has no bits per byte, and is left out.
-        """
-        some = self.sizes > 0
-        return self.documents[some], self.nats(nll)[some] / math.log(2) / self.sizes[some]
-
-    def by_cluster(self, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the clusters in a fixed order, and the bits per byte of each, float64 [clusters].
-
-        A cluster is a document; where there are fewer than 20, one of equally many segments of each document,
-        of 64 targets or more. The mean over a document's segments is that of the document.
-        """
-        if self.segments == 1:
-            return self.by_document(nll)
-        sizes = np.repeat(self.sizes, self.segments) / self.segments
-        bits = np.bincount(self.cluster, weights=nll.astype(np.float64)) / math.log(2)
-        some = sizes > 0
-        return self.names[some], bits[some] / sizes[some]
-
-    def nats(self, nll: np.ndarray) -> np.ndarray:
-        """Return the sum of each document, float64 [documents]."""
-        return np.bincount(self.group, weights=nll.astype(np.float64))
-
-    @cached_property
-    def _grouped(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        documents, group, counts = np.unique(self.document, return_inverse=True, return_counts=True)
-        return documents, group, counts
-
-    @property
-    def documents(self) -> np.ndarray:
-        return self._grouped[0]
-
-    @property
-    def group(self) -> np.ndarray:
-        """Return the place of each target's document among `documents`, int64 [targets]."""
-        return self._grouped[1]
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Return the number of targets of each document."""
-        return self._grouped[2]
-
-    @cached_property
-    def sizes(self) -> np.ndarray:
-        """Return the number of bytes of each document's targets."""
-        return np.bincount(self.group, weights=self.bytes)
-
-    @cached_property
-    def segments(self) -> int:
-        return segments_of(self.counts)
-
-    @cached_property
-    def cluster(self) -> np.ndarray:
-        """Return the place of each target's segment among `names`, int64 [targets]."""
-        return self.group * self.segments + self.place * self.segments // self.counts[self.group]
+    def __init__(self, document: np.ndarray, size: np.ndarray) -> None:
+        self.documents, self.group, self.counts = np.unique(document, return_inverse=True, return_counts=True)
+        self.sizes = np.bincount(self.group, weights=size)
+        self.segments = segments_of(self.counts)
+        self.names, self.index = self.documents, self.group
+        if self.segments > 1:
+            self.names = (self.documents[:, None] * self.segments + np.arange(self.segments)).ravel()
+            self.index = self.group * self.segments + self.place * self.segments // self.counts[self.group]
 
     @cached_property
     def place(self) -> np.ndarray:
-        """Return the place of each target among those of its document, int64 [targets]."""
         place = np.empty(len(self.group), np.int64)
         order = np.argsort(self.group, kind="stable")
         place[order] = np.concatenate([np.arange(count) for count in self.counts])
         return place
 
-    @cached_property
-    def names(self) -> np.ndarray:
-        """Return a number for each segment, int64 [clusters]."""
-        segment = np.tile(np.arange(self.segments), len(self.documents))
-        return np.repeat(self.documents, self.segments) * self.segments + segment
+    def nats(self, nll: np.ndarray) -> np.ndarray:
+        """Return the sum of each document, float64 [documents]."""
+        return np.bincount(self.group, weights=nll.astype(np.float64))
+
+
+@lru_cache(maxsize=4)
+def _clusters(document: bytes, size: bytes) -> Clusters:
+    """Return the clusters of a set, which many rows of a report have."""
+    return Clusters(np.frombuffer(document, np.int64), np.frombuffer(size, np.int64))
 
 
 @dataclass(frozen=True)
@@ -127,23 +119,27 @@ class Scores:
 
     @cached_property
     def clusters(self) -> Clusters:
-        return Clusters(self.document, self.bytes)
-
-    def sharing(self, clusters: Clusters | None) -> "Scores":
-        """Take the clusters of other scores where they are of the same targets, only to save time."""
-        same = clusters is not None and all(
-            np.array_equal(*pair)
-            for pair in ((clusters.document, self.document), (clusters.bytes, self.bytes))
-        )
-        if same:
-            self.__dict__["clusters"] = clusters
-        return self
-
-    def by_cluster(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.clusters.by_cluster(self.nll)
+        return _clusters(self.document.astype(np.int64).tobytes(), self.bytes.astype(np.int64).tobytes())
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.clusters.by_document(self.nll)
+        """Return the documents in rising order, and the bits per byte of each, float64.
+
+        A document whose targets stand for no byte has no bits per byte, and is left out.
+        """
+        clusters = self.clusters
+        some = clusters.sizes > 0
+        return clusters.documents[some], clusters.nats(self.nll)[some] / math.log(2) / clusters.sizes[some]
+
+    def by_cluster(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clusters in a fixed order, and the bits per byte of each, float64 [clusters].
+
+        The mean over a document's clusters is that of the document.
+        """
+        clusters = self.clusters
+        sizes = np.repeat(clusters.sizes, clusters.segments) / clusters.segments
+        bits = np.bincount(clusters.index, weights=self.nll.astype(np.float64)) / math.log(2)
+        some = sizes > 0
+        return clusters.names[some], bits[some] / sizes[some]
 
     def accuracy_by_document(self) -> np.ndarray:
         """Return the share of right answers in each document, in rising order, float64 [documents]."""
@@ -153,8 +149,8 @@ class Scores:
     def accuracy_by_cluster(self) -> np.ndarray:
         """Return the share of right answers in each cluster, in their order, float64 [clusters]."""
         assert self.correct is not None, "there are no answers"
-        place = self.clusters.group if self.clusters.segments == 1 else self.clusters.cluster
-        return np.bincount(place, weights=self.correct) / np.bincount(place)
+        index = self.clusters.index
+        return np.bincount(index, weights=self.correct) / np.bincount(index)
 
 
 def segments_of(counts: np.ndarray) -> int:
@@ -173,29 +169,35 @@ class Level:
     bits_per_byte: float
 
 
-def mean_over_documents(scores: Scores) -> Level:
-    """Average over documents, which count the same however many targets they gave: for `paired`."""
-    nll = float(np.mean(scores.clusters.nats(scores.nll) / scores.clusters.counts))
-    _, bits_per_byte = scores.by_document()
-    return Level(nll, perplexity_of(nll), float(np.mean(bits_per_byte)) if bits_per_byte.size else math.nan)
+def compute_level(scores: Scores, protocol: str) -> Level:
+    """Return the level of a row: papers sum all nats over all tokens, and divide once.
 
-
-def mean_over_tokens(scores: Scores) -> Level:
-    """Average as papers do: all nats over all tokens, summed in float64 and divided once."""
-    nats = float(np.sum(scores.nll, dtype=np.float64))
+    For `paired`, probes and tasks documents count the same, however many targets they gave.
+    """
+    if protocol in ("paired", "probe", "task"):
+        nll = float(np.mean(scores.clusters.nats(scores.nll) / scores.clusters.counts))
+        _, bits = scores.by_document()
+        return Level(nll, perplexity_of(nll), float(np.mean(bits)) if bits.size else math.nan)
+    nats, size = float(np.sum(scores.nll, dtype=np.float64)), int(scores.bytes.sum())
     nll = nats / len(scores.nll)
-    size = int(scores.bytes.sum())
     return Level(nll, perplexity_of(nll), nats / math.log(2) / size if size else math.nan)
 
 
-LEVEL_OF_PROTOCOL: dict[str, Callable[[Scores], Level]] = {
-    "paired": mean_over_documents,
-    "nonoverlapping": mean_over_tokens,
-    "sliding": mean_over_tokens,
-    "positions": mean_over_tokens,
-    "probe": mean_over_documents,
-    "task": mean_over_documents,
-}
+def perplexity_of(nll: float) -> float:
+    """Return the exponential; infinity where it is beyond what a float can hold."""
+    return math.inf if nll >= 700 else math.exp(nll)
+
+
+def with_level(row: Row, scores: Scores) -> Row:
+    """Return the row with the level that its scores give."""
+    row = replace(row, **vars(compute_level(scores, row.protocol)))
+    if scores.correct is None:
+        return row
+    if row.protocol != TASK:
+        return replace(row, accuracy=float(np.mean(scores.accuracy_by_cluster())))
+    right = scores.accuracy_by_document()
+    # Answers of a task are no text.
+    return replace(row, bits_per_byte=None, accuracy=float(right.mean()), exact=float((right == 1).mean()))
 
 
 def score_file(run: Path, row: Row) -> Path:
@@ -210,64 +212,26 @@ def score_file(run: Path, row: Row) -> Path:
     return run.joinpath("scores", f"{name}.safetensors")  # at once, because a report does it for each row
 
 
-def lengths_without_scores(run: Path, rows: Iterable[Row]) -> list[int]:
-    """Return the lengths of the rows of a run whose files of scores are not there."""
-    try:
-        files = set(os.listdir(run / "scores"))
-    except OSError:
-        files = set()
-    return sorted(
-        {row.length for row in rows if row.status == "ok" and score_file(run, row).name not in files}
-    )
-
-
-def explain_lost_scores(run: Path, lengths: Iterable[int]) -> str:
-    """Return what is missing of a run's scores, and the command that makes it again."""
-    named = ",".join(map(str, lengths))
-    again = eval_command(run, f" --lengths {named}")
-    return f"its files of scores at {named.replace(',', ', ')} are missing: make them again with {again}"
-
-
 def save_scores(path: Path, scores: Scores) -> None:
     path.parent.mkdir(exist_ok=True)
-    names = [name for name in (*TENSORS, *ANSWERS) if getattr(scores, name) is not None]
-    tensors = {name: np.ascontiguousarray(getattr(scores, name)) for name in names}
-    about = {CHECKSUM: _checksum(tensors)}
-    write_tensors(path, tensors, about)
-
-
-def write_tensors(path: Path, tensors: dict[str, np.ndarray], about: dict[str, str]) -> None:
-    def write(temporary: Path) -> None:
-        with usual_permissions(temporary):
-            save_file(tensors, temporary, about)
-
-    write_atomically(path, write)
+    tensors = {name: getattr(scores, name) for name in (*KINDS, *ANSWERS)}
+    write_tensors(path, {name: tensor for name, tensor in tensors.items() if tensor is not None}, {})
 
 
 def load_scores(path: Path) -> Scores:
     """Return the scores in a file. Raise `RunError` where it is missing, damaged or not to be read."""
-    try:
-        with open_regular(path) as file:
-            content = file.read()
-        tensors = load(content)
-        scores = Scores(**tensors)
-    except PermissionError as error:
-        raise RunError(unreadable(error)) from error
-    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
-        raise RunError(f"{path} is {reason}") from error
-    expected = TENSORS | ANSWERS
-    kinds = {name: str(tensor.dtype) for name, tensor in tensors.items() if tensor.dtype != expected[name]}
-    if kinds:
-        raise RunError(f"{path} is damaged ({kinds}, not the kinds of numbers that scores are)")
-    if metadata_in(content).get(CHECKSUM) not in (None, _checksum(tensors)):
-        raise RunError(f"{path} is damaged (its numbers are not those of its checksum)")
+    tensors, _ = read_tensors(path)
+    kinds = {name: tensor.dtype for name, tensor in tensors.items()}
+    if kinds not in (KINDS, KINDS | ANSWERS):
+        raise RunError(f"{path} is damaged ({_spelled(kinds)}, where scores have {_spelled(KINDS)})")
     shapes = {tensor.shape for tensor in tensors.values()}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+    if len(shapes) != 1 or min(shapes) == (0,) or len(min(shapes)) != 1:
         raise RunError(f"{path} is damaged (shapes {sorted(shapes)}, not all of [targets])")
-    if not len(scores.nll):
-        raise RunError(f"{path} is damaged (it has no target)")
-    return scores
+    return Scores(**tensors)
+
+
+def _spelled(kinds: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {np.dtype(kind)}" for name, kind in sorted(kinds.items()))
 
 
 def has_whole_scores(run: Path, row: Row) -> bool:
@@ -279,36 +243,18 @@ def has_whole_scores(run: Path, row: Row) -> bool:
     return True
 
 
-def with_level(row: Row, scores: Scores) -> Row:
-    """Return the row with the level that its scores give."""
-    level = LEVEL_OF_PROTOCOL[row.protocol](scores)
-    row = replace(row, nll=level.nll, perplexity=level.perplexity, bits_per_byte=level.bits_per_byte)
-    if scores.correct is None:
-        return row
-    if row.protocol != TASK:
-        return replace(row, accuracy=float(np.mean(scores.accuracy_by_cluster())))
-    right = scores.accuracy_by_document()
-    # Answers of a task are no text.
-    return replace(row, bits_per_byte=None, accuracy=float(right.mean()), exact=float((right == 1).mean()))
+def lengths_without_scores(run: Path, rows: Iterable[Row]) -> list[int]:
+    """Return the lengths of the rows of a run whose files of scores are not there."""
+    files = set(os.listdir(run / "scores")) if (run / "scores").is_dir() else set()
+    scored = (row for row in rows if row.status == "ok")
+    return sorted({row.length for row in scored if score_file(run, row).name not in files})
 
 
-def _checksum(tensors: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in (*TENSORS, *ANSWERS):
-        if name in tensors:
-            digest.update(tensors[name].tobytes())
-    return digest.hexdigest()
-
-
-def metadata_in(content: bytes) -> dict[str, str]:
-    """Return the texts in the header of a file of tensors; none where it was written without."""
-    size = int.from_bytes(content[:8], "little")
-    return json.loads(content[8 : 8 + size]).get("__metadata__", {})
-
-
-def perplexity_of(nll: float) -> float:
-    """Return the exponential; infinity where it is beyond what a float can hold."""
-    return math.inf if nll >= 700 else math.exp(nll)
+def explain_lost_scores(run: Path, lengths: Iterable[int]) -> str:
+    """Return what is missing of a run's scores, and the command that makes it again."""
+    named = ",".join(map(str, lengths))
+    again = eval_command(run, f" --lengths {named}")
+    return f"its files of scores at {named.replace(',', ', ')} are missing: make them again with {again}"
 
 
 def delete_scores(run: Path) -> None:

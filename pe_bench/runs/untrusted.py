@@ -9,7 +9,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,26 @@ def unreadable(error: PermissionError) -> str:
 
 def check_values(values: Any) -> None:
     """Raise `ValueError` for what is no plain value, nested too deeply, or text that steers a terminal."""
+    for leaf in _leaves(values):
+        if isinstance(leaf, str) and CONTROL.search(leaf):
+            raise ValueError(f"it has control characters: {leaf!a:.60}")
+        if not (leaf is None or isinstance(leaf, (str, bool, int, float))):
+            raise ValueError(f"it holds a {type(leaf).__name__}, which is no plain value")
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    """Yield all that plain values hold, keys included. Raise `ValueError` for a deep nesting."""
     level = [values]
     for _ in range(MAX_DEPTH):
-        level = [inner for value in level for inner in _inner(value)]
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += [*value, *value.values()]
+            elif isinstance(value, list):
+                inner += value
+            else:
+                yield value
+        level = inner
     if level:
         raise ValueError("it is nested too deeply")
 
@@ -126,19 +143,6 @@ def _check_kind(path: Path | str, is_link: bool, is_plain: bool) -> None:
         raise RunError(f"{path} has control characters in its name: {_WAY_OUT}")
 
 
-def _inner(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    if isinstance(value, list):
-        return value
-    if isinstance(value, str):
-        if CONTROL.search(value):
-            raise ValueError(f"it has control characters: {value!a:.60}")
-    elif not (value is None or isinstance(value, (bool, int, float))):
-        raise ValueError(f"it holds a {type(value).__name__}, which is no plain value")
-    return ()
-
-
 _WAY_OUT = "delete it, or ask for a whole copy of the run"
 
 
@@ -146,87 +150,33 @@ class InvalidYamlError(ValueError):
     """An error about a file that holds no mapping of plain values; its text says why."""
 
 
-MAX_KNOWN, MAX_LENGTH = 4096, 100  # scalars that are remembered, and their characters
-_TAGS: dict[tuple[str, tuple[bool, bool]], str] = {}  # by a scalar's text, and whether it was plain or quoted
-_SCALARS: dict[tuple[str, str], Any] = {}  # by a scalar's tag and text
-
-
-def _remember(cache: dict[Any, Any], key: tuple[str, Any], value: Any) -> None:
-    if len(cache) < MAX_KNOWN and sum(len(part) for part in key) < MAX_LENGTH:
-        cache[key] = value
-
-
 # libyaml's reader is as safe as Python's, and reads thousands of files in a second.
 SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class Loader(SAFE):
-    """A loader that refuses deep nesting before libyaml's own recursion ends the process."""
-
-    depth = 0
-
-    def descend_resolver(self, current_node: Any, current_index: Any) -> None:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise InvalidYamlError("it is nested too deeply")
-
-    def ascend_resolver(self) -> None:
-        self.depth -= 1
-
-    # Runs have nearly all of their values in common, and PyYAML finds out what a scalar is in Python.
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        if kind is not yaml.ScalarNode:
-            return super().resolve(kind, value, implicit)
-        tag = _TAGS.get((value, implicit))
-        if tag is None:
-            tag = super().resolve(kind, value, implicit)
-            _remember(_TAGS, (value, implicit), tag)
-        return tag
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        if not isinstance(node, yaml.ScalarNode):
-            return super().construct_object(node, deep)
-        scalar = _SCALARS.get((node.tag, node.value), _SCALARS)
-        if scalar is _SCALARS:
-            scalar = super().construct_object(node, deep)
-            if scalar is None or isinstance(scalar, (str, int, float)):  # a tag can make a scalar anything
-                _remember(_SCALARS, (node.tag, node.value), scalar)
-        return scalar
 
 
 def parse_mapping(text: str) -> dict[str, Any]:
     """Return the values in a text of YAML. Raise `InvalidYamlError`.
 
     Aliases are refused: a few lines of them can stand for more than any memory holds, and no file of ours
-    has one.
+    has one. Interpolations are refused because Hydra would resolve one, to a secret of the environment for
+    example. They are looked for in the values, because an escape can hide a dollar sign in the text.
     """
     try:
-        return _mapping_in(text)
+        depth = 0
+        for event in yaml.parse(text, SAFE):  # before a nesting is built, which could end the process
+            if isinstance(event, yaml.AliasEvent):
+                raise InvalidYamlError("it has aliases, such as *name")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise InvalidYamlError("it is nested too deeply")
+        values = yaml.load(text, SAFE)
+        if not isinstance(values, dict):
+            raise InvalidYamlError("it holds no keys")
+        check_values(values)
     except InvalidYamlError:
         raise
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidYamlError(" ".join(str(error).split())) from error
-
-
-def _mapping_in(text: str) -> dict[str, Any]:
-    if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader)):
-        raise InvalidYamlError("it has aliases, such as *name")
-    values = yaml.load(text, Loader)
-    if not isinstance(values, dict):
-        raise InvalidYamlError("it holds no keys")
-    check_values(values)
-    # Of the values, because an escape such as \x24 hides a dollar sign in the text. Hydra would resolve one,
-    # to a secret of the environment for example.
-    if _has_interpolation(values):
+    if any(isinstance(leaf, str) and "${" in leaf for leaf in _leaves(values)):
         raise InvalidYamlError("it has interpolations, such as ${name}, and a run's values are resolved")
     return values
-
-
-def _has_interpolation(value: Any) -> bool:
-    """Return whether a text in plain values, a key included, holds what OmegaConf would resolve."""
-    if isinstance(value, dict):
-        return any(_has_interpolation(inner) for pair in value.items() for inner in pair)
-    if isinstance(value, list):
-        return any(map(_has_interpolation, value))
-    return isinstance(value, str) and "${" in value

@@ -23,8 +23,8 @@ from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError, first_line
-from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM, anchors_folder
 from pe_bench.runs.folder import locked
+from pe_bench.runs.gather import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM, anchors_folder
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
@@ -239,7 +239,7 @@ def score_anchors(
     Controls and ranges of positions have no anchors. After each length its scores and its rows are on the
     disk. A checkpoint has the frequencies of its scored tokens alone.
     """
-    names = NAMES if config.checkpoint is None else {FREQUENCIES: NAMES[FREQUENCIES]}
+    names = ANCHOR_NAMES if config.checkpoint is None else {FREQUENCIES: ANCHOR_NAMES[FREQUENCIES]}
     rows_of_run = {_key(row): row for row in rows}
     plans = [
         plan

@@ -27,7 +27,7 @@ import numpy as np
 
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
-from pe_bench.runs.means import KEY, NOVEL, RECALL, TEXT_SLICES, KeptSlices, Masks, keep_means, keep_slices
+from pe_bench.runs.means import KEY, NOVEL, RECALL, TEXT_SLICES, Masks, keep_means, keep_slices, read_slices
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.protocols import Plan
@@ -50,12 +50,12 @@ def keep_derived(
     They need no score, and so are written for the sets of the plans and for larger and smaller ones that
     these are nested in. Only the holder of the run's lock may call this.
     """
-    kept = KeptSlices(run)
+    kept = read_slices(run)
     largest = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}.values()
     sizes = {
         row.target_hash: row.targets // row.target_tokens
         for row in rows
-        if row.protocol == "paired" and row.target_tokens and not kept.of(row.target_hash).keys() >= TEXT
+        if row.protocol == "paired" and row.target_tokens and not kept.get(row.target_hash, {}).keys() >= TEXT
     }
     sets = {blocks.hash: blocks for of_plan in largest for blocks in map(of_plan.first, set(sizes.values()))}
     missing = {

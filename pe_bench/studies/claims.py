@@ -37,9 +37,8 @@ from pe_bench.report.statistics import (
     judge_gain_over_control,
     student_interval,
 )
-from pe_bench.runs.anchors import read_anchors
 from pe_bench.runs.folder import folders_in
-from pe_bench.runs.gather import runs_folder
+from pe_bench.runs.gather import read_anchors, runs_folder
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.studies.study import KINDS, WINDOWS, Claim, Measure, Ranking, Step
 

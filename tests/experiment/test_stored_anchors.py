@@ -8,7 +8,7 @@ import pytest
 from support.commands import Command, only_run
 
 from pe_bench.report.build import build_tables
-from pe_bench.runs.anchors import NAMES, place_of
+from pe_bench.runs.gather import ANCHOR_NAMES, anchor_key
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import MEANS, load_scores, score_file
 from pe_bench.scoring import anchors as anchor_scores
@@ -32,15 +32,15 @@ def test_anchors_are_scored_on_exactly_the_targets_of_the_run(begin: Command, fo
     outcome = begin("encoding=rope", "eval.lengths=[16,32,80]")
     assert outcome.code == 0, outcome.err
     run = only_run(folder)
-    rows = {place_of(row): row for row in scored_by(run)}
+    rows = {anchor_key(row): row for row in scored_by(run)}
     found = folders(folder)
-    assert {path.name.split("-")[0] for path in found} == set(NAMES.values())
+    assert {path.name.split("-")[0] for path in found} == set(ANCHOR_NAMES.values())
     for path in found:
-        assert {place_of(row) for row in scored_by(path)} == rows.keys()
+        assert {anchor_key(row) for row in scored_by(path)} == rows.keys()
         for row in scored_by(path):
             own, anchors = (
                 load_scores(score_file(place, one))
-                for place, one in ((run, rows[place_of(row)]), (path, row))
+                for place, one in ((run, rows[anchor_key(row)]), (path, row))
             )
             assert np.array_equal(own.document, anchors.document)
             assert np.array_equal(own.bytes, anchors.bytes)

@@ -18,8 +18,8 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
-from pe_bench.runs.anchors import COPYING, FREQUENCIES, NAMES, TRIGRAM
 from pe_bench.runs.find import parse_condition
+from pe_bench.runs.gather import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM
 from pe_bench.runs.rows import read_rows
 
 LENGTHS = (32, 128, 256, 512)
@@ -45,7 +45,7 @@ def add_anchors(results: Path, **changes: object) -> list[Path]:
     folders = []
     for label, levels in ANCHORS.items():
         run = add_run(results, label, at_lengths(levels), spread=0.002, model="", **changes)
-        folder = results / "anchors" / run.name.replace(label, NAMES[label])
+        folder = results / "anchors" / run.name.replace(label, ANCHOR_NAMES[label])
         shutil.copytree(run, folder)
         shutil.rmtree(run)
         folders.append(folder)

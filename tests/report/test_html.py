@@ -17,7 +17,7 @@ from pe_bench.report.html.page import describe_result, to_html
 from pe_bench.report.html.style import MARKER_PATHS, line_styles
 from pe_bench.report.legend import legend
 from pe_bench.report.records import Line, Table
-from pe_bench.runs.provenance import Environment, RunRecord
+from pe_bench.runs.folder import Environment, RunRecord
 
 VOID = ("meta", "link", "br", "input")
 

@@ -18,7 +18,7 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.html.page import to_html
 from pe_bench.report.selection import Selection
 from pe_bench.runs.gather import gather, results_file
-from pe_bench.runs.means import KEY, NOVEL, RECALL, hash_of_mask, keep_means, keep_slices
+from pe_bench.runs.means import KEY, NOVEL, RECALL, Slice, keep_means, keep_slices
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, with_level
 
@@ -204,8 +204,8 @@ def test_the_slice_of_a_row_in_results_csv_says_by_a_hash_which_targets_it_has(r
     rows = read_rows(results_file(results))
     assert {(row.slice, row.slice_hash) for row in rows} == {
         ("all", ""),
-        (RECALL, hash_of_mask(IS_RECALL)),
-        (NOVEL, hash_of_mask(~IS_RECALL)),
+        (RECALL, Slice(IS_RECALL).hash),
+        (NOVEL, Slice(~IS_RECALL).hash),
     }
 
 

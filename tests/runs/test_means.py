@@ -1,33 +1,84 @@
-"""The means by document that a run keeps beside its rows: exact, derived, and never trusted when in doubt."""
+"""Means by document and slices that a run keeps: exact, derived, and never trusted when in doubt."""
 
+import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.results import add_run, edit_rows
 
-from pe_bench.report import pairs
 from pe_bench.report.build import build_tables
 from pe_bench.report.records import Table
-from pe_bench.runs.means import KeptMeans, keep_means, means_of
+from pe_bench.runs import means as means_module
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.gather import gather, results_file
+from pe_bench.runs.means import (
+    KEY,
+    NOVEL,
+    RECALL,
+    SLICES,
+    Slice,
+    compute_means,
+    keep_means,
+    keep_slices,
+    read_means,
+    read_slices,
+)
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import MEANS, delete_scores, load_scores, save_scores, score_file
+from pe_bench.runs.scores import (
+    MEANS,
+    Scores,
+    delete_scores,
+    load_scores,
+    perplexity_of,
+    save_scores,
+    score_file,
+)
 
-LEVELS = {32: 3.4, 128: 3.0, 256: 3.1, 512: 3.6}
+SET, TARGETS = "7a56e7", 96  # of `support.results`: 24 documents of 4 targets
+LEVELS = {32: 3.4, 128: 3.0, 256: 3.1, 512: None}
+
+
+def slice_of(*targets: int, size: int = TARGETS) -> Slice:
+    mask = np.zeros(size, bool)
+    mask[list(targets)] = True
+    return Slice(mask)
+
+
+MASKS = {RECALL: slice_of(0, 1, 2, 3, 4, 9, 50).mask, NOVEL: slice_of(*range(60, 90)).mask}
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    add_run(tmp_path / "results", "rope", LEVELS, seed=1)
-    add_run(tmp_path / "results", "alibi", LEVELS)
-    found = add_run(tmp_path / "results", "rope", LEVELS)
-    add_run(tmp_path / "results", "rope", {256: 3.2, 512: 3.3}, protocol="nonoverlapping")
-    return found
+    """Return one of three runs, with slices."""
+    add_run(tmp_path / "results", "rope", {**LEVELS, 512: 3.6}, seed=1)
+    add_run(tmp_path / "results", "alibi", {**LEVELS, 512: 3.6})
+    add_run(tmp_path / "results", "alibi", {256: 3.2, 512: 3.3}, protocol="nonoverlapping")
+    run = add_run(tmp_path / "results", "rope", LEVELS, spread=0.3)
+    keep_slices(run, {SET: MASKS})
+    return run
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return the files of scores that are read for want of means."""
+    paths: list[Path] = []
+    monkeypatch.setattr(means_module, "load_scores", lambda path: (paths.append(path), load_scores(path))[1])
+    return paths
 
 
 def rows_of(run: Path) -> list[Row]:
     return read_rows(run / "eval.csv")
+
+
+def of_slice(run: Path, name: str) -> list[Row]:
+    return RunFolder(run).rows_of_slice(rows_of(run), name)
+
+
+def levels(run: Path, name: str) -> dict[int, float | None]:
+    return {row.length: row.bits_per_byte for row in of_slice(run, name)}
 
 
 def keep_all(run: Path) -> None:
@@ -39,104 +90,159 @@ def tables(run: Path) -> list[Table]:
     return build_tables(run.parent.parent)
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return the files of scores that a report has read."""
-    found: list[Path] = []
-
-    def load(path: Path) -> object:
-        found.append(path)
-        return load_scores(path)
-
-    monkeypatch.setattr(pairs, "load_scores", load)
-    return found
+def missing_differences(run: Path) -> str:
+    records = [record for table in tables(run) for line in table.lines for record in line.records.values()]
+    return " ".join(record.compared.missing for record in records)
 
 
 def test_a_report_from_kept_means_is_the_same_to_the_last_bit_and_reads_no_scores(
     run: Path, read: list[Path]
 ) -> None:
-    from_scores = tables(run)
+    from_scores, slices_from_scores = tables(run), [of_slice(run, name) for name in MASKS]
     assert read
+    keep_all(run)
+    before = (run / MEANS).stat().st_mtime_ns
     read.clear()
-    keep_all(run)
     assert tables(run) == from_scores
-    assert read == []
-
-
-@pytest.mark.parametrize("documents", [5, 24])  # fewer than 20 are cut into segments
-def test_kept_means_are_those_of_the_scores(tmp_path: Path, documents: int) -> None:
-    run = add_run(tmp_path, "rope", {128: 3.0}, documents=documents)
-    [row] = rows_of(run)
-    keep_means(run, [row])
-    found, wanted = (
-        KeptMeans(run).find(score_file(run, row)),
-        means_of(load_scores(score_file(run, row)), "paired"),
-    )
-    assert found is not None
-    assert np.array_equal(found.names, wanted.names) and np.array_equal(found.bits, wanted.bits)
-    assert (found.level, found.segments) == (wanted.level, wanted.segments)
-
-
-def test_every_flipped_bit_of_kept_means_is_seen_and_the_scores_are_read_instead(run: Path) -> None:
-    [*_, row] = rows_of(run)
-    keep_means(run, [row])
-    whole, path = (run / MEANS).read_bytes(), score_file(run, row)
-    wanted = KeptMeans(run).find(path)
-    assert wanted is not None
-    for place in range(len(whole)):
-        (run / MEANS).write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
-        found = KeptMeans(run).find(path)
-        # A flipped bit in blanks or in the name of a field that nothing reads changes nothing.
-        assert found is None or np.array_equal(found.bits, wanted.bits), f"byte {place}"
-    for size in range(0, len(whole), 7):
-        (run / MEANS).write_bytes(whole[:size])
-        assert KeptMeans(run).find(path) is None
-
-
-@pytest.mark.parametrize("change", ["other scores", "later", "lost"])
-def test_means_of_scores_that_changed_since_are_not_used(run: Path, read: list[Path], change: str) -> None:
+    assert [of_slice(run, name) for name in MASKS] == slices_from_scores
     keep_all(run)
-    row = next(row for row in rows_of(run) if row.length == 512 and row.protocol == "paired")
-    path = score_file(run, row)
+    assert read == [] and (run / MEANS).stat().st_mtime_ns == before, "nothing was missing"
+    delete_scores(run)
+    assert not (run / MEANS).exists()
+
+
+def test_every_flipped_bit_of_means_and_slices_is_seen_and_what_is_missing_is_as_if_there_were_none(
+    tmp_path: Path,
+) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0}, documents=5)  # fewer than 20 are cut into segments
+    masks = {RECALL: np.arange(len(load_scores(score_file(run, rows_of(run)[0])).nll)) % 3 == 0}
+    keep_slices(run, {SET: masks})
+    keep_means(run, rows_of(run))
+    kept = read_means(run)
+    assert len(kept) == 2 and list(read_slices(run)[SET]) == [RECALL]
+    for name in (MEANS, SLICES):
+        content = (run / name).read_bytes()
+        for index in range(len(content)):
+            flipped = bytes([content[index] ^ 1 << index % 8])
+            (run / name).write_bytes(content[:index] + flipped + content[index + 1 :])
+            # A flipped bit in blanks or in the name of a field that nothing reads changes nothing.
+            for entry, (stamp, means) in read_means(run).items():
+                assert stamp == kept[entry][0] and np.array_equal(means.bits, kept[entry][1].bits), index
+            parts = read_slices(run).get(SET, {})
+            assert all(np.array_equal(part.mask, masks[name]) for name, part in parts.items()), index
+        (run / name).write_bytes(content[: len(content) // 2])
+        assert not (read_means(run) if name == MEANS else read_slices(run))
+        (run / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("other scores", "does not give its row's"), ("later", ""), ("lost", "is missing")],
+)
+def test_means_of_scores_that_changed_since_are_not_used(
+    run: Path, read: list[Path], change: str, message: str
+) -> None:
+    run = next(folder for folder in run.parent.iterdir() if folder.name.startswith("alibi"))
+    keep_all(run)
+    path = next(score_file(run, row) for row in rows_of(run) if row.length == 512)
+    read.clear()
     if change == "other scores":
         scores = load_scores(path)
-        save_scores(path, type(scores)(scores.nll + 1, scores.document, scores.bytes))
+        save_scores(path, replace(scores, nll=scores.nll + 1))
     elif change == "later":
         os.utime(path, ns=(0, 0))
     else:
         path.unlink()
-    found = tables(run)
+    assert message in missing_differences(run)
     assert path in read
-    text = " ".join(
-        cell.compared.missing for table in found for line in table.lines for cell in line.records.values()
-    )
-    assert {"other scores": "does not give its row's", "later": "", "lost": "is missing"}[change] in text
 
 
 def test_means_that_do_not_give_their_row_s_level_are_no_verdict(run: Path) -> None:
     keep_all(run)
-    edit_rows(run, lambda row: row if row.length != 512 else type(row)(**{**vars(row), "bits_per_byte": 9.0}))
-    text = " ".join(
-        cell.compared.missing
-        for table in tables(run)
-        for line in table.lines
-        for cell in line.records.values()
+    edit_rows(run, lambda row: row if row.length != 256 else replace(row, bits_per_byte=9.0))
+    assert "does not give its row's 9.000000 bits per byte" in missing_differences(run)
+
+
+def test_a_slice_has_the_numbers_of_its_targets_alone_and_the_length_without_a_number_none(run: Path) -> None:
+    row = next(row for row in of_slice(run, RECALL) if row.length == 256)
+    nll = load_scores(score_file(run, row)).nll[MASKS[RECALL]].astype(np.float64)
+    assert row.nll == pytest.approx(nll.mean())
+    assert row.bits_per_byte == pytest.approx(nll.mean() / np.log(2)), "each target is one byte"
+    assert row.perplexity == pytest.approx(perplexity_of(float(nll.mean())))
+    assert (row.targets, row.documents, row.slice, row.judge) == (7, 4, RECALL, "")
+    row = next(row for row in of_slice(run, RECALL) if row.length == 512)
+    assert (row.status, row.bits_per_byte, row.targets, row.documents) == ("undefined", None, 7, 4)
+    keep_slices(run, {SET: {KEY: slice_of().mask}})
+    assert of_slice(run, KEY) == [], "a slice without a target"
+
+
+def test_targets_of_a_slice_count_by_their_bytes_wherever_they_are() -> None:
+    scores = Scores(
+        np.array([1, 2, 3, 4, 5], np.float32), np.array([7, 7, 7, 8, 9]), np.array([2, 1, 0, 4, 3])
     )
-    assert "does not give its row's 9.000000 bits per byte" in text
+    means = compute_means(scores, "paired", slice_of(0, 2, 3, size=5))
+    assert means.names.tolist() == [7, 8] and means.sizes is not None
+    assert means.sizes.tolist() == [2, 4]
+    assert means.level == pytest.approx((1 + 3 + 4) / np.log(2) / (2 + 4))
+    assert means.bits == pytest.approx(np.array([(1 + 3) / 2, 4 / 4]) / np.log(2))
 
 
-def test_what_is_kept_already_is_not_written_again_and_what_is_missing_is_added(run: Path) -> None:
-    first, *rest = rows_of(run)
-    keep_means(run, [first])
-    before = (run / MEANS).stat().st_mtime_ns
-    keep_means(run, [first])
-    assert (run / MEANS).stat().st_mtime_ns == before
-    keep_means(run, [first, *rest])
-    kept = KeptMeans(run)
-    assert all(kept.find(score_file(run, row)) is not None for row in rows_of(run))
+def test_few_documents_are_cut_into_segments_that_count_by_the_bytes_of_the_slice_in_them() -> None:
+    nll = np.random.default_rng(0).normal(3, 1, 600).astype(np.float32)
+    scores = Scores(nll, np.repeat([4, 5, 9], 200), np.full(600, 2))
+    part = slice_of(0, 1, 70, 400, 599, size=600)
+    means = compute_means(scores, "paired", part)
+    assert (means.segments, means.documents) == (3, 2), "segments of 64 targets or more"
+    assert means.names.tolist() == [12, 13, 27, 29], "document * 3 + segment; those without a target left out"
+    assert means.sizes is not None and means.sizes.tolist() == [4, 2, 2, 2]
+    parts = [nll[[0, 1]], nll[[70]], nll[[400]], nll[[599]]]
+    assert means.bits == pytest.approx([bits.astype(float).mean() / np.log(2) / 2 for bits in parts])
+    assert means.level == pytest.approx(nll[part.mask].astype(float).mean() / np.log(2) / 2)
+    assert means.level == pytest.approx(np.average(means.bits, weights=means.sizes))
 
 
-def test_means_go_with_the_scores_of_weights_that_are_replaced(run: Path) -> None:
-    keep_all(run)
-    delete_scores(run)
-    assert not (run / MEANS).exists()
+def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_all_targets(run: Path) -> None:
+    def gathered() -> list[tuple[int, str, int]]:
+        gather(run.parent.parent)
+        with results_file(run.parent.parent).open() as file:
+            rows = [row for row in csv.DictReader(file) if row["run"] == run.name]
+        return sorted((int(row["length"]), row["slice"], int(row["targets"])) for row in rows)
+
+    sizes = [("all", TARGETS), (RECALL, 7), (NOVEL, 30)]
+    assert gathered() == sorted((length, *size) for length in LEVELS for size in sizes)
+    assert {row.slice for row in rows_of(run)} == {"all"}
+    (run / SLICES).unlink()
+    assert {row[1] for row in gathered()} == {"all"}
+
+
+@pytest.mark.parametrize("means_are_kept", [False, True])
+@pytest.mark.parametrize("fate", ["replaced", "lost", "damaged"])
+def test_means_of_a_slice_are_never_those_of_a_slice_that_was_there_before(
+    run: Path, fate: str, means_are_kept: bool
+) -> None:
+    keep_slices(run, {SET: {KEY: slice_of(0, 1).mask}}, judge="judge-a")
+    keep_means(run, rows_of(run))
+    old = levels(run, KEY)
+    if fate == "lost":
+        (run / SLICES).unlink()
+    elif fate == "damaged":
+        os.truncate(run / SLICES, 50)
+    if fate != "replaced":
+        keep_means(run, rows_of(run))
+    keep_slices(run, {SET: {KEY: slice_of(60, 85).mask}}, judge="judge-b")
+    if means_are_kept:
+        keep_means(run, rows_of(run))
+    scores = {row.length: load_scores(score_file(run, row)) for row in rows_of(run) if row.nll is not None}
+    expected = {length: compute_means(one, "paired", slice_of(60, 85)) for length, one in scores.items()}
+    assert (
+        levels(run, KEY) == {512: None, **{length: means.level for length, means in expected.items()}} != old
+    )
+    assert {row.judge for row in of_slice(run, KEY)} == {"judge-b"}
+    assert {row.judge for row in of_slice(run, NOVEL)} <= {""}
+
+
+def test_slices_of_another_set_make_no_row(run: Path) -> None:
+    edit_rows(run, lambda row: replace(row, target_hash="07e4"))
+    assert of_slice(run, RECALL) == []
+    keep_slices(run, {"07e4": {RECALL: np.ones(5, bool)}})
+    assert of_slice(run, RECALL) == [], "a mask of other targets than the scores have"

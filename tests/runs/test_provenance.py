@@ -8,8 +8,7 @@ from support.results import add_run, edit_rows
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.runs.commands import VARIABLE, record_command, remember_command
-from pe_bench.runs.folder import folders_in, write_config
-from pe_bench.runs.provenance import Dataset, Environment, provenance
+from pe_bench.runs.folder import Dataset, Environment, folders_in, provenance, write_config
 
 KNOWN = {"pe_bench": "0.1.0", "git": "", "torch": "2.13.0", "device": "cpu", "threads": 2}
 WHOLE = {**KNOWN, "python": "3.11.2", "platform": "Linux", "processor": "EPYC", "cores": 4}

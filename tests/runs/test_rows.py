@@ -7,6 +7,7 @@ import shutil
 import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from support.results import ROW, add_run, edit_text
 
 from pe_bench.errors import RunError
 from pe_bench.runs.gather import gather, read_all, read_result, results_file
-from pe_bench.runs.rows import CHECKSUM, COLUMNS, read_rows, write_rows
+from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
 
 
 def folder_contents(results_dir: Path) -> dict[str, bytes]:
@@ -48,77 +49,53 @@ def test_a_second_score_of_the_same_thing_replaces_the_first(tmp_path: Path) -> 
     assert read_rows(tmp_path / "eval.csv") == [replace(ROW, nll=9.0), other]
 
 
-@pytest.mark.parametrize("word", ["true", "1", "", "yes"])
-def test_a_truth_that_is_neither_true_nor_false_is_damage(tmp_path: Path, word: str) -> None:
-    write_rows(tmp_path / "eval.csv", [replace(ROW, forced=True)])
-    edit_text(tmp_path / "eval.csv", ",True,", f",{word},")
-    with pytest.raises(RunError, match="forced is .*, neither True nor False"):
-        read_rows(tmp_path / "eval.csv")
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "a digit": lambda text: text.replace("2.8853", "2.8854", 1),
+    "a row lost": lambda text: "".join(text.splitlines(keepends=True)[:-1]),
+    "a row doubled": lambda text: text + text.splitlines(keepends=True)[-1],
+    "rows exchanged": lambda text: "".join([text.splitlines(keepends=True)[index] for index in (0, 2, 1)]),
+    "cut": lambda text: text[:-40],
+    "a word": lambda text: without_checksum(text).replace(",250,", ",many,"),
+    "no truth": lambda text: without_checksum(text).replace(",False,", ",false,"),
+    "empty": lambda text: "",
+    "binary": lambda text: "\xff",
+}
 
 
-@pytest.mark.parametrize(
-    "damage", ["a digit", "a row lost", "a row doubled", "rows exchanged", "a column's name"]
-)
-def test_rows_that_differ_from_their_checksum_are_damage_with_the_way_out(
+def without_checksum(text: str) -> str:
+    return "".join(line.rpartition(",")[0] + "\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_rows_are_named_with_the_command_that_scores_the_run_again(
     tmp_path: Path, damage: str
 ) -> None:
-    path = tmp_path / "rope-s0" / "eval.csv"
-    path.parent.mkdir()
+    path = tmp_path / "results" / "runs" / "rope-s0" / "eval.csv"
+    path.parent.mkdir(parents=True)
     write_rows(path, [ROW, replace(ROW, length=256, nll=2.5)])
-    columns, first, second = path.read_text(encoding="utf-8").splitlines()
-    damaged = {
-        "a digit": [columns, first.replace("2.8853", "2.8854"), second],
-        "a row lost": [columns, first],
-        "a row doubled": [columns, first, second, second],
-        "rows exchanged": [columns, second, first],
-        "a column's name": [columns.replace(f",{CHECKSUM}", ",rows_sha255"), first, second],
-    }[damage]
-    path.write_text("\n".join(damaged) + "\n", encoding="utf-8")
-    with pytest.raises(RunError, match="delete it and score the run again") as found:
+    path.write_bytes(DAMAGES[damage](path.read_text(encoding="utf-8")).encode("latin-1"))
+    again = f"delete it and score the run again, `pe-bench eval rope-s0 --results-dir {tmp_path}/results`"
+    with pytest.raises(RunError, match=rf"^\S+eval\.csv is damaged \(.+\): {again}$"):
         read_rows(path)
-    assert "\n" not in str(found.value)
-    assert damage == "a column's name" or "`pe-bench eval rope-s0`" in str(found.value)
 
 
 def test_every_flipped_bit_of_a_file_of_rows_is_damage_or_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "eval.csv"
     write_rows(path, [ROW, replace(ROW, length=256)])
-    rows, whole = read_rows(path), path.read_bytes()
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+    rows, content = read_rows(path), path.read_bytes()
+    for index in range(len(content)):
+        path.write_bytes(content[:index] + bytes([content[index] ^ 1 << index % 8]) + content[index + 1 :])
         with suppress(RunError):
-            assert read_rows(path) == rows, f"byte {place}"
+            assert read_rows(path) == rows, f"byte {index}"
 
 
-def test_rows_that_were_edited_by_hand_may_have_no_checksum(tmp_path: Path) -> None:
-    path = tmp_path / "eval.csv"
-    write_rows(path, [ROW])
-    edit_text(path, "2.8853900817779268", "2.75")
-    assert read_rows(path) == [replace(ROW, bits_per_byte=2.75)]
-
-
-def test_ends_of_lines_that_a_tool_has_changed_are_no_damage(tmp_path: Path) -> None:
+def test_rows_that_were_edited_by_hand_may_have_no_checksum_and_other_ends_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "eval.csv"
     write_rows(path, [ROW])
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert read_rows(path) == [ROW]
-
-
-@pytest.mark.parametrize("change", ["cut", "word", "empty", "binary", "folder"])
-def test_a_damaged_file_is_named(tmp_path: Path, change: str) -> None:
-    path = tmp_path / "eval.csv"
-    write_rows(path, [ROW])
-    text = path.read_text(encoding="utf-8")
-    path.unlink()
-    if change == "folder":
-        path.mkdir()
-    else:
-        damaged = {"cut": text[:-40], "word": text.replace(",250,", ",many,"), "empty": "", "binary": "\xff"}[
-            change
-        ]
-        path.write_bytes(damaged.encode("latin-1"))
-    with pytest.raises(RunError, match=r"eval\.csv is damaged"):
-        read_rows(path)
+    edit_text(path, "2.8853900817779268", "2.75")
+    assert read_rows(path) == [replace(ROW, bits_per_byte=2.75)]
 
 
 @pytest.mark.parametrize(
@@ -180,25 +157,19 @@ def test_gathering_that_was_killed_at_any_moment_ends_the_same_when_repeated(tmp
     assert sorted(ends[-1]) == ["results.csv"]
 
 
-def test_gathering_orders_rows_by_run_and_length(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {1024: 4.0, 128: 2.0})
-    add_run(tmp_path, "alibi", {128: 3.0})
-    gather(tmp_path)
-    found = [(row.encoding, row.length) for row in read_rows(results_file(tmp_path))]
-    assert found == [("alibi", 128), ("rope", 128), ("rope", 1024)]
-
-
 def test_one_damaged_run_is_named_and_hides_no_other(tmp_path: Path) -> None:
     bad = add_run(tmp_path, "rope", {128: 2.0})
     add_run(tmp_path, "alibi", {128: 3.0})
     (bad / "eval.csv").write_text("run,encoding\n")
     (add_run(tmp_path, "nope", {128: 2.0}) / "result.json").unlink()  # it is not finished
     assert gather(tmp_path / "new").rows == read_rows(results_file(tmp_path / "new")) == []
-    found = gather(tmp_path)
-    assert [row.encoding for row in found.rows] == ["alibi"]
-    assert len(found.problems) == 1
-    assert found.problems[0].run == bad.name and str(bad) in found.problems[0].text
-    assert read_rows(results_file(tmp_path)) == found.rows
+    add_run(tmp_path, "rope", {1024: 4.0, 128: 2.0}, seed=1)
+    gathered = gather(tmp_path)
+    rows = [(row.encoding, row.length) for row in gathered.rows]
+    assert rows == [("alibi", 128), ("rope", 128), ("rope", 1024)], "by run and length"
+    [problem] = gathered.problems
+    assert problem.run == bad.name and str(bad) in problem.text
+    assert read_rows(results_file(tmp_path)) == gathered.rows
 
 
 def _add_and_gather(results_dir: Path, process: int, count: int) -> None:
@@ -253,12 +224,10 @@ def test_the_page_on_results_explains_every_column_once() -> None:
 
 def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
     assert read_result(tmp_path) is None
-    (tmp_path / "result.json").write_text("{")
-    with pytest.raises(RunError, match=r"result\.json is damaged"):
-        read_result(tmp_path)
-    (tmp_path / "result.json").write_text("[]")
-    with pytest.raises(RunError, match=r"result\.json is damaged"):
-        read_result(tmp_path)
+    for text in ("{", "[]"):
+        (tmp_path / "result.json").write_text(text)
+        with pytest.raises(RunError, match=r"result\.json is damaged"):
+            read_result(tmp_path)
 
 
 def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The numbers of a row follow from the NLLs of single targets."""
+"""The numbers of a row follow from the NLLs of single targets, which a damaged file never gives."""
 
 import math
 from dataclasses import replace
@@ -11,16 +11,10 @@ from support.results import ROW
 
 from pe_bench.errors import RunError
 from pe_bench.runs import scores as scores_module
-from pe_bench.runs.scores import (
-    Scores,
-    load_scores,
-    mean_over_documents,
-    mean_over_tokens,
-    save_scores,
-    score_file,
-)
+from pe_bench.runs.scores import Scores, compute_level, load_scores, save_scores, score_file
 
 LOG2 = math.log(2)
+PROTOCOLS = ("paired", "nonoverlapping")
 
 
 def unequal() -> Scores:
@@ -29,74 +23,54 @@ def unequal() -> Scores:
     return Scores(nll, np.array([7, 7, 3, 7]), np.array([2, 2, 1, 2]))
 
 
-def test_documents_count_the_same_however_many_targets_they_have() -> None:
-    level = mean_over_documents(unequal())
-    assert level.nll == pytest.approx((2 + 8) / 2 * LOG2)
-    assert level.perplexity == pytest.approx(2**5)
-    assert level.bits_per_byte == pytest.approx((6 / 6 + 8 / 1) / 2)
+def test_documents_count_the_same_in_a_paired_level_and_tokens_in_that_of_papers() -> None:
+    paired, tokens = (compute_level(unequal(), protocol) for protocol in PROTOCOLS)
+    assert paired.nll == pytest.approx((2 + 8) / 2 * LOG2)
+    assert paired.perplexity == pytest.approx(2**5)
+    assert paired.bits_per_byte == pytest.approx((6 / 6 + 8 / 1) / 2)
     documents, bits = unequal().by_document()
     assert documents.tolist() == [3, 7] and bits == pytest.approx([8.0, 1.0])
-
-
-def test_tokens_count_the_same_in_the_mean_that_papers_use() -> None:
-    level = mean_over_tokens(unequal())
-    assert level.nll == pytest.approx(14 / 4 * LOG2)
-    assert level.bits_per_byte == pytest.approx(14 / 7)
+    assert tokens.nll == pytest.approx(14 / 4 * LOG2)
+    assert tokens.bits_per_byte == pytest.approx(14 / 7)
 
 
 def test_documents_without_bytes_are_left_out_of_the_bits_per_byte() -> None:
-    scores = Scores(
-        np.array([1, 2, 8], np.float32) * np.float32(LOG2), np.array([0, 1, 2]), np.array([1, 0, 2])
-    )
+    nll = np.array([1, 2, 8], np.float32) * np.float32(LOG2)
+    scores = Scores(nll, np.array([0, 1, 2]), np.array([1, 0, 2]))
     assert scores.by_document()[0].tolist() == [0, 2]
-    level = mean_over_documents(scores)
+    level = compute_level(scores, "paired")
     assert level.bits_per_byte == pytest.approx((1 / 1 + 8 / 2) / 2)
     assert level.nll == pytest.approx((1 + 2 + 8) / 3 * LOG2)
-    for mean in (mean_over_tokens, mean_over_documents):
-        level = mean(Scores(np.array([1, 2], np.float32), np.array([0, 1]), np.array([0, 0])))
-        assert math.isnan(level.bits_per_byte) and level.nll == pytest.approx(1.5)
+    for protocol in PROTOCOLS:
+        level = compute_level(replace(scores, bytes=np.zeros(3, np.int64)), protocol)
+        assert math.isnan(level.bits_per_byte) and level.nll == pytest.approx(11 / 3 * LOG2)
 
 
-def test_sums_do_not_lose_what_float32_would() -> None:
-    count = 1_000_000
-    nll = np.full(count, 1 / 3, np.float32)
-    scores = Scores(nll, np.zeros(count, np.int64), np.ones(count, np.int64))
-    for mean in (mean_over_tokens, mean_over_documents):
-        assert mean(scores).nll == pytest.approx(float(np.float32(1 / 3)), rel=1e-12)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_sums_keep_what_float32_would_lose_and_what_is_not_finite_shows(protocol: str) -> None:
+    def level(*nll: float, times: int = 1) -> dict[str, float]:
+        count = len(nll) * times
+        scores = Scores(
+            np.tile(np.array(nll, np.float32), times), np.arange(count) % 2, np.ones(count, np.int64)
+        )
+        return vars(compute_level(scores, protocol))
+
+    assert level(1 / 3, times=1_000_000)["nll"] == pytest.approx(float(np.float32(1 / 3)), rel=1e-12)
+    assert set(level(1, math.inf).values()) == {math.inf}
+    assert all(map(math.isnan, level(1, math.nan).values()))
+    assert level(800, 800)["perplexity"] == math.inf
 
 
-@pytest.mark.parametrize("mean", [mean_over_tokens, mean_over_documents])
-def test_a_score_that_is_not_finite_shows_in_every_number(mean) -> None:
-    infinite = Scores(np.array([1, math.inf], np.float32), np.array([0, 1]), np.array([1, 1]))
-    assert set(vars(mean(infinite)).values()) == {math.inf}
-    unknown = Scores(np.array([1, math.nan], np.float32), np.array([0, 1]), np.array([1, 1]))
-    assert all(math.isnan(value) for value in vars(mean(unknown)).values())
-    assert mean(Scores(np.array([800], np.float32), np.array([0]), np.array([1]))).perplexity == math.inf
-
-
-@pytest.mark.parametrize("has_answers", [False, True])
-def test_scores_come_back_exactly(tmp_path: Path, has_answers: bool) -> None:
-    path, scores = score_file(tmp_path, ROW), unequal()
-    if has_answers:
-        scores = replace(scores, correct=(scores.nll > 1).astype(np.float32))
-    save_scores(path, scores)
-    found = load_scores(path)
-    assert (found.correct is not None) == has_answers
-    for name, value in vars(scores).items():
-        assert value is None or getattr(found, name).dtype == value.dtype
-        assert np.array_equal(getattr(found, name), value)
-
-
-def test_answers_are_part_of_the_checksum(tmp_path: Path) -> None:
-    path, scores = score_file(tmp_path, ROW), unequal()
-    answered = replace(scores, correct=np.ones_like(scores.nll))
-    save_scores(path, answered)
-    whole = path.read_bytes()
-    right, wrong = answered.correct, np.zeros_like(scores.nll)
-    assert right is not None and whole.count(right.tobytes()) == 1
-    path.write_bytes(whole.replace(right.tobytes(), wrong.tobytes()))
-    with pytest.raises(RunError, match="not those of its checksum"):
-        load_scores(path)
+def test_scores_come_back_exactly_and_are_readable_as_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    for scores in (unequal(), replace(unequal(), correct=np.array([0, 1, 1, 0], np.float32))):
+        path = score_file(tmp_path, ROW)
+        save_scores(path, scores)
+        assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
+        for name in ("nll", "document", "bytes", "correct"):
+            written, read = getattr(scores, name), getattr(load_scores(path), name)
+            assert (written is None) == (read is None)
+            assert written is None or (written.dtype == read.dtype and np.array_equal(written, read))
 
 
 def test_each_row_has_a_separate_score_file(tmp_path: Path) -> None:
@@ -110,35 +84,44 @@ def test_each_row_has_a_separate_score_file(tmp_path: Path) -> None:
     assert {path.parent for path in paths} == {tmp_path / "scores"}
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 100, None, "cut"])
-def test_a_missing_or_damaged_file_is_named(tmp_path: Path, content: bytes | str | None) -> None:
-    path = tmp_path / "one.safetensors"
-    if content == "cut":
-        save_scores(path, unequal())
-        content = path.read_bytes()[:-4]
-    if isinstance(content, bytes):
+def test_every_flipped_bit_of_scores_is_damage_or_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "scores" / "one.safetensors"
+    scores = replace(unequal(), correct=np.array([0, 1, 1, 0], np.float32))
+    save_scores(path, scores)
+    content = path.read_bytes()
+    for index in range(len(content)):
+        path.write_bytes(content[:index] + bytes([content[index] ^ 1 << index % 8]) + content[index + 1 :])
+        try:
+            read = load_scores(path)
+        except RunError as error:
+            assert "one.safetensors is damaged" in str(error)  # noqa: PT017
+            continue
+        assert all(np.array_equal(getattr(read, name), value) for name, value in vars(scores).items()), index
+
+
+def test_a_file_that_is_missing_cut_or_no_scores_is_named(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "scores" / "one.safetensors"
+    save_scores(path, unequal())
+    cut = path.read_bytes()[:-4]
+    for content in (b"", b"\x00" * 100, cut):
         path.write_bytes(content)
-    with pytest.raises(RunError, match=r"one\.safetensors is (missing|damaged)"):
+        with pytest.raises(RunError, match=r"one\.safetensors is damaged"):
+            load_scores(path)
+    for scores, reason in [
+        (replace(unequal(), document=np.zeros(2, np.int64)), "shapes"),
+        (Scores(*[np.zeros(0, kind) for kind in (np.float32, np.int64, np.int64)]), "shapes"),
+        (replace(unequal(), nll=np.zeros(4)), "nll float64, where scores have"),
+    ]:
+        save_scores(path, scores)
+        with pytest.raises(RunError, match=reason):
+            load_scores(path)
+    path.unlink()
+    with pytest.raises(RunError, match=r"one\.safetensors is missing"):
         load_scores(path)
 
-
-def test_tensors_of_unequal_lengths_are_refused(tmp_path: Path) -> None:
-    path = score_file(tmp_path, ROW)
-    save_scores(path, Scores(np.zeros(3, np.float32), np.zeros(2, np.int64), np.zeros(3, np.int64)))
-    with pytest.raises(RunError, match="shapes"):
-        load_scores(path)
-
-
-def test_others_may_read_scores_as_they_may_read_any_new_file(tmp_path: Path) -> None:
-    save_scores(tmp_path / "scores" / "a.safetensors", unequal())
-    (tmp_path / "usual").touch()
-    assert (tmp_path / "scores" / "a.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
-
-
-def test_scores_that_may_not_be_read_are_not_called_damaged(tmp_path: Path, monkeypatch) -> None:
     def refuse(path: Path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(scores_module, "open_regular", refuse)  # root could read them all the same
-    with pytest.raises(RunError, match=r"a\.safetensors cannot be read \(no permission\): `chmod"):
-        load_scores(tmp_path / "a.safetensors")
+    with pytest.raises(RunError, match=r"one\.safetensors cannot be read \(no permission\): `chmod"):
+        load_scores(path)

@@ -8,7 +8,7 @@ import pytest
 from support.scoring import BLOCK, DATA, EVAL, scored, trained_model
 
 from pe_bench.data.packed import Split
-from pe_bench.runs.means import NOVEL, RECALL, SLICES, KeptSlices
+from pe_bench.runs.means import NOVEL, RECALL, SLICES, read_slices
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.slices import MIN_BYTES, text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
@@ -123,9 +123,9 @@ def test_scoring_keeps_the_slices_of_its_targets(tmp_path: Path) -> None:
     rows = scored(trained)
     blocks = target_blocks(DATA.validation, 24, BLOCK, EVAL.targets, EVAL.seed, DATA.hash)
     wanted = text_slices(DATA.validation, blocks, trained.config.train.length)
-    kept = KeptSlices(tmp_path / "run")
-    assert kept.sets == [rows[0].target_hash] == [blocks.hash]
-    assert all(np.array_equal(kept.of(blocks.hash)[name], mask) for name, mask in wanted.items())
+    kept = read_slices(tmp_path / "run")
+    assert [*kept] == [rows[0].target_hash] == [blocks.hash]
+    assert all(np.array_equal(kept[blocks.hash][name].mask, mask) for name, mask in wanted.items())
 
 
 def test_nested_sets_that_are_not_asked_for_get_their_slices_too(tmp_path: Path) -> None:
@@ -134,4 +134,4 @@ def test_nested_sets_that_are_not_asked_for_get_their_slices_too(tmp_path: Path)
     (tmp_path / "run" / SLICES).unlink()
     larger = scored(trained)
     hashes = {smaller[0].target_hash, larger[0].target_hash}
-    assert len(hashes) == 2 and set(KeptSlices(tmp_path / "run").sets) == hashes
+    assert len(hashes) == 2 and read_slices(tmp_path / "run").keys() == hashes

@@ -9,7 +9,7 @@ from pe_bench.report.build import build_tables
 from pe_bench.report.pairs import Paired
 from pe_bench.report.records import BreakPoint, ContextUse, Line, Position, Record, Table
 from pe_bench.report.statistics import Interval, judge_change
-from pe_bench.runs.provenance import Dataset, Environment, RunRecord
+from pe_bench.runs.folder import Dataset, Environment, RunRecord
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"
 LEVELS = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.rows import CHECKSUM, Row, read_rows, write_rows
-from pe_bench.runs.scores import LEVEL_OF_PROTOCOL, Scores, save_scores, score_file
+from pe_bench.runs.scores import Scores, compute_level, save_scores, score_file
 from pe_bench.system.files import write_text
 
 ROW = Row(
@@ -123,4 +123,4 @@ def _row(run: Path, row: Row, level: float | None, spread: float) -> Row:
         return replace(row, status="undefined", reason=reason, nll=None, perplexity=None, bits_per_byte=None)
     scores = scores_of(level, row.documents, seed=1000 * row.seed + row.length, spread=spread)
     save_scores(score_file(run, row), scores)
-    return replace(row, **dataclasses.asdict(LEVEL_OF_PROTOCOL[row.protocol](scores)))
+    return replace(row, **dataclasses.asdict(compute_level(scores, row.protocol)))

@@ -22,7 +22,7 @@ from pe_bench.report.html.style import ANCHOR, LineStyle, line_styles
 from pe_bench.report.legend import legend
 from pe_bench.report.needles import ProbeTable
 from pe_bench.report.records import Line, Table
-from pe_bench.runs.provenance import RunRecord
+from pe_bench.runs.folder import RunRecord
 from pe_bench.system.grid import Cell, Grid
 from pe_bench.system.terminal import in_one_line, one_line
 

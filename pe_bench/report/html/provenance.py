@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from pe_bench.runs.provenance import Dataset, Environment, RunRecord
+from pe_bench.runs.folder import Dataset, Environment, RunRecord
 from pe_bench.system.grid import Cell, Column, Grid
 
 
