@@ -167,7 +167,7 @@ def test_lengths_may_be_numbers_of_numpy_or_a_column_of_scores(made: Any) -> Non
 
 def test_a_judge_is_sought_beside_the_run(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"no run 'nobody' in {made.path.parent}"):
+    with pytest.raises(UserError, match=f"no finished run 'nobody' in {made.path.parent}"):
         pe_bench.evaluate(made, key_tokens_of="nobody")
 
 
