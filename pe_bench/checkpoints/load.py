@@ -26,8 +26,9 @@ from pe_bench.runs.rows import TASK
 from pe_bench.scoring.needles import Probe
 from pe_bench.scoring.plans import Planner
 from pe_bench.scoring.protocols import Plan
-from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_threads
+from pe_bench.system.machine import explain_out_of_memory, resolve_device
 from pe_bench.system.terminal import say
+from pe_bench.system.threads import set_threads
 
 # Keys that say what to score, on which text and where; all others describe a training.
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")

@@ -296,8 +296,9 @@ def _measure(
     from pe_bench.inspection.speed.measure import Bench
     from pe_bench.inspection.speed.passes import dtype_of
     from pe_bench.model.attention import is_kernel_here, training_kernel
-    from pe_bench.system.machine import resolve_device, set_threads
+    from pe_bench.system.machine import resolve_device
     from pe_bench.system.progress import progress_bar
+    from pe_bench.system.threads import set_threads
 
     config = first[0].config
     threads, device = set_threads(config.threads), resolve_device(config.device)

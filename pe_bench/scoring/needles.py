@@ -34,6 +34,7 @@ from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, NeedleSet, Plan, Window, batches
 from pe_bench.scoring.targets import target_blocks, tokens_needed
+from pe_bench.system.threads import share_cores
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE
@@ -153,6 +154,7 @@ def score_needles(
     parts, done = [np.empty((0, CHOICES, ANSWER), np.float32)], 0
     for batch in batches(plan.windows, evaluation.batch_tokens):
         show(done / len(plan.windows))
+        share_cores()
         # One draw for each length, as for every protocol.
         generator = torch.Generator().manual_seed(derive_seed(evaluation.seed, "ids", plan.length))
         parts.append(nll_of_choices(model, windows_of_choices(split, batch).to(device), generator))

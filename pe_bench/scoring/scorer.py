@@ -28,6 +28,7 @@ from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, w
 from pe_bench.system.files import same_working_folder
 from pe_bench.system.machine import PeakMemory, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
+from pe_bench.system.threads import share_cores
 
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
 MAX_SHARE_OF_QUERIES = 1 / 4
@@ -209,6 +210,7 @@ class Scorer:
         with self._settings():
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 show(done / len(plan.windows))
+                share_cores()
                 nll, correct = self._scores(batch, plan)
                 parts.append(nll)
                 right.append(correct)

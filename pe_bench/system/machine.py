@@ -52,13 +52,6 @@ def resolve_precision(precision: str, device: str) -> torch.dtype:
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
-def set_threads(threads: str | int) -> int:
-    """Use this many cores, or all that this process may use, and return how many."""
-    count = threads if isinstance(threads, int) else available_cores()
-    torch.set_num_threads(count)
-    return count
-
-
 def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
     """Return how many of the machine's cores this process, in a container with this `quota`, may use."""
     seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

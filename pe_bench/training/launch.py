@@ -27,7 +27,6 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.job import Job
-from pe_bench.system.machine import set_threads
 from pe_bench.system.signals import (
     STOP_SIGNALS,
     Stopped,
@@ -40,6 +39,7 @@ from pe_bench.system.signals import (
     start_method,
 )
 from pe_bench.system.terminal import say
+from pe_bench.system.threads import set_threads
 from pe_bench.training.checkpoint import load_weights
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step

@@ -20,6 +20,7 @@ from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
 from pe_bench.system.machine import retain_freed_memory
 from pe_bench.system.signals import Stopped
+from pe_bench.system.threads import share_cores
 from pe_bench.training.checkpoint import (
     Checkpoint,
     delete_old_checkpoints,
@@ -95,6 +96,7 @@ def _take_steps(
                     f"{error}; {_what_is_kept(folder)}: {_way_out(step, trainer.config)}"
                 ) from error
             seconds = state.seconds
+            share_cores()
             if _validation_due(state.step, train):
                 state = replace(state, validation_loss=trainer.validation_loss(stop_requested))
             watch(state)

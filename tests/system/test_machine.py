@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from pe_bench.system.machine import (
     git_commit,
     resolve_device,
     resolve_precision,
-    set_threads,
     today,
 )
 
@@ -73,19 +71,6 @@ def test_auto_precision_follows_the_device_and_others_are_obeyed() -> None:
     assert resolved("auto", "cuda") == resolved("auto", "auto") == torch.bfloat16
     assert resolved("float32", "cuda") == torch.float32
     assert resolved("bfloat16", "cpu") == torch.bfloat16
-
-
-@pytest.fixture
-def threads() -> Iterator[int]:
-    before = torch.get_num_threads()
-    yield before
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
-def test_threads_are_the_requested_number_or_all_cores() -> None:
-    assert set_threads(3) == torch.get_num_threads() == 3
-    assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
 
 
 def megabytes(count: int) -> torch.Tensor:
