@@ -96,7 +96,7 @@ def prepare(config: Config) -> tuple[Job, list[Plan]]:
     checkpoint = final_checkpoint(run, read_config(run).train.total_steps)
     if checkpoint is None:
         raise UserError(f"train.from={source}: {run} has no whole checkpoint of its last step")
-    load_weights(checkpoint.path, _decoder(job))
+    load_weights(checkpoint.path, _decoder(job), is_start=True)
     return replace(job, source=checkpoint.path), plans
 
 

@@ -1,8 +1,8 @@
 """A model of ours as one of transformers': Llama, Mistral with a window, SmolLM3 where layers differ.
 
-SmolLM3 is also the one without positions.
+SmolLM3 is also the one without positions, and Qwen3 the one with normed queries and keys.
 
-The three have our decoder's matrices under one set of names. Our decoder multiplies embeddings by sqrt(D), so
+The four have our decoder's matrices under one set of names. Our decoder multiplies embeddings by sqrt(D), so
 they go out multiplied, and apart from the head.
 """
 
@@ -37,6 +37,7 @@ EXPORTED = (
 )
 MAX_DIFFERENCE = 1e-4  # of logits, over the largest
 COMPARED_TIMES = 2  # the training length
+NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 NAMES = {
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -80,6 +81,11 @@ def exported_form(config: Config, model: Decoder) -> Form:
     ):
         raise UserError(
             f"no model of transformers has the encoding {spec.label}: these can be exported: {EXPORTED}"
+        )
+    if config.model.qk_norm and not (all(rotations) and len(set(map(len, windows))) == 1):
+        raise UserError(
+            f"no model of transformers has model.qk_norm and {spec.label}: Qwen3 turns every layer, and so "
+            "train with encoding=rope or one of its scalings"
         )
     return Form(
         _rotation(spec, rotating[0], config.train.length) if rotating else None,
@@ -186,7 +192,9 @@ def write_model(folder: Path, config: Config, model: Decoder, form: Form, end_of
         with torch.device("meta"):
             exported = transformers.AutoModelForCausalLM.from_config(settings)
         exported.to_empty(device="cpu")
-        exported.load_state_dict(_weights(model, config.model.d_head if form.is_interleaved else None))
+        names = NAMES | (NORMS if config.model.qk_norm else {})
+        width = config.model.d_head if form.is_interleaved else None
+        exported.load_state_dict(_weights(model, names, width))
         exported.save_pretrained(folder)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
         difference = _difference(model, loaded, COMPARED_TIMES * config.train.length)
@@ -222,7 +230,11 @@ def _settings(config: Config, model: Decoder, form: Form, end_of_text: int) -> d
     }
     if rotation is not None:
         settings["rope_parameters"] = rotation
-    if all(form.rotates) and all(form.has_window):
+    if size.qk_norm:
+        settings.update(model_type="qwen3")
+        if form.window is not None:
+            settings.update(use_sliding_window=True, sliding_window=form.window, max_window_layers=0)
+    elif all(form.rotates) and all(form.has_window):
         settings.update(model_type="mistral", sliding_window=form.window)
     elif all(form.rotates) and form.window is None:
         settings.update(model_type="llama")
@@ -237,7 +249,7 @@ def _settings(config: Config, model: Decoder, form: Form, end_of_text: int) -> d
     return settings
 
 
-def _weights(model: Decoder, interleaved_width: int | None) -> dict[str, Tensor]:
+def _weights(model: Decoder, names: Mapping[str, str], interleaved_width: int | None) -> dict[str, Tensor]:
     """Return the weights by transformers' names; of interleaved pairs the second features come last."""
     found = {
         "model.embed_tokens.weight": model.embedding.weight * math.sqrt(model.embedding.embedding_dim),
@@ -245,9 +257,9 @@ def _weights(model: Decoder, interleaved_width: int | None) -> dict[str, Tensor]
         "lm_head.weight": model.output_weight,
     }
     for number, block in enumerate(model.blocks):
-        for ours, theirs in NAMES.items():
+        for ours, theirs in names.items():
             weight = block.get_parameter(f"{ours}.weight")
-            if interleaved_width is not None and ours in ("attention.query", "attention.key"):
+            if interleaved_width is not None and ours.startswith(("attention.query", "attention.key")):
                 weight = weight.unflatten(0, (-1, interleaved_width // 2, 2)).transpose(1, 2).flatten(0, 2)
             found[f"model.layers.{number}.{theirs}.weight"] = weight
     return {name: weight.detach().clone() for name, weight in found.items()}

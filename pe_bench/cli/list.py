@@ -169,7 +169,7 @@ def decoder_parameters(model: ModelConfig, vocabulary: int) -> int:
     """Count the decoder's parameters without an encoding by arithmetic: PyTorch takes a second to load."""
     width = model.d_model
     attention = 2 * width * model.d_head * (model.n_heads + model.n_kv_heads)
-    norms = 2 * width
+    norms = 2 * width + (2 * model.d_head if model.qk_norm else 0)
     layer = attention + 3 * width * model.d_ff + norms
     embeddings = vocabulary * width * (1 if model.tie_embeddings else 2)
     return embeddings + model.n_layers * layer + width

@@ -69,6 +69,7 @@ class ModelConfig(Section):
     d_head: int = 32
     d_ff: int = 344
     tie_embeddings: bool = True
+    qk_norm: bool = False
 
     def check(self) -> None:
         super().check()

@@ -34,6 +34,9 @@ class SelfAttention(nn.Module):
         self.key = nn.Linear(model.d_model, model.n_kv_heads * model.d_head, bias=False)
         self.value = nn.Linear(model.d_model, model.n_kv_heads * model.d_head, bias=False)
         self.output = nn.Linear(model.n_heads * model.d_head, model.d_model, bias=False)
+        # Of each head, with scales that heads share, as in Qwen3 and Gemma 3.
+        self.query_norm = RMSNorm(model.d_head) if model.qk_norm else None
+        self.key_norm = RMSNorm(model.d_head) if model.qk_norm else None
 
     def forward(
         self,
@@ -50,8 +53,11 @@ class SelfAttention(nn.Module):
             queries = self.query(normed_BTD[:, first:])
         else:
             normed_BTD, queries, keys, values = projections(x_BTD, norm, self.query, self.key, self.value)
-        k_BHTK, v_BHTK = (self._repeated(self._heads(x)) for x in (keys, values))
-        mixed_BHTK = attention(encoding, normed_BTD, self._heads(queries), k_BHTK, v_BHTK, ids, window)
+        q_BHTK, k_BHTK, v_BHTK = (self._heads(x) for x in (queries, keys, values))
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BHTK, k_BHTK = self.query_norm(q_BHTK), self.key_norm(k_BHTK)
+        k_BHTK, v_BHTK = self._repeated(k_BHTK), self._repeated(v_BHTK)
+        mixed_BHTK = attention(encoding, normed_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
         return mixed_BHTK.transpose(1, 2).flatten(2)
 
     def _heads(self, x: Tensor) -> Tensor:

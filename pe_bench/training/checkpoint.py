@@ -112,12 +112,25 @@ def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
     return Checkpoint(path, meta) if meta is not None and meta.step == steps else None
 
 
-def load_weights(checkpoint: Path, model: nn.Module) -> None:
-    """Load the weights. Raise `UserError` where they are not those of such a model, naming what differs."""
+def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) -> None:
+    """Load the weights. Raise `UserError` where they are not those of such a model, naming what differs.
+
+    is_start: of another run, whose model may lack what begins here: parameters of the encoding, and norms of
+    queries and keys. Its own encoding's are left out.
+    """
     path = checkpoint / WEIGHTS
+    saved = _shapes(path)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    _require_fit(f"the weights in {checkpoint}", _shapes(path), shapes)
-    model.load_state_dict(load_file(path), strict=True)
+    if is_start:
+        shapes = {name: shape for name, shape in shapes.items() if name in saved or not _may_begin(name)}
+        saved = {name: shape for name, shape in saved.items() if name in shapes or not _may_begin(name)}
+    _require_fit(f"the weights in {checkpoint}", saved, shapes)
+    tensors = load_file(path)
+    model.load_state_dict({name: tensors[name] for name in shapes}, strict=not is_start)
+
+
+def _may_begin(name: str) -> bool:
+    return name.startswith("encoding.") or name.endswith(("query_norm.weight", "key_norm.weight"))
 
 
 def _shapes(path: Path) -> dict[str, torch.Size]:

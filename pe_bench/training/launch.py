@@ -303,7 +303,7 @@ def _train(facts: dict[str, Any], rank: int, pipe: Connection) -> None:
     model = build_decoder(config, data.vocabulary, EncodingSpec(config.encoding, config.search))
     job = Job(**facts, data=data, model=model)
     if job.source is not None:
-        load_weights(job.source, model)
+        load_weights(job.source, model, is_start=True)
     device = job.device
     if device.type == "cuda":
         device = torch.device("cuda", rank)

@@ -40,7 +40,13 @@ EXPORTED = {
         ["encoding=longrope", "encoding.factor=4", "encoding.long_factors=[1,2,3,4]"],
     ),
 }
+QK_NORM = "model.qk_norm=true"
 EXPORTED |= {
+    "qk_norm": ("qwen3", ["encoding=yarn", "encoding.factor=4", "encoding.layout=interleaved", QK_NORM]),
+    "qk_norm+sliding_window": (
+        "qwen3",
+        ["modifier=[sliding_window]", "encoding.modifiers.sliding_window.window=5", QK_NORM],
+    ),
     "smollm3": ("smollm3", ["encoding=smollm3", "encoding.every=2"]),
     "cohere2": ("smollm3", ["encoding=cohere2", "encoding.every=2", "encoding.window=5"]),
     "local_global": ("smollm3", ["encoding=local_global", "encoding.every=2"]),
@@ -129,6 +135,7 @@ def test_the_tokenizer_goes_along(
             "no model of transformers has the encoding alibi: these can be exported: rope, p_rope",
         ),
         (["encoding=rope", "modifier=[logn]"], "no model of transformers has the encoding rope.logn"),
+        (["encoding=nope", QK_NORM], "no model of transformers has model.qk_norm and nope"),
         (["encoding=yarn"], "another factor in each window"),
         (["encoding=yarn", "encoding.factor=2", "encoding.ramp=turns"], "no yarn with ramp=turns"),
         (

@@ -69,7 +69,8 @@ def without(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
     encoding: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = [f"encoding={encoding}", *(["model.tie_embeddings=false"] if first else [])]
+    other = ["model.tie_embeddings=false", "model.qk_norm=true"]
+    overrides = [f"encoding={encoding}", *(other if first else [])]
     found = results(model_of(*overrides), first)
     exact = results(model_of(*overrides).double(), first)
     monkeypatch.setattr(native, "usable_layers", lambda: Kernel(None, "switched off"))

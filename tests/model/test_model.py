@@ -156,6 +156,29 @@ def test_grouped_query_attention_is_full_attention_with_repeated_weights(name: s
     assert full.parameter_count - grouped.parameter_count == saved
 
 
+def test_queries_and_keys_are_normed_by_head_before_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder(replace(SMALL, n_kv_heads=2, qk_norm=True))
+    parts = model.blocks[0].attention
+    for norm in (parts.query_norm, parts.key_norm):
+        norm.weight.copy_(torch.linspace(0.5, 2, SMALL.d_head))
+    seen: list[Tensor] = []
+    monkeypatch.setattr(
+        "pe_bench.model.decoder.attention",
+        lambda encoding, x, q, k, v, ids, window: seen.extend((x, q, k)) or v,
+    )
+    hidden(model, tokens_of(9))
+    normed_BTD, q_BHTK, k_BHTK = seen[:3]
+    for x_BHTK, linear, repeats in ((q_BHTK, parts.query, 1), (k_BHTK, parts.key, 2)):
+        heads = linear(normed_BTD).unflatten(-1, (-1, SMALL.d_head)).transpose(1, 2)
+        expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * parts.key_norm.weight
+        assert same(x_BHTK, expected.repeat_interleave(repeats, 1))
+    lean = decoder(replace(SMALL, n_kv_heads=2)).state_dict()
+    assert model.state_dict().keys() - lean.keys() == {
+        f"blocks.{layer}.attention.{name}_norm.weight" for layer in range(3) for name in ("query", "key")
+    }
+    assert all(torch.equal(model.state_dict()[name], lean[name]) for name in lean)
+
+
 def test_a_tied_head_is_the_unscaled_embedding() -> None:
     model = decoder()
     assert model.output_weight is model.embedding.weight

@@ -68,6 +68,7 @@ def test_values_that_equal_their_defaults_are_not_in_the_identity():
         "seed=1",
         "model.n_layers=3",
         "model.tie_embeddings=false",
+        "model.qk_norm=true",
         "train.steps=9",
         "train.tokens=10000",
         "train.lr=1e-3",

@@ -315,11 +315,16 @@ def test_training_may_start_from_the_weights_of_another_run(train, folder):
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
 
 
-def test_weights_that_do_not_fit_are_refused(train, folder):
+def test_what_a_source_lacks_begins_anew_and_all_else_must_fit(train, folder):
     train("encoding=rope")
-    outcome = train("encoding=learned", f"train.from={only_run(folder).name}")
+    source, rest = only_run(folder), ("train.lr=1e-9", "train.steps=1")
+    outcome = train("encoding=learned", f"train.from={source.name}", "train.length=32", *rest)
+    assert outcome.code == 0, outcome.err
+    outcome = train("encoding=nope", f"train.from={source.name}", "model.qk_norm=true", *rest)
+    assert outcome.code == 0, outcome.err
+    outcome = train("encoding=rope", f"train.from={source.name}", "model.n_layers=1")
     assert outcome.code == 2 and "do not fit this model" in outcome.line
-    only_run(folder)  # nothing was written
+    assert len(list(source.parent.iterdir())) == 3
 
 
 def test_the_step_record_and_the_log_have_the_same_columns(train, folder):
