@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import aliases, description, keys, names_in
+from pe_bench.config.groups import aliases, description, keys, names_in, paper
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import UserError, require
@@ -28,9 +28,17 @@ def catalogue() -> Iterator[tuple[str | int, ...]]:
     for name in names:
         config = composed["catalogue"][name]
         also = sorted(alias for alias, first in first_names.items() if first == name)
-        family, parameters, past_training, paper = _facts(config, model.n_layers)
+        family, parameters, past_training, cited = _facts(config, model.n_layers)
         parts = _parts_and_names(name, config, name in modifiers, also)
-        yield name, family, parameters, description("encoding", name), past_training, paper, parts
+        yield (
+            name,
+            family,
+            parameters,
+            description("encoding", name),
+            past_training,
+            paper(name) or cited,
+            parts,
+        )
 
 
 def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
@@ -44,7 +52,7 @@ def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
     spec = EncodingSpec(config).with_examples()
     with torch.random.fork_rng(devices=[]):
         built = spec.build(n_layers, ByteTokenizer().vocabulary)
-    declared = spec.parts[-1].encoding_class
+    declared = [spec.base, *spec.modifiers.values()][-1].encoding_class
     return declared.family, parameter_count(built), built.past_training, declared.paper
 
 

@@ -16,7 +16,14 @@ from typing import Any, NoReturn
 import yaml
 
 from pe_bench.config.groups import SEARCH_PATH, config_dir, find_name
-from pe_bench.config.hydra_errors import CONFIG, cause, explain_hydra_errors, search_override, unknown_key
+from pe_bench.config.hydra_errors import (
+    CONFIG,
+    NOT_OPTIONS,
+    cause,
+    explain_hydra_errors,
+    search_override,
+    unknown_key,
+)
 from pe_bench.config.overrides import (
     check_overrides,
     for_hydra,
@@ -26,6 +33,7 @@ from pe_bench.config.overrides import (
 )
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
+from pe_bench.encodings.signatures import read_part
 from pe_bench.errors import UserError, first_line
 from pe_bench.system.files import expand_path
 
@@ -74,7 +82,8 @@ def to_plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any
         str(key): value for key, value in values.items() if key not in ("hydra", "modifier", "experiment")
     }
     if isinstance(plain.get("encoding"), dict):
-        plain["encoding"] = _mark_derived(raw["encoding"], plain["encoding"])
+        preset = _read_preset(str(raw["encoding"].get("name")), search)
+        plain["encoding"] = _mark_derived(raw["encoding"], plain["encoding"], preset)
     return plain
 
 
@@ -149,22 +158,42 @@ def parse_composed(composed: Any) -> Config:
     return parse_config(to_plain_values(composed, search), search)
 
 
-def _mark_derived(raw: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    modifiers = values.get("modifiers")
+def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
+    """Return the options that pe-bench's own file of this name sets; none where a person has one of it."""
+    file = config_dir() / "encoding" / f"{name}.yaml"
+    if not file.is_file() or any((folder / "encoding" / file.name).is_file() for folder in search):
+        return {}
+    options = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return {option: value for option, value in read_part(file).items() if option in options}
+
+
+def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part that names its derived options: those with a formula, and those that are as in a preset.
+
+    It names those that differ from the preset as well: the class may have the new value for its default.
+    """
+    modifiers, preset_modifiers = values.get("modifiers"), preset.get("modifiers") or {}
     if isinstance(modifiers, dict) and modifiers:
         parts = {
-            name: _mark_derived(raw["modifiers"][name], part) if isinstance(part, dict) else part
+            name: _mark_derived(raw["modifiers"][name], part, preset_modifiers.get(name, {}))
+            if isinstance(part, dict)
+            else part
             for name, part in modifiers.items()
         }
         values = {**values, "modifiers": parts}
-    nested = {
-        name: _mark_derived(raw[name], part)
-        for name, part in values.items()
-        if name != "modifiers" and isinstance(part, dict) and "class" in part
-    }
-    values = {**values, **nested}
-    derived = [name for name, value in raw.items() if isinstance(value, str) and value.startswith("${")]
-    return {**values, "derived": derived}
+    for name, part in values.items():
+        if name != "modifiers" and isinstance(part, dict) and "class" in part:
+            of_preset = preset.get(name) or {}
+            is_same = of_preset.get("class") == part["class"]
+            values = {**values, name: _mark_derived(raw[name], part, of_preset if is_same else {})}
+    derived = [
+        name
+        for name, value in raw.items()
+        if name not in NOT_OPTIONS
+        and (str(value).startswith("${") or (name in preset and value == preset[name]))
+    ]
+    chosen = [name for name in preset if name not in NOT_OPTIONS and raw.get(name) != preset[name]]
+    return {**values, "derived": derived, **({"chosen": chosen} if chosen else {})}
 
 
 Compose = Callable[[Sequence[str]], dict[str, Any]]  # from overrides to an encoding, unresolved

@@ -17,7 +17,8 @@ MAY_BE_NONE = ("task", "experiment")
 OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers.", "task": "task."}
 SEARCH_PATH = "hydra.searchpath"
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
-DIRECTIVES = ("# also: ", "# @package ")  # comments that are read by programs
+PAPER = re.compile(r"^# paper: (.+)$", re.MULTILINE)
+DIRECTIVES = ("# also: ", "# paper: ", "# @package ")  # comments that are read by programs
 HOW_TO_HAVE_NONE = {
     "modifier": " (modifier=[] for none)",
     **dict.fromkeys(MAY_BE_NONE, " (leave the key out for none)"),
@@ -78,10 +79,20 @@ def config_dir() -> Path:
 
 def description(group: str, name: str) -> str:
     """Return the first sentence of the comment at the head of a shipped YAML file."""
-    lines = (config_dir() / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    head = takewhile(lambda line: line.startswith("#"), lines)
-    comment = " ".join(line.lstrip("# ") for line in head if not line.startswith(DIRECTIVES))
+    comment = " ".join(head_comment(config_dir() / group / f"{name}.yaml"))
     return re.split(r"(?<=\w)\. |\.$", comment, maxsplit=1)[0]
+
+
+def head_comment(file: Path) -> list[str]:
+    """Return the lines of the comment at the head of a YAML file, without those that programs read."""
+    head = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    return [line.lstrip("# ") for line in head if not line.startswith(DIRECTIVES)]
+
+
+def paper(name: str) -> str:
+    """Return the paper that the file of a shipped encoding names; empty where its class does."""
+    named = PAPER.search((config_dir() / "encoding" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return named[1] if named else ""
 
 
 def names_in(group: str, search: Sequence[Path] = ()) -> list[str]:

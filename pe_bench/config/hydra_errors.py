@@ -18,7 +18,7 @@ from pe_bench.values import close_to, unknown
 
 CONFIG = "train"  # the file that every configuration is composed from
 LAUNCHER = "hydra/launcher"
-NOT_OPTIONS = ("name", "class", "defaults", "derived", "modifiers")  # keys of an encoding
+NOT_OPTIONS = ("name", "class", "defaults", "derived", "chosen", "modifiers")  # keys of an encoding
 # What other programs call a key.
 KEYS_BY_OTHER_NAMES = {
     "dtype": "precision",

@@ -91,15 +91,32 @@ def read_part(file: Path) -> dict[str, Any]:
 def complete(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any]:
     """Return an encoding's keys with all options of its class, in the order of its signature.
 
-    What names no class builds on another file, which does.
+    What names no class builds on another file, which does. Encodings that options hold, with a name, are
+    complete too: the first folder of `search` has their files.
     """
     if "class" not in part:
         return part
+    part = {
+        option: _complete_nested(value, search[0]) if isinstance(value, dict) and "name" in value else value
+        for option, value in part.items()
+    }
     defaults = {
         option.name: USUAL.get(option.name, MISSING) if option.default is MISSING else option.default
         for option in options_of(part["class"], search)
     }
     return {**{key: part[key] for key in ("name", "class") if key in part}, **defaults, **part}
+
+
+def _complete_nested(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    file = folder / "encoding" / f"{values['name']}.yaml"
+    part = read_part(file) if file.is_file() else {}
+    if "class" not in part:
+        return values
+    modifiers = {
+        name: {**read_part(folder / "modifier" / f"{name}.yaml"), **options}
+        for name, options in values.get("modifiers", {}).items()
+    }
+    return {**part, **values, **({"modifiers": modifiers} if modifiers else {})}
 
 
 def _source(location: str, search: Sequence[Path]) -> Path:

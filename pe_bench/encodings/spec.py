@@ -22,8 +22,9 @@ from pe_bench.encodings.source import describe_sources, digest
 from pe_bench.errors import UserError
 from pe_bench.values import check_type, shown, unknown
 
-# `derived` names the options that followed from the rest of the configuration.
-NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "modifiers")
+# `derived` names the options that followed from the rest of the configuration or from a preset, `chosen` the
+# options that differ from the preset.
+NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "chosen", "modifiers")
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,14 @@ class PartSpec:
         return {name: value for name, value in self.options.items() if value != parameters[name].default}
 
     def chosen_options(self) -> dict[str, Any]:
-        """Return the changed options that do not follow from the rest of the configuration."""
-        derived = self.values.get("derived") or []
-        return {name: value for name, value in self.changed_options().items() if name not in derived}
+        """Return the changed options that do not follow from the rest of the configuration, or a preset."""
+        derived, chosen = (self.values.get(key) or [] for key in ("derived", "chosen"))
+        changed = self.changed_options()
+        return {
+            name: value
+            for name, value in self.options.items()
+            if name in chosen or (name in changed and name not in derived)
+        }
 
     def example(self) -> Mapping[str, Any]:
         """Return values for options that have no default, for `check` and `list`."""
@@ -184,7 +190,10 @@ class EncodingSpec:
     def label(self) -> str:
         """Return the name in tables: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
         names = [(str(self.values["name"]), self.base), *self.modifiers.items()]
-        nested = {option: spec.short_label for option, spec in self.base.nested.items()}
+        derived = self.values.get("derived") or []
+        nested = {
+            option: spec.short_label for option, spec in self.base.nested.items() if option not in derived
+        }
         chosen = {**self.base.chosen_options(), **nested}
         options = [f"{option}={value}" for option, value in chosen.items()]
         for name, part in self.modifiers.items():

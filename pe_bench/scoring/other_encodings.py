@@ -152,10 +152,16 @@ def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterato
     replaced = [encoding.base] if _has_other_class(trained.base, encoding.base) else []
     for name, before, part in [
         (base, trained.base, encoding.base),
-        *((name, modifier, encoding.modifiers[name]) for name, modifier in kept.items()),
+        *(
+            (name, modifier, encoding.modifiers[name])
+            for name, modifier in kept.items()
+            if name in encoding.modifiers
+        ),
     ]:
         if not _has_other_class(before, part):
             yield from _changed_options(name, before, part)
+    for name in kept.keys() - encoding.modifiers.keys():
+        yield f"this run was trained with {name}, which stays"
     for part in replaced + added:
         compatible = part.encoding_class.compatible_with
         if base not in compatible:
@@ -333,7 +339,9 @@ def _with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> d
             shared[option] = _nested_with_shared_options(spec, trained.nested[option], keys)
     was_derived, derived = trained.values.get("derived") or [], part.values.get("derived") or []
     kept = [name for name in derived if name not in shared or name in was_derived]
-    return {**part.values, **shared, "derived": kept}
+    before_chosen = [name for name in trained.values.get("chosen") or [] if name in shared]
+    chosen = [*(part.values.get("chosen") or []), *before_chosen]
+    return {**part.values, **shared, "derived": kept, **({"chosen": chosen} if chosen else {})}
 
 
 def _nested_with_shared_options(spec: EncodingSpec, trained: EncodingSpec, keys: set[str]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_options_stand_in_the_signature_alone_and_are_read_from_the_source() -> 
                 repeated = [
                     name for name in part.keys() & options.keys() if part[name] == options[name].default
                 ]
-                assert repeated == [], path
+                assert repeated == [] or "local" in part, path  # a preset shows the numbers of its model
 
 
 @every_encoding

@@ -18,10 +18,12 @@ from pe_bench.encodings.distance.lm_infinite import LMInfinite
 from pe_bench.encodings.distance.rerope import ReRoPE
 from pe_bench.encodings.distance.self_extend import SelfExtend
 from pe_bench.encodings.distance.streaming import Streaming
-from pe_bench.encodings.layers.irope import IRoPE
-from pe_bench.encodings.layers.swan import SWAN
+from pe_bench.encodings.layers.local_global import Chunks
+from pe_bench.encodings.logits.log_steps import LogSteps
+from pe_bench.encodings.logits.logn import LogN
 from pe_bench.encodings.logits.ssmax import SSMax
 from pe_bench.encodings.logits.temperature import Temperature
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
 from pe_bench.model.attention import project, reference_attention
@@ -223,13 +225,11 @@ def test_streaming_is_rope_on_the_text_of_its_cache() -> None:
         (lambda: LMInfinite(K, 4, -1), "global_tokens must not be negative, as -1"),
         (lambda: Streaming(K, 4, 4), "sinks=4 must leave room in encoding.cache=4"),
         (lambda: Streaming(K, 4, -1), "sinks=-1"),
-        (lambda: IRoPE(K, 4, 0, 8), "chunk must hold at least 1 token, not 0"),
-        (lambda: IRoPE(K, 4, 4, 0), "temperature_step must be at least 1 token, not 0"),
-        (lambda: IRoPE(K, 4, 4, 8, every=0), "every must be at least 1 layer, not 0"),
-        (lambda: IRoPE(K, 4, 4, 8, temperature=-1.0), "temperature must not be negative, as -1"),
-        (lambda: SWAN(K, 8, 4, every=0), "every must be at least 1 layer, not 0"),
-        (lambda: SWAN(K, 8, 0), "window must hold at least 1 token, not 0"),
-        (lambda: SWAN(K, 8, 4, scale_base=1.0), "scale_base must be more than 1, not 1.0"),
+        (lambda: Chunks(0), "chunk must hold at least 1 token, not 0"),
+        (lambda: SlidingWindow(0), "window must hold at least 1 token, not 0"),
+        (lambda: LogSteps(0), "step must be at least 1 token, not 0"),
+        (lambda: LogSteps(8, -1.0), "beta must not be negative, as -1"),
+        (lambda: LogN(8, 1.0), "scale_base must be more than 1, not 1.0"),
         (lambda: Temperature(4, [1.0, 2.0]), "n_heads=4 heads: 2 were given"),
         (lambda: Temperature(4, 0.0), "factor must be positive, not 0.0"),
         (lambda: SSMax(4, 0), "window must hold at least 1 key, not 0"),

@@ -1,15 +1,19 @@
-"""An option may hold another encoding, whose options are completed, checked and part of a run's identity."""
+"""Encodings that hold others: which layers are global; nested options in labels and identities."""
+
+import math
 
 import pytest
 import torch
 from support.cases import find_case
-from support.fixed_inputs import output, visible
+from support.fixed_inputs import TOKENS, factors, inputs, output, visible
 from support.reference_inputs import near
 
 from pe_bench.config.compose import compose
+from pe_bench.config.groups import config_dir
 from pe_bench.config.parse import parse_config
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.layers.irope import Chunks
+from pe_bench.encodings.layers.local_global import Chunks
 from pe_bench.encodings.logits.sink import Sink
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
@@ -17,129 +21,154 @@ from pe_bench.encodings.rotary.p_rope import PRoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
-from pe_bench.model.attention import choose
-
-torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
+from pe_bench.inspection.check.case import layers_of
+from pe_bench.model.attention import choose, reference_attention
 
 SIZES = ("model.n_heads=2", "model.n_kv_heads=2", "model.d_head=4", "model.d_model=8", "train.length=8")
-P_ROPE = "encoding.global={name: p_rope, fraction: 0.5}"
+P_ROPE = "global={name: p_rope, fraction: 0.5}"
+PRESETS = [path.stem for path in (config_dir() / "encoding").glob("*.yaml") if "\nlocal:" in path.read_text()]
 
 
-def spec(*overrides: str) -> EncodingSpec:
-    return EncodingSpec(parse_config(compose(["encoding=local_global", *SIZES, *overrides])).encoding)
+def spec(name: str, *options: str) -> EncodingSpec:
+    options = tuple(f"encoding.{option}" for option in options)
+    return EncodingSpec(parse_config(compose([f"encoding={name}", *SIZES, *options])).encoding)
 
 
-def layers(*overrides: str, n_layers: int = 4):
-    built = spec(f"model.n_layers={n_layers}", *overrides).build(n_layers).double()
-    return [built.layer(number) for number in range(n_layers)]
-
-
-def test_a_mapping_with_a_name_has_all_options_of_that_encoding() -> None:
-    nested = spec(P_ROPE).values["global"]
-    expected = compose(["encoding=p_rope", *SIZES, "encoding.fraction=0.5"])["encoding"]
-    assert nested == expected and nested["d_head"] == 4 and nested["derived"] == ["d_head"]
-
-
-def test_each_layer_has_its_own_encoding_and_local_ones_a_window() -> None:
-    found = layers(P_ROPE)
-    local = stack([RoPE(4), SlidingWindow(4)])
-    for number, expected in enumerate([local, local, local, PRoPE(4, 0.5)]):
-        assert near(output(found[number]), output(expected), 1e-12)
-        assert visible(found[number], 7) == visible(expected, 7)
+def layers(name: str, *options: str, count: int = 4) -> list[LayerEncoding]:
+    built = spec(name, f"n_layers={count}", *options).build(count).double()
+    return [built.layer(number) for number in range(count)]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "n_layers", "which"),
+    ("name", "options", "count", "which"),
     [
-        ([], 8, [3, 7]),
-        (["encoding.every=3"], 7, [2, 5]),
-        ([], 2, [1]),
-        (["encoding.first=true"], 6, [0, 4]),
-        (["encoding.every=1"], 2, [0, 1]),
+        ("local_global", [], 8, [3, 7]),
+        ("local_global", ["every=3"], 7, [2, 5]),
+        ("local_global", [], 2, [1]),
+        ("local_global", ["first=true"], 6, [0, 4]),
+        ("local_global", ["last=true"], 6, [3, 5]),
+        ("local_global", ["every=1"], 2, [0, 1]),
+        ("irope", [], 8, [3, 7]),
+        ("swan", [], 8, [0, 4]),
+        ("gemma3", [], 7, [5]),
+        ("gemma4", ["global.fraction=0.5"], 8, [5, 7]),
+        ("gpt_oss", [], 4, [1, 3]),
     ],
 )
-def test_which_layers_are_global(overrides: list[str], n_layers: int, which: list[int]) -> None:
-    found = layers(*overrides, n_layers=n_layers)
-    assert [number for number, layer in enumerate(found) if not layer.overrides("visible")] == which
+def test_which_layers_are_global(name: str, options: list[str], count: int, which: list[int]) -> None:
+    built = layers(name, *options, count=count)
+    assert [number for number, layer in enumerate(built) if not layer.overrides("visible")] == which
 
 
-def test_chunks_in_place_of_windows_and_neither() -> None:
-    assert visible(layers("encoding.chunked=true")[0], 7) == visible(Chunks(4), 7)
-    assert visible(layers("encoding.window=null")[0], 7) == visible(NoPE(), 7)
-    with pytest.raises(UserError, match=r"encoding.chunked needs encoding.window"):
-        layers("encoding.chunked=true", "encoding.window=null")
+def test_each_layer_has_its_own_encoding_and_local_ones_a_window() -> None:
+    local = stack([RoPE(4), SlidingWindow(4)])
+    built = layers("local_global", P_ROPE)
+    for layer, expected in zip(built, [local, local, local, PRoPE(4, 0.5)], strict=True):
+        assert near(output(layer), output(expected), 1e-12)
+        assert visible(layer, 7) == visible(expected, 7)
+    assert visible(layers("local_global", "window=null", "chunk=4")[0], 7) == visible(Chunks(4), 7)
+    assert visible(layers("local_global", "window=null")[0], 7) == visible(NoPE(), 7)
 
 
-def test_a_nested_encoding_has_modifiers_and_only_the_parameters_of_its_layers() -> None:
-    override = "encoding.local={name: rope, base: 99, modifiers: {sink: {initial: 0.5}}}"
-    built = spec(override).build(4)
+def test_layers_in_chunks_are_rope_on_each_chunk() -> None:
+    x, q, k, v = inputs()
+    result = output(layers("irope", "chunk=5")[0])
+    for start in range(0, TOKENS, 5):
+        part = slice(start, start + 5)
+        chunk = x[:, part], q[:, :, part], k[:, :, part], v[:, :, part]
+        alone = reference_attention(RoPE(4), *chunk, torch.arange(chunk[0].shape[1]))
+        assert near(result[:, :, part], alone, 1e-12)
+
+
+def test_swan_scales_global_layers_by_log_n_or_by_the_papers_function() -> None:
+    position = torch.tensor([0, 1, 7, 8, 63])
+    by_log_n = factors(layers("swan")[0], position).flatten()
+    assert near(by_log_n, [1, 1, 1, math.log(9) / math.log(8), 2])
+    fitted = layers("swan", "global.modifiers.logn.scale_base=8")
+    assert near(factors(fitted[0], torch.tensor([-9, 0, 56, 504])).flatten(), [1, 1, 2, 3])
+    assert not fitted[1].overrides("logit_scale")
+
+
+def test_a_nested_encoding_has_all_options_of_its_name_modifiers_and_the_parameters_of_its_layers() -> None:
+    nested = spec("local_global", P_ROPE).values["global"]
+    assert nested == compose(["encoding=p_rope", *SIZES, "encoding.fraction=0.5"])["encoding"]
+    assert spec("local_global", "local.base=500").values["local"]["base"] == 500
+    built = spec("local_global", "local={name: rope, base: 99, modifiers: {sink: {initial: 0.5}}}").build(4)
     assert [list(parameter.shape) for parameter in built.parameters()] == [[2]] * 3
     layer = stack([RoPE(4, 99.0), Sink(2, 0.5), SlidingWindow(4)])
     assert near(output(built.double().layer(1)), output(layer), 1e-12)
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("option", "message"),
     [
-        ("encoding.global={name: p_rop}", "unknown encoding 'p_rop': did you mean 'p_rope'?"),
+        ("global={name: p_rop}", "unknown encoding 'p_rop': did you mean 'p_rope'?"),
         (
-            "encoding.global={name: p_rope, fracton: 1}",
+            "global={name: p_rope, fracton: 1}",
             "unknown key 'encoding.global.fracton': did you mean 'encoding.global.fraction'?",
         ),
         (
-            "encoding.global={name: rope, modifiers: {sink: {initail: 1}}}",
+            "global={name: rope, modifiers: {sink: {initail: 1}}}",
             "unknown key 'encoding.global.modifiers.sink.initail': did you mean "
             "'encoding.global.modifiers.sink.initial'?",
         ),
-        (
-            "encoding.global=nope",
-            "encoding.global must be another encoding, such as {name: nope}, not 'nope'",
-        ),
-        ("encoding.global={name: p_rope, base: high}", "encoding.global.base must be a number, not 'high'"),
-        ("encoding.global={name: sinusoidal}", "encoding.global changes embeddings, which all layers share"),
-        ("encoding.local={name: randomized}", "encoding.local changes position ids, which all layers share"),
+        ("global=nope", "encoding.global must be another encoding, such as {name: nope}, not 'nope'"),
+        ("global={name: p_rope, base: high}", "encoding.global.base must be a number, not 'high'"),
+        ("global={name: sinusoidal}", "encoding.global changes embeddings, which all layers share"),
+        ("local={name: randomized}", "encoding.local changes position ids, which all layers share"),
     ],
 )
-def test_a_mistake_in_a_nested_encoding_names_its_key(override: str, message: str) -> None:
+def test_a_mistake_in_a_nested_encoding_names_its_key(option: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        spec(override).build(4)
+        spec("local_global", option).build(4)
     assert message in str(raised.value)
 
 
-def test_an_option_of_the_nested_encoding_that_is_there_is_an_override_like_any_other() -> None:
-    assert spec("encoding.local.base=500").values["local"]["base"] == 500
-
-
-def test_nested_options_are_in_the_label_and_the_identity() -> None:
-    chosen = spec(P_ROPE)
-    assert chosen.label == "local_global local=rope global=p_rope(fraction=0.5)"
-    same = spec("encoding.global={name: p_rope, fraction: 0.5, base: 10000}")
+def test_nested_options_are_in_the_identity() -> None:
+    chosen = spec("local_global", P_ROPE)
+    same = spec("local_global", "global={name: p_rope, fraction: 0.5, base: 10000}")
     assert chosen.identity() == same.identity()
-    assert chosen.identity() != spec("encoding.global={name: p_rope}").identity()
+    assert chosen.identity() != spec("local_global", "global={name: p_rope}").identity()
     [identity] = chosen.identity()
     assert identity["options"]["global"][0]["options"] == {"fraction": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("typed", "label"),
+    [
+        *((name, name) for name in PRESETS),
+        (f"local_global {P_ROPE}", "local_global local=rope global=p_rope(fraction=0.5)"),
+        ("gemma3 window=3", "gemma3 window=3"),
+        ("gemma4 every=4", "gemma4 every=4"),  # the default of the class, and not that of the preset
+        ("llama4 chunk=5", "llama4 chunk=5"),
+        ("gemma3 global.base=500", "gemma3 global=rope(base=500.0)"),
+        ("gemma3 global.base=10000", "gemma3 global=rope(base=10000.0)"),
+        ("gemma3 global.base=1e6", "gemma3"),
+        ("gpt_oss local.factor=8", "gpt_oss local=yarn+sink(factor=8.0)"),
+        ("olmo3 global={name: nope}", "olmo3 global=nope"),
+    ],
+)
+def test_a_presets_label_is_its_name_and_what_was_changed(typed: str, label: str) -> None:
+    name, *options = typed.split(" ", 1)
+    assert spec(name, *options).label == label
+
+
 def test_code_from_outside_is_refused_in_a_nested_encoding_too() -> None:
-    values = spec().values
+    values = spec("local_global").values
     values["global"] = {**values["global"], "class": "os:system", "code_sha256": "0" * 16}
     with pytest.raises(UserError, match="code from outside pe-bench"):
         EncodingSpec(values).with_trusted_code([])
 
 
-def test_global_layers_take_the_path_of_their_own_encoding() -> None:
-    def path(override: str, number: int) -> str:
+def test_layers_take_the_path_of_their_own_encoding_and_each_kind_is_checked() -> None:
+    def path(option: str, number: int) -> str:
         with torch.no_grad():
-            return choose(layers(override)[number], torch.zeros(1, 2, 9, 4), torch.arange(9)).name
+            layer = layers("local_global", option)[number]
+            return choose(layer, torch.zeros(1, 2, 9, 4), torch.arange(9)).name
 
-    assert path("encoding.global={name: alibi}", 3) == "fused distance"
-    assert path("encoding.global={name: sink}", 3) == "fused"
-    assert path("encoding.global={name: fire}", 3) == "fused chunk"
-    assert path("encoding.global={name: alibi}", 0) == "fused chunk"
-
-
-def test_each_kind_of_layer_is_checked() -> None:
+    assert path("global={name: alibi}", 3) == "fused distance"
+    assert path("global={name: sink}", 3) == "fused"
+    assert path("global={name: fire}", 3) == "fused chunk"
+    assert path("global={name: alibi}", 0) == "fused chunk"
     case = find_case("local_global", ["global={name: rope, base: 99}", "encoding.window=null"])
-    from pe_bench.inspection.check.case import layers_of
-
     assert len(layers_of(case.encoding)) == 2

@@ -23,7 +23,7 @@ from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.content.stick_breaking import StickBreaking
 from pe_bench.encodings.distance.lm_infinite import LMInfinite
 from pe_bench.encodings.distance.streaming import Streaming
-from pe_bench.encodings.layers.irope import Chunks
+from pe_bench.encodings.layers.local_global import Chunks
 from pe_bench.encodings.logits.logn import LogN
 from pe_bench.encodings.logits.sink import Sink
 from pe_bench.encodings.masks.ranges import first_and_latest

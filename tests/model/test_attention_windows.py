@@ -18,7 +18,7 @@ from pe_bench.encodings.distance.lm_infinite import LMInfinite
 from pe_bench.encodings.distance.rerope import ReRoPE
 from pe_bench.encodings.distance.self_extend import SelfExtend
 from pe_bench.encodings.distance.streaming import Streaming
-from pe_bench.encodings.layers.irope import Chunks
+from pe_bench.encodings.layers.local_global import Chunks
 from pe_bench.encodings.logits.logn import LogN
 from pe_bench.encodings.masks.ranges import first_and_latest, intersection, latest
 from pe_bench.encodings.masks.sliding_window import SlidingWindow

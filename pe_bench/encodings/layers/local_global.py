@@ -1,15 +1,15 @@
 """Two encodings in turn: one in local layers, which may see a window or a chunk, and one in global layers.
 
 Layer l, from 0, is global where l + 1 is a multiple of `every`, and in a model of fewer layers the last one
-is; with `first` the first layer of each `every` is. Global layers have the encoding `global`, the others
-`local` and see the last `window` tokens, or with `chunked` those of their own chunk of `window` tokens.
+is; with `first` the first layer of each `every` is, and with `last` the model's last layer is as well. Global
+layers have the encoding `global`, the others `local`, and see the last `window` tokens or those of their own
+chunk, with the same floor(index / chunk).
 
-Past the training length: defined, unless one of the two encodings is not; distances stay below `window` in
-local layers.
+Past the training length: defined, unless one of the two encodings is not; distances stay below `window` or
+`chunk` in local layers.
 
 Yang et al. 2025, "Rope to Nope and Back Again: A New Hybrid Attention Strategy", arXiv:2501.18795; the
-schedules of open models are `gemma3`, `gemma4`, `olmo3`, `cohere2`, `smollm3`, `gpt_oss`, `llama4` and
-`swan`.
+schedules of open models are YAML files with the models' numbers.
 
 Each part is any other encoding with its options, and modifiers of its own, as in `encoding.global={name:
 p_rope, fraction: 0.25}` and `encoding.local={name: rope, modifiers: {sink: {}}}`. Position ids and embeddings
@@ -17,25 +17,43 @@ are shared by all layers, and so neither can have them. After training each part
 `pe-bench eval RUN --with 'local_global global={name: yarn, factor: 8}'` scales the global layers of `rope`.
 """
 
-from pe_bench.encodings.base import NestedEncoding, PositionalEncoding
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, NestedEncoding, PositionalEncoding, Side, most_adverse
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.layers.irope import Chunks
-from pe_bench.encodings.layers.schedule import Schedule, are_global
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.errors import UserError, require
 
 SHARED = {"ids": "position ids", "embed": "embeddings"}
 
 
-class LocalGlobal(Schedule):
+class Chunks(LayerEncoding):
+    """A query sees the keys of its own chunk."""
+
+    def __init__(self, chunk: int):
+        super().__init__()
+        require(chunk > 0, f"encoding.chunk must hold at least 1 token, not {chunk}")
+        self.chunk = chunk
+
+    def visible(self, queries: Side, keys: Side) -> Tensor:
+        of_query, of_key = (side.index.div(self.chunk, rounding_mode="floor") for side in (queries, keys))
+        return (of_query.unsqueeze(-1) == of_key) & (keys.index <= queries.index.unsqueeze(-1))
+
+    def ranges(self, start: int, stop: int) -> list[range]:
+        return [range(start // self.chunk * self.chunk, stop)]
+
+
+class LocalGlobal(PositionalEncoding):
     """Options:
 
     window: tokens that layers with `local` see; null: all
     every: the last layer of each group of this size has `global`, and sees everything
     first: true: the first layer of each group has it, not the last
-    chunked: true: `window` is the size of chunks, whose tokens see each other alone
+    last: true: the model's last layer has it too
+    chunk: tokens that layers with `local` see together; null: all
     """
 
+    family = "schedule"
     paper = "arXiv:2501.18795"
 
     def __init__(
@@ -46,28 +64,40 @@ class LocalGlobal(Schedule):
         window: int | None,
         every: int = 4,
         first: bool = False,
-        chunked: bool = False,
+        last: bool = False,
+        chunk: int | None = None,
     ):
-        chosen = are_global(n_layers, every)
+        super().__init__()
+        require(every > 0, f"encoding.every must be at least 1 layer, not {every}")
         if first:
-            chosen = [number % every == 0 for number in range(n_layers)]
-        require(
-            not chunked or window is not None, "encoding.chunked needs encoding.window: tokens in a chunk"
-        )
-        counts = {"local": chosen.count(False), "global": chosen.count(True)}
-        makers = {"local": local, "global": global_}
-        made = {option: makers[option](count) for option, count in counts.items() if count}
-        for option, encoding in made.items():
-            _refuse_shared(option, encoding)
-        hidden = [] if window is None else [Chunks(window) if chunked else SlidingWindow(window)]
-        found = {option: iter(range(count)) for option, count in counts.items()}
-        layers = [
-            stack([made["global"].layer(next(found["global"]))])
-            if is_global
-            else stack([made["local"].layer(next(found["local"])), *hidden])
-            for is_global in chosen
+            are_global = [number % every == 0 for number in range(n_layers)]
+        else:
+            are_global = [(number + 1) % min(every, n_layers) == 0 for number in range(n_layers)]
+        are_global[-1] |= last
+        masks = [
+            *([SlidingWindow(window)] if window is not None else []),
+            *([Chunks(chunk)] if chunk is not None else []),
         ]
-        super().__init__(layers, list(made.values()))
+        parts = {
+            is_global: make(are_global.count(is_global))
+            for is_global, make in ((False, local), (True, global_))
+            if is_global in are_global
+        }
+        for is_global, part in parts.items():
+            _refuse_shared("global" if is_global else "local", part)
+        self.holders = nn.ModuleList(parts.values())  # of the parameters
+        self._layers = [
+            stack(
+                [parts[is_global].layer(are_global[:number].count(is_global)), *([] if is_global else masks)]
+            )
+            for number, is_global in enumerate(are_global)
+        ]
+        acting = [*parts.values(), *(masks if False in parts else [])]
+        self.claims = frozenset.intersection(*(part.claims for part in acting))
+        self.past_training = most_adverse(part.past_training for part in parts.values())
+
+    def layer(self, number: int) -> LayerEncoding:
+        return self._layers[number]
 
 
 def _refuse_shared(option: str, encoding: PositionalEncoding) -> None:

@@ -8,7 +8,8 @@ same weights can be scored with and without it.
 Su 2021, https://kexue.fm/archives/8823; with the maximum as in the code of ReRoPE,
 https://github.com/bojone/rerope.
 
-The first form has no maximum, and is trained with.
+The first form has no maximum, and is trained with. `scale_base` is the form of SWAN-GPT (Puvvada et al. 2025,
+arXiv:2504.08719, section 2.2), fitted to a trained model; it is more than 1 within the training length too.
 """
 
 import math
@@ -25,6 +26,7 @@ class LogN(LayerEncoding):
     """Options:
 
     train_length: up to here the factor is 1
+    scale_base: null; or a, for the factor log_a(a + p) at every position p
     """
 
     family = "scale"
@@ -32,14 +34,20 @@ class LogN(LayerEncoding):
     claims = frozenset({"prefix_consistent"})
     compatible_with = ROTARY | {"nope", "sinusoidal"}
 
-    def __init__(self, train_length: int):
+    def __init__(self, train_length: int, scale_base: float | None = None):
         super().__init__()
         require(
             train_length > 1, f"log-n scaling needs a train_length of at least 2 tokens, not {train_length}"
         )
+        require(scale_base is None or scale_base > 1, f"scale_base must be more than 1, not {scale_base}")
         self.train_length = train_length
+        self.scale_base = scale_base
 
     def logit_scale(self, queries: Side) -> Tensor:
         # Shifted positions may lie before 0.
-        factor = queries.position.double().clamp(min=0).log1p() / math.log(self.train_length)
-        return factor.clamp(min=1).to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)
+        position = queries.position.double().clamp(min=0)
+        if self.scale_base is not None:
+            factor = (self.scale_base + position).log() / math.log(self.scale_base)
+        else:
+            factor = (position.log1p() / math.log(self.train_length)).clamp(min=1)
+        return factor.to(torch.promote_types(queries.raw.dtype, torch.float32)).unsqueeze(-1)

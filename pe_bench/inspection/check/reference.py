@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
-from pe_bench.encodings.load import EncodingClass
+from pe_bench.encodings.spec import PartSpec
 from pe_bench.inspection.check.case import Case, Finding
 from pe_bench.model.attention import logits, project, reference_attention
 
@@ -34,9 +34,8 @@ def has_its_reference_numbers(case: Case) -> Finding:
     """
     count, largest = 0, 0.0
     for part in case.spec.parts:
-        entries = reference_numbers().get(part.name, []) if part.is_built_in else []
-        for entry in entries:
-            error = error_of(part.encoding_class, entry)
+        for entry in entries_of(part):
+            error = error_of(part, entry)
             count, largest = count + len(entry["numbers"]), max(largest, error)
             if not error <= tolerance_of(entry):
                 return Finding("fails", f"{entry['of']} with {entry['options']} is off by {error:.1e}")
@@ -56,15 +55,35 @@ def tolerance_of(entry: Entry) -> float:
     return 2 * 10.0 ** -entry.get("digits", DIGITS)
 
 
-def error_of(encoding_class: EncodingClass, entry: Entry) -> float:
+def entries_of(part: PartSpec) -> list[Entry]:
+    """Return the reference numbers of a part that is pe-bench's own: of the preset, or of its class."""
+    numbers = reference_numbers() if part.is_built_in else {}
+    return numbers.get(part.values.get("name", "")) or numbers.get(part.name, [])
+
+
+def error_of(part: PartSpec, entry: Entry) -> float:
     """Return the largest difference between what an encoding has and its reference numbers."""
-    built = encoding_class(**entry["options"]).double()
+    built = _built(part, entry["options"]).double()
     _fill(built, entry.get("parameters", {}))
     with torch.no_grad():
         found = QUANTITIES[entry["of"]](built, entry).flatten().double()
     found = found[entry["at"]] if "at" in entry else found
     expected = torch.tensor(entry["numbers"], dtype=torch.float64)
     return math.inf if found.shape != expected.shape else float((found - expected).abs().max())
+
+
+def _built(part: PartSpec, options: Mapping[str, Any]) -> nn.Module:
+    """Build a part with these options alone, which those that it holds have too; the rest is as composed."""
+    if not part.nested:
+        return part.encoding_class(**options)
+    return PartSpec(_with_options(part.values, options)).build(options["n_layers"])
+
+
+def _with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        option: _with_options(value, options) if isinstance(value, dict) else options.get(option, value)
+        for option, value in values.items()
+    }
 
 
 def series(wave: str, *shape: int) -> Tensor:

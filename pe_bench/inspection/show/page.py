@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import config_dir
+from pe_bench.config.groups import config_dir, head_comment
 from pe_bench.config.overrides import check_overrides
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tasks import Task, build_task
@@ -93,7 +93,12 @@ def _part(subject: ResolvedEncoding, part: PartSpec, width: int) -> str:
         facts.append(("compatible with", ", ".join(sorted(encoding_class.compatible_with))))
     if encoding_class.changeable_after_training:
         facts.append(("changeable", ", ".join(sorted(encoding_class.changeable_after_training))))
-    blocks = [reflow(docstring, width), align(options, width), align(facts, width)]
+    blocks = [
+        _preset(subject, part, width),
+        reflow(docstring, width),
+        align(options, width),
+        align(facts, width),
+    ]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -128,7 +133,7 @@ def _options(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, .
             continue
         if f"{key}.{option}" in subject.given:
             origin = "given"
-        elif option in part.values.get("derived", []):
+        elif option in part.values.get("derived", []) and str(default.get(option, "${")).startswith("${"):
             origin = f"from {_formula(str(default.get(option, 'the rest')))}"
         else:
             origin = "default" if default.get(option, value) == value else f"of {subject.name}"
@@ -137,11 +142,22 @@ def _options(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, .
 
 def _file_of(subject: ResolvedEncoding, part: PartSpec) -> dict[str, Any]:
     """Return the keys of the file that chooses a part, as they are written; those of a class without one."""
+    path = _yaml_of(subject, part)
+    return complete({"class": part.values["class"]}) if path is None else read_part(path)
+
+
+def _preset(subject: ResolvedEncoding, part: PartSpec, width: int) -> str:
+    """Return what the comment of a part's file says below its description, as that of a preset does."""
+    path = _yaml_of(subject, part)
+    lines = [] if path is None else head_comment(path)
+    return reflow("\n".join(lines[lines.index("") + 1 :]), width) if "" in lines else ""
+
+
+def _yaml_of(subject: ResolvedEncoding, part: PartSpec) -> Path | None:
     *_, group, name = ("", *part.key.split("."))
     inner = f"modifier/{name}.yaml" if group == "modifiers" else f"encoding/{part.values['name']}.yaml"
     paths = [folder / inner for folder in (*subject.config.search, config_dir())]
-    path = next((path for path in paths if path.is_file()), None)
-    return complete({"class": part.values["class"]}) if path is None else read_part(path)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _formula(text: str) -> str:
