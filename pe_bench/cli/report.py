@@ -11,8 +11,8 @@ from pe_bench.api import read_report, read_selection, require_levels, say_proble
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import UserError, require
 from pe_bench.report.build import Report, build_tables, run_tables
-from pe_bench.report.charts.curves import PlotValues
 from pe_bench.report.columns import show, to_latex, to_markdown
+from pe_bench.report.curves import PlotValues
 from pe_bench.report.export import to_csv
 from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probes
 from pe_bench.report.records import Table
@@ -222,7 +222,7 @@ def print_report(report: Report, outputs: Outputs, details: bool) -> None:
 def write_files(report: Report, outputs: Outputs, details: bool) -> None:
     for option, path in outputs.files.items():
         if option == "--plot":
-            from pe_bench.report.charts.draw import plot_tables
+            from pe_bench.report.draw import plot_tables
 
             plot_tables(report.tables, path, outputs.view)
         elif option == "--html":
@@ -233,7 +233,7 @@ def write_files(report: Report, outputs: Outputs, details: bool) -> None:
 
 
 def _html(report: Report, view: PlotValues) -> str:
-    from pe_bench.report.html.page import to_html
+    from pe_bench.report.page import to_html
     from pe_bench.runs.folder import provenance
 
     runs = {run for table in report.tables for line in table.lines for run in line.runs}
@@ -255,7 +255,7 @@ def print_probes(report: Report, outputs: Outputs) -> None:
             write_out(f"{problem}\n")
     for option, path in outputs.files.items():
         if option == "--plot":
-            from pe_bench.report.charts.heat import plot_probes
+            from pe_bench.report.heat import plot_probes
 
             plot_probes(report.probes, path)
         else:

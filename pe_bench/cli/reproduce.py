@@ -239,7 +239,7 @@ def _show(outcomes: "Outcomes") -> None:
 def _draw(runs: StudyRuns, measured: "Measurements") -> None:
     """Draw the report's curves of the runs, without what other studies scored of them."""
     from pe_bench.report.build import build_tables
-    from pe_bench.report.charts.draw import plot_tables
+    from pe_bench.report.draw import plot_tables
     from pe_bench.report.selection import Selection
     from pe_bench.runs.commands import results_option
     from pe_bench.runs.find import Condition

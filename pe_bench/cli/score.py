@@ -139,7 +139,7 @@ def _show_probes(scored: Sequence[api.Run], plot: Path | None, results_dir: Path
     again = f"again: pe-bench report{results_option(results_dir)} --probe"
     show_probes(tables, hint="    ".join([*picture, again]))
     if plot is not None:
-        from pe_bench.report.charts.heat import plot_probes
+        from pe_bench.report.heat import plot_probes
 
         plot_probes(tables, plot)
         say(f"wrote {plot}")

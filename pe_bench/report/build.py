@@ -16,9 +16,9 @@ from pe_bench.report.groups import (
     table_key,
 )
 from pe_bench.report.lines import anchor_lines, make_line, members_of, rank_sets, unlearned
-from pe_bench.report.needles import ProbeTable, probe_tables
 from pe_bench.report.notes import Note, make_notes
 from pe_bench.report.pairs import ScoreFiles, grouped
+from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.selection import EVERYTHING, RunKeys, Selection, differing_keys, keep_best
 from pe_bench.report.statistics import MARGIN

@@ -1,19 +1,32 @@
-"""A table of probes as a grid, and as a file for programs."""
+"""Probes: how often lines find a span of the window, by length and by depth; their table, and their file."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from pe_bench.errors import RunError
 from pe_bench.report.columns import NAME, half_width
+from pe_bench.report.groups import explain_separation
 from pe_bench.report.legend import setting_title
-from pe_bench.report.measures import FINDS, NO_LIFT
-from pe_bench.report.needles import Found, ProbeLine, ProbeTable
-from pe_bench.report.statistics import MARGIN, Interval
+from pe_bench.report.measures import FINDS, NO_LIFT, Finding, judge_finding, share_interval
+from pe_bench.report.pairs import grouped
+from pe_bench.report.records import TableKey, label_of
+from pe_bench.report.selection import RunKeys, Selection
+from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.rows import Row
+from pe_bench.runs.scores import Scores, load_scores, score_file
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
+from pe_bench.system.terminal import in_one_line
 
+ANSWER = 16  # targets of a window
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "score_dtype"),
     *("encoding", "length", "depth", "seeds", "documents", "windows", "chance"),
@@ -21,13 +34,230 @@ COLUMNS = (
     "reason",
 )
 
+Read = Callable[[Row], Scores]
+Label = Callable[[Row], str]
 
-def title_of(table: ProbeTable) -> str:
-    return " · ".join(_title(table))
+
+@dataclass(frozen=True)
+class Found:
+    """How often a line finds spans at a length, at one depth or all.
+
+    gain: bits per byte of the answer that the span saves. accuracy: the share of answers that are right;
+    without: the same where the span is replaced; lift: the difference of both. windows: their number at each
+    depth. documents: how many these windows come from.
+    """
+
+    gain: Interval
+    accuracy: Interval
+    lift: Interval
+    without: float
+    windows: int
+    documents: int
+    verdict: Finding
+
+    @property
+    def by_span(self) -> float:
+        """Return how far it is from the accuracy without the span, 0, to all answers being right, 1."""
+        missing = 1 - self.without
+        return min(1.0, max(0.0, (self.accuracy.mean - self.without) / missing)) if missing > 0 else 0.0
 
 
-def _title(table: ProbeTable) -> list[str]:
-    return setting_title(table.key, [line.seeds for line in table.lines])
+@dataclass(frozen=True)
+class ProbeLine:
+    """What an encoding finds at each length and depth, None for all, or why there is no number."""
+
+    label: str
+    scored_with: str
+    runs: tuple[str, ...]
+    found: Mapping[tuple[int, float | None], Found | str]
+
+
+@dataclass(frozen=True)
+class ProbeTable:
+    """Encodings that were probed with the same windows.
+
+    why: why this is not the only table. chance: the accuracy of guessing. notes: lines to read below.
+    """
+
+    key: TableKey
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...]
+    lines: tuple[ProbeLine, ...]
+    chance: float
+    why: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> list[str]:
+        return setting_title(self.key, [len(line.runs) for line in self.lines])
+
+
+def probe_tables(
+    groups: Mapping[TableKey, Sequence[Row]],
+    keys: RunKeys,
+    selection: Selection,
+    folder_of: Callable[[str], RunFolder],
+) -> list[ProbeTable]:
+    """Return a table for each group of a probe's rows; none where nothing of it is to be shown."""
+
+    @cache
+    def read(row: Row) -> Scores:
+        return load_scores(score_file(folder_of(row.run).path, row))
+
+    def is_shown(row: Row) -> bool:
+        return selection.shows(row.length, row.train_length) and selection.takes(row.scored_with)
+
+    def label(row: Row) -> str:
+        return f"{label_of(row)} {keys.label(row, selection.by)}".rstrip()
+
+    shown = {key: list(filter(is_shown, rows)) for key, rows in groups.items()}
+    shown = {key: rows for key, rows in shown.items() if rows}
+    tables = [
+        _table(key, rows, explain_separation(number, list(shown)), label, read)
+        for number, (key, rows) in enumerate(shown.items())
+    ]
+    return in_one_line(tables)
+
+
+def _table(key: TableKey, rows: Sequence[Row], why: str, label: Label, read: Read) -> ProbeTable:
+    shown = _of_one_set_each(rows)
+    # A line's number at a length is over the depths that most rows have there.
+    counts = Counter(map(_length_and_depth, shown))
+    most = {length: max(counts[at] for at in counts if at[0] == length) for length, _ in counts}
+    common = {at for at, count in counts.items() if count == most[at[0]]}
+    lines = [_line(name, of_line, common, read) for name, of_line in sorted(grouped(shown, label).items())]
+    return ProbeTable(
+        key=key,
+        lengths=tuple(sorted({row.length for row in shown})),
+        depths=tuple(sorted({row.depth for row in shown if row.depth is not None})),
+        lines=tuple(lines),
+        chance=max(row.chance or 0.0 for row in shown),
+        why=why,
+        notes=(*_notes(lines), *_left_out(rows, shown, label)),
+    )
+
+
+def _of_one_set_each(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of one set of windows at each length and depth: of that which most runs have.
+
+    Of several such, it is the largest.
+    """
+    chosen = {}
+    for at, rows_at in grouped(rows, _length_and_depth).items():
+        counts = Counter((row.target_hash, row.targets) for row in rows_at)
+        chosen[at] = max(counts, key=lambda one: (counts[one], one[1], one[0]))[0]
+    return [row for row in rows if row.target_hash == chosen[_length_and_depth(row)]]
+
+
+def _length_and_depth(row: Row) -> tuple[int, float]:
+    return row.length, row.depth or 0.0
+
+
+def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]], read: Read) -> ProbeLine:
+    ordered = sorted(rows, key=lambda row: (*_length_and_depth(row), row.run, row.control))
+    runs_at = {
+        at: grouped(rows_at, lambda row: row.run)
+        for at, rows_at in grouped(ordered, _length_and_depth).items()
+    }
+    found: dict[tuple[int, float | None], Found | str] = {}
+    for length in dict.fromkeys(length for length, _ in runs_at):
+        depths = [runs_at.get(at, {}) for at in sorted(common) if at[0] == length]
+        found[length, None] = _find(depths, read)
+    found |= {at: _find([of_runs], read) for at, of_runs in runs_at.items()}
+    return ProbeLine(label, rows[0].scored_with, tuple(sorted({row.run for row in rows})), found)
+
+
+def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
+    """Return what runs found at these depths together, or why there is no number.
+
+    A run counts if it has a row of each depth and its control.
+    """
+    runs = [run for run in depths[0] if all(_is_complete(of_runs.get(run, ())) for of_runs in depths)]
+    if not runs:
+        rows = (row for of_runs in depths for rows in of_runs.values() for row in rows)
+        lacking = next((row for row in rows if row.status != "ok"), None)
+        if lacking is None:
+            return "not scored at all depths"
+        # A length out of an encoding's reach needs no status.
+        status = "" if lacking.status == "undefined" else f"{lacking.status.replace('_', ' ')}: "
+        return status + lacking.reason
+    first = depths[0][runs[0]][0]
+    try:
+        with_span, without = (
+            [_joined([read(of_runs[run][control]) for of_runs in depths]) for run in runs]
+            for control in (0, 1)
+        )
+    except RunError as error:
+        return str(error)
+    windows = max(of_runs[runs[0]][0].targets for of_runs in depths) // ANSWER
+    return _judge(with_span, without, windows, first.chance or 0.0)
+
+
+def _is_complete(rows: Sequence[Row]) -> bool:
+    return len(rows) == 2 and all(row.status == "ok" for row in rows)
+
+
+def _joined(parts: Sequence[Scores]) -> Scores:
+    """Return the scores of several depths as those of one set of targets.
+
+    Windows of the same part of a document stand together, whatever their depth. Where documents are few, they
+    are cut into parts. Each part then has windows of all depths, so that a difference between depths does not
+    look like one between parts.
+    """
+    correct = [part.correct for part in parts if part.correct is not None]
+    if len(correct) < len(parts):
+        raise RunError("its scores have no answers: delete its eval.csv and probe the run again")
+    shares = []  # of its document that lies before each window
+    for clusters in (part.clusters for part in parts):
+        shares.append(clusters.place // ANSWER * ANSWER / clusters.counts[clusters.group])
+    order = np.lexsort((np.concatenate(shares), np.concatenate([part.document for part in parts])))
+    return Scores(
+        np.concatenate([part.nll for part in parts])[order],
+        np.concatenate([part.document for part in parts])[order],
+        np.concatenate([part.bytes for part in parts])[order],
+        np.concatenate(correct)[order],
+    )
+
+
+def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float) -> Found:
+    """Return what the scores of each run show with its span and without; windows: at each depth."""
+    clusters = with_span[0].clusters
+    bits, right = (
+        [np.stack([values(scores) for scores in part]) for part in (with_span, without)]
+        for values in (lambda scores: scores.by_cluster()[1], Scores.accuracy_by_cluster)
+    )
+    gain, documents = paired_interval(bits[1] - bits[0]), len(clusters.documents)
+    count = documents if clusters.segments == 1 else windows
+    accuracy, lift = share_interval(right[0], count), difference_of_shares(right[0] - right[1], count)
+    verdict = judge_finding(gain, accuracy, lift, chance)
+    return Found(gain, accuracy, lift, float(right[1].mean()), windows, documents, verdict)
+
+
+def _notes(lines: Sequence[ProbeLine]) -> list[str]:
+    """Return a line for each reason why numbers are missing, and one on lines that lack some runs."""
+    lacking: dict[str, list[str]] = {}
+    fewer = []
+    for line in lines:
+        for (length, depth), found in line.found.items():
+            if depth is None and isinstance(found, str):
+                lacking.setdefault(found, []).append(f"{line.label} at {length}")
+            elif depth is None and isinstance(found, Found) and found.gain.seeds < len(line.runs):
+                fewer.append(f"{line.label} at {length} ({found.gain.seeds} of {len(line.runs)})")
+    notes = [f"no number for {', '.join(where)}: {reason}" for reason, where in lacking.items()]
+    return [*notes, *([f"not all runs have a number: {', '.join(fewer)}"] if fewer else [])]
+
+
+def _left_out(rows: Sequence[Row], shown: Sequence[Row], label: Label) -> list[str]:
+    """Return a line on the runs that have only other windows than those that are shown, at some lengths."""
+    kept = {(row.run, row.scored_with, row.length) for row in shown}
+    lacking = grouped((row for row in rows if (row.run, row.scored_with, row.length) not in kept), label)
+    lengths = {name: sorted({row.length for row in lacking[name]}) for name in sorted(lacking)}
+    lines = [f"{name} at {', '.join(map(str, of_line))}" for name, of_line in lengths.items()]
+    why = "with other windows than most runs: probe all of them with the same --windows"
+    return [f"left out: {'; '.join(lines)}, {why}"] if lines else []
+
+
+# Tables
 
 
 def grid_of(table: ProbeTable) -> Grid:
@@ -35,12 +265,12 @@ def grid_of(table: ProbeTable) -> Grid:
     headings = ("length", "gain", "±", "accuracy", "95 %", "without")
     columns = [NAME, *map(Column, headings), Column("verdict", is_left=True)]
     rows = [
-        [Cell(line.label), Cell(f"{length}"), *_cells(line.whole[length])]
+        [Cell(line.label), Cell(f"{length}"), *_cells(line.found[length, None])]
         for line in table.lines
         for length in table.lengths
-        if length in line.whole
+        if (length, None) in line.found
     ]
-    return Grid(columns, rows, _title(table), table.why, legend_of(table), keys=2)
+    return Grid(columns, rows, table.title, table.why, _legend(table), keys=2)
 
 
 def _cells(found: Found | str) -> list[Cell]:
@@ -51,24 +281,36 @@ def _cells(found: Found | str) -> list[Cell]:
         Cell(f"{gain.mean:+.3f}", value=gain.mean),
         half_width(gain),
         Cell(percent(accuracy.mean)),
-        Cell(_percents(accuracy)),
+        Cell(f"{_bound(accuracy.low)} to {_bound(accuracy.high)} %"),
         Cell(percent(found.without)),
         Cell(found.verdict, style=found.verdict),
     ]
 
 
-def legend_of(table: ProbeTable) -> list[str]:
+def _bound(share: float) -> str:
+    return f"{100 * share:.0f}" if math.isfinite(share) else "?"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _legend(table: ProbeTable) -> list[str]:
     """Return what the columns and the verdicts mean, a paragraph each."""
-    windows = " to ".join(f"{count:,}" for count in dict.fromkeys([*table.windows[:1], *table.windows[-1:]]))
+    all_found = [
+        found for line in table.lines for (_, depth), found in line.found.items() if depth is not None
+    ]
+    counts = sorted({found.windows for found in all_found if isinstance(found, Found)})
+    windows = " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
     depths = ", ".join(f"{100 * depth:.3g} %" for depth in table.depths)
-    chance = f"{100 * table.chance:.3g} %"
     return [
         "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? "
         f"{windows} windows at each depth: {depths}",
         "gain: bits per byte by which the other 16 are cheaper than where another span is in its place; "
         "±: half the width of its 95 % interval",
-        f"accuracy: they are the likeliest of eight endings of spans in the window; chance: {chance}; "
-        "without: the accuracy with the span replaced, which knowing the language gives",
+        "accuracy: they are the likeliest of eight endings of spans in the window; chance: "
+        f"{100 * table.chance:.3g} %; without: the accuracy with the span replaced, which knowing the "
+        "language gives",
         f"finds: surely {100 * FINDS:g} % are right; partly: surely above without and above guessing; "
         f"chance: surely less than {100 * NO_LIFT:g} points above without or above guessing, or a gain "
         f"surely below {MARGIN:g}",
@@ -94,41 +336,27 @@ def probes_to_markdown(tables: Sequence[ProbeTable]) -> str:
 
 def probes_to_csv(tables: Sequence[ProbeTable]) -> str:
     """Return a row for each line, length and depth, and one for all depths, whose depth is empty."""
-    rows = [
-        _record(table, line, length, depth, found)
+    records = [
+        {
+            **vars(table.key),
+            "encoding": line.label,
+            "length": length,
+            "depth": depth,
+            "chance": table.chance,
+            **_numbers(found),
+        }
         for table in tables
         for line in table.lines
-        for (length, depth), found in [
-            *(((length, None), found) for length, found in line.whole.items()),
-            *line.by_depth.items(),
-        ]
+        for (length, depth), found in line.found.items()
     ]
-    return grids.to_csv(COLUMNS, rows)
+    return grids.to_csv(COLUMNS, ([record.get(name) for name in COLUMNS] for record in records))
 
 
-def _record(
-    table: ProbeTable, line: ProbeLine, length: int, depth: float | None, found: Found | str
-) -> list[object]:
-    key = table.key
-    of_table = [key.model, key.data, key.data_hash, key.tokenizer, key.train_length, key.steps, key.setting]
-    place = [*of_table, key.score_dtype, line.label, length, depth]
+def _numbers(found: Found | str) -> dict[str, object]:
     if isinstance(found, str):
-        return [*place, *[None] * 3, table.chance, *[None] * 8, found]
-    gain, accuracy = found.gain, found.accuracy
-    return [
-        *place,
-        *(gain.seeds, found.documents, found.windows, table.chance),
-        *(gain.mean, gain.low, gain.high, accuracy.mean, accuracy.low, accuracy.high),
-        *(found.without, found.verdict, None),
-    ]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _percents(interval: Interval) -> str:
-    low, high = (
-        f"{100 * bound:.0f}" if math.isfinite(bound) else "?" for bound in (interval.low, interval.high)
-    )
-    return f"{low} to {high} %"
+        return {"reason": found}
+    numbers: dict[str, object] = {"seeds": found.gain.seeds}
+    for name in ("gain", "accuracy"):
+        interval: Interval = getattr(found, name)
+        numbers |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return numbers | {name: getattr(found, name) for name in ("documents", "windows", "without", "verdict")}

@@ -1,6 +1,6 @@
 """A table for people: built once as a grid, and drawn for a terminal, Markdown, LaTeX, a page and CSV.
 
-The page's template draws the same grid, in `report/html/templates/table.html.jinja`.
+The page's template draws the same grid, in `report/templates/table.html.jinja`.
 """
 
 import csv

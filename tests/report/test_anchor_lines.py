@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from support.results import add_run
 from test_short import cells_of, printed
 
 from pe_bench.report.build import build_report, build_tables
-from pe_bench.report.charts.curves import Chart, Curve, Point, charts_of, describe_anchors, seen_anchors
-from pe_bench.report.charts.draw import draw
 from pe_bench.report.columns import to_latex, to_markdown
+from pe_bench.report.curves import Chart, Curve, Point, charts_of
 from pe_bench.report.export import to_frame
-from pe_bench.report.html.page import to_html
+from pe_bench.report.page import to_html
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.runs.find import parse_condition
@@ -90,17 +88,6 @@ def test_what_is_surely_above_the_trigram_is_marked_and_has_no_rank(results: Pat
     assert cells_of(text, "slow")[-1] == "512"
 
 
-def test_the_best_by_level_stays_below_when_it_is_good_at_the_ranked_length_alone(results: Path) -> None:
-    add_run(results, "late", at_lengths((3.1, 2.9, 1.5, 1.5)), spread=0.002)
-    assert [line.label for line in only(results).lines] == ["alibi", "rope", "late", "slow", "noise"]
-
-
-def test_what_is_near_the_trigram_is_not_marked(tmp_path: Path) -> None:
-    add_run(tmp_path, "near", at_lengths((2.8, 2.62, 2.62, 2.62)), spread=0.2)
-    add_anchors(tmp_path)
-    assert [line.unlearned for line in only(tmp_path).lines] == [""]
-
-
 def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Path) -> None:
     table = only(results)
     noise = table.lines[-1]
@@ -109,13 +96,6 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
     text = printed([table])
     assert cells_of(text, "noise") == ["4.600*", "-", "-", "-"]
     assert "no better than byte frequencies, so with neither rank nor verdicts (noise)" in text
-
-
-def test_details_explain_no_verdict_where_there_is_none(tmp_path: Path) -> None:
-    add_run(tmp_path, "noise", at_lengths(LEVELS["noise"]), spread=0.002)
-    add_anchors(tmp_path)
-    text = to_markdown([only(tmp_path)], details=True)
-    assert "half the width" in text and "verdict (from" not in text
 
 
 def test_weights_are_compared_as_they_were_trained_whatever_they_are_scored_with(results: Path) -> None:
@@ -182,14 +162,6 @@ def test_a_damaged_anchor_is_named_and_hides_nothing(results: Path) -> None:
     assert sum("no anchors from" in problem for problem in report.problems) == 3
 
 
-def test_an_anchor_does_not_stand_in_for_a_run(results: Path) -> None:
-    anchor, *_ = (results / "anchors").iterdir()
-    [run] = (results / "runs").glob("rope-*")
-    shutil.copytree(anchor, results / "anchors" / run.name)
-    table = only(results)
-    assert {cell.compared.missing for line in table.lines for cell in line.records.values()} == {""}
-
-
 def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(results: Path) -> None:
     table = only(results)
     for text in (to_markdown([table]), to_markdown([table], details=True), to_latex([table])):
@@ -202,7 +174,7 @@ def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(re
     assert set(frame[frame.anchor].encoding) == {TRIGRAM, COPYING}
     assert set(frame[frame.encoding == "slow"].unlearned) == {"trigram"}
     page = to_html([table], [])
-    assert page.count('class="anchor"') == 4, "two lines of the table and two of the picture"
+    assert page.count('class="anchor"') == 6, "two in the table, in the picture and in its list of names"
 
 
 def test_pictures_have_anchors_as_thin_lines_that_change_no_axis(results: Path) -> None:
@@ -210,40 +182,20 @@ def test_pictures_have_anchors_as_thin_lines_that_change_no_axis(results: Path) 
     shutil.rmtree(results / "anchors")
     [[without]] = charts_of([only(results)])
     assert (with_anchors.y, with_anchors.x) == (without.y, without.x)
-    assert [anchor.curve.label for anchor in seen_anchors(with_anchors)] == [TRIGRAM, COPYING]
+    assert [anchor.label for anchor in with_anchors.anchors] == [TRIGRAM, COPYING]
     [[changes]] = charts_of([only(results)], "change")
-    assert seen_anchors(changes) == []
+    assert changes.anchors == []
 
 
-def test_an_anchor_off_the_axes_is_not_drawn(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", at_lengths((1.2, 1.0, 1.0, 1.0)), spread=0.002)
-    add_anchors(tmp_path)
-    table = only(tmp_path)
-    figure = draw([table])
-    assert isinstance(figure, Figure)
-    assert not [
-        line for axes in figure.axes for line in axes.lines if str(line.get_gid()).startswith("anchor")
+def test_an_anchor_that_leaves_the_axes_says_so_and_one_outside_is_not_drawn() -> None:
+    def curve(label: str, *levels: float) -> Curve:
+        return Curve(label, tuple(map(Point, (128, 256, 512), levels)))
+
+    no_training = (curve("(copy)", 1.5, 1.5, -9.0), curve("(outside)", 9.0, 9.0, 9.0))
+    lengths = (128, 256, 512)
+    chart = Chart("", (curve("rope", 1.0, 2.0, 2.0),), "levels", lengths, 512, 128, "", "", 0.01, no_training)
+    assert chart.anchor_notes == [
+        "Thin grey: (copy), counted on the same training tokens.",
+        "(copy) goes on beyond the axis.",
     ]
-
-
-def test_an_anchor_that_leaves_the_axes_is_named_within_them() -> None:
-    whole = Curve("rope", tuple(Point(x, y) for x, y in ((128, 1.0), (256, 2.0), (512, 2.0))))
-    leaving = Curve("(copy)", tuple(Point(x, y) for x, y in ((128, 1.5), (256, 1.5), (512, -9.0))))
-    chart = Chart("", (whole,), "levels", (128, 256, 512), 512, 128, "", "", 0.01, (leaving,))
-    [anchor] = seen_anchors(chart)
-    assert 0 < anchor.name_at[0] < 1 and 0 < anchor.name_at[1] < 1
-    assert "(copy) goes on beyond the axis." in describe_anchors([anchor])
-
-
-def test_the_name_of_an_anchor_is_where_no_curve_is_near() -> None:
-    far = ((64, 3.0), (128, 3.0), (256, 3.0), (512, 1.1))
-    whole = Curve("rope", tuple(Point(x, y) for x, y in far))
-    flat = Curve("(copy)", tuple(Point(x, 1.5) for x, _ in far))
-    chart = Chart("", (whole,), "levels", (64, 128, 256, 512), 512, 128, "", "", 0.01, (flat,))
-    [anchor] = seen_anchors(chart)
-    assert 0.05 < anchor.name_at[0] < chart.x.share(256)
-
-
-def test_details_say_how_to_have_anchors_where_there_are_none(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", at_lengths(LEVELS["rope"]))
-    assert "pe-bench eval RUN... adds it" in to_markdown([only(tmp_path)], details=True)
+    assert chart.end_of(no_training[0]) == (pytest.approx(chart.x.share(512)), 0.0)

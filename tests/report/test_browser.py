@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.pages import HOSTILE, some_records, some_tables
 
-from pe_bench.report.html.page import to_html
+from pe_bench.report.page import to_html
 
 pytestmark = pytest.mark.full
 FLAGS = (

@@ -1,6 +1,5 @@
 """Many curves: each has a small panel, can be read, and is not flattened by another."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,11 @@ from support.pictures import (
     overlapping,
     rendered,
     tables_of,
-    with_positions,
-    with_use,
-    with_verdicts,
 )
 from support.results import add_run
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.charts.draw import draw, plot_tables
+from pe_bench.report.draw import draw
 from pe_bench.report.records import Table
 
 
@@ -101,37 +97,10 @@ def test_a_panel_has_its_own_curve_in_colour_and_all_others_in_grey(drawn: tuple
         assert np.count_nonzero(np.isfinite(np.asarray(grey.get_ydata()))) == 49 * 4 + 2
 
 
-def test_a_curve_that_explodes_flattens_no_other_in_the_view_of_changes(
-    drawn: tuple[Table, Figure],
-) -> None:
-    table, _ = drawn
-    axes = draw([table], "change").axes[title_of(draw([table], "change"), "explodes")]
-    assert axes.get_yscale() == "asinh"
-    low, high = axes.get_ylim()
-    assert low < 0 < 477 < high
-    ends = axes.transData.transform([(256, 0.0), (256, 0.5)])[:, 1]
-    assert np.diff(ends)[0] > 0.3 * axes.get_window_extent().height
-
-
 def test_a_curve_that_ends_early_or_has_no_number_says_so(drawn: tuple[Table, Figure]) -> None:
     _, figure = drawn
     for name, remark in (("learned", "(to 128)"), ("missing", "(no number)")):
         assert remark in [text.get_text() for text in figure.axes[title_of(figure, name)].texts]
-
-
-def test_the_break_point_is_marked(tmp_path: Path) -> None:
-    """It is the first length past the training length that degrades or fails."""
-    verdicts = {64: "degrades", 256: "unclear", 512: "fails"}
-    [table] = with_verdicts(tables_of(tmp_path, 9), {"encoding3": verdicts})
-    figure = draw([table])
-    crosses = {
-        axes.get_title(loc="left"): list(np.asarray(line.get_xdata()))
-        for axes in figure.axes
-        for line in axes.lines
-        if line.get_marker() == "X"
-    }
-    assert crosses == {"encoding3": [512]}
-    assert "Cross: the break point" in notes(figure)
 
 
 def test_eight_encodings_share_a_panel_and_nine_have_one_each(tmp_path: Path) -> None:
@@ -146,38 +115,3 @@ def test_a_panel_of_few_curves_and_a_grid_of_many_are_stacked(tmp_path: Path) ->
     assert len(figure.axes) == 10
     _, boxes = rendered(figure)
     assert overlapping(boxes) == []
-
-
-def test_positions_of_many_are_a_grid_that_gives_no_verdict(tmp_path: Path) -> None:
-    figure = draw(with_positions(tables_of(tmp_path, 9)))
-    assert len(figure.axes) == 18
-    assert "not a comparison of lengths, no verdict" in notes(figure)
-    assert len(re.findall("Best first", notes(figure))) == 2
-    by_length, by_position = figure.axes[:9], figure.axes[9:]
-    titles = [[axes.get_title(loc="left") for axes in some] for some in (by_length, by_position)]
-    assert titles[0] == titles[1]
-    assert len({axes.get_xlim() for axes in by_position}) == 1
-    _, boxes = rendered(figure)
-    assert overlapping(boxes) == []
-
-
-@pytest.mark.parametrize(("seeds", "bands"), [(1, 0), (2, 1)])
-def test_a_panels_band_needs_two_seeds(tmp_path: Path, seeds: int, bands: int) -> None:
-    figure = draw(tables_of(tmp_path, 9, seeds))
-    assert {sum(len(band.get_paths()) for band in axes.collections) for axes in figure.axes} == {bands}
-
-
-def test_points_that_use_the_context_have_a_ring(tmp_path: Path) -> None:
-    figure = draw(with_use(tables_of(tmp_path, 9), {256: "yes", 512: "no"}))
-    for axes in figure.axes:
-        rings = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
-        assert [list(np.asarray(ring.get_xdata())) for ring in rings] == [[256]]
-
-
-def test_a_second_drawing_is_the_same(tmp_path: Path) -> None:
-    tables = tables_of(tmp_path, 9)
-    contents = []
-    for name in ("first.svg", "second.svg"):
-        plot_tables(tables, tmp_path / name)
-        contents.append((tmp_path / name).read_bytes())
-    assert contents[0] == contents[1]

@@ -1,7 +1,6 @@
 """Pictures as files, what all of them have, and few curves in one panel."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +22,10 @@ from support.pictures import (
 )
 from support.results import add_run
 
-from pe_bench.errors import UserError
 from pe_bench.plot.paper import spread_apart
-from pe_bench.plot.style import fitting
 from pe_bench.report.build import build_tables
-from pe_bench.report.charts.curves import charts_of
-from pe_bench.report.charts.draw import draw, plot_tables
+from pe_bench.report.curves import charts_of
+from pe_bench.report.draw import draw, plot_tables
 
 # Files
 
@@ -45,25 +42,6 @@ def test_the_suffix_is_the_format_and_a_second_drawing_is_the_same(
     assert contents[0].startswith(start)
     assert contents[0] == contents[1]
     assert not list(tmp_path.glob(".partial-*"))
-
-
-@pytest.mark.parametrize("name", ["plot.jpg", "plot", "png"])
-def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=r"\.png, \.svg or \.pdf"):
-        plot_tables([], tmp_path / name)
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
-        plot_tables([], tmp_path / "nowhere" / "plot.png")
-
-
-def test_a_table_without_a_number_is_an_empty_panel(tmp_path: Path) -> None:
-    add_run(tmp_path, "learned", {256: None})
-    tables = build_tables(tmp_path)
-    plot_tables(tables, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").exists()
-    assert names_beside(draw(tables).axes[0]) == ["learned (no number)"]
 
 
 # Names of curves
@@ -91,16 +69,6 @@ def test_a_long_name_is_shortened_and_does_not_squeeze_the_panel(tmp_path: Path)
     assert name.startswith("rope -> yarn")
     assert name.endswith("tion=1.0")
     assert axes.get_position().width * axes.figure.get_figwidth() > 4.5
-
-
-def test_shortened_names_differ_where_the_whole_ones_do() -> None:
-    whole = [
-        f"rope -> yarn factor={factor} beta_fast={fast} beta_slow=1" for factor in (4, 8) for fast in (8, 16)
-    ]
-    short = fitting([*whole, "alibi"], 24)
-    assert len(set(short.values())) == len(whole) + 1
-    assert all(len(name) <= 24 for name in short.values())
-    assert short["alibi"] == "alibi"
 
 
 def test_a_curve_that_ends_early_says_so_and_infinite_levels_are_left_out(tmp_path: Path) -> None:
@@ -138,14 +106,6 @@ def test_a_band_needs_two_seeds_and_is_explained(tmp_path: Path, seeds: int, ban
     assert ("from the lower to the higher of two seeds" in text) == (seeds == 2)
 
 
-def test_a_band_of_two_seeds_does_not_flatten_the_curves(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 2.0, 256: 2.5}, seed=0)
-    add_run(tmp_path, "rope", {128: 2.4, 256: 4.5}, seed=1)
-    [axes] = draw(build_tables(tmp_path)).axes
-    low, high = axes.get_ylim()
-    assert (3.5 - 2.2) / (high - low) > 0.5
-
-
 def test_points_that_use_the_context_have_a_ring_which_is_explained(tmp_path: Path) -> None:
     tables = tables_of(tmp_path, 2)
     plain_figure, figure = draw(tables), draw(with_use(tables, {256: "yes", 512: "unclear"}))
@@ -163,16 +123,6 @@ def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:
     segments = curve_lines(axes)
     assert [list(np.asarray(line.get_xdata())) for line in segments] == [[64, 128, 256, 1024], [4096, 8192]]
     assert len({line.get_color() for line in segments}) == 1
-
-
-def test_a_length_with_fewer_seeds_is_on_the_curve_and_explained(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 256: 3.1, 512: 3.3}, seed=0)
-    add_run(tmp_path, "rope", {64: 3.2, 128: 3.1, 512: 3.4}, seed=1)
-    figure = draw(build_tables(tmp_path))
-    assert [list(np.asarray(line.get_xdata())) for line in curve_lines(figure.axes[0])] == [
-        [64, 128, 256, 512]
-    ]
-    assert "Some points are means over fewer seeds than their curve has." in " ".join(notes(figure).split())
 
 
 def test_break_points_are_marked_and_explained(tmp_path: Path) -> None:
@@ -278,26 +228,7 @@ def test_bands_of_changes_are_their_intervals(tmp_path: Path) -> None:
     assert "the 95 % interval of the change" in notes(draw([table], "change"))
 
 
-def test_a_band_too_thin_to_be_seen_is_not_explained(tmp_path: Path) -> None:
-    for seed in range(3):
-        add_run(tmp_path, "rope", {128: 2.0 + 1e-5 * seed, 256: 4.0 + 1e-5 * seed}, seed=seed)
-    assert "Bands" not in notes(draw(build_tables(tmp_path)))
-
-
-def test_levels_near_zero_are_not_magnified(tmp_path: Path) -> None:
-    add_run(tmp_path, "copies", {128: 1e-6, 256: 1e-5, 512: 8.0})
-    [axes] = draw(build_tables(tmp_path)).axes
-    assert axes.get_yscale() == "linear"
-
-
 # Several tables, and positions
-
-
-def test_tables_of_two_protocols_have_their_common_positions_once(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
-    add_run(tmp_path, "rope", {128: 2.0, 256: 2.1}, sliding=64)
-    tables = with_positions(build_tables(tmp_path))
-    assert [len(charts) for charts in charts_of(tables)] == [2, 1]
 
 
 def test_tables_are_stacked_under_titles_that_distinguish_them(tmp_path: Path) -> None:
@@ -331,13 +262,6 @@ def test_positions_are_a_further_panel_that_gives_no_verdict(tmp_path: Path) -> 
     ]
     assert sorted(names_beside(by_position)) == sorted(names_beside(by_length))
     assert draws_training_length(by_position, 128)
-
-
-def test_only_encodings_with_positions_are_in_the_panel_of_positions(tmp_path: Path) -> None:
-    [table] = tables_of(tmp_path, 2)
-    [scored] = with_positions([table])
-    figure = draw([replace(table, lines=(scored.lines[0], table.lines[1]))])
-    assert [len(names_beside(axes)) for axes in figure.axes] == [2, 1]
 
 
 # Places

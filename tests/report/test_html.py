@@ -12,10 +12,9 @@ from support.results import add_run
 
 from pe_bench.plot.style import COLOURS, MARKERS, STROKES, styles_of
 from pe_bench.report.build import build_tables
-from pe_bench.report.charts.curves import NO_VERDICT, charts_of
-from pe_bench.report.html.page import describe_result, to_html
-from pe_bench.report.html.style import MARKER_PATHS, line_styles
+from pe_bench.report.curves import NO_VERDICT, charts_of
 from pe_bench.report.legend import legend
+from pe_bench.report.page import MARKER_PATHS, describe_result, to_html
 from pe_bench.report.records import Line, Table
 from pe_bench.runs.folder import Environment, RunRecord
 
@@ -200,16 +199,6 @@ def test_the_training_length_is_marked(page):
     assert page.find("text").count("training length 128") == 5  # two views of each table, and positions
 
 
-def test_a_line_breaks_where_the_targets_change(tmp_path):
-    add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
-    add_run(tmp_path, "rope", {128: 2.0, 4096: 3.0}, target_hash="other")
-    (table,) = build_tables(tmp_path)
-    page = to_html([table], [])
-    levels = page[page.index("view of-levels") : page.index("view of-change")]
-    segments = re.findall(r'<g [^>]*class="line colour.*?</g>\s*</g>', levels, re.DOTALL)
-    assert [segment.count('class="marker"') for segment in segments] == [2, 1]
-
-
 def page_of(tables, records=()) -> Page:
     return Page(to_html(tables, records))
 
@@ -240,13 +229,6 @@ def test_each_table_has_one_picture_of_levels_or_changes(tables, page):
         assert len(page.find("figure", kind)) == 2
 
 
-def test_changes_within_the_margin_look_flat_as_in_the_png(tmp_path):
-    add_run(tmp_path, "nope", {128: 4.486, 256: 4.49})
-    tables = build_tables(tmp_path)
-    start, end = (float(marker["y"]) for marker in page_of(tables).attributes_of("use", "marker")[:2])
-    assert 0 < abs(start - end) < 10, "of 200 units"
-
-
 def test_break_points_and_uses_of_context_are_marked_and_explained(tables, page):
     [table] = [replace(tables[0], lines=tuple(line for line in tables[0].lines if line.encoding == "alibi"))]
     found = page_of([table])
@@ -255,11 +237,6 @@ def test_break_points_and_uses_of_context_are_marked_and_explained(tables, page)
     assert "Cross: the break point" not in found.find("p", "notes")[0]
     assert len(page.places("g", "break")) == 2 * 3, "rope twice and sinusoidal, in two views"
     assert "Cross: the break point" in page.find("p", "notes")[0]
-
-
-def test_the_names_of_lines_are_in_a_list_for_narrow_windows(tables, page):
-    names = page.find("ul", "names")[0].split()
-    assert names == [line.label for line in tables[0].lines]
 
 
 def test_text_of_rows_is_escaped_everywhere(tables):
@@ -309,23 +286,13 @@ def test_the_page_loads_nothing_else(page):
     assert policy and policy.startswith("default-src 'none'")
 
 
-def test_style_script_and_templates_are_in_the_package():
-    names = ("style.css", "script.js", "templates/page.html.jinja", "templates/picture.svg.jinja")
-    for name in names:
-        assert files("pe_bench.report.html").joinpath(name).is_file()
-
-
-def test_the_page_is_the_same_when_written_twice(tables):
-    assert to_html(tables, some_records()) == to_html(tables, some_records())
-
-
 def test_lines_have_the_same_style_as_in_the_pictures():
-    style = files("pe_bench.report.html").joinpath("style.css").read_text(encoding="utf-8")
+    style = files("pe_bench.report").joinpath("templates/style.css").read_text(encoding="utf-8")
     light = style.split("@media")[0]
     assert re.findall(r"--colour\d: (#\w+);", light) == [colour.lower() for colour in COLOURS]
     assert f"stroke{len(STROKES) - 1}" in style and f"stroke{len(STROKES)}" not in style
     assert set(MARKER_PATHS) == set(MARKERS)
-    assert len(set(line_styles(styles_of(str(number) for number in range(60))).values())) == 60
+    assert len(set(styles_of(str(number) for number in range(60)).values())) == 60
 
 
 def relative_luminance(colour: str) -> float:
@@ -338,7 +305,7 @@ def relative_luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_has_the_contrast_that_wcag_requires(theme):
-    style = files("pe_bench.report.html").joinpath("style.css").read_text(encoding="utf-8")
+    style = files("pe_bench.report").joinpath("templates/style.css").read_text(encoding="utf-8")
     blocks = [
         dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
     ]
@@ -375,11 +342,6 @@ def test_a_table_without_a_finite_number_has_no_picture(tmp_path):
     add_run(tmp_path, "learned", {128: None, 256: None})
     page = page_of(build_tables(tmp_path))
     assert page.find("figure") == [] and "undefined" in page.find("tbody")[0]
-
-
-def test_runs_without_a_command_are_listed_together():
-    lost = [replace(some_records()[-1], run=f"rope-s{seed}-x") for seed in range(3)]
-    assert "no command for rope-s0-x and 2 more: lost" in to_html([], lost)
 
 
 def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(tables, page):

@@ -16,10 +16,16 @@ from support.scoring import trained_model
 from pe_bench.data.packed import Data
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.report.build import build_report, probes_of_rows
-from pe_bench.report.charts.heat import draw_probes, heat_chart, plot_probes
-from pe_bench.report.html.page import to_html
-from pe_bench.report.needles import Found, ProbeTable
-from pe_bench.report.probes import COLUMNS, probes_to_csv, probes_to_markdown, show_probes
+from pe_bench.report.heat import draw_probes
+from pe_bench.report.page import to_html
+from pe_bench.report.probes import (
+    COLUMNS,
+    Found,
+    ProbeTable,
+    probes_to_csv,
+    probes_to_markdown,
+    show_probes,
+)
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file
@@ -39,7 +45,7 @@ def probed(
 ) -> list[Row]:
     """Add a run of that encoding with the scores of a probe."""
     run = results / "runs" / f"{name}-s{seed}-12345678"
-    run.parent.mkdir(exist_ok=True)
+    run.parent.mkdir(parents=True, exist_ok=True)
     trained = trained_model(run, data=data)
     config = replace(trained.config, seed=seed)
     trained = replace(trained, scored_with=name, label=name, config=config)
@@ -69,116 +75,78 @@ def only_table(results: Path) -> ProbeTable:
     return table
 
 
-def printed(tables: list[ProbeTable], width: int = 100) -> str:
+def found_at(table: ProbeTable, label: str, length: int, depth: float | None = None) -> Found:
+    found = next(line for line in table.lines if line.label == label).found[length, depth]
+    assert isinstance(found, Found)
+    return found
+
+
+def printed(table: ProbeTable, width: int = 100) -> str:
     text = io.StringIO()
-    show_probes(tables, Console(file=text, width=width, force_terminal=True, color_system=None))
+    show_probes([table], Console(file=text, width=width, force_terminal=True, color_system=None))
     return text.getvalue()
+
+
+def probed_alone(
+    folder: Path, name: str, model: LanguageModel, probe: Probe, data: Data = DATA
+) -> ProbeTable:
+    [table] = probes_of_rows(probed(folder, name, model, 0, probe, data), folders_in(folder / "runs"))
+    return table
 
 
 def test_a_model_that_copies_finds_and_one_of_random_weights_is_at_chance(results: Path) -> None:
     table = only_table(results)
     assert (table.lengths, table.depths, table.chance) == ((128, 160), (0.0, 1.0), 1 / 8)
-    copier, random = table.lines
-    assert (copier.label, copier.seeds, random.label) == ("copier", 2, "random")
-    for found in [*copier.whole.values(), *copier.by_depth.values()]:
-        assert isinstance(found, Found)
-        assert found.accuracy.mean == found.accuracy.high == 1 and found.gain.low > 0
-        assert found.by_span == 1
-    assert [getattr(found, "verdict", "") for found in copier.whole.values()] == ["finds", "finds"]
-    for found in random.whole.values():
-        assert isinstance(found, Found)
-        assert found.accuracy.low < 1 / 8 < found.accuracy.high and found.verdict in ("chance", "unclear")
+    for length in (128, 160):
+        for depth in (None, 0.0, 1.0):
+            copied = found_at(table, "copier", length, depth)
+            assert copied.accuracy.mean == copied.accuracy.high == copied.by_span == 1 and copied.gain.low > 0
+        random = found_at(table, "random", length)
+        assert random.accuracy.low < 1 / 8 < random.accuracy.high and random.verdict in ("chance", "unclear")
+        assert found_at(table, "copier", length).verdict == "finds"
+        parts = [found_at(table, "random", length, depth) for depth in (0.0, 1.0)]
+        assert random.accuracy.mean == pytest.approx(np.mean([part.accuracy.mean for part in parts]))
+        assert random.gain.mean == pytest.approx(np.mean([part.gain.mean for part in parts]))
 
 
 def test_few_documents_that_are_all_right_count_by_their_windows(tmp_path: Path) -> None:
-    few = probe_data(3, 2_000)
-    rows = probed(tmp_path, "copier", Copying(), 0, Probe((128,), 2, 42), few)
-    [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
-    found = table.lines[0].whole[128]
-    assert isinstance(found, Found) and found.verdict == "finds"
+    table = probed_alone(tmp_path, "copier", Copying(), Probe((128,), 2, 42), probe_data(3, 2_000))
+    found = found_at(table, "copier", 128)
+    assert found.verdict == "finds" and found.documents == 3
     assert found.accuracy.low == pytest.approx(0.025 ** (1 / 42)), "depths of one window count once"
-    assert found.documents == 3
-    assert {row["documents"] for row in csv.DictReader(io.StringIO(probes_to_csv([table])))} == {"3"}
 
 
 def test_what_depends_on_the_depth_alone_is_no_spread_between_stretches_of_a_document(tmp_path: Path) -> None:
-    rows = probed(tmp_path, "half", AtTheEnd(), 0, Probe((128,), 2, 60), probe_data(1, 6_000))
-    [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
-    line = table.lines[0]
-    start, end, whole = line.by_depth[128, 0.0], line.by_depth[128, 1.0], line.whole[128]
-    assert isinstance(start, Found) and isinstance(end, Found) and isinstance(whole, Found)
-    assert start.accuracy.mean < 0.3 and end.accuracy.mean == 1
-    assert whole.accuracy.mean == pytest.approx((start.accuracy.mean + 1) / 2)
-    assert whole.accuracy.high - whole.accuracy.low < 0.2
+    table = probed_alone(tmp_path, "half", AtTheEnd(), Probe((128,), 2, 60), probe_data(1, 6_000))
+    start, end, all_depths = (found_at(table, "half", 128, depth).accuracy for depth in (0.0, 1.0, None))
+    assert start.mean < 0.3 and end.mean == 1
+    assert all_depths.mean == pytest.approx((start.mean + 1) / 2)
+    assert all_depths.high - all_depths.low < 0.2
 
 
-def test_a_model_that_only_prefers_the_tokens_of_the_window_does_not_find_spans(tmp_path: Path) -> None:
-    rows = probed(tmp_path, "bag", Remembering(), 0, Probe((128,), 3, 40))
-    [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
-    found = table.lines[0].whole[128]
-    assert isinstance(found, Found)
-    assert found.gain.low > 0 and found.lift.low > 0, "the span makes its tokens likelier"
-    assert found.verdict in ("chance", "unclear")
+def test_what_reads_no_span_does_not_find_it(tmp_path: Path) -> None:
+    """Neither a model that prefers the window's tokens, nor one whose scores the span does not change."""
+    bag = found_at(probed_alone(tmp_path, "bag", Remembering(), Probe((128,), 3, 40)), "bag", 128)
+    assert bag.gain.low > 0 and bag.lift.low > 0, "the span makes its tokens likelier"
+    assert bag.verdict in ("chance", "unclear")
+    ignorant = probed_alone(tmp_path / "other", "ignorant", Ignorant(), Probe((128,), 2, 40))
+    found = found_at(ignorant, "ignorant", 128)
+    assert found.gain.high == 0 and found.verdict == "chance"
 
 
-def test_a_model_whose_scores_the_span_does_not_change_is_at_chance(tmp_path: Path) -> None:
-    rows = probed(tmp_path, "ignorant", Ignorant(), 0, Probe((128,), 2, 40))
-    [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
-    found = table.lines[0].whole[128]
-    assert isinstance(found, Found) and found.gain.high == 0 and found.verdict == "chance"
-
-
-def test_the_row_over_all_depths_is_the_mean_of_those_of_the_depths(results: Path) -> None:
-    line = only_table(results).lines[1]
-    for length, whole in line.whole.items():
-        parts = [found for (at, _), found in line.by_depth.items() if at == length]
-        assert isinstance(whole, Found) and len(parts) == 2
-        assert whole.accuracy.mean == pytest.approx(
-            np.mean([part.accuracy.mean for part in parts if isinstance(part, Found)])
-        )
-        assert whole.gain.mean == pytest.approx(
-            np.mean([part.gain.mean for part in parts if isinstance(part, Found)])
-        )
-
-
-def test_the_table_has_a_line_for_each_length_and_says_what_its_words_mean(results: Path) -> None:
-    lines = printed([only_table(results)]).splitlines()
-    assert max(map(len, lines)) <= 100
-    [heading] = [place for place, line in enumerate(lines) if line.startswith("encoding")]
-    assert lines[heading].split() == [
-        "encoding",
-        "length",
-        "gain",
-        "±",
-        "accuracy",
-        "95",
-        "%",
-        "without",
-        "verdict",
-    ]
-    assert [line.split()[:2] for line in lines[heading + 2 : heading + 6]] == [
-        ["copier", "128"],
-        ["160", lines[heading + 3].split()[1]],
-        ["random", "128"],
-        ["160", lines[heading + 5].split()[1]],
-    ]
-    assert "100 %" in lines[heading + 2]
-    text = " ".join(lines)
-    assert "40 windows at each depth: 0 %, 100 %" in text and "chance: 12.5 %" in text
-
-
-@pytest.mark.parametrize("width", [80, 100])
-def test_long_names_are_shown_in_full_and_no_line_is_wider_than_the_terminal(
-    results: Path, width: int
-) -> None:
+def test_the_table_fits_its_terminal_with_names_in_full_and_says_what_its_words_mean(results: Path) -> None:
     table = only_table(results)
     names = [f"rope -> {name} factor=16.0 original_length=128" for name in ("yarn", "rope_ntk_by_parts")]
     lines = [replace(line, label=name) for line, name in zip(table.lines, names, strict=True)]
-    shown = printed([replace(table, lines=tuple(lines))], width).splitlines()
-    assert max(map(len, shown)) <= width
-    [heading] = [line for line in shown if "verdict" in line and "gain" in line]
-    column = "".join(line[: heading.index("length") - 1] for line in shown)
-    assert all(name.replace(" ", "") in column.replace(" ", "") for name in names)
+    for width in (80, 100):
+        shown = printed(replace(table, lines=tuple(lines)), width).splitlines()
+        assert max(map(len, shown)) <= width
+        [heading] = [line for line in shown if "verdict" in line and "gain" in line]
+        assert " ".join(heading.split()) == "encoding length gain ± accuracy 95 % without verdict"
+        column = "".join(line[: heading.index("length") - 1] for line in shown)
+        assert all(name.replace(" ", "") in column.replace(" ", "") for name in names)
+    text = " ".join(printed(table).split())
+    assert "40 windows at each depth: 0 %, 100 %" in text and "chance: 12.5 %" in text
 
 
 def test_a_length_without_a_number_says_why(results: Path) -> None:
@@ -187,43 +155,43 @@ def test_a_length_without_a_number_says_why(results: Path) -> None:
     for folder in (results / "runs").glob("copier-*"):
         score_file(folder, lost).unlink()
     table = only_table(results)
-    assert isinstance(table.lines[0].whole[128], str) and isinstance(table.lines[0].whole[160], Found)
-    assert "no number for copier at 128" in " ".join(printed([table]).split())
+    assert found_at(table, "copier", 160) and isinstance(table.lines[0].found[128, None], str)
+    assert "no number for copier at 128" in " ".join(printed(table).split())
     assert "missing" in probes_to_csv([table])
 
 
-def test_a_length_that_only_some_runs_of_a_line_have_says_how_many(results: Path) -> None:
-    probed(results, "copier", Copying(), 2, Probe((128,), 2, 40))
-    table = only_table(results)
-    assert table.notes == ("not all runs have a number: copier at 160 (2 of 3)",)
-
-
-def test_of_several_sets_of_windows_the_one_of_most_runs_is_shown(results: Path) -> None:
-    probed(results, "copier", Copying(), 0, Probe((128, 160), 2, 12))
-    table = only_table(results)
-    assert table.windows == [40] and not table.notes
-
-
-def test_a_run_of_other_windows_than_most_is_left_out_and_named(results: Path) -> None:
-    probed(results, "alone", Copying(), 0, Probe((128, 160), 2, 12))
-    table = only_table(results)
-    assert [line.label for line in table.lines] == ["copier", "random"]
-    [note] = table.notes
-    assert note == (
-        "left out: alone at 128, 160, with other windows than most runs: "
-        "probe all of them with the same --windows"
-    )
-
-
-def test_a_depth_that_few_runs_have_has_a_place_in_the_map_and_changes_no_number_of_a_length(
-    results: Path,
+@pytest.mark.parametrize(
+    ("name", "seed", "probe", "notes"),
+    [
+        ("copier", 2, Probe((128,), 2, 40), ["not all runs have a number: copier at 160 (2 of 3)"]),
+        ("copier", 0, Probe((128, 160), 2, 12), []),
+        (
+            "alone",
+            0,
+            Probe((128, 160), 2, 12),
+            [
+                "left out: alone at 128, 160, with other windows than most runs: "
+                "probe all of them with the same --windows"
+            ],
+        ),
+    ],
+)
+def test_runs_of_other_lengths_and_windows_are_told(
+    results: Path, name: str, seed: int, probe: Probe, notes: list[str]
 ) -> None:
-    before = only_table(results).lines[0].whole
+    probed(results, name, Copying(), seed, probe)
+    table = only_table(results)
+    assert list(table.notes) == notes and "40 windows at each depth" in " ".join(printed(table).split())
+    assert [line.label for line in table.lines] == ["copier", "random"]
+
+
+def test_a_depth_that_few_runs_have_is_in_the_map_and_changes_no_number_of_a_length(results: Path) -> None:
+    before = only_table(results)
     probed(results, "copier", Copying(), 0, Probe((128,), 3, 40))
     table = only_table(results)
-    assert table.depths == (0.0, 0.5, 1.0) and table.lines[0].whole == before
-    middle = table.lines[0].by_depth[128, 0.5]
-    assert isinstance(middle, Found) and middle.accuracy.seeds == 1
+    assert table.depths == (0.0, 0.5, 1.0)
+    assert found_at(table, "copier", 128) == found_at(before, "copier", 128)
+    assert found_at(table, "copier", 128, 0.5).accuracy.seeds == 1
 
 
 def test_the_files_have_a_row_for_each_length_and_depth(results: Path) -> None:
@@ -232,59 +200,37 @@ def test_the_files_have_a_row_for_each_length_and_depth(results: Path) -> None:
     assert tuple(rows[0]) == COLUMNS and len(rows) == 2 * 2 * (1 + 2)
     assert [row["depth"] for row in rows[:3]] == ["", "", "0.0"]
     assert {row["chance"] for row in rows} == {"0.125"} and {row["seeds"] for row in rows} == {"2"}
+    assert rows[0]["accuracy"] == "1.0" and rows[0]["windows"] == "40" and rows[0]["verdict"] == "finds"
     markdown = probes_to_markdown([table])
     assert markdown.count("| copier |") == 2 and "| --- | ---: |" in markdown
 
 
-def test_the_heat_map_has_a_cell_for_each_length_and_depth(results: Path, tmp_path: Path) -> None:
-    table = only_table(results)
-    chart = heat_chart(table)
-    assert (chart.lengths, chart.depths) == (("128", "160"), ("start", "end"))
-    copier, random = chart.maps.values()
-    assert len(copier) == 4 and {cell.share for cell in copier} == {1.0}
-    assert all((cell.share or 0) < 0.5 for cell in random)
-    assert {cell.text for cell in copier} == {"100"}
-    axes = draw_probes([table]).axes
-    assert [len(each.patches) for each in axes] == [4, 4]
-    plot_probes([table], tmp_path / "map.png")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+def test_the_heat_map_has_a_cell_for_each_length_and_depth(results: Path) -> None:
+    copier, random = draw_probes([only_table(results)]).axes
+    assert [text.get_text() for text in copier.texts] == ["100"] * 4
+    assert {patch.get_alpha() for patch in copier.patches} == {1.0}
+    assert all((patch.get_alpha() or 0) < 0.5 for patch in random.patches) and len(random.patches) == 4
+    assert [label.get_text() for label in copier.get_yticklabels()] == ["start", "end"]
 
 
-def test_the_page_has_a_map_and_a_table_and_is_the_same_as_ever_without_a_probe(results: Path) -> None:
-    add_run(results, "rope", {128: 2.0, 256: 2.1})
-    report = build_report(results)
+def test_the_page_has_a_map_and_a_table_beside_the_levels(results: Path, tmp_path: Path) -> None:
+    assert build_report(results).tables == [], "a checkpoint may be probed alone"
+    for folder in (results, tmp_path / "alone"):
+        add_run(folder, "rope", {128: 2.0, 256: 2.1})
+    report, alone = build_report(results), build_report(tmp_path / "alone")
+    assert alone.tables == report.tables and alone.probes == () and len(report.probes) == 1
     page = to_html(report.tables, [], probes=report.probes)
     assert page.count('<section id="probe-') == 1 and page.count("</title></g>") == 8 + 1
     assert "copier at 128 tokens, depth start\naccuracy 100 %" in page
-    without = to_html(report.tables, [])
-    assert "probe" not in without and ".maps" not in without
+    assert '<section id="probe-' not in to_html(report.tables, [])
 
 
-def test_levels_are_reported_as_if_there_were_no_probe(results: Path, tmp_path: Path) -> None:
-    add_run(results, "rope", {128: 2.0, 256: 2.1})
-    report = build_report(results)
-    assert [table.key.protocol for table in report.tables] == ["paired"] and len(report.probes) == 1
-    alone = tmp_path / "alone"
-    add_run(alone, "rope", {128: 2.0, 256: 2.1})
-    assert build_report(alone).tables == report.tables and build_report(alone).probes == ()
-
-
-def test_a_checkpoint_that_was_only_probed_has_its_table(results: Path) -> None:
-    assert build_report(results).tables == [] and len(build_report(results).probes) == 1
-
-
-def test_rows_of_several_runs_make_one_table(tmp_path: Path) -> None:
+def test_rows_of_several_runs_make_one_table_and_names_of_strangers_are_escaped(tmp_path: Path) -> None:
     rows = [*probed(tmp_path, "copier", Copying()), *probed(tmp_path, "random", None)]
     [table] = probes_of_rows(rows, folders_in(tmp_path / "runs"))
     assert [line.label for line in table.lines] == ["copier", "random"]
-
-
-def test_names_of_strangers_are_escaped(tmp_path: Path) -> None:
-    rows = [
-        replace(row, encoding="<b>|x", scored_with="<b>|x") for row in probed(tmp_path, "copier", Copying())
-    ]
-    known = folders_in(tmp_path / "runs")
-    tables = probes_of_rows(rows, known)
+    hostile = [replace(row, encoding="<b>|x", scored_with="<b>|x") for row in rows[:8]]
+    tables = probes_of_rows(hostile, folders_in(tmp_path / "runs"))
     page = to_html([], [], probes=tables)
     assert "<b>|x" not in page and "&lt;b&gt;|x" in page
     assert r"&lt;b>\|x" in probes_to_markdown(tables)

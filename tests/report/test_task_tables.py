@@ -10,8 +10,8 @@ from support.tables import printed
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.export import to_frame
-from pe_bench.report.html.page import to_html
 from pe_bench.report.measures import AnswerIntervals, answer_intervals, judge_answers
+from pe_bench.report.page import to_html
 from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.gather import gather, read_all, runs_folder

@@ -37,15 +37,7 @@ from pe_bench.plot.style import (
     styles_of,
     wrapped,
 )
-from pe_bench.report.charts.curves import (
-    Chart,
-    Curve,
-    PlotValues,
-    Point,
-    charts_of,
-    describe_anchors,
-    seen_anchors,
-)
+from pe_bench.report.curves import Chart, Curve, PlotValues, Point, charts_of
 from pe_bench.report.records import Line, Table
 
 MAX_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of its own
@@ -53,32 +45,24 @@ MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
 BETWEEN = 0.45  # inches between two charts
 PANEL_WIDTH, PANEL_HEIGHT = 4.9, 3.1  # inches: small, so that letters are large on a telephone
 PAGE_PANEL = 6.4  # inches, the width of a panel of the page
-ON_PAGE, TALL_ON_PAGE, LOSSES = (
-    2.9,
-    4.6,
-    2.2,
-)  # inches that a picture of the page is high: of few curves, of many, of losses
+ON_PAGE, TALL_ON_PAGE, LOSSES = 2.9, 4.6, 2.2  # inches that a picture of the page is high
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
 MAX_TICKS, FEW_TICKS = 9, 5  # on the y axis of a panel, and of a small one
-TICK_GAP, SMALL_TICK_GAP, WIDE_TICK_GAP = (
-    26,
-    24,
-    45,
-)  # points between two numbers; a narrow window's are larger
+TICK_GAP, SMALL_TICK_GAP, WIDE_TICK_GAP = 26, 24, 45  # points between two numbers; wide: in a narrow window
 MAX_NAME, MAX_NAME_ON_PAGE = 24, 19  # characters
-RING, CROSS, SMALL_RING, SMALL_CROSS = 10, 8, 7, 6  # points
+RING, CROSS = 10, 8  # points
 BROKEN = "#B3261E"
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 GAP = 0.18  # inches between two columns of a grid, and twice that between two rows, for the names
 MAX_COLUMNS = 6
 SMALL = 7.5  # points, of names and numbers of a grid
 LETTER = 0.6 * SMALL  # points that a letter of a name is wide, with room to spare
-
 MAX_LOSSES = 200  # points of a run's training losses
 
 Styles = Mapping[str, Style]
 Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
 Part = tuple[float, Callable[[Figure, float], None]]  # its height in inches, and what draws it so far down
+Look = dict[str, Any]  # what matplotlib takes
 
 
 def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:
@@ -102,30 +86,35 @@ def stacked(parts: Sequence[Part], between: float) -> Figure:
     return figure
 
 
+# For the page
+
+
 def chart_svg(
-    chart: Chart, styles: Styles, key: str, lines: Mapping[str, str], texts: Sequence[Sequence[str]]
+    chart: Chart, styles: Styles, key: str, keys: Mapping[str, str], texts: Sequence[Sequence[str]]
 ) -> str:
     """Return the chart as an element of a page.
 
-    lines: what a curve and its row of the table have in common, by labels. texts: of each curve's points.
+    keys: what a curve and its row of the table have in common, by labels. texts: of each curve's points.
     """
     is_named = len(chart.curves) <= MAX_NAMED
     width, height = (PAGE_PANEL, ON_PAGE) if is_named else (WIDTH - LEFT - 0.1, TALL_ON_PAGE)
-    parts: dict[str, list[Attributes]] = {}
+    parts: dict[str, list[Attributes]] = {
+        "margin": [{"class": "margin", "title": f"within the margin of {chart.margin}: holds"}],
+        "if wide": [{"class": "if-wide"}],
+    }
     for curve, said in zip(chart.curves, texts, strict=True):
-        style, line = styles[curve.label], {"data-line": lines[curve.label]}
-        point = {"class": "marker", "tabindex": "-1", "role": "img"}
-        points = [{**point, "aria-label": text} for text in said]
-        parts[f"curve of {curve.label}"] = [{"class": f"line {class_of(style)}", **line}, *points]
+        line = {"data-line": keys[curve.label]}
+        points = [{"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text} for text in said]
+        parts[f"curve of {curve.label}"] = [
+            {"class": f"line {class_of(styles[curve.label])}", **line},
+            *points,
+        ]
         for part in ("band", "ring", "break"):
             parts[f"{part} of {curve.label}"] = [{"class": f"line {part}", **line}]
-        parts[f"name of {curve.label}"] = [{"class": "label", **line}]
-    parts |= {
-        f"anchor {anchor.label}": [{"class": "anchor", "data-line": lines[anchor.label]}]
-        for anchor in chart.anchors
-    }
-    parts["margin"] = [{"class": "margin", "title": f"within the margin of {chart.margin}: holds"}]
-    parts["if wide"] = [{"class": "if-wide"}]
+    for curve in (*chart.curves, *chart.anchors):
+        parts[f"name of {curve.label}"] = [{"class": "label", "data-line": keys[curve.label]}]
+    for curve in chart.anchors:
+        parts[f"anchor {curve.label}"] = [{"class": "anchor", "data-line": keys[curve.label]}]
 
     def page_figure() -> Figure:
         figure = new_figure(WIDTH, ABOVE + height + BELOW / 2)
@@ -140,25 +129,22 @@ def losses_svg(
     lines: Sequence[Line], losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]
 ) -> str:
     """Return the training losses of the lines' runs as an element of a page; empty where none is known."""
-    curves = [(line, losses[run]) for line in lines for run in line.runs if losses.get(run)]
+    curves = [(line.label, losses[run]) for line in lines for run in line.runs if losses.get(run)]
     values = np.array([loss for _, points in curves for _, loss in points if math.isfinite(loss)])
     if not values.size:
         return ""
     parts = {
-        f"losses of {line.label}": [
-            {"class": f"line {class_of(styles[line.label])}", "data-line": keys[line.label]}
-        ]
-        for line in lines
+        f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": keys[label]}]
+        for label, _ in curves
     }
 
     def page_figure() -> Figure:
         figure = new_figure(WIDTH, LOSSES + BELOW)
         axes = place_axes(figure, LEFT, 0.1, PAGE_PANEL, LOSSES)
-        for line, points in curves:
-            style = styles[line.label]
-            look: dict[str, Any] = {"color": style.colour, "linestyle": style.stroke, "linewidth": 1.0}
+        for label, points in curves:
+            look: Look = {"color": styles[label].colour, "linestyle": styles[label].stroke, "linewidth": 1.0}
             thinned = points[:: math.ceil(len(points) / MAX_LOSSES)]
-            axes.plot(*np.array(thinned).T, gid=f"losses of {line.label}", **look)
+            axes.plot(*np.array(thinned).T, gid=f"losses of {label}", **look)
         set_values(axes, scale_of_levels(values, np.array([]), 0.1), MAX_TICKS)
         axes.grid(axis="y", color=RULE)
         axes.set_xlabel("step")
@@ -172,6 +158,9 @@ def class_of(style: Style) -> str:
     return f"colour{COLOURS.index(style.colour)} stroke{STROKES.index(style.stroke)}"
 
 
+# Panels
+
+
 def _part(chart: Chart, styles: Styles) -> Part:
     """Return a chart with its title above and a note below, as a panel or as a grid of them."""
     is_grid = len(chart.curves) > MAX_IN_A_PANEL
@@ -181,7 +170,7 @@ def _part(chart: Chart, styles: Styles) -> Part:
         note = wrapped([order, f"Dashed: the training length, {chart.train_length}.", *chart.notes])
         above, below, panels = 0.3, 0.6, _grid_height(chart)
     else:
-        note = wrapped([*chart.notes, *describe_anchors(seen_anchors(chart))])
+        note = wrapped([*chart.notes, *chart.anchor_notes])
         above, below, panels = ABOVE, BELOW, PANEL_HEIGHT
 
     def draw_part(figure: Figure, top: float) -> None:
@@ -203,21 +192,24 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     """Draw all curves of a chart in one panel, with names of so many characters where they end."""
     _draw_axes(axes, chart, 72 * width, TICK_GAP, MAX_TICKS)
     axes.grid(axis="y", color=RULE)
-    _draw_anchors(axes, chart)
+    for anchor in chart.anchors:
+        for points in anchor.segments:
+            look: Look = {"color": GREY, "linewidth": 0.7, "zorder": 0.8, "gid": f"anchor {anchor.label}"}
+            axes.plot([point.x for point in points], [point.value for point in points], **look)
     for curve in chart.curves:
-        _draw_curve(axes, curve, styles[curve.label], (1.6, 5, RING, CROSS))
+        _draw_curve(axes, curve, styles[curve.label], 1.6, 5, RING)
     mark_length(axes, chart.train_length, f"training length {chart.train_length}")
-    if max_name and chart.curves:
-        short = fitting([curve.label for curve in chart.curves], max_name)
-        names = [
-            (curve.label, f"{short[curve.label]} {chart.remark(curve)}".rstrip(), styles[curve.label].colour)
-            for curve in chart.curves
-        ]
-        ends = [chart.last_place(curve) for curve in chart.curves]
-        beside = [
-            end[0] if chart.ends_early(curve) else 1.0 for curve, end in zip(chart.curves, ends, strict=True)
-        ]
-        name_ends(axes, names, ends, 72 * height, 72 * width, beside)
+    curves = [*chart.curves, *chart.anchors]
+    if not max_name or not curves:
+        return
+    short = fitting([curve.label for curve in curves], max_name)
+    names = []
+    for curve in curves:
+        colour = styles[curve.label].colour if curve in chart.curves else GREY
+        names.append((curve.label, f"{short[curve.label]} {chart.remark(curve)}".rstrip(), colour))
+    ends = [chart.end_of(curve) for curve in curves]
+    beside = [end[0] if chart.ends_early(curve) else 1.0 for curve, end in zip(curves, ends, strict=True)]
+    name_ends(axes, names, ends, 72 * height, 72 * width, beside)
 
 
 def _draw_axes(axes: Axes, chart: Chart, width: float, gap: float, max_ticks: int) -> None:
@@ -229,66 +221,33 @@ def _draw_axes(axes: Axes, chart: Chart, width: float, gap: float, max_ticks: in
         axes.axhspan(-chart.margin, chart.margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
 
 
-def _draw_curve(axes: Axes, curve: Curve, style: Style, sizes: tuple[float, float, float, float]) -> None:
+def _draw_curve(axes: Axes, curve: Curve, style: Style, width: float, marker: float, ring: float) -> None:
     """Draw the curve with its bands, broken where the targets change: beyond are levels of other text.
 
-    sizes: of the stroke, of its markers, of a ring where the controls say that the far context is used, and
-    of the cross of the break point; in points.
+    width: of the stroke; marker: the size of markers; ring: of one where the controls say that the far
+    context is used, a little less for the cross of the break point; in points.
     """
-    linewidth, markersize, ring, cross = sizes
     for points in curve.segments:
-        x, values = [point.x for point in points], [point.value for point in points]
-        look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
-        gid = f"curve of {curve.label}"
-        axes.plot(x, values, linewidth=linewidth, markersize=markersize, gid=gid, **look)
-        low, high = np.array([[point.low, point.high] for point in points]).T
-        if np.any(np.isfinite(low)):
-            band: dict[str, Any] = {
-                "color": style.colour,
-                "alpha": 0.15,
-                "linewidth": 0,
-                "gid": f"band of {curve.label}",
-            }
-            axes.fill_between(x, low, high, where=np.isfinite(low).tolist(), **band)
+        x, values, low, high = np.array([(point.x, point.value, point.low, point.high) for point in points]).T
+        look: Look = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
+        axes.plot(x, values, linewidth=width, markersize=marker, gid=f"curve of {curve.label}", **look)
+        is_known = np.isfinite(low)
+        if is_known.any():
+            band: Look = {"color": style.colour, "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(x, low, high, where=is_known.tolist(), gid=f"band of {curve.label}", **band)
     ringed = [point for point in curve.points if point.uses_context]
-    hollow: dict[str, Any] = {
-        "markerfacecolor": "none",
-        "markeredgecolor": style.colour,
-        "gid": f"ring of {curve.label}",
-    }
-    _mark(axes, ringed, marker="o", markersize=ring, **hollow)
+    hollow: Look = {"markerfacecolor": "none", "markeredgecolor": style.colour}
+    _mark(axes, ringed, marker="o", markersize=ring, gid=f"ring of {curve.label}", **hollow)
     broken = [curve.broken_at] if curve.broken_at else []
-    edge: dict[str, Any] = {
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.5,
-        "gid": f"break of {curve.label}",
-    }
-    _mark(axes, broken, marker="X", markersize=cross, color=BROKEN, **edge)
+    cross: Look = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    size = CROSS * ring / RING
+    _mark(axes, broken, marker="X", markersize=size, gid=f"break of {curve.label}", **cross)
 
 
 def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
     if points:
         x, values = [point.x for point in points], [point.value for point in points]
         axes.plot(x, values, linestyle="none", clip_on=False, zorder=3, **style)
-
-
-def _draw_anchors(axes: Axes, chart: Chart) -> None:
-    """Draw the models that cost no training below all curves, each with its name above it."""
-    for anchor in seen_anchors(chart):
-        gid = f"anchor {anchor.curve.label}"
-        for points in anchor.curve.segments:
-            x, values = [point.x for point in points], [point.value for point in points]
-            axes.plot(x, values, color=GREY, linewidth=0.7, zorder=0.8, gid=gid)
-        axes.annotate(
-            anchor.curve.label,
-            anchor.name_at,
-            xycoords="axes fraction",
-            xytext=(0, 2),
-            ha="center",
-            textcoords="offset points",
-            fontsize=NOTE_FONT,
-            color=GREY,
-        )
 
 
 # Grids
@@ -311,23 +270,20 @@ def _draw_grid(figure: Figure, chart: Chart, styles: Styles, top: float) -> None
     columns, _, width, height = _grid_size(chart)
     names = fitting([curve.label for curve in chart.curves], int(72 * width / LETTER))
     everything = np.array(list(_all_points(chart))).reshape(-1, 2)
-    for place, curve in enumerate(chart.curves):
-        row, column = divmod(place, columns)
-        axes = place_axes(
-            figure, LEFT + column * (width + GAP), top + row * (height + 2 * GAP), width, height
-        )
+    for number, curve in enumerate(chart.curves):
+        row, column = divmod(number, columns)
+        left, upper = LEFT + column * (width + GAP), top + row * (height + 2 * GAP)
+        axes = place_axes(figure, left, upper, width, height)
         axes.plot(everything[:, 0], everything[:, 1], color=PALE, linewidth=0.6, zorder=1)
         _draw_axes(axes, chart, 72 * width, SMALL_TICK_GAP, FEW_TICKS)
         mark_length(axes, chart.train_length, width=0.7)
-        _draw_curve(
-            axes, curve, replace(styles[curve.label], stroke="-"), (1.5, 2.5, SMALL_RING, SMALL_CROSS)
-        )
-        remark: dict[str, Any] = {"fontsize": SMALL - 1, "color": GREY, "ha": "right", "va": "top"}
-        paper: dict[str, Any] = {"facecolor": "white", "linewidth": 0, "pad": 1}
+        _draw_curve(axes, curve, replace(styles[curve.label], stroke="-"), 1.5, 2.5, 0.7 * RING)
+        remark: Look = {"fontsize": SMALL - 1, "color": GREY, "ha": "right", "va": "top"}
+        paper: Look = {"facecolor": "white", "linewidth": 0, "pad": 1}
         axes.text(0.98, 0.94, chart.remark(curve), transform=axes.transAxes, bbox=paper, **remark)
         # A given height spares matplotlib the search for one that is free of ticks.
         axes.set_title(names[curve.label], fontsize=SMALL, loc="left", pad=3, y=1.0)
-        is_lowest = place + columns >= len(chart.curves)
+        is_lowest = number + columns >= len(chart.curves)
         axes.tick_params(labelsize=SMALL, length=2.5, labelleft=column == 0, labelbottom=is_lowest)
     middle, bottom = top + _grid_height(chart) / 2, top + _grid_height(chart)
     place_text(figure, 0.2, middle, chart.y_label, rotation=90, ha="center", va="center")

@@ -1,4 +1,4 @@
-"""The contents of charts: curves over context length or over position, and the axes they are drawn on.
+"""What pictures of tables show: curves over context length or over position, their axes and their notes.
 
 Files and the page draw the same charts (`draw`).
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from math import inf, isfinite
 from textwrap import fill
 from typing import Literal
 
@@ -21,7 +22,6 @@ SHARE_PADDING = 0.03  # above 1 and below 0
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
 VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
 MAX_TITLE = 64  # characters
-NAME_WIDTH, NAME_HEIGHT = 0.16, 0.05  # shares of a chart that the name of an anchor takes
 MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
@@ -38,8 +38,8 @@ class Point:
 
     x: float
     value: float
-    low: float = -np.inf
-    high: float = np.inf
+    low: float = -inf
+    high: float = inf
     scored_on: str = ""
     uses_context: bool = False
     seeds: int = 1
@@ -64,8 +64,8 @@ class Chart:
     """Curves in the order of their table.
 
     order_note: a sentence on how curves are ordered. values: levels or changes in bits per byte. lengths:
-    ticks of the x axis. end: where a whole curve ends. margin: of the verdicts, in bits per byte. anchors:
-    models that cost no training.
+    ticks of the x axis. end: where a whole curve ends. margin: of the verdicts, in bits per byte.
+    no_training: models that cost none, which do not set the axes.
     """
 
     title: str
@@ -77,7 +77,7 @@ class Chart:
     x_label: str
     order_note: str
     margin: float
-    anchors: tuple[Curve, ...] = ()
+    no_training: tuple[Curve, ...] = ()
     measure: Measure = BITS
 
     @property
@@ -104,6 +104,13 @@ class Chart:
             return scale_of_changes(values, bands, self.margin, MIN_SPAN * self.margin)
         return scale_of_levels(values, bands, MIN_SPAN * self.margin)
 
+    @cached_property
+    def anchors(self) -> list[Curve]:
+        """Return the curves of models that cost no training, those that are seen between the axes."""
+        low, high = self.y.low, self.y.high
+        ranges = [(curve, [point.value for point in curve.points]) for curve in self.no_training]
+        return [curve for curve, values in ranges if values and max(values) >= low and min(values) <= high]
+
     @property
     def y_label(self) -> str:
         if self.values == "change":
@@ -111,18 +118,15 @@ class Chart:
         better = "higher" if self.measure.higher_is_better else "lower"
         return f"{self.measure.unit}{', log scale' if self.y.shape == 'log' else ''} ({better} is better)"
 
-    @cached_property
-    def has_visible_band(self) -> bool:
-        known = [point for point in self.points if np.isfinite(point.low) and np.isfinite(point.high)]
-        return any(self.y.share(point.high) - self.y.share(point.low) > VISIBLE_BAND for point in known)
-
     @property
     def notes(self) -> list[str]:
         """Return what crosses, bands, rings and the grey margin mean, for those that are seen."""
         notes = []
         if any(curve.broken_at for curve in self.curves):
-            notes.append(f"Cross: the break point, the first length seen to {self._broken_verbs}.")
-        if self.has_visible_band:
+            verbs = "be solved in part or not at all" if self.measure.higher_is_better else "degrade or fail"
+            notes.append(f"Cross: the break point, the first length seen to {verbs}.")
+        bands = [point for point in self.points if isfinite(point.low) and isfinite(point.high)]
+        if any(self.y.share(point.high) - self.y.share(point.low) > VISIBLE_BAND for point in bands):
             notes.append(f"Bands: {self._band_text()}.")
         if any(len({point.seeds for point in curve.points}) > 1 for curve in self.curves):
             notes.append("Some points are means over fewer seeds than their curve has.")
@@ -133,28 +137,34 @@ class Chart:
             notes.append(f"Grey: within the margin of {self.margin:g}, where a change holds{beyond}.")
         return notes
 
-    @property
-    def _broken_verbs(self) -> str:
-        return "be solved in part or not at all" if self.measure.higher_is_better else "degrade or fail"
-
     def _band_text(self) -> str:
         """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
         if self.values == "change":
             return "the 95 % interval of the change, over documents and seeds"
-        has_two, has_more = (
-            any(point.seeds == 2 for point in self.points),
-            any(point.seeds > 2 for point in self.points),
-        )
+        seeds = {point.seeds for point in self.points}
         of_two = "from the lower to the higher of two seeds"
-        if not has_more:
+        if max(seeds) <= 2:
             return of_two
-        return "the 95 % interval of the mean over seeds" + (f"; with two, {of_two}" if has_two else "")
+        return "the 95 % interval of the mean over seeds" + (f"; with two, {of_two}" if 2 in seeds else "")
 
-    def last_place(self, curve: Curve) -> tuple[float, float]:
+    @property
+    def anchor_notes(self) -> list[str]:
+        """Return what the thin curves are, and which of them leave the axes."""
+        names = ", ".join(curve.label for curve in self.anchors)
+        outside = [
+            curve.label
+            for curve in self.anchors
+            if any(not self.y.low <= point.value <= self.y.high for point in curve.points)
+        ]
+        notes = [f"Thin grey: {names}, counted on the same training tokens."] if names else []
+        return [*notes, *([f"{', '.join(outside)} goes on beyond the axis."] if outside else [])]
+
+    def end_of(self, curve: Curve) -> tuple[float, float]:
         """Return the shares of width and height where a curve ends; the right foot where it has no number."""
         if not curve.points:
             return 1.0, 0.0
-        return self.x.share(curve.points[-1].x), self.y.share(curve.points[-1].value)
+        last = curve.points[-1]
+        return self.x.share(last.x), min(1.0, max(0.0, self.y.share(last.value)))
 
     def remark(self, curve: Curve) -> str:
         """Return what a name adds where a curve ends early or has no point."""
@@ -166,82 +176,29 @@ class Chart:
         return bool(curve.points) and curve.points[-1].x != self.end
 
 
-@dataclass(frozen=True)
-class SeenAnchor:
-    """A model that cost no training, where its name stands in shares, and whether it leaves the axes."""
-
-    curve: Curve
-    name_at: tuple[float, float]
-    leaves: bool
-
-
-def seen_anchors(chart: Chart) -> list[SeenAnchor]:
-    """Return the anchors that cross the axes, which the other curves alone decide."""
-    heights = {curve.label: _heights(chart, curve) for curve in (*chart.curves, *chart.anchors)}
-    seen = [anchor for anchor in chart.anchors if _is_inside(heights[anchor.label]).any()]
-    drawn = {curve.label for curve in (*chart.curves, *seen)}
-    found = []
-    for anchor in seen:
-        others = [heights[label] for label in drawn - {anchor.label}]
-        height = heights[anchor.label]
-        leaves = bool((~_is_inside(height) & np.isfinite(height)).any())
-        found.append(SeenAnchor(anchor, _name_place(height, others), leaves))
-    return found
-
-
-def describe_anchors(anchors: Sequence[SeenAnchor]) -> list[str]:
-    """Return a sentence on the thin curves of a picture, where there are any."""
-    names = ", ".join(anchor.curve.label for anchor in anchors)
-    leaving = ", ".join(anchor.curve.label for anchor in anchors if anchor.leaves)
-    notes = [f"Thin grey: {names}, counted on the same training tokens."] if names else []
-    return [*notes, *([f"{leaving} goes on beyond the axis."] if leaving else [])]
-
-
-def _heights(chart: Chart, curve: Curve) -> np.ndarray:
-    """Return the height of a curve at each percent of the width, in shares; nan before and after it."""
-    if len(curve.points) < 2:
-        return np.full(101, np.nan)
-    places = [(chart.x.share(point.x), chart.y.share(point.value)) for point in curve.points]
-    return np.interp(np.linspace(0, 1, 101), *np.array(places).T, left=np.nan, right=np.nan)
-
-
-def _is_inside(heights: np.ndarray) -> np.ndarray:
-    return (heights >= 0) & (heights <= 1)
-
-
-def _name_place(heights: np.ndarray, others: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the middle of the foot of a curve's name: above it, where the others leave the most room."""
-    half = int(50 * NAME_WIDTH)
-    inside = np.flatnonzero(_is_inside(heights))
-    middles = [int(middle) for middle in inside if half <= middle <= 100 - half] or inside.tolist()
-
-    def room_and_foot(middle: int) -> tuple[float, float]:
-        along = slice(max(0, middle - half), middle + half + 1)
-        foot = float(np.nanmax(heights[along]))
-        distances = [np.abs(other[along] - foot - NAME_HEIGHT / 2) for other in others]
-        return float(np.nan_to_num(distances, nan=1.0).min(initial=1.0)), foot
-
-    best = max(middles, key=lambda middle: room_and_foot(middle)[0])
-    return float(best) / 100, room_and_foot(best)[1]
-
-
 def charts_of(tables: Sequence[Table], values: PlotValues = "levels") -> list[list[Chart]]:
     """Return the charts of each table: one over context length, and one over position where it has any.
 
     Tables of several protocols have the same curves over position; those are in the first one's charts only.
     """
-    known: set[tuple[object, ...]] = set()
-    found = []
+    drawn: set[tuple[object, ...]] = set()
+    charts_of_tables = []
     for table in tables:
         settings = _setting_among(table, tables)
         charts = [_chart_over_length(table, _wrap_title(table) + settings, values)]
         positions = tuple((line.label, line.positions) for line in table.lines if line.positions)
-        if positions and positions not in known:
-            known.add(positions)
+        if positions and positions not in drawn:
+            drawn.add(positions)
             by_position = replace(table, key=replace(table.key, protocol="positions", stride_rule=""))
             charts.append(_chart_over_position(table, f"{_wrap_title(by_position)}{settings}\n{NO_VERDICT}"))
-        found.append(charts)
-    return found
+        charts_of_tables.append(charts)
+    return charts_of_tables
+
+
+def _wrap_title(table: Table) -> str:
+    """Return the title in two lines, or more where they are long, without the hash of the data."""
+    parts = [part.replace(f" ({table.key.data_hash[:8]})", "") for part in table.title_parts]
+    return "\n".join(fill(part, MAX_TITLE, break_long_words=False) for part in parts)
 
 
 def _setting_among(table: Table, tables: Sequence[Table]) -> str:
@@ -254,21 +211,18 @@ def _setting_among(table: Table, tables: Sequence[Table]) -> str:
 
 def _chart_over_length(table: Table, title: str, values: PlotValues) -> Chart:
     values = "levels" if table.is_task else values  # lengths of a task are not paired, so have no change
+    from_length = 0 if values == "levels" else table.key.train_length
     return Chart(
         title=title,
         curves=tuple(_length_curve(line, table, values) for line in table.lines),
         values=values,
-        lengths=tuple(
-            length for length in table.lengths if values == "levels" or length >= table.key.train_length
-        ),
+        lengths=tuple(length for length in table.lengths if length >= from_length),
         end=table.lengths[-1],
         train_length=table.key.train_length,
         x_label=LENGTH_LABEL,
         order_note=_describe_order(table),
         margin=table.margin,
-        anchors=tuple(_length_curve(line, table, values) for line in table.anchors)
-        if values == "levels"
-        else (),
+        no_training=tuple(_length_curve(line, table, values) for line in table.anchors if values == "levels"),
         measure=table.measure,
     )
 
@@ -276,23 +230,19 @@ def _chart_over_length(table: Table, title: str, values: PlotValues) -> Chart:
 def _chart_over_position(table: Table, title: str) -> Chart:
     curves = tuple(_position_curve(line) for line in table.lines if line.positions)
     places = [point.x for curve in curves for point in curve.points] or [table.key.train_length]
+    first, last = np.ceil(np.log2(min(places))), np.floor(np.log2(max(places)))
+    powers_of_two = (2**power for power in range(max(0, int(first)), int(last) + 1))
     return Chart(
         title=title,
         curves=curves,
         values="levels",
-        lengths=_powers_of_two(places, table.key.train_length),
+        lengths=tuple(sorted({table.key.train_length, *powers_of_two})),
         end=max(places),
         train_length=table.key.train_length,
         x_label="position of the token (tokens before it)",
         order_note=_describe_order(table),
         margin=table.margin,
     )
-
-
-def _wrap_title(table: Table) -> str:
-    """Return the title in two lines, or more where they are long, without the hash of the data."""
-    parts = [part.replace(f" ({table.key.data_hash[:8]})", "") for part in table.title_parts]
-    return "\n".join(fill(part, MAX_TITLE, break_long_words=False) for part in parts)
 
 
 def _describe_order(table: Table) -> str:
@@ -303,63 +253,52 @@ def _describe_order(table: Table) -> str:
 
 def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
     points = {int(point.x): point for point in _points(line, table.key.train_length, values)}
-    breaks_at = line.break_point.breaks_at
-    return Curve(line.label, tuple(points.values()), points.get(breaks_at) if breaks_at else None)
+    return Curve(line.label, tuple(points.values()), points.get(line.break_point.breaks_at or 0))
 
 
 def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     """Return levels at all lengths, or changes from the training length on: below it less context costs."""
-    scored = [cell for _, cell in sorted(line.records.items()) if _is_drawable(cell.levels)]
+    scored = [record for _, record in sorted(line.records.items()) if _is_drawable(record.levels)]
     if values == "levels":
         return [
-            _mean_point(cell.length, cell.levels, _scored_on(cell), _uses_context(cell)) for cell in scored
+            # Each length of a task has examples of its own, which break no curve.
+            _mean_point(record.length, record.levels, "" if record.answers else record.target_hash, record)
+            for record in scored
         ]
-    changed = [
+    points = [
         Point(
-            cell.length,
-            cell.change,
-            cell.interval.low if cell.interval else -np.inf,
-            cell.interval.high if cell.interval else np.inf,
-            cell.compared.target_hash,
-            _uses_context(cell),
-            len(cell.levels),
+            record.length,
+            record.change,
+            *((record.interval.low, record.interval.high) if record.interval else (-inf, inf)),
+            record.compared.target_hash,
+            _uses_context(record),
+            len(record.levels),
         )
-        for cell in scored
-        if cell.change is not None and _is_drawable([cell.change]) and cell.length >= train_length
+        for record in scored
+        if record.change is not None and _is_drawable([record.change]) and record.length >= train_length
     ]
-    trained = [cell for cell in scored if cell.length == train_length and cell.change is None]
-    return [
-        Point(train_length, 0.0, scored_on=changed[0].scored_on, seeds=len(cell.levels))
-        for cell in trained
-        if changed
-    ] + changed
-
-
-def _scored_on(cell: Record) -> str:
-    """Return the targets of a cell; nothing for a task, each of whose lengths has examples of its own."""
-    return "" if cell.answers else cell.target_hash
+    trained = line.records.get(train_length)
+    if points and trained is not None and trained in scored and trained.change is None:
+        points.insert(0, Point(train_length, 0.0, scored_on=points[0].scored_on, seeds=len(trained.levels)))
+    return points
 
 
 def _position_curve(line: Line) -> Curve:
-    known = [place for place in line.positions if place.context > 0 and _is_drawable(place.levels)]
-    return Curve(line.label, tuple(_mean_point(place.context, place.levels) for place in known))
+    known = [part for part in line.positions if part.context > 0 and _is_drawable(part.levels)]
+    return Curve(line.label, tuple(_mean_point(part.context, part.levels) for part in known))
 
 
-def _uses_context(cell: Record) -> bool:
-    return cell.use is not None and cell.use.uses_context == "yes"
+def _uses_context(record: Record | None) -> bool:
+    return record is not None and record.use is not None and record.use.uses_context == "yes"
 
 
 def _is_drawable(values: Sequence[float]) -> bool:
     return bool(values) and all(abs(value) < MAX_DRAWN for value in values)  # false for NaN
 
 
-def _mean_point(x: float, levels: Sequence[float], scored_on: str = "", uses_context: bool = False) -> Point:
+def _mean_point(
+    x: float, levels: Sequence[float], scored_on: str = "", record: Record | None = None
+) -> Point:
     values = np.array(levels)
     low, high = (min(levels), max(levels)) if len(levels) == 2 else student_interval(values)
-    return Point(x, float(values.mean()), low, high, scored_on, uses_context, len(levels))
-
-
-def _powers_of_two(places: Sequence[float], train_length: int) -> tuple[int, ...]:
-    """Return those between the first and the last place, and the training length."""
-    first, last = np.ceil(np.log2(min(places))), np.floor(np.log2(max(places)))
-    return tuple(sorted({train_length, *(2**power for power in range(max(0, int(first)), int(last) + 1))}))
+    return Point(x, float(values.mean()), low, high, scored_on, _uses_context(record), len(levels))

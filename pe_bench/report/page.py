@@ -1,0 +1,328 @@
+"""The report as one page that needs nothing else: no network, no other file, no other program."""
+
+import base64
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from jinja2 import Environment as Templates
+from jinja2 import PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from pe_bench.plot.style import Style, styles_of
+from pe_bench.report.columns import details_of, point_text, short
+from pe_bench.report.curves import NO_VERDICT, Chart, Curve, PlotValues, charts_of
+from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
+from pe_bench.report.heat import heat_note, heat_svg
+from pe_bench.report.legend import legend
+from pe_bench.report.probes import ProbeTable, grid_of
+from pe_bench.report.records import Line, Table
+from pe_bench.report.values import number_text
+from pe_bench.runs.folder import Environment, RunRecord
+from pe_bench.system.grid import Cell, Column, Grid
+from pe_bench.system.terminal import in_one_line, one_line
+
+PACKAGE = "pe_bench.report"
+TITLE = "pe-bench report"
+HINT = "a line opens for its 95 % intervals, controls and speed"
+MAX_NAMES = 4  # of encodings in the sentence with the result
+TALL = 12  # lines; a longer table scrolls under its headings
+# Paths around (0, 0), 8 units wide, by the names that matplotlib has for markers.
+MARKER_PATHS = {
+    "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "s": "M-3.5-3.5h7v7h-7z",
+    "^": "M0-4.5L4.3 3.5H-4.3z",
+    "D": "M0-4.8L4.8 0L0 4.8L-4.8 0z",
+    "v": "M0 4.5L4.3-3.5H-4.3z",
+    "P": "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
+    "<": "M-4.5 0L3.5-4.3V4.3z",
+    ">": "M4.5 0L-3.5-4.3V4.3z",
+}
+
+
+@dataclass(frozen=True)
+class Name:
+    """A line of a table; key: what its row and its curves have in common.
+
+    classes: of colour and stroke, which style.css has. marker: the path of the mark at its points.
+    """
+
+    label: str
+    key: str
+    classes: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn chart; `is_named` where the names of its curves stand beside them too."""
+
+    values: PlotValues
+    caption: str
+    svg: Markup
+    names: Sequence[Name]
+    is_named: bool
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the page with its pictures.
+
+    lines: of each its cells, and its details, for which it opens. views: levels and changes by length, of
+    which one is shown. reading: what changes how the table is read; notes: all else there is to say of it.
+    """
+
+    table: Table
+    result: str
+    views: Sequence[Picture]
+    positions: Picture | None
+    losses: Markup
+    grid: Grid
+    lines: Sequence[tuple[Name, Sequence[Cell], Sequence[Grid]]]
+    title: str
+    reading: Sequence[str]
+    notes: Sequence[str]
+
+    @property
+    def is_tall(self) -> bool:
+        return len(self.lines) > TALL
+
+
+def to_html(
+    tables: Sequence[Table],
+    records: Sequence[RunRecord],
+    title: str = TITLE,
+    view: PlotValues = "levels",
+    probes: Sequence[ProbeTable] = (),
+    losses: Losses = MappingProxyType({}),
+) -> str:
+    """Return the page as text; `view` is what its pictures of levels show at first.
+
+    losses: of training, by the names of runs. Style and script are in the page, and by its own policy it may
+    ask for nothing else. Whatever comes from a run stands on one line and is escaped by the templates.
+    """
+    templates = Templates(
+        loader=PackageLoader(PACKAGE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["sortable"] = _sortable
+    style, script = _resource("style.css"), _resource("script.js")
+    tables = [part for table in tables for part in table.with_recall]
+    return templates.get_template("page.html.jinja").render(
+        title=one_line(title),
+        view=view,
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+        sections=_sections(tables, losses),
+        probes=[
+            {
+                "title": f"Probe: {' · '.join(table.title)}",
+                "why": table.why,
+                "note": heat_note(table),
+                "svg": Markup(heat_svg(table, f"probe-{number}")),
+                "grid": grid_of(table),
+            }
+            for number, table in enumerate(probes)
+        ],
+        summary=_summary(tables, records),
+        provenance=_provenance(in_one_line(records)) if records else None,
+    )
+
+
+def describe_result(table: Table) -> str:
+    """Return how many lines hold to the longest length, and which."""
+    longest = max(table.lengths, default=0)
+    if longest <= table.key.train_length:
+        return "Nothing was scored beyond the training length."
+    held = [line.label for line in table.lines if line.break_point.holds_to == longest]
+    unclear = sum(line.break_point.works_to == longest for line in table.lines) - len(held)
+    verb = "holds" if len(held) == 1 else "hold"
+    names = f": {', '.join(held)}" if 0 < len(held) <= MAX_NAMES else ""
+    doubtful = f" {unclear} {'is' if unclear == 1 else 'are'} unclear." if unclear else ""
+    times = longest / table.key.train_length
+    return (
+        f"{len(held) or 'None'} of {len(table.lines)} {verb} to {longest:,} tokens, "
+        f"{times:g} times the training length{names}.{doubtful}"
+    )
+
+
+def _sections(tables: Sequence[Table], losses: Losses) -> list[Section]:
+    styles = styles_of(line.label for table in tables for line in table.lines)
+    charts = zip(charts_of(tables), charts_of(tables, "change"), strict=True)
+    return [
+        _section(table, f"{number}", list(dict.fromkeys([levels[0], changes[0]])), levels[1:], styles, losses)
+        for number, (table, (levels, changes)) in enumerate(zip(tables, charts, strict=True))
+    ]
+
+
+def _section(
+    table: Table,
+    prefix: str,
+    views: Sequence[Chart],
+    positions: Sequence[Chart],
+    styles: Mapping[str, Style],
+    losses: Losses,
+) -> Section:
+    """Return a table's section; `prefix` begins the keys of its lines, and tells its pictures from others."""
+    grid = short(table)
+    *title, _ = grid.title  # without the unit, which the pictures have
+    names = {
+        line.label: Name(line.label, f"{prefix}-{number}", *_look_of(line, styles))
+        for number, line in enumerate(table.all_lines)
+    }
+    keys = {label: name.key for label, name in names.items()}
+    drawn = [
+        _picture(chart, table, f"{prefix}-{number}", names, styles)
+        for number, chart in enumerate((*views, *positions))
+    ]
+    lines = zip(table.all_lines, grid.rows, strict=True)
+    return Section(
+        table=table,
+        result=describe_result(table),
+        views=[picture for picture in drawn[: len(views)] if picture],
+        positions=next(iter(drawn[len(views) :]), None),
+        losses=Markup(losses_svg(table.lines, losses, styles, f"{prefix}-losses", keys)),
+        grid=grid,
+        lines=[(names[line.label], cells, _details(line, table)) for line, (_, *cells) in lines],
+        title=" · ".join(title),
+        reading=[*grid.notes, HINT],
+        notes=[table.title, *legend(table), *(note for note in table.notes if note not in table.caveats)],
+    )
+
+
+def _look_of(line: Line, styles: Mapping[str, Style]) -> tuple[str, str]:
+    """Return the classes and the marker of a line; an anchor is a thin grey stroke without markers."""
+    if line.is_anchor:
+        return "anchor", ""
+    style = styles[line.label]
+    return class_of(style), MARKER_PATHS[style.marker]
+
+
+def _details(line: Line, table: Table) -> list[Grid]:
+    """Return the details of one line, without its name."""
+    alone = replace(table, lines=() if line.is_anchor else (line,), anchors=(line,) if line.is_anchor else ())
+    grids = [grid.without_empty() for grid in details_of(alone)]
+    return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
+
+
+def _picture(
+    chart: Chart, table: Table, key: str, names: Mapping[str, Name], styles: Mapping[str, Style]
+) -> Picture | None:
+    """Return the chart drawn; None where it has no point."""
+    if not chart.points:
+        return None
+    keys = {label: name.key for label, name in names.items()}
+    texts = [_point_texts(curve, chart, table) for curve in chart.curves]
+    caption = f"{chart.y_label[0].upper()}{chart.y_label[1:]} by {chart.x_label}"
+    return Picture(
+        values=chart.values,
+        caption=caption if chart.is_over_length else f"{caption}. {NO_VERDICT}",
+        svg=Markup(chart_svg(chart, styles, key, keys, texts)),
+        names=[names[curve.label] for curve in (*chart.curves, *chart.anchors)],
+        is_named=len(chart.curves) <= MAX_NAMED,
+        notes=[*chart.notes, *chart.anchor_notes],
+    )
+
+
+def _point_texts(curve: Curve, chart: Chart, table: Table) -> list[str]:
+    """Return what is known at each point of a curve, some lines each."""
+    if not chart.is_over_length:
+        return [
+            f"{curve.label}\n{point.x:,.0f} tokens before it\n{number_text(point.value)} bits/byte"
+            for point in curve.points
+        ]
+    line = next(line for line in table.lines if line.label == curve.label)
+    return [point_text(line, line.records[int(point.x)], table) for point in curve.points]
+
+
+def _sortable(value: float) -> str:
+    """Return a number as the script reads it; empty for what is none and so sorts last."""
+    if math.isnan(value):
+        return ""
+    return repr(value) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _summary(tables: Sequence[Table], records: Sequence[RunRecord]) -> str:
+    """Return how much there is, and when the last of it was trained."""
+    labels = {line.label for table in tables for line in table.lines}
+    counts = {"encoding": len(labels), "run": len(records), "table": len(tables)}
+    parts = [f"{count:,} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
+    dates = [record.date[:10] for record in records if record.date]
+    return ", ".join([*parts, *([f"trained until {max(dates)}"] if dates else [])])
+
+
+def _resource(name: str) -> Markup:
+    return Markup(files(PACKAGE).joinpath("templates", name).read_text(encoding="utf-8"))
+
+
+def _policy(style: str, script: str) -> str:
+    """Return a policy by which nothing is fetched, and no other style or script than the page's is used."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    return (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'"
+    )
+
+
+# How the numbers were made: commands, data, versions and machines, each listed once
+
+
+def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return the origin of a report; typed: the commands that made it, with counts of runs."""
+    environments = [place for record in records for place in (record.trained, *record.scored)]
+    environments = [place for place in dict.fromkeys(environments) if place != Environment()]
+    number_of = {place: f"{number}" for number, place in enumerate(environments, start=1)}
+    datasets = Counter(dataset for record in records for dataset in record.data)
+    names = [field.name for field in fields(Environment)]
+    return {
+        "notes": _notes_on(records),
+        "typed": list(Counter(command for record in records for command in record.commands).items()),
+        "data": _grid(
+            ("data", "hash", "tokenizer", "runs"),
+            ((dataset.name, dataset.hash, dataset.tokenizer, count) for dataset, count in datasets.items()),
+        ),
+        "environments": _grid(
+            ("no.", *(name.replace("_", "-") for name in names)),
+            ((number_of[place], *(getattr(place, name) for name in names)) for place in environments),
+        ),
+        "runs": _grid(
+            ("run", "date", "data", "trained on", "scored on as well"),
+            (
+                (
+                    record.run,
+                    record.date,
+                    ", ".join(dataset.hash for dataset in record.data),
+                    number_of.get(record.trained, ""),
+                    ", ".join(number_of[place] for place in record.scored if place in number_of),
+                )
+                for record in records
+            ),
+        ),
+    }
+
+
+def _grid(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Grid:
+    columns = [Column(heading, is_left=True) for heading in headings]
+    return Grid(columns, [[Cell(f"{value}") for value in row] for row in rows])
+
+
+def _notes_on(records: Sequence[RunRecord]) -> list[str]:
+    """Return what commands need beside pe-bench, and for which runs none is known."""
+    needs = dict.fromkeys(need for record in records for need in record.needs)
+    missing: dict[str, list[str]] = {}
+    for record in records:
+        if record.missing:
+            missing.setdefault(record.missing, []).append(record.run)
+    notes = [f"needed beside pe-bench: {need}" for need in needs]
+    for reason, (first, *more) in missing.items():
+        notes.append(f"no command for {first}{f' and {len(more):,} more' if more else ''}: {reason}")
+    return notes
