@@ -130,7 +130,7 @@ from support.commands import files_in, only_run
         (["train", "--config-dir", "/nowhere"], "--config-dir /nowhere is not a folder"),
         (["train", "-m", "encoding=rope,alibii"], "unknown encoding 'alibii': did you mean 'alibi'?"),
         (["train", "-m", "encoding=rope,alibi", "train.lr=abc"], "train.lr must be a number"),
-        (["train", "train.from=elsewhere"], "no run 'elsewhere'"),
+        (["train", "train.from=elsewhere"], "no finished run 'elsewhere'"),
         (["train", "encoding=stick_breaking", "modifier=[x]"], "unknown modifier 'x'"),
         (["train", "data=files", "data.path=/nowhere"], "data.path=/nowhere does not exist"),
         (["train", "data=files"], "say data.path=DIR"),

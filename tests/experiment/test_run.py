@@ -133,7 +133,7 @@ def test_fine_tuning_is_not_restarted_when_its_source_is_gone(train, folder):
     outcome = train(*overrides)
     assert outcome.code == 0 and "is already trained" in outcome.err
     outcome = train(*overrides, "seed=1")
-    assert outcome.code == 2 and f"no run '{source.name}'" in outcome.line
+    assert outcome.code == 2 and f"no finished run '{source.name}'" in outcome.line
 
 
 def test_two_sources_are_two_runs(train, folder):
