@@ -6,7 +6,7 @@ All checks come before anything is written. Repeating a run does what is missing
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,18 +86,20 @@ def train(config: Config) -> tuple[Path, list[Row]]:
 def prepare(config: Config) -> tuple[Job, list[Plan]]:
     """Return a run that is ready to begin, and its plans. Raise `UserError` for all that can be wrong."""
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
-    source = config.train.from_run
-    job, plans = load(_name_source(config))
+    source, results_dir = config.train.from_run, Path(config.results_dir)
+    if source is not None:  # the hash in its name says what the run is, wherever it lies
+        with suppress(UserError):  # it may be gone: only a run that has not begun needs it
+            source = find_run(source, results_dir).name
+        config = replace(config, train=replace(config.train, from_run=Path(source).name))
+    job, plans = load(config)
     check_processes(job.config, job.device)
     check_tracker(config.tracker)
     if source is None or latest_checkpoint(job.folder / "checkpoints") is not None:
         return job, plans
-    run = find_run(source, Path(config.results_dir))
-    checkpoint = final_checkpoint(run, read_config(run).train.total_steps)
-    if checkpoint is None:
-        raise UserError(f"train.from={source}: {run} has no whole checkpoint of its last step")
-    load_weights(checkpoint.path, _decoder(job), is_start=True)
-    return replace(job, source=checkpoint.path), plans
+    run = find_run(source, results_dir)
+    trained = require_trained(run, read_config(run).train.total_steps)
+    load_weights(trained.path, _decoder(job), is_start=True)
+    return replace(job, source=trained.path), plans
 
 
 def load(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
@@ -132,16 +134,44 @@ def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -
     return replace(config, encoding=encoding.values)
 
 
-def _name_source(config: Config) -> Config:
-    """Replace `train.from` by the name of the run: its hash says what the run is, wherever it lies."""
-    source = config.train.from_run
-    if source is None:
-        return config
-    try:
-        name = find_run(source, Path(config.results_dir)).name
-    except UserError:
-        name = Path(source).name  # it may be gone: only a run that has not begun needs it
-    return replace(config, train=replace(config.train, from_run=name))
+def require_trained(run: Path, steps: int) -> Checkpoint:
+    trained = final_checkpoint(run, steps)
+    if trained is None:
+        folder, way_out = run / "checkpoints", "repeat the command that trained the run"
+        raise UserError(f"{folder} has no whole checkpoint of step {steps}: {way_out}")
+    return trained
+
+
+# While it is worked on
+
+
+@contextmanager
+def _at_work(job: Job, waits: Callable[[str], None] | None, *, scores_only: bool) -> Iterator[None]:
+    """Hold the run, keep what goes wrong in its folder, and say what is kept of it where this is stopped."""
+    run, ways = job.folder, (LESS_TO_SCORE,) if scores_only else ()
+    run.mkdir(parents=True, exist_ok=True)
+    with locked(run, waits=waits):
+        try:
+            with record_error(run), explain_out_of_memory(*ways):
+                remove_leftovers(run)
+                yield
+        except (Stopped, KeyboardInterrupt) as stopped:
+            kept = _what_is_kept(run, job.config.train.total_steps)
+            raise Stopped(str(stopped) or f"interrupted; {kept}") from stopped
+
+
+def _what_is_kept(run: Path, steps: int) -> str:
+    is_scored = any((run / "scores").glob("*"))
+    newest = latest_checkpoint(run / "checkpoints") if steps else None
+    kept = "the lengths scored so far are saved, and"
+    if newest is None and not is_scored:
+        return "nothing was saved yet, so the same command starts from the beginning"
+    if newest is not None and newest.meta.step < steps:
+        kept = f"step {newest.meta.step} of {steps} is saved, and"
+    elif newest is not None:
+        scored = "the lengths scored so far" if is_scored else "no scores yet"
+        kept = f"the trained weights are saved, and {scored};"
+    return f"{kept} the same command continues from there"
 
 
 # Training
@@ -159,15 +189,8 @@ def finish(
     What goes wrong is kept in the run's folder too, until the run goes on. Jobs of a sweep may be scores of
     one and the same run: each waits for the other, and calls `waits` with the reason first.
     """
-    run, steps = job.folder, job.config.train.total_steps
-    run.mkdir(parents=True, exist_ok=True)
-    with (
-        locked(run, waits=waits),
-        say_what_is_kept(run, steps),
-        record_error(run),
-        explain_out_of_memory(),
-    ):
-        remove_leftovers(run)
+    run = job.folder
+    with _at_work(job, waits, scores_only=False):
         with tracking(run, job.config) as tracked:
             rows = _rows_if_finished(job, plans, bars)
             if rows is None:
@@ -183,42 +206,32 @@ def finish(
 
 def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row] | None:
     """Return the rows of a finished run, and score those that were missing; None for a run to train."""
-    if read_result(job.folder) is None:
+    run = job.folder
+    if read_result(run) is None:
         return None
     rows = kept_rows(job, plans)
-    trained = None if rows is not None else final_checkpoint(job.folder, job.config.train.total_steps)
-    if rows is None and trained is None:
-        _reopen(job, plans)
+    trained = None if rows is not None else final_checkpoint(run, job.config.train.total_steps)
+    if rows is None and trained is None:  # it lacks the weights for what is to be scored
+        lengths = {row.length for row in read_rows(run / "eval.csv")} - {plan.length for plan in plans}
+        say(f"warning: retraining {run.name}: its final weights are missing or damaged")
+        if lengths:
+            lost = ", ".join(map(str, sorted(lengths)))
+            say(f"warning: scores at {lost} are discarded (`pe-bench eval` restores them)")
+        (run / "result.json").unlink()
         return None
-    say(f"{job.folder} is already trained")
-    _mend_config(job)
+    say(f"{run} is already trained")
+    try:
+        read_config(run)
+    except UserError as error:  # the same command made it before
+        _write_config(job)
+        say(f"warning: {first_line(error).partition(': ')[0]}, and was written again")
     _warn_of_changed_code(job)
     if trained is not None:
         return score_encodings(_with_weights(job, trained), plans, bars=bars)
     for line in shortages(job.config.eval, plans):
         say(line)
-    record_command(job.folder)
+    record_command(run)
     return rows
-
-
-def _reopen(job: Job, plans: Sequence[Plan]) -> None:
-    """Mark a finished run as not finished: it lacks the weights for what is to be scored."""
-    lengths = {row.length for row in read_rows(job.folder / "eval.csv")} - {plan.length for plan in plans}
-    lost = f"; scores at {', '.join(map(str, sorted(lengths)))} are discarded (`pe-bench eval` restores them)"
-    say(
-        f"warning: retraining {job.folder.name}: its final weights are missing or damaged"
-        + (lost if lengths else "")
-    )
-    (job.folder / "result.json").unlink()
-
-
-def _mend_config(job: Job) -> None:
-    """Write a finished run's config.yaml again where it is damaged: the same command made it before."""
-    try:
-        read_config(job.folder)
-    except UserError as error:
-        _write_config(job)
-        say(f"warning: {first_line(error).partition(': ')[0]}, and was written again")
 
 
 def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
@@ -267,6 +280,21 @@ def _describe(job: Job) -> None:
         say(summary(job.data, job.config.eval.resolved_max_length(length)))
 
 
+def _write_config(job: Job) -> None:
+    write_config(job.folder, job.config)
+    parts = EncodingSpec(job.config.encoding, job.config.search).parts
+    modules = [part.code.path for part in parts if not part.is_built_in]
+    folders = [*dict.fromkeys(module.parent for module in modules)]  # two may have files of one name
+    for module in modules:
+        number = folders.index(module.parent)
+        copies = job.folder / "code" / (str(number + 1) if number else "")
+        for file in sources(module):
+            copy = copies / file.relative_to(module.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            # Byte for byte: `eval --code` compares its hash.
+            write_atomically(copy, partial(shutil.copyfile, file))
+
+
 def _write_result(job: Job, trained: Checkpoint | None) -> None:
     """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
     about = job.config.checkpoint
@@ -281,41 +309,8 @@ def _write_result(job: Job, trained: Checkpoint | None) -> None:
     _write_json(job.folder / "result.json", {**result, "finished": today()})
 
 
-def _write_config(job: Job) -> None:
-    write_config(job.folder, job.config)
-    for part in EncodingSpec(job.config.encoding, job.config.search).parts:
-        if not part.is_built_in:
-            for file in sources(part.code.path):
-                copy = job.folder / "code" / file.relative_to(part.code.path.parent)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                # Byte for byte: `eval --code` compares its hash.
-                write_atomically(copy, partial(shutil.copyfile, file))
-
-
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     write_text(path, json.dumps(values, indent=1) + "\n")
-
-
-@contextmanager
-def say_what_is_kept(run: Path, steps: int) -> Iterator[None]:
-    """Turn a request to stop inside into one that says what is kept of a run of `steps`."""
-    try:
-        yield
-    except (Stopped, KeyboardInterrupt) as stopped:
-        raise Stopped(str(stopped) or f"interrupted; {_what_is_kept(run, steps)}") from stopped
-
-
-def _what_is_kept(run: Path, steps: int) -> str:
-    is_scored = any((run / "scores").glob("*"))
-    newest = latest_checkpoint(run / "checkpoints") if steps else None
-    if newest is None and is_scored:
-        return "the lengths scored so far are saved, and the same command continues from there"
-    if newest is None:
-        return "nothing was saved yet, so the same command starts from the beginning"
-    if newest.meta.step < steps:
-        return f"step {newest.meta.step} of {steps} is saved, and the same command continues from there"
-    scored = "the lengths scored so far" if is_scored else "no scores yet"
-    return f"the trained weights are saved, and {scored}; the same command continues from there"
 
 
 # Scoring
@@ -349,16 +344,15 @@ def score_run(
     job = replace(job, folder=run)
     if config.checkpoint is not None:
         return score_trained(job, plans, results_dir, others, waits=waits)
-    if "setting" in result:  # of the training, wherever it is scored
-        dtype = DTYPES.get(str(result.get("train_dtype")), job.dtype)
-        job = replace(job, setting=str(result["setting"]), dtype=dtype)
-    trained = final_checkpoint(run, config.train.total_steps)
-    if trained is None:
-        raise UserError(
-            f"{run / 'checkpoints'} has no whole checkpoint of step {config.train.total_steps}: "
-            "repeat the command that trained the run"
+    # The setting is that of the training, wherever it is scored.
+    dtype = DTYPES.get(str(result.get("train_dtype")), job.dtype)
+    job = replace(job, setting=str(result.get("setting", job.setting)), dtype=dtype)
+    trained = require_trained(run, config.train.total_steps)
+    if result.get("data_hash") != job.data.hash:
+        say(
+            f"warning: data={config.data.name} is not what {run.name} was trained on "
+            f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
         )
-    _warn_of_other_data(job, result)
     _warn_of_changed_code(job)
     if EncodingSpec(config.encoding).identity() != EncodingSpec(job.config.encoding).identity():
         # The weights were trained with one version of its code, and the scores come from another.
@@ -380,18 +374,11 @@ def score_trained(
 
     trained: the weights of a run; None for a checkpoint, which has its own, and becomes a finished run here.
     """
-    run, config = job.folder, job.config
-    judged = {} if judge is None else key_slices(judge, plans, config.train.length, job.data)
+    run = job.folder
+    judged = {} if judge is None else key_slices(judge, plans, job.config.train.length, job.data)
     if trained is None:
         _models_under(job, others)  # so that an error in the last comes before anything is written
-    run.mkdir(parents=True, exist_ok=True)
-    with (
-        locked(run, waits=waits),
-        say_what_is_kept(run, config.train.total_steps),
-        record_error(run) if trained is None else nullcontext(),
-        explain_out_of_memory(LESS_TO_SCORE),
-    ):
-        remove_leftovers(run)
+    with _at_work(job, waits, scores_only=True):
         if trained is None:
             _describe(job)
         else:
@@ -421,6 +408,11 @@ def _with_weights(job: Job, trained: Checkpoint) -> Job:
     return replace(job, tokens_per_second=tokens / trained.meta.train_seconds)
 
 
+def _decoder(job: Job) -> Decoder:
+    assert isinstance(job.model, Decoder), "a checkpoint's model is scored elsewhere"
+    return job.model
+
+
 def score_encodings(
     job: Job, plans: Sequence[Plan], others: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
 ) -> list[Row]:
@@ -429,22 +421,16 @@ def score_encodings(
     models = _models_under(job, others)
     is_changed = job.scored_with != job.label
     # This moves what all models share to the device.
-    own = replace(job, model=job.model.to(job.device).eval(), forced=is_changed)
+    trained = replace(job, model=job.model.to(job.device).eval(), forced=is_changed)
     for line in shortages(job.config.eval, plans):
         say(line)
     rows = scored_rows(job, plans) if is_changed else []
-    rows += score(own, plans if is_changed else with_lost_plans(job, plans), bars)
+    rows += score(trained, plans if is_changed else with_lost_plans(job, plans), bars)
     for model, other in zip(models, others, strict=True):
         model.encoding.to(job.device)
-        under = replace(own, model=model, scored_with=other.label, forced=other.forced)
+        under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
         rows += score(under, plans, bars)
     return rows
-
-
-def require_replaceable(job: Job) -> None:
-    """Raise `UserError` for a model whose encoding no other can take the place of."""
-    why = job.model.fixed_encoding
-    require(not why, f"{job.config.model.name} {why}, so --with has nothing to replace: leave --with out")
 
 
 def _models_under(job: Job, others: Sequence[OtherEncoding]) -> list[LanguageModel]:
@@ -463,6 +449,12 @@ def _models_under(job: Job, others: Sequence[OtherEncoding]) -> list[LanguageMod
     return models
 
 
+def require_replaceable(job: Job) -> None:
+    """Raise `UserError` for a model whose encoding no other can take the place of."""
+    why = job.model.fixed_encoding
+    require(not why, f"{job.config.model.name} {why}, so --with has nothing to replace: leave --with out")
+
+
 def describe_failures(rows: Sequence[Row]) -> str:
     """Return where a user's own code failed while these rows were scored, and the way out; or nothing."""
     failed = sorted((row for row in rows if row.status == "failed"), key=lambda row: row.length)
@@ -476,33 +468,14 @@ def describe_failures(rows: Sequence[Row]) -> str:
     )
 
 
-def _decoder(job: Job) -> Decoder:
-    assert isinstance(job.model, Decoder), "a checkpoint's model is scored elsewhere"
-    return job.model
-
-
-def _warn_of_other_data(job: Job, result: dict[str, object]) -> None:
-    if result.get("data_hash") != job.data.hash:
-        say(
-            f"warning: data={job.config.data.name} is not what {job.folder.name} was trained on "
-            f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
-        )
-
-
 def _warn_of_changed_code(job: Job) -> None:
-    """Warn where pe-bench's own file of an encoding is not what the run's earlier rows were made with."""
+    """Warn where pe-bench's own file of an encoding may not be what the run's earlier rows were made with."""
     files = [part.code.path for part in EncodingSpec(job.config.encoding).parts if part.is_built_in]
-    earlier = {(row.pe_bench, row.git): row for row in read_rows(job.folder / "eval.csv")}
-    now = _version(package_version(), git_commit())
-    for version, commit in earlier:
-        if commit == git_commit() and version == package_version():
-            continue
-        for file in dict.fromkeys(changed_files(version, commit, files)):
+    present = package_version(), git_commit()
+    for earlier in dict.fromkeys((row.pe_bench, row.git) for row in read_rows(job.folder / "eval.csv")):
+        then, now = (", git ".join(filter(None, version)) for version in (earlier, present))
+        for file in dict.fromkeys(changed_files(*earlier, files) if earlier != present else []):
             say(
-                f"warning: {file.name} is not what rows of {job.folder.name} were made with "
-                f"({_version(version, commit)} then, {now} now): old and new rows may not fit together"
+                f"warning: {file.name} may not be what rows of {job.folder.name} were made with (pe-bench "
+                f"{then} then, pe-bench {now} now): old and new rows may not fit together"
             )
-
-
-def _version(version: str, commit: str) -> str:
-    return f"pe-bench {version}, git {commit}" if commit else f"pe-bench {version}"

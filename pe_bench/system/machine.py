@@ -6,6 +6,7 @@ that it is part of no measurement of memory.
 """
 
 import ctypes
+import hashlib
 import math
 import os
 import platform
@@ -217,17 +218,30 @@ def today() -> str:
 
 @cache
 def git_commit() -> str:
-    """Return the commit of a checkout of pe-bench, with `+` after changes; empty when installed."""
+    """Return the commit of a checkout of pe-bench; empty when installed.
+
+    After changes it has `+` and a hash of the code, which tells two states of one commit apart.
+    """
     done = _git("describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*")
-    return done.stdout.strip() if done else ""
+    commit = done.stdout.strip() if done else ""
+    if not commit.endswith("+"):
+        return commit
+    digest = hashlib.sha256()
+    for path in sorted((CHECKOUT / "pe_bench").rglob("*.[pch]*")):  # Python and C++
+        if path.suffix != ".pyc" and path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return commit + digest.hexdigest()[:8]
 
 
 def changed_files(version: str, commit: str, files: Iterable[Path]) -> list[Path]:
     """Return those files of pe-bench that may differ from what they were at an earlier version and commit.
 
     None do where the commit has them as they are; where it is not known, all do if the version is another.
+    All do where they come from a changed state of a commit, of which nothing else is known.
     """
-    commit, files = commit.rstrip("+"), list(files)
+    (commit, _, changes), files = commit.partition("+"), list(files)
+    if changes and f"{commit}+{changes}" != git_commit():
+        return files
     # A stranger's row must not give git an option.
     if COMMIT.fullmatch(commit) and _git("cat-file", "-e", f"{commit}^{{commit}}"):
         return [file for file in files if not _git("diff", "--quiet", commit, "--", str(file))]

@@ -155,12 +155,17 @@ def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(
             ["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True, text=True
         ).stdout
 
-    (tmp_path / "versions.py").write_text("")
+    (tmp_path / "pe_bench").mkdir()
+    (tmp_path / "pe_bench" / "versions.py").write_text("")
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "first")
     git("tag", "-a", "v1", "-m", "a release")
     head = git("rev-parse", "HEAD").strip()
     assert commit() == head[:12]
-    (tmp_path / "versions.py").write_text("changed")
-    assert commit() == head[:12] + "+"
+    states = []
+    for text in ("changed", "changed again"):
+        (tmp_path / "pe_bench" / "versions.py").write_text(text)
+        states.append(commit())
+    assert all(re.fullmatch(rf"{head[:12]}\+[0-9a-f]{{8}}", state) for state in states)
+    assert states[0] != states[1] and states[1] == commit()
