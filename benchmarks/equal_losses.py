@@ -28,7 +28,7 @@ from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError
-from pe_bench.inspection.speed.passes import NEVER, path_of
+from pe_bench.inspection.passes import NEVER, path_of
 from pe_bench.model import decoder
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.decoder import build_decoder

@@ -20,7 +20,7 @@ from peers import LIBRARIES, Size, bloom, how_to_get, llama, x_transformers
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError
-from pe_bench.inspection.speed.passes import ScoringPass
+from pe_bench.inspection.passes import ScoringPass
 from pe_bench.system.machine import PeakMemory
 
 CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError
-from pe_bench.inspection.speed.passes import NEVER, path_of
+from pe_bench.inspection.passes import NEVER, path_of
 from pe_bench.model.decoder import build_decoder
 from pe_bench.system.machine import retain_freed_memory
 from pe_bench.training.optimizer import make_optimizer

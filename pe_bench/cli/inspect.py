@@ -18,9 +18,12 @@ from pe_bench.config.overrides import parse_override
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
-from pe_bench.inspection.speed.rows import (
+from pe_bench.inspection.speed import (
+    Bench,
     Request,
     Row,
+    draw_rows,
+    grid_of,
     read_request,
     read_rows,
     with_examples,
@@ -33,8 +36,9 @@ from pe_bench.system.terminal import say, width_of, wrap, write_out
 
 if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.encodings.compose import Composition
-    from pe_bench.inspection.check.case import Case, Finding
-    from pe_bench.inspection.check.suite import Property
+    from pe_bench.inspection.check import Property
+    from pe_bench.inspection.check.case import Case
+    from pe_bench.inspection.check.result import Finding
 
     Results = dict[Property, Finding]
 
@@ -168,7 +172,7 @@ def _failed_checks(states: Sequence[str]) -> str:
 def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
     """Check every encoding, with a bar on a terminal."""
     results: dict[str, Results] = {}
-    from pe_bench.inspection.check.suite import PROPERTIES, check_all
+    from pe_bench.inspection.check import PROPERTIES, check_all
 
     with progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
         for case in cases:
@@ -188,7 +192,7 @@ def show_encodings(
     """
     arguments, search = arguments or [], config_dir or []
     if any(map(_names_task, arguments)):
-        from pe_bench.inspection.show.page import task_page
+        from pe_bench.inspection.page import task_page
 
         require(plot is None, "a task has no picture: leave --plot out")
         write_out(task_page(arguments, search, width_of(sys.stdout)))
@@ -198,11 +202,10 @@ def show_encodings(
 
         check_outputs(Outputs(plot=plot))
     subjects = resolve(arguments, search)
-    from pe_bench.inspection.show.page import page
+    from pe_bench.inspection.page import page
 
     # All pages and the picture first: what cannot be drawn is refused before anything is printed.
-    width = width_of(sys.stdout)
-    pages = [page(subject, width, must_be_built=plot is not None) for subject in subjects]
+    pages = [page(subject, width_of(sys.stdout)) for subject in subjects]
     if plot is not None:
         _draw(subjects, plot)
     write_out("\n\n".join(pages))
@@ -215,7 +218,7 @@ def _names_task(argument: str) -> bool:
 
 
 def _draw(subjects: Sequence[ResolvedEncoding], plot: Path) -> None:
-    from pe_bench.inspection.show.picture import draw_subjects
+    from pe_bench.inspection.picture import draw_subjects
     from pe_bench.model.checks import user_code_errors
 
     with user_code_errors(*(subject.encoding for subject in subjects)):
@@ -293,8 +296,7 @@ def _measure(
     file: Path,
 ) -> None:
     """first: the subjects of the shortest length, which were composed to be checked."""
-    from pe_bench.inspection.speed.measure import Bench
-    from pe_bench.inspection.speed.passes import dtype_of
+    from pe_bench.inspection.passes import dtype_of
     from pe_bench.model.attention import is_kernel_here, training_kernel
     from pe_bench.system.machine import resolve_device
     from pe_bench.system.progress import progress_bar
@@ -331,13 +333,11 @@ def _measure(
 
 
 def _show(rows: Sequence[Row], file: Path, is_drawn: bool) -> None:
-    from pe_bench.inspection.speed.table import draw_rows, grid_of, title
-
     grid = grid_of(rows)
     show(lambda width: draw(grid, width))
     picture = file.with_suffix(".png")
     if is_drawn and any(row.relative is not None for row in rows):
-        draw_rows(rows, title(rows), picture)
+        draw_rows(rows, picture)
         say(f"wrote {file} and {picture}")
     else:
         say(f"wrote {file}")

@@ -76,11 +76,16 @@ def _modules_to(module: nn.Module, name: str) -> list[nn.Module]:
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
     """Return one encoding that acts as all the parts that do something."""
-    leaves = [leaf for part in parts for leaf in (part.parts if isinstance(part, Stack) else (part,))]
+    leaves = [leaf for part in parts for leaf in leaves_of(part)]
     acting = [leaf for leaf in leaves if type(leaf) is not LayerEncoding]
     if len(acting) > 1:
         return Stack(acting)
     return acting[0] if acting else LayerEncoding()
+
+
+def leaves_of(layer: LayerEncoding) -> tuple[LayerEncoding, ...]:
+    """Return the encodings that act in a layer."""
+    return layer.parts if isinstance(layer, Stack) else (layer,)
 
 
 class Stack(LayerEncoding):

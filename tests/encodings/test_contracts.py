@@ -17,6 +17,7 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.signatures import _inspected as inspected
 from pe_bench.encodings.signatures import options_of
 from pe_bench.errors import UserError
+from pe_bench.inspection.check import PROPERTIES, Property, check
 from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
@@ -26,9 +27,8 @@ from pe_bench.inspection.check.case import (
     layer_inputs,
     layers_of,
     tokens,
-    worst,
 )
-from pe_bench.inspection.check.suite import PROPERTIES, Property, check
+from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import attention, reference_attention
 from pe_bench.model.decoder import Decoder
 

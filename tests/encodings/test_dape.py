@@ -6,7 +6,7 @@ from support.cases import find_case
 from support.reference_inputs import H, fill, near, output
 
 from pe_bench.encodings.content.dape import DAPE, Inner
-from pe_bench.inspection.check.suite import PROPERTIES, check
+from pe_bench.inspection.check import PROPERTIES, check
 
 # dape
 

@@ -13,7 +13,8 @@ from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, LengthError, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.load import find_class
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, tokens, worst
+from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, tokens
+from pe_bench.inspection.check.result import worst
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,9 @@ from pe_bench.encodings.content.selective_rope import ANGLES, SelectiveRoPE
 from pe_bench.encodings.rotary.fope import FoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import layer_inputs, worst
-from pe_bench.inspection.speed.passes import TrainingPass
+from pe_bench.inspection.check.case import layer_inputs
+from pe_bench.inspection.check.result import worst
+from pe_bench.inspection.passes import TrainingPass
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pe_bench.encodings.content.path_attention import CHUNK, DIRECTION, STRENGTH, Path
-from pe_bench.inspection.check.case import layer_inputs, worst
+from pe_bench.inspection.check.case import layer_inputs
+from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import project, slice_tokens
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side

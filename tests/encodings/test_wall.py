@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.content.wall import FORGOTTEN, Wall
-from pe_bench.inspection.check.case import layer_inputs, worst
+from pe_bench.inspection.check.case import layer_inputs
+from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import project, slice_tokens
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side

@@ -9,8 +9,8 @@ from support.shown import NAMES, SMALL, one
 
 from pe_bench.config.overrides import Override, in_full
 from pe_bench.errors import UserError
+from pe_bench.inspection.page import _options, page
 from pe_bench.inspection.resolve import resolve
-from pe_bench.inspection.show.page import _options, page
 
 OWN = '''
 """A penalty that grows with the root of the distance."""

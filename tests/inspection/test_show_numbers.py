@@ -9,9 +9,9 @@ from support.encodings import one_of_a_kind
 from support.shown import NAMES, SMALL, one
 
 from pe_bench.errors import UserError
+from pe_bench.inspection import curves
+from pe_bench.inspection.picture import rows_of
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.inspection.show import curves
-from pe_bench.inspection.show.picture import rows_of
 
 
 def scores(subject: ResolvedEncoding) -> torch.Tensor:

@@ -5,9 +5,9 @@ import pytest
 from matplotlib.text import Text
 from support.shown import SMALL, one
 
+from pe_bench.inspection import curves
+from pe_bench.inspection.picture import draw, rows_of
 from pe_bench.inspection.resolve import resolve
-from pe_bench.inspection.show import curves
-from pe_bench.inspection.show.picture import draw, rows_of
 from pe_bench.plot.style import styles_of
 
 # Pictures

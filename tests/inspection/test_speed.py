@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from support.timed import row
 
-from pe_bench.inspection.speed import measure
-from pe_bench.inspection.speed.rows import Row, read_request
-from pe_bench.inspection.speed.table import curves_of, grid_of, ordered
+from pe_bench.inspection.speed import Row, curves_of, grid_of, measure, ordered, read_request
 from pe_bench.system.grid import draw
 
 ONE_CLASS = Path(__file__).with_name("test_speed_passes.py")  # a file with one class

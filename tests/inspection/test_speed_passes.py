@@ -7,11 +7,9 @@ from support.timed import CPU, TINY, TRAINED, written
 
 import pe_bench.model.attention
 from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.inspection.passes import Pass, ScoringPass, TrainingPass
 from pe_bench.inspection.resolve import resolve
-from pe_bench.inspection.speed import measure
-from pe_bench.inspection.speed.measure import is_due, peak_of, time_pass
-from pe_bench.inspection.speed.passes import Pass, ScoringPass, TrainingPass
-from pe_bench.inspection.speed.rows import Request
+from pe_bench.inspection.speed import Request, is_due, measure, peak_of, time_pass
 
 
 class Scripted(Pass):

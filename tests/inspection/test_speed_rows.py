@@ -9,10 +9,9 @@ import torch
 from support.timed import CPU, TINY, TRAINED, read, row, written
 
 from pe_bench.errors import RunError
+from pe_bench.inspection.passes import ScoringPass, TrainingPass
 from pe_bench.inspection.resolve import resolve
-from pe_bench.inspection.speed.measure import Bench, time_pass
-from pe_bench.inspection.speed.passes import ScoringPass, TrainingPass
-from pe_bench.inspection.speed.rows import COLUMNS, read_rows, write_rows
+from pe_bench.inspection.speed import COLUMNS, Bench, read_rows, time_pass, write_rows
 
 OWN = """
 import torch
@@ -106,7 +105,7 @@ def test_of_two_commands_at_once_neither_loses_the_others_rows(tmp_path, monkeyp
         time.sleep(0.1)
         return found
 
-    monkeypatch.setattr("pe_bench.inspection.speed.rows.read_rows", slow)
+    monkeypatch.setattr("pe_bench.inspection.speed.read_rows", slow)
     file = tmp_path / "speed.csv"
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda name: write_rows(file, [row(name, 16, 1.0)]), ["rope", "alibi", "fox"]))
@@ -194,7 +193,7 @@ def test_too_little_memory_is_a_row_even_of_the_reference(monkeypatch):
     def too_large(timed, *_):
         raise torch.OutOfMemoryError("it is too much\nby far") if timed.length == 32 else KeyError
 
-    monkeypatch.setattr("pe_bench.inspection.speed.measure.time_pass", too_large)
+    monkeypatch.setattr("pe_bench.inspection.speed.time_pass", too_large)
     bench = Bench("", False, None, CPU, 1)
     found = list(bench.rows([32], lambda _: resolve(["nope", "rope", *TINY]), lambda *_: None))
     assert [(one.status, one.reason, one.batch) for one in found] == [
@@ -233,7 +232,7 @@ def test_a_fault_leaves_the_picture_of_the_last_command(speed, monkeypatch):
     monkeypatch.setattr(TrainingPass, "run", faulty)
     told = []
     monkeypatch.setattr(
-        "pe_bench.inspection.speed.measure.time_pass", lambda *rest: told.append(1) or time_pass(*rest)
+        "pe_bench.inspection.speed.time_pass", lambda *rest: told.append(1) or time_pass(*rest)
     )
     with pytest.raises(RuntimeError, match="a fault"):
         speed("rope", "--train", *TRAINED)
@@ -280,7 +279,7 @@ def test_ctrl_c_keeps_what_was_measured(speed, monkeypatch):
             raise KeyboardInterrupt
         return time_pass(*arguments)
 
-    monkeypatch.setattr("pe_bench.inspection.speed.measure.time_pass", interrupted)
+    monkeypatch.setattr("pe_bench.inspection.speed.time_pass", interrupted)
     outcome = speed("rope", "alibi")
     assert outcome.code == 130 and outcome.line == "pe-bench: interrupted"
     assert [one["encoding"] for one in written()] == ["nope", "rope", "alibi"]

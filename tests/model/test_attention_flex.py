@@ -31,7 +31,8 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.inspection.check.case import layer_inputs, layers_of, worst
+from pe_bench.inspection.check.case import layer_inputs, layers_of
+from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import choose, flex, project, reference_attention
 from pe_bench.model.attention.flex import (
     BLOCK,

@@ -10,7 +10,8 @@ from pe_bench.encodings.distance.rerope import ReRoPE
 from pe_bench.encodings.logits.logn import LogN
 from pe_bench.encodings.relative.deberta import DeBERTa
 from pe_bench.encodings.relative.shaw import Shaw
-from pe_bench.inspection.check.case import as_type, layer_inputs, worst
+from pe_bench.inspection.check.case import as_type, layer_inputs
+from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import attention, choose, chunks, reference_attention
 from pe_bench.model.attention.chunks import fused_relative_attention, keys_band, queries_band
 from pe_bench.model.attention.fused import fused_with_lse, merge_by_lse

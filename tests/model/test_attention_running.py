@@ -10,7 +10,8 @@ from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.running_sums import sums_from_the_end
 from pe_bench.encodings.content.stick_breaking import StickBreaking
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
-from pe_bench.inspection.check.case import as_type, layer_inputs, worst
+from pe_bench.inspection.check.case import as_type, layer_inputs
+from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import attention, reference_attention
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side

@@ -25,7 +25,8 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.inspection.check import layers
-from pe_bench.inspection.check.case import Case, as_type, layer_inputs, layers_of, worst
+from pe_bench.inspection.check.case import Case, as_type, layer_inputs, layers_of
+from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import attention, choose, chunks, reference, reference_attention
 from pe_bench.model.attention.chunks import fused_chunk_attention
 

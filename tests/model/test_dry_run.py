@@ -14,7 +14,7 @@ from pe_bench.encodings.base import Layers
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import resolve
-from pe_bench.inspection.speed.rows import with_examples
+from pe_bench.inspection.speed import with_examples
 from pe_bench.model.checks import dry_run_training
 from pe_bench.model.decoder import Decoder, build_decoder
 

@@ -15,16 +15,8 @@ from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.bias import fire
 from pe_bench.encodings.content import dape
-from pe_bench.inspection.check.case import (
-    MODEL,
-    Case,
-    as_type,
-    ids_of,
-    layer_inputs,
-    layers_of,
-    tokens,
-    worst,
-)
+from pe_bench.inspection.check.case import MODEL, Case, as_type, ids_of, layer_inputs, layers_of, tokens
+from pe_bench.inspection.check.result import worst
 from pe_bench.model import decoder
 from pe_bench.model.attention import attention, chunks, reference
 

@@ -19,7 +19,8 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.inspection.check.case import as_type, layer_inputs, worst
+from pe_bench.inspection.check.case import as_type, layer_inputs
+from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import attention, choose, paths, reference_attention
 from pe_bench.model.attention.paths import AttentionPath
 

@@ -5,7 +5,12 @@ from functools import cache
 
 from support import wrong_encodings
 
+from pe_bench.inspection.check import PROPERTIES, check
 from pe_bench.inspection.check.case import Case, find_cases
+from pe_bench.inspection.check.result import Finding
+
+PROPERTY = {one.name: one for one in PROPERTIES}
+LONG = "long_context"  # takes a second: only where it matters
 
 
 def find_case(name: str, overrides: Sequence[str] = ()) -> Case:
@@ -17,3 +22,13 @@ def find_case(name: str, overrides: Sequence[str] = ()) -> Case:
 def find_wrong(name: str) -> Case:
     """Return a case of an encoding that is wrong on purpose."""
     return find_case(f"{wrong_encodings.__file__}:{name}")
+
+
+def finding(case: Case, name: str) -> Finding:
+    return check(case, PROPERTY[name])
+
+
+def failures(case: Case, slow: bool = False) -> dict[str, str]:
+    """Return what is measured of each property that fails; of the slow one too, if it is asked for."""
+    findings = {name: finding(case, name) for name in PROPERTY if slow or name != LONG}
+    return {name: one.measured for name, one in findings.items() if one.state == "fails"}

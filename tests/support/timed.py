@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from pe_bench.inspection.speed.rows import Row
+from pe_bench.inspection.speed import Row
 
 TINY = (
     "threads=1",

@@ -1,4 +1,6 @@
-"""Encodings that are wrong on purpose, each in one way, for `pe-bench check` to find."""
+"""Encodings that are wrong on purpose, each in one way, for `pe-bench check` to find; and some right ones."""
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -10,15 +12,24 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.rotary.rope import rope_frequencies, rotate
 
 BOTH = frozenset({"shift_invariant", "prefix_consistent"})
+WRONG: dict[str, tuple[list[str], str]] = {}
 
 
-def distances(queries, keys):
-    return (queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)).clamp(min=0)
+def fails(properties: str, says: str = "") -> Callable[[type], type]:
+    """Register a class with the properties that it fails, and what the first of these says."""
+
+    def register(kind: type) -> type:
+        WRONG[kind.__name__] = (properties.split(), says)
+        return kind
+
+    return register
 
 
+# Right ones, from which others derive.
+
+
+@fails("")
 class Right(LayerEncoding):
-    """A correct encoding."""
-
     claims = BOTH | {"decaying"}
 
     def distance_bias(self, distance):
@@ -26,8 +37,9 @@ class Right(LayerEncoding):
         return -slopes[:, None] * distance
 
 
-class TurnsByValues(LayerEncoding):
-    """Right, too: `transform` reads what `prepare` returned."""
+@fails("")
+class ValuesDecide(LayerEncoding):
+    """`transform` reads what `prepare` returned."""
 
     claims = BOTH
 
@@ -42,56 +54,18 @@ class TurnsByValues(LayerEncoding):
         return queries.x, keys.x * (1 + 0.5 * keys.values["factors"].unsqueeze(-1)).to(keys.x.dtype)
 
 
-class SeesTheNextToken(LayerEncoding):
-    def visible(self, queries, keys):
-        return keys.index <= queries.index.unsqueeze(-1) + 1
+class LearnedSlopes(LayerEncoding):
+    """A slope above zero favours the farthest keys, with logits in the thousands."""
 
-
-class OtherInTraining(LayerEncoding):
-    """An encoding that behaves differently in training, in float32 with gradients."""
-
-    def __init__(self):
+    def __init__(self, n_heads: int):
         super().__init__()
-        self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125, 0.0625]), persistent=False)
+        self.slopes = nn.Parameter(torch.ones(n_heads))
 
     def distance_bias(self, distance):
-        in_training = self.slopes.dtype == torch.float32 and torch.is_grad_enabled()
-        return -(0.9 if in_training else 1.0) * self.slopes[:, None] * distance
-
-
-class RangesTooNarrow(SlidingWindow):
-    """The farthest visible key of the window is missing from the ranges."""
-
-    def __init__(self):
-        super().__init__(window=6)
-
-    def ranges(self, start, stop):
-        return latest(self.window - 1, start, stop)
-
-
-class NullOfEachHead(LayerEncoding):
-    def null_logit(self, queries):
-        return torch.zeros(4)
-
-
-class NullOfTheBlock(LayerEncoding):
-    """A null logit that depends on which queries are asked together."""
-
-    def null_logit(self, queries):
-        return queries.raw.amax((-2, -1), keepdim=True)
-
-
-class IdsReadLaterTokens(PositionalEncoding):
-    def ids(self, tokens, *, train, generator):
-        return (tokens == 9).long().flip(-1).cumsum(-1).flip(-1) + torch.arange(tokens.shape[-1])
-
-    def embed(self, x, ids, tokens):
-        return x + sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
+        return self.slopes[:, None] * distance
 
 
 class Rotary(LayerEncoding):
-    """Shared by the rotary mistakes; `turn` is rope's."""
-
     claims = BOTH | {"norm_preserving"}
 
     def __init__(self, d_head: int):
@@ -105,213 +79,27 @@ class Rotary(LayerEncoding):
         return self.turn(queries.x, queries.position), self.turn(keys.x, keys.position)
 
 
-class AnglesOverTheNumberOfKeys(Rotary):
-    def turn(self, x, position):
-        return super().turn(x, position.double() * 32 / x.shape[-2])
-
-
-class PositionsInTheTypeOfQueries(Rotary):
-    def turn(self, x, position):
-        return super().turn(x, position.to(x.dtype))
-
-
-class AnglesInSinglePrecision(Rotary):
-    """Angles are in float32, or in float64 for features in float64."""
-
-    def turn(self, x, position):
-        precise = torch.promote_types(x.dtype, torch.float32)
-        angle = position.to(precise).unsqueeze(-1) * self.frequencies.to(precise)
-        a, b = x.chunk(2, -1)
-        cos, sin = angle.cos(), angle.sin()
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
-
-
-class InputAnglesInSinglePrecision(PositionalEncoding):
+class Sinusoidal(PositionalEncoding):
     def embed(self, x, ids, tokens):
-        precise = torch.promote_types(x.dtype, torch.float32)
-        angle = ids.to(precise).unsqueeze(-1) * rope_frequencies(x.shape[-1], 100.0).to(ids.device, precise)
-        return x + torch.cat([angle.sin(), angle.cos()], -1).to(x.dtype)
+        return x + sinusoids(self.read(ids), x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+    def read(self, ids):
+        return ids
 
 
-class LearnedSlopes(LayerEncoding):
-    """Right: a slope above zero favours the farthest keys, with logits in the thousands."""
-
-    def __init__(self, n_heads: int):
+class Window(LayerEncoding):
+    def __init__(self, window: int = 8):
         super().__init__()
-        self.slopes = nn.Parameter(torch.zeros(n_heads))
+        if window < 1:
+            raise ValueError("no window")
+        self.window = window
 
-    def distance_bias(self, distance):
-        return self.slopes[:, None] * distance
-
-
-class PowersThatOverflow(LayerEncoding):
-    claims = BOTH
-
-    def transform(self, queries, keys):
-        grown, shrunk = 1.01 ** queries.position.to(queries.x.dtype), 1.01 ** -keys.position.to(keys.x.dtype)
-        return queries.x * grown.unsqueeze(-1), keys.x * shrunk.unsqueeze(-1)
-
-
-class InputThatOverflows(PositionalEncoding):
-    def embed(self, x, ids, tokens):
-        return x + 0.5 * (0.01 * ids.to(x.dtype)).exp().unsqueeze(-1)
-
-
-class NormsChange(Rotary):
-    def turn(self, x, position):
-        return 1.1 * super().turn(x, position)
-
-
-class SilentPastItsEnd(PositionalEncoding):
-    past_training = "undefined"
-
-    def embed(self, x, ids, tokens):
-        return x + sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
-
-
-class IdsOfTheGlobalGenerator(SilentPastItsEnd):
-    past_training = "defined"
-
-    def ids(self, tokens, *, train, generator):
-        length = tokens.shape[-1]
-        return torch.randperm(2 * length)[:length].sort().values if train else torch.arange(length)
-
-
-class AddsTheFirstValue(LayerEncoding):
-    def mix(self, weights, v, queries, keys):
-        return weights @ v + 0.1 * v[..., :1, :]
-
-
-class BatchMean(LayerEncoding):
-    def adjust(self, scores, visible, queries, keys):
-        return scores - 0.5 * scores.mean(0, keepdim=True)
-
-
-class LongestSeen(Rotary):
-    """An encoding that remembers the longest length, as if texts could only grow."""
-
-    def __init__(self, d_head: int):
-        super().__init__(d_head)
-        self.longest = 1
-
-    def turn(self, x, position):
-        self.longest = max(self.longest, x.shape[-2])
-        return super().turn(x, position.double() * 32 / self.longest)
-
-
-class CacheByLengthAndEnds(Rotary):
-    """Positions are kept, by their number, the first and the last."""
-
-    def __init__(self, d_head: int):
-        super().__init__(d_head)
-        self.kept = {}
-
-    def turn(self, x, position):
-        if x.device.type == "meta":
-            return super().turn(x, position)
-        key = (position.shape, float(position.flatten()[0]), float(position.flatten()[-1]))
-        return super().turn(x, torch.tensor(self.kept.setdefault(key, position.tolist())))
-
-
-class SharedCacheByLengthAndEnds(CacheByLengthAndEnds):
-    shared = {}
-
-    def __init__(self, d_head: int):
-        super().__init__(d_head)
-        self.kept = self.shared
-
-
-class TextCacheByEnds(PositionalEncoding):
-    """The number of full stops so far is kept, by the length of the text, its first and its last token."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = {}
-
-    def embed(self, x, ids, tokens):
-        key = (tokens.shape, *tokens[:, 0].tolist(), *tokens[:, -1].tolist())
-        count = torch.tensor(self.kept.setdefault(key, (tokens == 9).cumsum(-1).tolist()))
-        place = sinusoids(ids, x.shape[-1], 100.0, "interleaved")
-        return x + (place + 0.1 * count.unsqueeze(-1)).to(x.dtype)
-
-
-class ColumnsEndAfterOneChunk(Right):
-    """Wrong on the path with columns from the 257th key on."""
-
-    def columns(self, queries, keys):
-        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None]
-        places = [side.position.unsqueeze(-1).double() for side in (queries, keys)]
-        ones = [torch.ones_like(place) for place in places]
-        late = torch.cat([ones[1], places[1] - (keys.index > 256).double().unsqueeze(-1)], -1)
-        return torch.cat([-slopes * places[0], slopes * ones[0]], -1).to(queries.x.dtype), late.to(
-            keys.x.dtype
-        )
-
-
-class PlaceTakenForIndex(LayerEncoding):
-    """Right where the keys begin at the first token, and so not with a window from outside."""
-
-    claims = frozenset({"prefix_consistent", "shift_invariant"})
-
-    def bias(self, queries, keys):
-        start = queries.position[..., :1] - queries.index[:1]
-        place = torch.arange(len(keys.index), device=keys.index.device) + start
-        if not (keys.position.diff(dim=-1) == 1).all():
-            place = keys.position
-        bias = -0.1 * (queries.position.unsqueeze(-1) - place.unsqueeze(-2)).clamp(min=0)
-        return bias.unsqueeze(0) if bias.dim() == 2 else bias
-
-
-class OffByOneUnderAnOffset(PositionalEncoding):
-    def embed(self, x, ids, tokens):
-        place = ids + (ids[..., :1] > 0)
-        return x + sinusoids(place, x.shape[-1], 100.0, "interleaved").to(x.dtype)
-
-
-class MadeOnTheCPU(LayerEncoding):
-    def distance_bias(self, distance):
-        return -torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * distance
-
-
-class BiasWithHeadsLast(Right):
-    def distance_bias(self, distance):
-        return super().distance_bias(distance).mT
-
-
-class BiasOfNumpy(Right):
-    def distance_bias(self, distance):
-        return super().distance_bias(distance).numpy()
-
-
-class SqueezesOneToken(Right):
-    def distance_bias(self, distance):
-        return super().distance_bias(distance).squeeze()
-
-
-class VisibleIsAFactor(LayerEncoding):
     def visible(self, queries, keys):
-        return (keys.index <= queries.index.unsqueeze(-1)).float()
+        distance = queries.index.unsqueeze(-1) - keys.index
+        return (distance >= 0) & (distance < self.seen())
 
-
-class LogarithmOfZero(LayerEncoding):
-    def distance_bias(self, distance):
-        rise = torch.tensor([0.0, 0.5, 0.0, 0.0])[:, None]
-        return rise * distance.double().log()
-
-
-class HidesByAnInfiniteBias(LayerEncoding):
-    def distance_bias(self, distance):
-        return torch.zeros(4, len(distance)).masked_fill(distance > 5, float("-inf"))
-
-
-class DropoutInAHook(Right):
-    def adjust(self, scores, visible, queries, keys):
-        return nn.functional.dropout(scores, 0.1, self.training)
-
-
-class RaisesInForward(LayerEncoding):
-    def logit_scale(self, queries):
-        raise ZeroDivisionError("a mistake\nof two lines")
+    def seen(self):
+        return self.window
 
 
 class NeedsAnOption(LayerEncoding):
@@ -329,24 +117,206 @@ class NoEncoding:
     pass
 
 
-class BiasThatRises(LayerEncoding):
-    claims = BOTH | {"decaying"}
+# What hooks return, and what the code says.
 
+
+@fails("shape", r"wrong_encodings.py:\d+: distance_bias returned the shape \[9, 4\], must be \[H, n\]")
+class BiasWithHeadsLast(Right):
     def distance_bias(self, distance):
-        return (0.1 * distance - 0.01 * distance.float().square()).expand(4, -1)
+        return super().distance_bias(distance).mT
 
 
-class DecayWithoutBias(Rotary):
-    claims = BOTH | {"decaying"}
+@fails("shape", r"null_logit returned the shape \[4\], must be \[B, H, Q, 1\] or \[H, Q, 1\]")
+class NullOfEachHead(LayerEncoding):
+    def null_logit(self, queries):
+        return torch.zeros(4)
 
 
-class UndefinedWithoutNumbers(SilentPastItsEnd):
+@fails("shape", r"distance_bias returned ndarray, must be a tensor \[H, n\]")
+class BiasOfNumpy(Right):
+    def distance_bias(self, distance):
+        return super().distance_bias(distance).numpy()
+
+
+@fails("shape", r"visible returned torch.float32, must be torch.bool")
+class VisibleIsAFactor(LayerEncoding):
+    def visible(self, queries, keys):
+        return (keys.index <= queries.index.unsqueeze(-1)).float()
+
+
+@fails("shape", r"wrong_encodings.py:\d+: ZeroDivisionError: a mistake$")
+class RaisesInForward(LayerEncoding):
+    def logit_scale(self, queries):
+        raise ZeroDivisionError("a mistake\nof two lines")
+
+
+@fails("finite", r"distance_bias is nan at head 0, distance 0; 4 of its 36 values")
+class LogarithmOfZero(LayerEncoding):
+    def distance_bias(self, distance):
+        return torch.tensor([0.0, 0.5, 0.0, 0.0])[:, None] * distance.double().log()
+
+
+@fails("finite", r"wrong_encodings.py:\d+: distance_bias is -inf at head 0, distance 6")
+class HidesByAnInfiniteBias(LayerEncoding):
+    def distance_bias(self, distance):
+        return torch.zeros(4, len(distance)).masked_fill(distance > 5, float("-inf"))
+
+
+@fails("runs", r"RuntimeError")
+class SqueezesOneToken(Right):
+    def distance_bias(self, distance):
+        return super().distance_bias(distance).squeeze()
+
+
+@fails("repeatable", r"two calls in training")
+class DropoutInAHook(Right):
+    def adjust(self, scores, visible, queries, keys):
+        return nn.functional.dropout(scores, 0.1, self.training)
+
+
+@fails("device", r"wrong_encodings.py:\d+: RuntimeError: Tensor on device")
+class MadeOnTheCPU(LayerEncoding):
+    def distance_bias(self, distance):
+        return -torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * distance
+
+
+@fails("options", r"encoding.strength is taken by the constructor, and nothing reads")
+class OptionNeverRead(Right):
+    def __init__(self, strength: float = 0.5):
+        super().__init__()
+
+
+@fails("options", r"encoding.strength is taken by the constructor, and nothing reads")
+class OptionOnlyKept(Right):
+    def __init__(self, strength: float = 0.5):
+        super().__init__()
+        self.strength = strength
+
+
+# In a decoder.
+
+
+@fails("causal lookahead prefix blocks fused window", r"token 0 has gradient \d.* at token 1")
+class SeesTheNextToken(LayerEncoding):
+    def visible(self, queries, keys):
+        return keys.index <= queries.index.unsqueeze(-1) + 1
+
+
+@fails("lookahead prefix device", r"other tokens behind change an output by \d")
+class IdsReadLaterTokens(Sinusoidal):
+    def ids(self, tokens, *, train, generator):
+        return (tokens == 9).long().flip(-1).cumsum(-1).flip(-1) + torch.arange(tokens.shape[-1])
+
+
+@fails("prefix", r"the first \d+ of \d+ tokens differ from \d+ alone by \d")
+class AnglesOverTheNumberOfKeys(Rotary):
+    def turn(self, x, position):
+        return super().turn(x, position.double() * 32 / x.shape[-2])
+
+
+@fails("shift", r"shift_invariant is not claimed, and holds: positions \+ 5 or \+ 403")
+class ShiftNotClaimed(Right):
+    claims = frozenset({"prefix_consistent", "decaying"})
+
+
+@fails("shift wide_heads", r"not claimed, and holds: positions \+ 5 change")
+class ShiftNotClaimedUndefined(Rotary):
+    """An encoding that refuses large positions and is invariant within the others."""
+
+    past_training = "undefined"
+    claims = frozenset({"prefix_consistent"})
+
+    def __init__(self):
+        super().__init__(8)
+
+    def turn(self, x, position):
+        if position.max() > 31:
+            raise LengthError(f"32 positions, and none for {int(position.max())}")
+        return super().turn(x, position)
+
+
+@fails("shift")
+class KeysTurnBackwards(Rotary):
+    def transform(self, queries, keys):
+        return self.turn(queries.x, queries.position), self.turn(keys.x, -keys.position)
+
+
+@fails("batch", r"a sequence alone and in a batch differ by \d")
+class BatchMean(LayerEncoding):
+    def adjust(self, scores, visible, queries, keys):
+        return scores - 0.5 * scores.mean(0, keepdim=True)
+
+
+@fails("batch", r"of other ids, a sequence differs by \d")
+class SharedCacheByLengthAndEnds(Rotary):
+    """Positions are kept, by their number, the first and the last."""
+
+    kept = {}
+
+    def turn(self, x, position):
+        if x.device.type == "meta":
+            return super().turn(x, position)
+        key = (position.shape, float(position.flatten()[0]), float(position.flatten()[-1]))
+        return super().turn(x, torch.tensor(self.kept.setdefault(key, position.tolist())))
+
+
+@fails("pure fused half_precision", r"after a longer text the same one differs by \d")
+class LongestSeen(Rotary):
+    longest = 1
+
+    def turn(self, x, position):
+        self.longest = max(self.longest, x.shape[-2])
+        return super().turn(x, position.double() * 32 / self.longest)
+
+
+@fails("pure", r"after a text with the same ends a text differs by \d")
+class TextCacheByEnds(PositionalEncoding):
+    """The number of full stops so far is kept, by the length of the text, its first and its last token."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
     def embed(self, x, ids, tokens):
+        key = (tokens.shape, *tokens[:, 0].tolist(), *tokens[:, -1].tolist())
+        count = torch.tensor(self.kept.setdefault(key, (tokens == 9).cumsum(-1).tolist()))
+        table = sinusoids(ids, x.shape[-1], 100.0, "interleaved")
+        return x + (table + 0.1 * count.unsqueeze(-1)).to(x.dtype)
+
+
+@fails("effect", r"HookMisspelt.colums is never called: is it columns\?")
+class HookMisspelt(Right):
+    def colums(self, queries, keys):
+        return None
+
+
+@fails("effect", r"embed is never called: it is a hook of PositionalEncoding")
+class HookOfTheOtherClass(Right):
+    def embed(self, x, ids, tokens):
+        return 2 * x
+
+
+@fails("effect", r"differs from no encoding by 0.0e\+00")
+class TurnedAndForgotten(Rotary):
+    def transform(self, queries, keys):
+        super().transform(queries, keys)
+        return queries.x, keys.x
+
+
+@fails("extrapolation", r"128 tokens raise no LengthError")
+class SilentPastItsEnd(Sinusoidal):
+    past_training = "undefined"
+
+
+@fails("extrapolation", r"of 128 tokens after 32 the error says: too long")
+class UndefinedWithoutNumbers(SilentPastItsEnd):
+    def read(self, ids):
         if ids.max() > 31:
             raise LengthError("too long")
-        return super().embed(x, ids, tokens)
+        return ids
 
 
+@fails("extrapolation", r"beyond distance 512 equal tokens differ by \d")
 class ClampsWithoutEnd(LayerEncoding):
     past_training = "clamps"
 
@@ -354,61 +324,261 @@ class ClampsWithoutEnd(LayerEncoding):
         return -distance.double().log1p().expand(4, -1)
 
 
+@fails("extrapolation", r"from distance 1,\d+ on all are alike: `clamps`, if")
+class ClampedAt1024(Right):
+    claims = BOTH
+
+    def distance_bias(self, distance):
+        return super().distance_bias(distance.clamp(max=1_024))
+
+
+@fails("extrapolation", r"from position 8,\d+ on all are alike")
+class TableOf8192(Sinusoidal):
+    def read(self, ids):
+        return ids.clamp(max=8_191)
+
+
+@fails("prefix fused half_precision extrapolation", r"tokens differ from")
 class DefinedAndNotANumber(LayerEncoding):
     def distance_bias(self, distance):
         return (99 - distance).double().log().expand(4, -1)
 
 
+@fails("gradients slopes", r"spare gets no gradient")
 class ParameterWithoutUse(Right):
     def __init__(self):
         super().__init__()
         self.spare = nn.Parameter(torch.ones(3))
 
 
+@fails("fused gradients slopes", r"fused and reference differ")
+class GradientThatIsNotANumber(LayerEncoding):
+    """The root's slope at distance 0 is infinite."""
+
+    def __init__(self):
+        super().__init__()
+        self.strength = nn.Parameter(torch.ones(4, 1))
+
+    def distance_bias(self, distance):
+        return -(self.strength.square() * distance).sqrt()
+
+
+@fails("state", r"loaded into one of another seed, its output differs by \d")
+class RandomFeaturesNotSaved(LayerEncoding):
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.register_buffer("slopes", torch.rand(n_heads), persistent=False)
+
+    def distance_bias(self, distance):
+        return -self.slopes[:, None] * distance
+
+
+@fails("state", r"saved, and no parameter: .*frequencies")
+class FrequenciesAreSaved(Rotary):
+    def __init__(self, d_head: int):
+        nn.Module.__init__(self)
+        self.register_buffer("frequencies", rope_frequencies(d_head, 100.0))
+
+
+@fails("state device", r"a tensor that is no buffer: FrequenciesInAPlainTensor.frequencies$")
+class FrequenciesInAPlainTensor(Rotary):
+    def __init__(self, d_head: int):
+        nn.Module.__init__(self)
+        self.frequencies = rope_frequencies(d_head, 100.0)
+
+
+@fails("scale", r"inputs of rms 1 leave with rms 3\.\d")
 class LoudInput(PositionalEncoding):
     def embed(self, x, ids, tokens):
         return x + 5 * sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
 
 
-class ShiftNotClaimed(Right):
-    claims = frozenset({"prefix_consistent", "decaying"})
+@fails("ids device")
+class IdsOfTheGlobalGenerator(Sinusoidal):
+    def ids(self, tokens, *, train, generator):
+        length = tokens.shape[-1]
+        return torch.randperm(2 * length)[:length].sort().values if train else torch.arange(length)
 
 
-class ShiftNotClaimedUndefined(LayerEncoding):
-    """An encoding that refuses large positions and is invariant within the others."""
-
-    past_training = "undefined"
-    claims = frozenset({"prefix_consistent"})
-
-    def transform(self, queries, keys):
-        if keys.position.max() > 31:
-            raise LengthError(f"32 positions, and none for {int(keys.position.max())}")
-        return rotate(queries.x, queries.position, rope_frequencies(8, 9.0), "half"), rotate(
-            keys.x, keys.position, rope_frequencies(8, 9.0), "half"
-        )
+# In a layer.
 
 
-class HookMisspelt(Right):
-    def colums(self, queries, keys):
-        return None
+@fails("blocks causal lookahead prefix window", r"blocks of queries and the whole differ by \d")
+class NullOfTheBlock(LayerEncoding):
+    """A null logit that depends on which queries are asked together."""
+
+    def null_logit(self, queries):
+        return queries.raw.amax((-2, -1), keepdim=True)
 
 
-class HookOfTheOtherClass(Right):
-    def embed(self, x, ids, tokens):
-        return 2 * x
+@fails("positions", r"the input at one id differs by \d")
+class OffByOneUnderAnOffset(Sinusoidal):
+    def read(self, ids):
+        return ids + (ids[..., :1] > 0)
 
 
-class NamedInertAndMoves(LayerEncoding):
-    inert = frozenset({"strength"})
+@fails("positions device", r"equal tokens at one position differ by \d")
+class AlwaysFromZero(Rotary):
+    def turn(self, x, position):
+        return super().turn(x, torch.arange(x.shape[-2]))
 
-    def __init__(self, n_heads: int):
+
+@fails("score_scale", r"twice the scale is off from twice the scores by \d")
+class NoRoot(LayerEncoding):
+    def scores(self, queries, keys, scale):
+        return queries.x @ keys.x.mT
+
+
+@fails("masked_weights effect", r"a hidden key has a weight of \d")
+class FiniteMask(LayerEncoding):
+    def weights(self, scores, visible):
+        return scores.masked_fill(~visible, -1e9).softmax(-1)
+
+
+@fails("ranges fused", r"visible keys outside of ranges: 1")
+class RangesTooNarrow(SlidingWindow):
+    """The farthest visible key of the window is missing from the ranges."""
+
+    def __init__(self):
+        super().__init__(window=6)
+
+    def ranges(self, start, stop):
+        return latest(self.window - 1, start, stop)
+
+
+@fails("fused", r"fused and reference differ by \d\.\de[-+]\d\d, float32")
+class OtherInTraining(LayerEncoding):
+    """An encoding that behaves differently in training, in float32 with gradients."""
+
+    def __init__(self):
         super().__init__()
-        self.strength = nn.Parameter(torch.ones(n_heads))
+        self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125, 0.0625]), persistent=False)
 
     def distance_bias(self, distance):
-        return -self.strength[:, None] * distance
+        in_training = self.slopes.dtype == torch.float32 and torch.is_grad_enabled()
+        return -(0.9 if in_training else 1.0) * self.slopes[:, None] * distance
 
 
+@fails("fused", r"fused and reference differ by \d")
+class ColumnsEndAfterOneChunk(Right):
+    """Wrong on the path with columns from the 257th key on."""
+
+    def columns(self, queries, keys):
+        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None]
+        query, key = (side.position.unsqueeze(-1).double() for side in (queries, keys))
+        late = key - (keys.index > 256).double().unsqueeze(-1)
+        columns = [-slopes * query, slopes + 0 * query], [0 * key + 1, late]
+        return tuple(torch.cat(parts, -1).to(queries.x.dtype) for parts in columns)
+
+
+@fails("norm", r"a norm changes by \d")
+class NormsChange(Rotary):
+    def turn(self, x, position):
+        return 1.1 * super().turn(x, position)
+
+
+@fails("norm shift", r"a norm changes by \d")
+class HalvesWithInterleavedAngles(Rotary):
+    def turn(self, x, position):
+        angle = (position.double().unsqueeze(-1) * self.frequencies).repeat_interleave(2, -1)
+        a, b = x.chunk(2, -1)
+        return (x * angle.cos() + torch.cat([-b, a], -1) * angle.sin()).to(x.dtype)
+
+
+@fails("decay", r"the bias rises by 9.0e-02")
+class BiasThatRises(LayerEncoding):
+    claims = BOTH | {"decaying"}
+
+    def distance_bias(self, distance):
+        return (0.1 * distance - 0.01 * distance.float().square()).expand(4, -1)
+
+
+@fails("decay", r"decay is claimed, and there is no distance_bias")
+class DecayWithoutBias(Rotary):
+    claims = BOTH | {"decaying"}
+
+
+@fails("heads", r"heads of two keys differ by \d.*, and those of one key do not")
+class SlopesByKeyHead(LayerEncoding):
+    def __init__(self, n_heads: int, n_kv_heads: int):
+        super().__init__()
+        self.strength = nn.Parameter(torch.linspace(0.1, 1.0, n_kv_heads))
+        self.group = n_heads // n_kv_heads
+
+    def distance_bias(self, distance):
+        return -self.strength.repeat_interleave(self.group)[:, None] * distance
+
+
+@fails("sight", r"window=8, and a query sees 9 of the latest keys")
+class WindowSeesOneMore(Window):
+    def seen(self):
+        return self.window + 1
+
+
+@fails("window", r"values beyond the window have gradients of \d")
+class AddsTheFirstValue(LayerEncoding):
+    def mix(self, weights, v, queries, keys):
+        return weights @ v + 0.1 * v[..., :1, :]
+
+
+@fails("window", r"from a mask it differs by \d")
+class PlaceTakenForIndex(LayerEncoding):
+    """Right where the keys begin at the first token, and so not with a window from outside."""
+
+    claims = BOTH
+
+    def bias(self, queries, keys):
+        start = queries.position[..., :1] - queries.index[:1]
+        place = torch.arange(len(keys.index), device=keys.index.device) + start
+        if not (keys.position.diff(dim=-1) == 1).all():
+            place = keys.position
+        bias = -0.1 * (queries.position.unsqueeze(-1) - place.unsqueeze(-2)).clamp(min=0)
+        return bias.unsqueeze(0) if bias.dim() == 2 else bias
+
+
+# In its arithmetic.
+
+
+@fails("half_precision", r"on average bfloat16 is off by \d")
+class PositionsInTheTypeOfQueries(Rotary):
+    def turn(self, x, position):
+        return super().turn(x, position.to(x.dtype))
+
+
+@fails("long_context", r"finite; float32 and float64 differ by \d")
+class AnglesInSinglePrecision(Rotary):
+    """Angles are in float32, or in float64 for features in float64."""
+
+    def turn(self, x, position):
+        precise = torch.promote_types(x.dtype, torch.float32)
+        angle = position.to(precise).unsqueeze(-1) * self.frequencies.to(precise)
+        a, b = x.chunk(2, -1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+@fails("long_context half_precision", r"\d+ outputs are not finite")
+class PowersThatOverflow(LayerEncoding):
+    claims = BOTH
+
+    def transform(self, queries, keys):
+        grown, shrunk = 1.01 ** queries.position.to(queries.x.dtype), 1.01 ** -keys.position.to(keys.x.dtype)
+        return queries.x * grown.unsqueeze(-1), keys.x * shrunk.unsqueeze(-1)
+
+
+@fails("long_context half_precision extrapolation", r"the input is not finite")
+class InputThatOverflows(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        return x + 0.5 * (0.01 * ids.to(x.dtype)).exp().unsqueeze(-1)
+
+
+@fails("slopes", r"along .*slopes is by its gradient -?[\d.e+]+, and differences of")
+class HalfAGradient(LearnedSlopes):
+    def distance_bias(self, distance):
+        return -0.5 * (self.slopes + self.slopes.detach())[:, None] * distance
+
+
+@fails("slopes", r"phase is inert: moving it by 0.1 changes no output")
 class PhaseThatCancels(Rotary):
     """Queries and keys are turned by the same learned angle, which no product of the two depends on."""
 
@@ -422,68 +592,101 @@ class PhaseThatCancels(Rotary):
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
-class ClampedAt1024(Right):
-    claims = BOTH
+@fails("slopes", r"inert names .*slopes, and moving it by 0.1 changes an output")
+class NamedInertAndMoves(LearnedSlopes):
+    inert = frozenset({"slopes"})
 
     def distance_bias(self, distance):
-        return super().distance_bias(distance.clamp(max=1_024))
+        return -super().distance_bias(distance)
 
 
-class WindowSeesOneMore(LayerEncoding):
-    def __init__(self, window: int = 8):
+@fails("slopes", r"of .*p as built is inert: moving it by 0.1 changes no output")
+class PowerCappedAt1(LayerEncoding):
+    """KERPLE's power without its gradient past 1, where half of the powers begin."""
+
+    def __init__(self, n_heads: int):
         super().__init__()
-        self.window = window
+        self.p = nn.Parameter(torch.linspace(0.2, 1.8, n_heads))
 
+    def distance_bias(self, distance):
+        return -0.1 * distance ** self.p.clamp(0.01, 1.0).unsqueeze(-1)
+
+
+# Right in a small model, wrong with wide heads, many keys or options at their ends.
+
+
+@fails("wide_heads", r"positions change \d\d% of 136 features, and all of 8")
+class FirstFeaturesTurned(Rotary):
+    def __init__(self, d_head: int):
+        super().__init__(min(d_head, 64))
+
+
+@fails("wide_heads", r"a norm changes by \d")
+class LastPairsGrow(Rotary):
+    def turn(self, x, position):
+        turned = super().turn(x, position)
+        return torch.cat([turned[..., :64], 1.1 * turned[..., 64:]], -1)
+
+
+@fails("wide_heads effect")
+class ScaleOf64(LayerEncoding):
+    def scores(self, queries, keys, scale):
+        return (scale if keys.raw.shape[-1] <= 64 else 0.125) * (queries.x @ keys.x.mT)
+
+
+@fails("wide_heads", r"fused and reference differ by \d")
+class ColumnsOfNarrowHeads(Right):
+    def columns(self, queries, keys):
+        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None] * (queries.raw.shape[-1] <= 64)
+        query, key = (side.position.unsqueeze(-1).to(side.x.dtype) for side in (queries, keys))
+        return torch.cat([-slopes * query, slopes + 0 * query], -1), torch.cat([0 * key + 1, key], -1)
+
+
+@fails("many_keys", r"of 613 keys a query sees")
+class FirstTokensForgottenAt512(LayerEncoding):
     def visible(self, queries, keys):
-        distance = queries.index.unsqueeze(-1) - keys.index
-        return (distance >= 0) & (distance <= self.window)
+        index = queries.index.unsqueeze(-1)
+        kept = (index - keys.index < 40) | ((keys.index < 4) & (index < 512))
+        return kept & (keys.index <= index)
 
 
-class OptionNeverRead(Right):
-    def __init__(self, strength: float = 0.5):
-        super().__init__()
-
-
-class OptionOnlyKept(Right):
-    def __init__(self, strength: float = 0.5):
-        super().__init__()
-        self.strength = strength
-
-
-class RandomFeaturesNotSaved(LayerEncoding):
-    def __init__(self, n_heads: int):
-        super().__init__()
-        self.register_buffer("slopes", torch.rand(n_heads), persistent=False)
-
-    def distance_bias(self, distance):
-        return -self.slopes[:, None] * distance
-
-
-class GradientThatIsNotANumber(LayerEncoding):
-    """The root's slope at distance 0 is infinite."""
-
+@fails("many_keys effect", r"a query sees 2,048, and no option is as large")
+class WindowWithoutOption(Window):
     def __init__(self):
+        super().__init__(2_048)
+
+
+@fails("many_keys", r"across position 2,048 an output is off by \d")
+class PositionsModulo2048(Rotary):
+    def turn(self, x, position):
+        return super().turn(x, position % 2_048)
+
+
+@fails("many_keys", r"at 512 keys a row alone and beside others differ by \d")
+class SlopesOfManyKeys(Right):
+    def bias(self, queries, keys):
+        return super().bias(queries, keys) * (0.5 if keys.index.numel() > 512 else 1.0)
+
+
+@fails("option_ends", r"with period=0 ")
+class DividesByAnOption(LayerEncoding):
+    def __init__(self, period: int = 8):
         super().__init__()
-        self.strength = nn.Parameter(torch.ones(4, 1))
+        self.period = period
 
     def distance_bias(self, distance):
-        return -(self.strength.square() * distance).sqrt()
+        return -(distance / self.period).expand(4, -1)
 
 
-class HalfAGradient(LayerEncoding):
-    def __init__(self, n_heads: int):
-        super().__init__()
-        self.strength = nn.Parameter(torch.ones(n_heads))
-
-    def distance_bias(self, distance):
-        return -0.5 * (self.strength + self.strength.detach())[:, None] * distance
+@fails("option_ends", r"with window=300 window=300, and a query sees 301 of the latest keys")
+class LongWindowSeesOneMore(Window):
+    def seen(self):
+        return self.window + (self.window > 40)
 
 
-class SlopesByKeyHead(LayerEncoding):
-    def __init__(self, n_heads: int, n_kv_heads: int):
-        super().__init__()
-        self.strength = nn.Parameter(torch.linspace(0.1, 1.0, n_kv_heads))
-        self.group = n_heads // n_kv_heads
+@fails("option_ends", r"with window=1 fused and reference differ by \d")
+class RangesOfShortWindows(Window):
+    """A window of one token loses its only key on fast paths."""
 
-    def distance_bias(self, distance):
-        return -self.strength.repeat_interleave(self.group)[:, None] * distance
+    def ranges(self, start, stop):
+        return [range(max(0, start - self.window + 1 + (self.window == 1)), stop)]

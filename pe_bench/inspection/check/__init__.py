@@ -1,1 +1,71 @@
-"""The conformance suite: what is checked of every encoding, pe-bench's own and a person's alike."""
+"""The conformance suite: what is checked of every encoding, pe-bench's own and a person's alike.
+
+Each function of these modules whose docstring says where to look is a check, and its name is the property's.
+The docstring begins with what must hold. The function returns what was measured, and raises `FailureError` or
+`UnclaimedError`.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pe_bench.inspection.check import decoder, hooks, layers, numbers, reference, sizes
+from pe_bench.inspection.check.case import Case, changed_hooks
+from pe_bench.inspection.check.result import FailureError, Finding, UnclaimedError, describe
+from pe_bench.system.signals import INTERRUPTIONS
+
+
+class Property(NamedTuple):
+    """A property that an encoding must have, or may claim."""
+
+    name: str
+    means: str
+    look: str  # where the fault may be
+    check: Callable[[Case], str | Finding]
+
+
+def _property(check: Callable[[Case], str | Finding]) -> Property:
+    means, look, *_ = (" ".join(part.split()) for part in (inspect.getdoc(check) or "").split("\n\n"))
+    look = look.removeprefix("Look at: ").removesuffix(".")
+    return Property(check.__name__, means[0].lower() + means[1:].removesuffix("."), look, check)
+
+
+PROPERTIES = tuple(
+    _property(function)
+    for module in (hooks, decoder, layers, numbers, sizes, reference)
+    for function in vars(module).values()
+    if inspect.isfunction(function) and function.__module__ == module.__name__
+    if "Look at: " in (function.__doc__ or "")
+)
+BASICS = PROPERTIES[:4]  # the first that fails ends the check: all others would fail, with wrong advice
+
+
+def check(case: Case, wanted: Property) -> Finding:
+    """Check one property; an encoding that raises has failed it, whatever it is."""
+    try:
+        result = wanted.check(case)
+    except INTERRUPTIONS:
+        raise
+    except UnclaimedError as reason:
+        return Finding("not claimed", str(reason))
+    except BaseException as error:
+        if not isinstance(error, FailureError):
+            return Finding("fails", describe(error))
+        changed = [] if wanted in BASICS else changed_hooks(case.encoding, hooks.SHAPES)
+        places = [f"{hooks.line_of(part, hook)} {hook}" for part, hook in changed]
+        return Finding("fails", str(error), places=tuple(dict.fromkeys(places)))
+    return result if isinstance(result, Finding) else Finding("holds", result)
+
+
+def check_all(case: Case, watch: Callable[[Property], None] = lambda _: None) -> dict[Property, Finding]:
+    """Check all properties; after a basic one that fails, the others are 'not checked'.
+
+    `watch` gets each property before it is checked.
+    """
+    findings = dict.fromkeys(PROPERTIES, Finding("not checked", ""))
+    for wanted in PROPERTIES:
+        watch(wanted)
+        findings[wanted] = check(case, wanted)
+        if wanted in BASICS and findings[wanted].state == "fails":
+            break
+    return findings

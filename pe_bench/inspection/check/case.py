@@ -3,63 +3,26 @@
 Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
 
-import math
-import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pe_bench.config.schema import ModelConfig
-from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding
-from pe_bench.encodings.compose import Composition, Stack
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import UserError
+from pe_bench.inspection.check.result import SHOWS, FailureError, UnclaimedError, at_most, describe, largest
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
-from pe_bench.model.checks import user_code_line
+from pe_bench.model.attention import project
 from pe_bench.model.decoder import Decoder
 from pe_bench.system.signals import INTERRUPTIONS
-
-State = Literal["holds", "fails", "not claimed", "not checked"]
-
-EXACT = 1e-10  # float64, other shapes of the same products
-SHOWS = 1e-6  # a larger difference is not rounding
-
-
-class Finding(NamedTuple):
-    state: State
-    measured: str
-    note: str = ""  # shown even where all is well
-    places: tuple[str, ...] = ()  # `FILE:LINE hook` of what may be wrong
-
-
-def largest(errors: Iterable[float]) -> float:
-    """Return the largest error, and infinity where one is not a number: `max` would pass over it."""
-    return max(math.inf if math.isnan(error) else error for error in errors)
-
-
-def at_most(error: float, limit: float, label: str) -> Finding:
-    # A value that is not a number fails.
-    return Finding("holds" if error <= limit else "fails", f"{label} {error:.1e}")
-
-
-def as_claimed(claim: str, is_claimed: bool, error: float, label: str) -> Finding:
-    """Judge a property that the class claims or does not claim.
-
-    A claimed one must hold. One that is not claimed must visibly not hold, because a missing claim leaves an
-    encoding unchecked.
-    """
-    if is_claimed:
-        return at_most(error, EXACT, label)
-    if error > SHOWS:
-        return Finding("not claimed", f"{label} {error:.1e}")
-    return Finding("fails", f"{claim} is not claimed, and holds: {label} {error:.1e}")
-
 
 # Small, and no two sizes are equal, so that none can be mistaken for another; but two heads share keys.
 MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
@@ -99,42 +62,67 @@ class Case:
         generator = torch.Generator().manual_seed(1)
         return Decoder(self.sizes, len(VOCABULARY), encoding, generator).double()
 
-    def inputs(self, length: int, dtype: torch.dtype = torch.float64, batch: int = 2) -> Inputs:
-        """Return a layer's input [B, T, D] and its queries, keys and values [B, H, T, K]."""
-        return layer_inputs(length, dtype, batch, d_head=self.sizes.d_head)
+    def new_model(self) -> Decoder:
+        return self.model_of(self.with_random_parameters())
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return self.spec.values
+    @cached_property
+    def model(self) -> Decoder:
+        return self.new_model()
 
     @cached_property
     def encoding(self) -> Composition:
         return self.with_random_parameters().double()
 
     @cached_property
-    def model(self) -> Decoder:
-        return self.model_of(self.with_random_parameters())
+    def layers(self) -> list[LayerEncoding]:
+        """The layers of `encoding`, one of each kind."""
+        return layers_of(self.encoding)
 
-    @cached_property
-    def parts(self) -> list[PositionalEncoding | LayerEncoding]:
-        """Return the encoding and its modifiers; `LayerEncoding`s without their wrappers."""
-        found = [self.encoding.base, *self.encoding.modifiers.children()]
-        return [part.layer(0) if isinstance(part, Layers) else part for part in found]  # type: ignore[misc]
+    def both_precisions(self) -> list[tuple[LayerEncoding, LayerEncoding]]:
+        """Return each kind of layer in float64 and in float32, with the same parameters."""
+        return list(zip(self.layers, layers_of(self.with_random_parameters()), strict=True))
+
+    def inputs(self, length: int, batch: int = 2) -> Inputs:
+        return layer_inputs(length, batch=batch, d_head=self.sizes.d_head)
+
+    def sides(self, length: int, shift: int = 0) -> Iterator[tuple[LayerEncoding, Side, Side]]:
+        """Yield each kind of layer with queries and keys at positions from `shift` on."""
+        x, q, k, _ = self.inputs(length)
+        for layer in self.layers:
+            yield layer, *project(layer, x, q, k, torch.arange(length) + shift)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.spec.values
 
     @property
     def past_training(self) -> str:
         return self.encoding.past_training
+
+    @property
+    def ends(self) -> bool:
+        """Whether the encoding has no meaning past the training length."""
+        return self.past_training == "undefined"
 
     def claims(self, claim: str) -> bool:
         return claim in self.encoding.claims
 
     def overrides(self, *hooks: str) -> bool:
         """Return whether the encoding changes one of these hooks in any layer."""
-        of_model = [hook for hook in hooks if hasattr(PositionalEncoding, hook)]
-        of_layer = [hook for hook in hooks if hasattr(LayerEncoding, hook)]
-        parts = [self.encoding.base, *self.encoding.modifiers.children()]
-        in_model = any(part.overrides(hook) for part in parts for hook in of_model)  # type: ignore[operator]
-        return in_model or any(layer.overrides(*of_layer) for layer in layers_of(self.encoding))
+        return bool(changed_hooks(self.encoding, hooks))
+
+    def as_claimed(self, claim: str, label: str, *errors: float) -> str:
+        """Judge a property that the class claims or does not claim.
+
+        A claimed one must hold. One that is not claimed must visibly not hold, because a missing claim leaves
+        an encoding unchecked.
+        """
+        if self.claims(claim):
+            return at_most(label, *errors)
+        measured = f"{label} {largest(errors):.1e}"
+        if largest(errors) > SHOWS:
+            raise UnclaimedError(measured)
+        raise FailureError(f"{claim} is not claimed, and holds: {measured}")
 
 
 def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Case]:
@@ -144,60 +132,68 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
     be built.
     """
     sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
-    found = resolve([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], search)
-    names = Counter(subject.name for subject in found)
-    return [_case(subject, subject.name if names[subject.name] == 1 else subject.label) for subject in found]
+    subjects = resolve([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], search)
+    names = Counter(subject.name for subject in subjects)
+    return [
+        _case(subject, subject.name if names[subject.name] == 1 else subject.label) for subject in subjects
+    ]
 
 
 def _case(subject: ResolvedEncoding, name: str) -> Case:
-    given, spec = subject.config.encoding, subject.spec.with_examples()
-    examples = {option: value for option, value in spec.values.items() if given.get(option, {}) != value}
-    found = Case(name, spec, examples)
+    options, spec = subject.config.encoding, subject.spec.with_examples()
+    examples = {option: value for option, value in spec.values.items() if options.get(option, {}) != value}
+    case = Case(name, spec, examples)
     try:
-        found.as_built()
+        case.as_built()
     except (UserError, *INTERRUPTIONS):
         raise
     except BaseException as error:
-        raise UserError(f"{name} cannot be built: {where(error)}: {first_line(error)}") from error
-    return found
-
-
-def where(error: BaseException) -> str:
-    """Return the file that raised an error, or the user's that it passed through, and the error's type."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if "/torch/" not in frame.filename), frames[-1])
-    line = user_code_line(error) or f"{frame.filename}:{frame.lineno}"
-    return f"{Path(line).name}: {type(error).__name__}"
+        raise UserError(f"{name} cannot be built: {describe(error)}") from error
+    return case
 
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:
     """Return one layer of each kind: they differ only where a schedule says so."""
-    kinds: dict[tuple[Any, ...], LayerEncoding] = {}
+    kinds: dict[str, LayerEncoding] = {}
     for number in range(MODEL.n_layers):
         layer = encoding.layer(number)
-        kinds.setdefault(_kind(layer), layer)
+        kinds.setdefault(str([_traits(part) for part in leaves_of(layer)]), layer)
     return list(kinds.values())
 
 
-def both_precisions(case: Case) -> list[tuple[LayerEncoding, LayerEncoding]]:
-    """Return each kind of layer in float64 and in float32, with the same parameters."""
-    return list(zip(layers_of(case.encoding), layers_of(case.with_random_parameters()), strict=True))
+def _traits(leaf: LayerEncoding) -> list[object]:
+    """Return a class, and what tells two of that class apart: options and tables."""
+    options = {name: value for name, value in vars(leaf).items() if isinstance(value, int | float | str)}
+    return [type(leaf), sorted(options.items()), [float(table.double().sum()) for table in leaf.buffers()]]
 
 
-def _kind(layer: LayerEncoding) -> tuple[Any, ...]:
-    """Return the classes that act in a layer, and what tells two of a class apart: options and tables."""
-    parts = layer.parts if isinstance(layer, Stack) else (layer,)
-    options = [
-        sorted((name, value) for name, value in vars(part).items() if isinstance(value, int | float | str))
-        for part in parts
-    ]
-    tables = [[float(table.double().sum()) for table in part.buffers()] for part in parts]
-    return tuple((type(part), str(found)) for part, *found in zip(parts, options, tables, strict=True))
+def parts_of(encoding: Composition) -> list[nn.Module]:
+    """Return the encoding and its modifiers, and what acts in the layers."""
+    leaves = [leaf for layer in layers_of(encoding) for leaf in leaves_of(layer)]
+    return list(dict.fromkeys([encoding.base, *encoding.modifiers.children(), *leaves]))
+
+
+def kind_of(part: nn.Module) -> type[LayerEncoding] | type[PositionalEncoding]:
+    return LayerEncoding if isinstance(part, LayerEncoding) else PositionalEncoding
+
+
+def changed_hooks(encoding: Composition, hooks: Iterable[str]) -> list[tuple[nn.Module, str]]:
+    """Return each part of the encoding with each of these hooks that it changes."""
+    return [(part, hook) for part in parts_of(encoding) for hook in hooks if changes(part, hook)]
+
+
+def changes(part: nn.Module, hook: str) -> bool:
+    return getattr(type(part), hook, None) is not getattr(kind_of(part), hook, None)
 
 
 def tokens(batch: int, length: int) -> Tensor:
     """Return random tokens [B, T] of the vocabulary."""
     return torch.randint(len(VOCABULARY), (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def other_tokens(tokens_BT: Tensor) -> Tensor:
+    """Return tokens of which each differs from the one that it replaces."""
+    return (tokens_BT + 1 + torch.arange(tokens_BT.shape[-1]) % 9) % len(VOCABULARY)
 
 
 def ids_of(encoding: Composition, tokens_BT: Tensor, train: bool = False) -> Tensor:
@@ -237,8 +233,3 @@ def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
     x, q, _, _ = layer_inputs(1, batch=1)
     repeated = q.expand(-1, -1, length, -1)
     return x.expand(-1, length, -1), repeated, repeated
-
-
-def worst(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference; infinity where one of the two is not a number."""
-    return float((a.detach().double() - b.detach().double()).abs().nan_to_num(torch.inf).max())

@@ -1,10 +1,13 @@
-"""What each hook returns for small inputs, and the basic properties: the first that fails ends the check.
+"""Checks of what each hook returns for small inputs, and of a class's code.
 
 Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D model width, n distances.
 """
 
+import ast
 import inspect
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,50 +15,58 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
-from pe_bench.encodings.compose import Composition, Stack
+from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.spec import argument_of
+from pe_bench.errors import first_line
 from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
     Case,
-    Finding,
+    changes,
     hidden,
     ids_of,
+    kind_of,
     layer_inputs,
     layers_of,
+    parts_of,
     tokens,
-    worst,
 )
-from pe_bench.model.attention import project
+from pe_bench.inspection.check.result import FailureError, UnclaimedError, describe, expect, worst
+from pe_bench.model.attention import project, reference_attention
+from pe_bench.system.signals import INTERRUPTIONS
 
 TOKENS = 9  # no other size of the model is the same
-SIZES = {"B": 2, "H": MODEL.n_heads, "T": TOKENS, "Q": TOKENS, "N": TOKENS, "K": MODEL.d_head}
-SIZES |= {"D": MODEL.d_model, "n": TOKENS, "1": 1}
-SHARED = "BHQ"  # one value may serve all sequences, heads or queries
-HOOKS = (
-    "ids",
-    "embed",
-    "prepare",
-    "transform",
-    "logit_scale",
-    "scores",
-    "distance_bias",
-    "bias",
-    "adjust",
-    "visible",
-    "weights",
-    "null_logit",
-    "mix",
-)
+SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
+SIZES |= dict.fromkeys("TQNn", TOKENS)
+A_QUERY = ("BHQ1", "HQ1", "Q1", "1", "")
+# The shapes that a hook may return; * is any number of axes.
+SHAPES = {
+    "ids": ("T", "BT"),
+    "embed": ("BTD",),
+    "prepare": ("B*T",),
+    "transform": ("BHT*",),
+    "logit_scale": A_QUERY,
+    "scores": ("BHQN",),
+    "distance_bias": ("Hn",),
+    "bias": ("HQN", "BHQN"),
+    "adjust": ("BHQN",),
+    "visible": ("QN", "HQN"),
+    "weights": ("BHQN",),
+    "null_logit": A_QUERY,
+    "mix": ("BHQK",),
+}
+OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit")  # may return None
+BROADCAST = ("ids", *OPTIONAL)  # whose value may serve all sequences, heads or queries
+SHARED = "BHQ"
+AXES = {"H": "head", "n": "distance", "T": "token", "Q": "query", "N": "key"}
 
 
 class Returned(NamedTuple):
-    """A value that a hook returned, and the letters of the shapes that it may have; `...` is any axes."""
+    """A value that a hook of one part of an encoding returned."""
 
     part: nn.Module
     hook: str
     value: Any
-    shapes: tuple[str, ...]
-    exact: bool = True  # no axis may have length 1 because all share the value
     hidden: Tensor | None = None  # true where a value does not matter
 
     @property
@@ -69,203 +80,235 @@ def line_of(part: nn.Module, hook: str) -> str:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
-def parts_of(encoding: Composition) -> list[nn.Module]:
-    """Return the encoding and its modifiers without their wrappers, and what acts in the layers."""
-    of_model = [encoding.base, *encoding.modifiers.children()]
-    layers = layers_of(encoding)
-    of_layers = [part for layer in layers for part in (layer.parts if isinstance(layer, Stack) else (layer,))]
-    return [*of_model, *dict.fromkeys(of_layers)]
-
-
-def overridden(encoding: Composition, hooks: Sequence[str]) -> list[tuple[nn.Module, str]]:
-    """Return each part of the encoding with each of these hooks that it changes."""
-    return [(part, hook) for part in parts_of(encoding) for hook in hooks if _changes(part, hook)]
-
-
-def returned(case: Case, encoding: Composition, dtype: torch.dtype) -> Iterator[Returned]:
-    """Yield what each hook that the encoding changes returns, in the decoder's order."""
-    for part in parts_of(encoding):
-        found = (
-            _of_layer(part, dtype) if isinstance(part, LayerEncoding) else _of_model(part, encoding, dtype)
-        )
-        yield from (item for item in found if _changes(part, item.hook))
-
-
-def _of_model(part: nn.Module, encoding: Composition, dtype: torch.dtype) -> Iterator[Returned]:
-    assert isinstance(part, PositionalEncoding)
-    text, (x, _, _, _) = tokens(2, TOKENS), layer_inputs(TOKENS, dtype)
-    for train in (True, False):
-        generator = torch.Generator().manual_seed(3)
-        yield Returned(
-            part, "ids", part.ids(text, train=train, generator=generator), ("T", "BT"), exact=False
-        )
-    yield Returned(part, "embed", part.embed(x, ids_of(encoding, text), text), ("BTD",))
-
-
-def _of_layer(part: LayerEncoding, dtype: torch.dtype) -> Iterator[Returned]:
-    (x, q, k, v), position, scale = layer_inputs(TOKENS, dtype), torch.arange(TOKENS), MODEL.d_head**-0.5
-    values = part.prepare(x)
-    for value in values.values():
-        yield Returned(part, "prepare", value, ("B...T",))
-    turned = tuple(side.x for side in project(part, x, q, k, position))
-    for value in turned:
-        yield Returned(part, "transform", value, ("BHT...",))
-    queries, keys = (
-        Side(moved, raw, position, position, values) for moved, raw in zip(turned, (q, k), strict=True)
-    )
-    yield Returned(part, "distance_bias", part.distance_bias(position), ("Hn",), exact=False)
-    yield Returned(part, "visible", part.visible(queries, keys), ("QN", "HQN"))
-    later = ~torch.ones(TOKENS, TOKENS).tril().bool()
-    yield Returned(
-        part, "logit_scale", part.logit_scale(queries), ("BHQ1", "HQ1", "Q1", "1", ""), exact=False
-    )
-    yield Returned(part, "bias", part.bias(queries, keys), ("HQN", "BHQN"), exact=False)
-    scores = part.scores(queries, keys, scale)
-    yield Returned(part, "scores", scores, ("BHQN",), hidden=later)
-    hidden = ~part.visible(queries, keys)
-    scores = part.adjust(scores, ~hidden, queries, keys)
-    yield Returned(part, "adjust", scores, ("BHQN",), hidden=hidden)
-    weights = part.weights(scores, ~hidden)
-    yield Returned(part, "weights", weights, ("BHQN",))
-    yield Returned(part, "null_logit", part.null_logit(queries), ("BHQ1", "HQ1", "Q1", "1", ""), exact=False)
-    yield Returned(part, "mix", part.mix(weights, v, queries, keys), ("BHQK",))
-
-
-def _changes(part: nn.Module, hook: str) -> bool:
-    base = LayerEncoding if isinstance(part, LayerEncoding) else PositionalEncoding
-    return hasattr(base, hook) and getattr(type(part), hook) is not getattr(base, hook)
-
-
-OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit")  # may return None
-ANY = "*"  # an axis of any length
-AXES = {"H": "head", "T": "token", "n": "distance", "Q": "query", "N": "key"}
-
-
-def shapes_fit(case: Case) -> Finding:
+def shape(case: Case) -> str:
     """Each hook returns the shape that base.py gives for it.
 
     Look at: the line named; a missing [:, None], or axes in another order.
-
-    Check that each hook returns a tensor of the shape that base.py gives for it.
     """
     count = 0
-    for item in _all_returned(case):
+    for result in _returned(case):
+        misfit = _misfit(result.hook, result.value)
+        expect(not misfit, f"{result.place} {misfit}")
         count += 1
-        wrong = _misfit(item)
-        if wrong:
-            return Finding("fails", f"{item.place} {wrong}")
-    return Finding("holds", f"{count} results of hooks")
+    return f"{count} results of hooks"
 
 
-def values_are_finite(case: Case) -> Finding:
+def finite(case: Case) -> str:
     """Each hook returns finite values.
 
     Look at: the line named: a logarithm or a power at distance 0, a division by 0, or keys hidden by an
     infinite bias, which is for `visible`.
-
-    Check that no hook returns an infinite value or nan, with initial and other parameters.
     """
-    for item in _all_returned(case):
-        if isinstance(item.value, Tensor) and item.value.is_floating_point():
-            bad = ~item.value.detach().isfinite()
-            if item.hidden is not None:
-                bad &= ~item.hidden
+    for result in _returned(case):
+        if isinstance(result.value, Tensor) and result.value.is_floating_point():
+            bad = ~result.value.detach().isfinite()
+            bad = bad if result.hidden is None else bad & ~result.hidden
             if bad.any():
-                return Finding("fails", f"{item.place} {_first_bad(item, bad)}")
-    return Finding("holds", "hooks return finite values")
+                raise FailureError(f"{result.place} {_describe_bad(result, bad)}")
+    return "hooks return finite values"
 
 
-def code_runs(case: Case) -> Finding:
+def runs(case: Case) -> str:
     """A decoder with the encoding runs forwards and backwards.
 
     Look at: the line named.
-
-    Run a decoder forwards and backwards, with the ids of training and of scoring.
     """
     for length in (1, 2, TRAIN_LENGTH):
         text = tokens(2, length)
         output = case.model.hidden(text, ids_of(case.model.encoding, text, train=True))
         output.square().sum().backward()
         case.model.zero_grad()
-        with torch.no_grad():
-            if not hidden(case.model, text).isfinite().all():
-                return Finding("fails", f"a decoder's output is not finite at {length} tokens")
-    return Finding("holds", "forwards and backwards")
+        is_finite = bool(hidden(case.model, text).isfinite().all())
+        expect(is_finite, f"a decoder's output is not finite at {length} tokens")
+    return "forwards and backwards"
 
 
 @torch.no_grad()
-def is_repeatable(case: Case) -> Finding:
+def repeatable(case: Case) -> str:
     """The same call gives the same output twice.
 
     Look at: random numbers or dropout in a hook: draw them in `ids`, from the given generator.
-
-    Run the same tokens twice, as in training and as in scoring: dropout and noise show.
     """
-    model, text, state = case.model_of(case.with_random_parameters()), tokens(2, 9), torch.get_rng_state()
-    for mode, training in (("training", True), ("scoring", False)):
-        model.train(training)
+    model, text, state = case.new_model(), tokens(2, 9), torch.get_rng_state()
+    for mode in ("training", "scoring"):
+        model.train(mode == "training")
         error = worst(hidden(model, text), hidden(model, text))
-        if error > 0:
-            return Finding("fails", f"two calls in {mode} with the same tokens and ids differ by {error:.1e}")
-    if not torch.equal(state, torch.get_rng_state()):
-        return Finding("fails", "a call draws from torch's global generator")
-    return Finding("holds", "two calls are equal")
+        expect(error == 0, f"two calls in {mode} with the same tokens and ids differ by {error:.1e}")
+    expect(torch.equal(state, torch.get_rng_state()), "a call draws from torch's global generator")
+    return "two calls are equal"
 
 
-def _all_returned(case: Case) -> Iterator[Returned]:
-    yield from returned(case, case.as_built(), torch.float32)
-    yield from returned(case, case.encoding, torch.float64)
+def _returned(case: Case) -> Iterator[Returned]:
+    """Yield what each hook that the encoding changes returns, in the decoder's order."""
+    for encoding, dtype in ((case.as_built(), torch.float32), (case.encoding, torch.float64)):
+        for part in parts_of(encoding):
+            is_layer = isinstance(part, LayerEncoding)
+            results = _of_layer(part, dtype) if is_layer else _of_model(part, encoding, dtype)
+            yield from (Returned(part, *result) for result in results if changes(part, result[0]))
 
 
-def _misfit(item: Returned) -> str:
-    """Describe how a result differs from what its hook must return; empty if it does not."""
-    if item.value is None and item.hook in OPTIONAL:
+def _of_model(part: nn.Module, encoding: Composition, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    assert isinstance(part, PositionalEncoding)
+    text, x = tokens(2, TOKENS), layer_inputs(TOKENS, dtype)[0]
+    for train in (True, False):
+        yield "ids", part.ids(text, train=train, generator=torch.Generator().manual_seed(3))
+    yield "embed", part.embed(x, ids_of(encoding, text), text)
+
+
+def _of_layer(part: LayerEncoding, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield hooks, what they return, and where that does not matter."""
+    (x, q, k, v), position = layer_inputs(TOKENS, dtype), torch.arange(TOKENS)
+    values = part.prepare(x)
+    yield from (("prepare", value) for value in values.values())
+    turned = tuple(side.x for side in project(part, x, q, k, position))
+    yield from (("transform", value) for value in turned)
+    queries, keys = (Side(x, raw, position, position, values) for x, raw in zip(turned, (q, k), strict=True))
+    yield "distance_bias", part.distance_bias(position)
+    visible = part.visible(queries, keys)
+    yield "visible", visible
+    yield "logit_scale", part.logit_scale(queries)
+    yield "bias", part.bias(queries, keys)
+    scores = part.scores(queries, keys, MODEL.d_head**-0.5)
+    yield "scores", scores, ~torch.ones(TOKENS, TOKENS).tril().bool()
+    scores = part.adjust(scores, visible, queries, keys)
+    yield "adjust", scores, ~visible
+    weights = part.weights(scores, visible)
+    yield "weights", weights
+    yield "null_logit", part.null_logit(queries)
+    yield "mix", part.mix(weights, v, queries, keys)
+
+
+def _misfit(hook: str, value: Any) -> str:
+    """Describe how a value differs from what its hook must return; empty if it does not."""
+    if value is None and hook in OPTIONAL:
         return ""
-    shapes = item.shapes[:2]  # further ones have fewer axes
-    wanted = " or ".join(_in_letters(shape) for shape in shapes)
-    if not isinstance(item.value, Tensor):
-        return f"returned {type(item.value).__name__}, must be a tensor {wanted}"
-    if item.hook == "visible" and item.value.dtype != torch.bool:
-        return f"returned {item.value.dtype}, must be torch.bool: true for the keys that a query may see"
-    if any(_fits(item.value.shape, shape, item.exact) for shape in item.shapes):
+    shapes = SHAPES[hook]
+    expected = " or ".join(f"[{', '.join(shape)}]" for shape in shapes[:2])  # further ones have fewer axes
+    if not isinstance(value, Tensor):
+        return f"returned {type(value).__name__}, must be a tensor {expected}"
+    if hook == "visible" and value.dtype != torch.bool:
+        return f"returned {value.dtype}, must be torch.bool: true for the keys that a query may see"
+    if any(_fits(value.shape, shape, hook in BROADCAST) for shape in shapes):
         return ""
-    found, sizes = list(item.value.shape), " or ".join(_in_numbers(shape) for shape in shapes)
-    return f"returned the shape {found}, must be {wanted}, here {sizes}"
+    sizes = [f"[{', '.join(str(SIZES.get(letter, letter)) for letter in shape)}]" for shape in shapes[:2]]
+    return f"returned the shape {list(value.shape)}, must be {expected}, here {' or '.join(sizes)}"
 
 
-def _fits(found: torch.Size, shape: str, exact: bool) -> bool:
-    letters = _spelled(shape, len(found))
-    return len(found) == len(letters) and all(
-        letter == ANY or size == SIZES[letter] or (size == 1 and letter in SHARED and not exact)
-        for size, letter in zip(found, letters, strict=True)
+def _fits(sizes: torch.Size, shape: str, may_broadcast: bool) -> bool:
+    letters = _spelled(shape, len(sizes))
+    return len(sizes) == len(letters) and all(
+        letter == "*" or size == SIZES[letter] or (size == 1 and letter in SHARED and may_broadcast)
+        for size, letter in zip(sizes, letters, strict=True)
     )
 
 
 def _spelled(shape: str, axes: int) -> str:
-    """Return the shape with `...` spelled out, so that each of `axes` axes has a letter."""
-    return shape.replace("...", ANY * (axes - len(shape.replace("...", ""))))
+    """Return the shape with as many stars as give each of `axes` axes a letter."""
+    return shape.replace("*", "*" * (axes - len(shape) + 1))
 
 
-def _in_letters(shape: str) -> str:
-    return f"[{', '.join(shape.replace('...', ANY))}]"
-
-
-def _in_numbers(shape: str) -> str:
-    return f"[{', '.join(str(SIZES.get(letter, letter)) for letter in shape.replace('...', ANY))}]"
-
-
-def _first_bad(item: Returned, bad: Tensor) -> str:
-    """Describe the first value that is not finite: what it is, at which distance or token, in which head."""
+def _describe_bad(result: Returned, bad: Tensor) -> str:
+    """Describe the first value that is not finite: what it is, and at which head, distance or token."""
     index = [int(number) for number in bad.nonzero()[0]]
-    letters = next((shape for shape in item.shapes if len(_spelled(shape, len(index))) == len(index)), "")
-    axes = zip(_spelled(letters, len(index)), index, strict=True)
-    at = {AXES[letter]: number for letter, number in axes if letter in AXES}
-    if "query" in at and "key" in at:
-        distance = at.pop("query") - at.pop("key")
-        place = f"distance {distance}" if distance >= 0 else "a key after its query"
-    else:
-        place = next((f"{axis} {at[axis]}" for axis in ("distance", "token", "query") if axis in at), "")
-    head = f"head {at['head']}" if "head" in at else ""
-    where = " in ".join(filter(None, (place, head)))
-    value = item.value[tuple(index)].item()
+    letters = next(shape for shape in SHAPES[result.hook] if len(_spelled(shape, bad.dim())) == bad.dim())
+    axes = zip(_spelled(letters, bad.dim()), index, strict=True)
+    where = ", ".join(f"{AXES[letter]} {number}" for letter, number in axes if letter in AXES)
+    value = result.value[tuple(index)].item()
     return f"is {value} at {where}; {int(bad.sum())} of its {bad.numel()} values are not finite"
+
+
+# What the code says
+
+
+@torch.no_grad()
+def device(case: Case) -> str:
+    """What a hook makes is made where its inputs are.
+
+    Look at: torch.arange, tensor, zeros, .. without device=, or a tensor that is no buffer.
+
+    Tensors of the meta device, which cannot be mixed with those of the CPU, hold no values: code that reads
+    one, as in `if position.max() > n`, cannot be followed.
+    """
+    encoding = case.as_built()
+    layers = layers_of(encoding)  # which reads values, to tell kinds apart
+    encoding.to("meta")
+    x, q, k, v = (tensor.to("meta") for tensor in layer_inputs(TRAIN_LENGTH, torch.float32))
+    text = tokens(2, TRAIN_LENGTH).to("meta")
+    try:
+        for layer in layers:
+            reference_attention(layer, x, q, k, v, torch.arange(TRAIN_LENGTH, device="meta"))
+        encoding.embed(x, encoding.ids(text, train=False, generator=None), text)
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:
+        where = describe(error)
+        if isinstance(error, RuntimeError) and " device" in str(error):
+            raise FailureError(where) from error
+        reason = f"{where.removesuffix(f': {first_line(error)}')}: cannot be followed without values"
+        raise UnclaimedError(reason) from error
+    return "no tensor stayed on the CPU"
+
+
+def options(case: Case) -> str:
+    """Every option of the constructor is read.
+
+    Look at: __init__: a misspelt or forgotten name.
+    """
+    named = [(part, option) for part in case.spec.parts for option in part.options]
+    for part, option in named:
+        is_read = _is_read(part.encoding_class, argument_of(option))
+        expect(is_read, f"{part.key}.{option} is taken by the constructor, and nothing reads it")
+    return f"{len(named)} options are read" if named else "no options"
+
+
+def _is_read(encoding_class: type, option: str) -> bool:
+    """Return whether the constructor uses an option, or any method the attribute that it is stored in."""
+    nodes = [node for parent in encoding_class.__mro__ for node in _nodes(parent)]
+    constructor = next((node for node in nodes if _constructs_with(node, option)), None)
+    if constructor is None:  # no source, or one that collects its arguments
+        return True
+    inside = list(ast.walk(constructor))
+    uses = [node for node in inside if isinstance(node, ast.Name) and node.id == option]
+    stores = [  # `self.NAME = OPTION`
+        node.targets
+        for node in inside
+        if isinstance(node, ast.Assign) and node.value in uses
+        if all(isinstance(target, ast.Attribute) for target in node.targets)
+    ]
+    kept = {target.attr for targets in stores for target in targets if isinstance(target, ast.Attribute)}
+    reads = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
+    return len(uses) > len(stores) or any(node.attr in kept for node in reads)
+
+
+def _nodes(kind: type) -> Iterator[ast.AST]:
+    """Yield all nodes of the source of a class, as far as there is any."""
+    if not kind.__module__.startswith(("torch.", "builtins")):
+        try:
+            yield from ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind))))
+        except (OSError, TypeError, SyntaxError):
+            return
+
+
+def _constructs_with(node: ast.AST, option: str) -> bool:
+    if not isinstance(node, ast.FunctionDef) or node.name != "__init__":
+        return False
+    return option in {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+
+
+def never_called(part: nn.Module) -> str:
+    """Return a method that would never be called: a hook of the other kind of class, or a misspelt one."""
+    kind = kind_of(part)
+    other = PositionalEncoding if kind is LayerEncoding else LayerEncoding
+    foreign = [name for name in _methods(other) if not hasattr(kind, name)]
+    for name in _methods(type(part)):
+        if name in foreign:
+            return f"{name} is never called: it is a hook of {other.__name__}"
+        close = get_close_matches(name, [*_methods(kind), *foreign], 1, 0.8)
+        if close and not hasattr(kind, name):
+            return f"{name} is never called: is it {close[0]}?"
+    return ""
+
+
+def _methods(kind: type[nn.Module]) -> list[str]:
+    names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
+    return [name for name in names if not name.startswith("_") and not hasattr(nn.Module, name)]

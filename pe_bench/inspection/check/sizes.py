@@ -3,32 +3,29 @@
 Letters: B batch, H query heads, T tokens, K head width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from pe_bench.encodings.base import LayerEncoding, LengthError, Side
+from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.encodings.signatures import SIZES
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import first_line
-from pe_bench.inspection.check import layers, model
-from pe_bench.inspection.check.case import (
+from pe_bench.inspection.check import decoder, layers
+from pe_bench.inspection.check.case import MODEL, TRAIN_LENGTH, Case, Inputs
+from pe_bench.inspection.check.result import (
     EXACT,
-    MODEL,
-    TRAIN_LENGTH,
-    Case,
+    FailureError,
     Finding,
-    Inputs,
-    as_type,
-    at_most,
-    both_precisions,
-    largest,
-    layers_of,
-    where,
+    UnclaimedError,
+    describe,
+    expect,
     worst,
 )
-from pe_bench.model.attention import attention, project, reference_attention, slice_tokens
+from pe_bench.model.attention import reference_attention
 
 WIDE = 136  # features of a head
 LIMITS = (64, 128, 256, 512, 1_000, 1_024, 2_048, 4_096, 8_192, 32_768, 65_536)
@@ -40,173 +37,98 @@ AROUND = 8  # tokens on either side of a limit
 FACTORS = (1e-3, 0.1, 10.0, 1e3)
 COUNTS = (0, 1, 2, 50, 300)
 
-Check = Callable[[Case], Finding]
 
-
-def wide_heads_are_as_narrow_ones(case: Case) -> Finding:
+def wide_heads(case: Case) -> str:
     """Heads wider than 64 are treated as narrow ones.
 
     Look at: a width that is written as a number; d_head, where half of it was meant.
-
-    Repeat in heads wider than 64 what holds in narrow ones, and see which features positions change.
     """
-    wide = _wide(case)
+    wide = _widened(case)
     try:
         wide.as_built()
     except ValueError as error:
-        return Finding("not claimed", first_line(error))
-    for narrow_layer, layer in zip(layers_of(case.encoding), layers_of(wide.encoding), strict=True):
-        changed = _changed_share(layer, wide)
-        if changed < 1 == _changed_share(narrow_layer, case):
-            return Finding(
-                "fails", f"positions change {changed:.0%} of {WIDE} features, and all of {MODEL.d_head}"
-            )
-    checks = (
-        layers.norm_preserving,
-        layers.scores_are_scaled,
-        layers.blocks_are_the_whole,
-        _fast_path_is_the_reference,
-        model.shift_invariant,
-    )
-    return _first_failure(wide, case, checks) or Finding("holds", f"heads of {WIDE} features as well")
+        raise UnclaimedError(first_line(error)) from error
+    for share, narrow in zip(_changed_shares(wide), _changed_shares(case), strict=True):
+        measured = f"positions change {share:.0%} of {WIDE} features, and all of {MODEL.d_head}"
+        expect(narrow < 1 or share == 1, measured)
+    checks = (layers.norm, layers.score_scale, layers.blocks, _paths_agree, decoder.shift)
+    _expect_too(wide, case, *checks)
+    return f"heads of {WIDE} features as well"
 
 
-def no_number_of_keys_is_a_limit(case: Case) -> Finding:
+def many_keys(case: Case) -> str:
     """No number of keys or position changes what an encoding does.
 
     Look at: a table, a cache or a type of whole numbers that ends; a number of keys that is compared.
-
-    Look for a round number from which on texts are treated in another way, if short ones are not so.
     """
-    if case.past_training == "undefined":
-        return Finding("not claimed", f"undefined past {TRAIN_LENGTH} tokens")
-    finding = _at_round_numbers(case)
-    of_short_texts = (model.prefix_consistent, model.shift_invariant, layers.blocks_are_the_whole)
-    if finding.state == "fails" and _fails(case, *of_short_texts):
-        return Finding("not claimed", "short texts come first")
-    return finding
+    if case.ends:
+        raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
+    try:
+        _try_round_numbers(case)
+    except FailureError as failure:
+        if any(_failure(case, check) for check in (decoder.prefix, decoder.shift, layers.blocks)):
+            raise UnclaimedError("short texts come first") from failure
+        raise
+    return f"no change at {len(LIMITS)} round numbers up to {LIMITS[-1]:,}"
 
 
 @torch.no_grad()
-def _at_round_numbers(case: Case) -> Finding:
+def _try_round_numbers(case: Case) -> None:
     """Move texts over round positions, and compare rows with so many keys alone and beside later ones."""
-    inputs = case.inputs(MOST_KEYS + AROUND, batch=1)
-    text, start = _first(inputs, 2 * AROUND), torch.arange(2 * AROUND)
-    for layer in layers_of(case.encoding):
+    inputs, start = case.inputs(MOST_KEYS + AROUND, batch=1), torch.arange(2 * AROUND)
+    text = _first(inputs, 2 * AROUND)
+    for layer in case.layers:
         for limit in LIMITS:
             if case.claims("shift_invariant"):
-                here, there = (
-                    reference_attention(layer, *text, start + shift) for shift in (0, limit - AROUND)
-                )
-                if not worst(here, there) <= EXACT:
-                    return Finding(
-                        "fails", f"across position {limit:,} an output is off by {worst(here, there):.1e}"
-                    )
+                off = worst(*(reference_attention(layer, *text, start + at) for at in (0, limit - AROUND)))
+                expect(off <= EXACT, f"across position {limit:,} an output is off by {off:.1e}")
             if limit <= MOST_KEYS:
                 off = _off_beside_later_rows(layer, inputs, limit)
-                if not off <= EXACT:
-                    return Finding(
-                        "fails", f"at {limit:,} keys a row alone and beside others differ by {off:.1e}"
-                    )
-        hidden = _hidden_by_a_limit(case, {tokens: _visible(layer, tokens) for tokens in LENGTHS})
-        if hidden:
-            return Finding("fails", hidden)
-    return Finding("holds", f"no change at {len(LIMITS)} round numbers up to {LIMITS[-1]:,}")
-
-
-def options_work_at_their_ends(case: Case) -> Finding:
-    """Options work as small and as large as they can be.
-
-    Look at: what the constructor should refuse with an error; a bound that it puts in silently.
-
-    Check the encoding with each numeric option as small and as large as its constructor takes it.
-    """
-    count = 0
-    for option, value in _numeric_options(case):
-        built = sorted(_accepted(case, option, value))
-        for end, changed in built[:: max(1, len(built) - 1)]:
-            checks = (layers.blocks_are_the_whole, _fast_path_is_the_reference, layers.sees_its_window)
-            failure = _first_failure(changed, case, checks)
-            if failure:
-                return failure._replace(measured=f"with {option}={end:g} {failure.measured}")
-        count += len(built)
-    return Finding("holds", f"{count} other values" if count else "no numeric options")
-
-
-def _first_failure(changed: Case, case: Case, checks: Sequence[Check]) -> Finding | None:
-    """Return the first check that fails of the changed case alone."""
-    failures = ((check, _outcome(check, changed)) for check in checks)
-    return next((it for check, it in failures if it.state == "fails" and not _fails(case, check)), None)
-
-
-def _outcome(check: Check, case: Case) -> Finding:
-    try:
-        return check(case)
-    except LengthError as error:
-        return Finding("not claimed", first_line(error))
-    except Exception as error:
-        return Finding("fails", f"{where(error)}: {first_line(error)}")
-
-
-def _fails(case: Case, *checks: Check) -> bool:
-    """Return whether one of the checks fails, which is told where that property is checked."""
-    return any(_outcome(check, case).state == "fails" for check in checks)
-
-
-def _fast_path_is_the_reference(case: Case) -> Finding:
-    inputs, position, errors = case.inputs(TRAIN_LENGTH), torch.arange(TRAIN_LENGTH), []
-    for tensor in inputs:
-        tensor.requires_grad_()
-    for exact, rounded in both_precisions(case):
-        truth = reference_attention(exact, *inputs, position)
-        for trains in (True, False):
-            with torch.set_grad_enabled(trains):
-                errors.append(worst(attention(exact, *inputs, position), truth))
-                errors.append(worst(attention(rounded, *as_type(inputs, torch.float32), position), truth))
-    return at_most(largest(errors), ROUGH, "fast path and reference differ by")
-
-
-def _wide(case: Case) -> Case:
-    def widened(values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {
-            key: WIDE if key == "d_head" else None if key in case.examples else widened(value)
-            for key, value in values.items()
-        }
-
-    spec = EncodingSpec(widened(case.spec.values), case.spec.search).with_examples()
-    return replace(case, spec=spec, sizes=replace(MODEL, d_head=WIDE))
-
-
-@torch.no_grad()
-def _changed_share(layer: LayerEncoding, case: Case) -> float:
-    """Return the share of the features of queries and keys that depends on the position."""
-    x, q, k, _ = case.inputs(AROUND)
-    here, there = (project(layer, x, q, k, torch.arange(AROUND) + shift) for shift in (0, 5))
-    changed = [(a.x != b.x).flatten(0, -2).any(0).float().mean() for a, b in zip(here, there, strict=True)]
-    return float(min(changed))
-
-
-def _first(inputs: Inputs, length: int) -> Inputs:
-    x, q, k, v = inputs
-    return x[:, :length], q[:, :, :length], k[:, :, :length], v[:, :, :length]
+                expect(off <= EXACT, f"at {limit:,} keys a row alone and beside others differ by {off:.1e}")
+        _expect_no_hidden_keys(case, layer)
 
 
 def _off_beside_later_rows(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
     """Return by how much the last row of a text of `keys` tokens differs where it has neighbours."""
-    rows, longer = range(keys - AROUND, keys + AROUND), _first(inputs, keys + AROUND)
-    together = reference_attention(layer, *longer, torch.arange(keys + AROUND), rows=rows)
-    alone = reference_attention(layer, *longer, torch.arange(keys + AROUND), rows=range(keys - 1, keys))
+    longer, position = _first(inputs, keys + AROUND), torch.arange(keys + AROUND)
+    together = reference_attention(layer, *longer, position, rows=range(keys - AROUND, keys + AROUND))
+    alone = reference_attention(layer, *longer, position, rows=range(keys - 1, keys))
     return worst(together[:, :, AROUND - 1], alone[:, :, 0])
 
 
-def _numeric_options(case: Case) -> Iterator[tuple[str, float]]:
-    """Yield the encoding's own options that are numbers, without the sizes of a model."""
-    sizes = {"d_model", "n_heads", "n_kv_heads", "d_head", "n_layers", "train_length"}
+def _expect_no_hidden_keys(case: Case, layer: LayerEncoding) -> None:
+    """Raise `FailureError` for keys that a longer text hides where no option says so."""
+    counts = {length: layers.visible_keys(layer, length) for length in LENGTHS}
+    shortest, longest, most = LENGTHS[0], LENGTHS[-1], 0
+    for length, count in counts.items():
+        measured = f"of {length:,} keys a query sees {count:,}, and of {shortest:,} keys {most:,}"
+        expect(count >= most, measured)
+        most = max(most, count)
+    options = [value for part in case.spec.parts for value in part.options.values()]
+    is_said = any(isinstance(value, int) and value > shortest for value in options)
+    is_hidden = counts[shortest] == shortest and most < longest and not is_said
+    expect(not is_hidden, f"of {longest:,} keys a query sees {most:,}, and no option is as large")
+
+
+def option_ends(case: Case) -> str:
+    """Options work as small and as large as they can be.
+
+    Look at: what the constructor should refuse with an error; a bound that it puts in silently.
+    """
+    count = 0
     for option, value in case.spec.base.options.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and option not in sizes:
-            yield option, value
+        if (
+            option in (*SIZES, "train_length")
+            or isinstance(value, bool)
+            or not isinstance(value, int | float)
+        ):
+            continue
+        accepted = sorted(_accepted(case, option, value), key=lambda pair: pair[0])
+        for end, changed in accepted[:: max(1, len(accepted) - 1)]:
+            told = f"with {option}={end:g} "
+            _expect_too(changed, case, layers.blocks, _paths_agree, layers.sight, told=told)
+        count += len(accepted)
+    return f"{count} other values" if count else "no numeric options"
 
 
 def _accepted(case: Case, option: str, value: float) -> Iterator[tuple[float, Case]]:
@@ -221,22 +143,53 @@ def _accepted(case: Case, option: str, value: float) -> Iterator[tuple[float, Ca
         yield other, changed
 
 
-def _hidden_by_a_limit(case: Case, visible: dict[int, int]) -> str:
-    """Describe keys that a longer text hides, where no option says so; empty if there are none."""
-    (shortest, most), *longer = visible.items()
-    for tokens, count in longer:
-        if count < most:
-            return f"of {tokens:,} keys a query sees {count:,}, and of {shortest:,} keys {most:,}"
-        most = max(most, count)
-    options = [value for part in case.spec.parts for value in part.options.values()]
-    is_said = any(isinstance(value, int) and value > shortest for value in options)
-    if longer and visible[shortest] == shortest and most < longer[-1][0] and not is_said:
-        return f"of {longer[-1][0]:,} keys a query sees {most:,}, and no option is as large"
+def _expect_too(changed: Case, case: Case, *checks: Callable[[Case], str | Finding], told: str = "") -> None:
+    """Raise `FailureError` for the first check that fails of the changed case alone."""
+    for check in checks:
+        failure = _failure(changed, check)
+        expect(not failure or bool(_failure(case, check)), f"{told}{failure}")
+
+
+def _failure(case: Case, check: Callable[[Case], str | Finding]) -> str:
+    """Return how a check fails; empty where it does not."""
+    try:
+        check(case)
+    except (LengthError, UnclaimedError):
+        return ""
+    except FailureError as failure:
+        return str(failure)
+    except Exception as error:
+        return describe(error)
     return ""
 
 
-def _visible(layer: LayerEncoding, length: int) -> int:
-    """Return how many keys the mask lets the last query see in some head."""
-    empty, index = torch.empty(1, MODEL.n_heads, length, 0), torch.arange(length)
-    keys = Side(empty, empty, index, index, {})
-    return int(layer.visible(slice_tokens(keys, length - 1, length), keys).view(-1, length).any(0).sum())
+def _paths_agree(case: Case) -> str:
+    return layers.paths_agree(case, (TRAIN_LENGTH,), (ROUGH, ROUGH, math.inf))
+
+
+def _widened(case: Case) -> Case:
+    def widen(values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {
+            key: WIDE if key == "d_head" else None if key in case.examples else widen(value)
+            for key, value in values.items()
+        }
+
+    spec = EncodingSpec(widen(case.spec.values), case.spec.search).with_examples()
+    return replace(case, spec=spec, sizes=replace(MODEL, d_head=WIDE))
+
+
+@torch.no_grad()
+def _changed_shares(case: Case) -> list[float]:
+    """Return for each kind of layer the share of features of queries and keys that depends on positions."""
+    shares = []
+    for (_, *here), (_, *there) in zip(case.sides(AROUND), case.sides(AROUND, shift=5), strict=True):
+        pairs = zip(here, there, strict=True)
+        shares.append(float(min((a.x != b.x).flatten(0, -2).any(0).float().mean() for a, b in pairs)))
+    return shares
+
+
+def _first(inputs: Inputs, length: int) -> Inputs:
+    x, q, k, v = inputs
+    return x[:, :length], q[:, :, :length], k[:, :, :length], v[:, :, :length]

@@ -1,4 +1,4 @@
-"""The passes that are timed, on random bytes: one window as `eval` scores it, or one step of `train`.
+"""The passes that `speed` times, on random bytes: one window as `eval` scores it, or one step of `train`.
 
 Letters: B batch, H query heads, T tokens, K head width.
 """
@@ -19,7 +19,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.attention import choose
 from pe_bench.model.attention.paths import REFERENCE
 from pe_bench.model.decoder import Decoder, build_decoder
-from pe_bench.scoring.protocols import Plan, paired_plan
+from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer, tokens_without_query
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 from pe_bench.system.machine import resolve_precision, retain_freed_memory
@@ -34,8 +34,7 @@ NEVER = 10**9  # steps
 class Pass(ABC):
     """A pass that can be repeated; `path` is the one that attention takes, `flops` its operations."""
 
-    kind: str
-    batch: int
+    batch: int = 1
     dtype: torch.dtype
     path: str
     flops: float
@@ -58,39 +57,29 @@ class Pass(ABC):
 class ScoringPass(Pass):
     """A pass of the scorer over one window, whose last tokens are the targets."""
 
-    kind = "score"
-    batch = 1
-
     def __init__(self, config: Config, encoding: EncodingSpec, length: int, device: torch.device):
         data = random_data(length + 1)
-        self.device, self.length = device, length
-        self.dtype = dtype_of(config, train=False)
+        self.device, self.dtype = device, dtype_of(config, train=False)
         model = build_decoder(config, data.vocabulary, encoding).to(device).eval()
         block = config.eval.resolved_target_tokens(config.train.length)
-        self.plan = _plan_of_one_window(length, tokens_in_a_part(block, length))
-        targets = self.plan.windows[0].targets
+        zero, end = np.zeros(1, np.int64), np.array([length + 1])
+        targets = tokens_in_a_part(block, length)
+        self.plan = paired_plan(TargetBlocks(zero, end, zero, zero, end, length, targets, ""), length)
+        window = self.plan.windows[0]
         # Only the targets meet the output's matrix.
-        self.flops = flops_of(model, config, length) - (length - targets) * 2 * model.output_weight.numel()
-        skipped = tokens_without_query(self.plan.windows[0])
+        without_target = length - window.targets
+        self.flops = flops_of(model, config, length) - without_target * 2 * model.output_weight.numel()
         self.scorer = Scorer(model, data.validation, device, config.eval, [self.plan], lambda *_: None)
-        with torch.no_grad(), _casting(device, self.dtype):
-            layers = config.model.n_layers - (skipped > 0)
+        layers = config.model.n_layers - (tokens_without_query(window) > 0)
+        with torch.no_grad():
             self.path = path_of(model, config, 1, length, device, self.dtype, train=False, layers=layers)
 
     def run(self) -> None:
         self.scorer.score(self.plan)
 
 
-def _plan_of_one_window(length: int, targets: int) -> Plan:
-    """Return the plan of one window of a text whose last tokens are the targets."""
-    zero, end = np.zeros(1, np.int64), np.array([length + 1])
-    return paired_plan(TargetBlocks(zero, end, zero, zero, end, length, targets, ""), length)
-
-
 class TrainingPass(Pass):
     """A step of the trainer, of `train.batch_tokens` tokens in windows of `train.length`."""
-
-    kind = "train"
 
     def __init__(self, config: Config, encoding: EncodingSpec, length: int, device: torch.device):
         assert length == config.train.length
@@ -103,10 +92,8 @@ class TrainingPass(Pass):
         self.flops = 3 * self.batch * flops_of(model, config, length)  # two backward for each product
         self.trainer = Trainer(config, model, optimizer, data, device, self.dtype)
         self.steps = 0
-        part = endless.batch // endless.micro_batches
-        with _casting(device, self.dtype):
-            layers = config.model.n_layers
-            self.path = path_of(model, config, part, length, device, self.dtype, train=True, layers=layers)
+        part, layers = endless.batch // endless.micro_batches, config.model.n_layers
+        self.path = path_of(model, config, part, length, device, self.dtype, train=True, layers=layers)
 
     def run(self) -> None:
         self.trainer.step(self.steps, 0.0)
@@ -121,9 +108,9 @@ class TrainingPass(Pass):
 
 def dtype_of(config: Config, train: bool) -> torch.dtype:
     """Return the type in which matrices are multiplied."""
-    return (
-        resolve_precision(config.precision, config.device) if train else getattr(torch, config.eval.precision)
-    )
+    if train:
+        return resolve_precision(config.precision, config.device)
+    return getattr(torch, config.eval.precision)
 
 
 def path_of(
@@ -139,15 +126,15 @@ def path_of(
     """Name the paths that attention chooses in the first `layers`, for queries like the pass's.
 
     In scoring the last layer has queries of the targets alone, which the reference serves. Whether a gradient
-    is wanted follows from the mode that this is called in.
+    is needed follows from the mode that this is called in.
     """
     tokens_BT = torch.zeros(batch, length, dtype=torch.long, device=device)
     ids = model.encoding.ids(tokens_BT, train=train, generator=torch.Generator().manual_seed(0))
     shape = (batch, config.model.n_heads, length, config.model.d_head)
     q_BHTK = torch.zeros((), dtype=dtype, device=device, requires_grad=train).expand(shape)
-    encodings = [model.encoding.layer(number) for number in range(layers)]
-    names = dict.fromkeys(choose(encoding, q_BHTK, ids).name for encoding in encodings)
-    return "+".join(names) or REFERENCE.name
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        paths = [choose(model.encoding.layer(number), q_BHTK, ids).name for number in range(layers)]
+    return "+".join(dict.fromkeys(paths)) or REFERENCE.name
 
 
 def flops_of(model: Decoder, config: Config, length: int) -> float:
@@ -156,16 +143,11 @@ def flops_of(model: Decoder, config: Config, length: int) -> float:
     Each weight takes two for each token, and each pair of a query and a key that it sees four for each
     feature. PyTorch's counter misses compiled kernels. What an encoding adds or hides is not counted.
     """
-    linear = {id(part.weight): part.weight for part in model.modules() if isinstance(part, nn.Linear)}
-    weights = {**linear, id(model.output_weight): model.output_weight}
+    linear = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
+    parameters = sum(weight.numel() for weight in linear | {model.output_weight})
     pairs = length * (length + 1) / 2
     width = config.model.n_heads * config.model.d_head
-    parameters = sum(weight.numel() for weight in weights.values())
     return 2 * length * parameters + 4 * config.model.n_layers * width * pairs
-
-
-def _casting(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 def random_data(tokens: int) -> Data:
@@ -173,6 +155,5 @@ def random_data(tokens: int) -> Data:
     drawn = np.random.default_rng(0).integers(BYTES, size=tokens).astype(np.uint16)
     split = Split(drawn, np.array([0, tokens]), ["random"], tokens, np.arange(1, tokens + 1, dtype=np.uint32))
     tokenizer = ByteTokenizer()
-    return Data(
-        "random", "", tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text, split, split
-    )
+    names = ("random", "", tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text)
+    return Data(*names, split, split)

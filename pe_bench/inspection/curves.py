@@ -1,0 +1,160 @@
+"""The numbers that show what an encoding does: scores by distance, wavelengths, masks, inputs.
+
+Letters: S samples of content, H heads, T tokens, K head width, D model width. Everything is seen
+from the last token, so that the last query's scores for the keys, read backwards, are by distance.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.compose import leaves_of
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling
+from pe_bench.inspection.resolve import ResolvedEncoding
+from pe_bench.model.attention import logits, project, slice_tokens, weigh
+
+MAX_MASK_ROWS = 1_024  # rows of a picture; of longer texts every n-th token is shown
+MAX_ELEMENTS = 2**24  # numbers of one tensor
+TEXT = "A query sees some keys. What it makes of them depends on where they are. "
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The expected scores by distance 0..T-1 [H, T], NaN where the mask hides the key, and weights [H, T]."""
+
+    scores: Tensor
+    weights: Tensor
+    is_weight: bool  # the scores are logarithms of weights, because the encoding replaces the softmax
+
+
+def kinds(subject: ResolvedEncoding) -> list[tuple[int, ...]]:
+    """Return the numbers of the layers of each kind: they share their structure, not values of parameters."""
+    layers = [subject.encoding.layer(number) for number in range(subject.config.model.n_layers)]
+    traits = [_traits(layer) for layer in layers]
+    # A layer that knows its own number is not of another kind for that.
+    shared = set.intersection(*map(set, traits))
+    numbers = {
+        key for key in shared if len(layers) > 1 and [trait[key] for trait in traits] == [*range(len(traits))]
+    }
+    groups: dict[frozenset[object], list[int]] = {}
+    for number, trait in enumerate(traits):
+        groups.setdefault(frozenset((key, trait[key]) for key in trait.keys() - numbers), []).append(number)
+    return [tuple(group) for group in groups.values()]
+
+
+def _traits(layer: LayerEncoding) -> dict[tuple[int, str], object]:
+    """Return types and plain values of all parts of a layer, by their places in it."""
+    traits: dict[tuple[int, str], object] = {}
+    for index, module in enumerate(module for leaf in leaves_of(layer) for module in leaf.modules()):
+        plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
+        traits |= {(index, name): value for name, value in {"": type(module), **plain}.items()}
+    return traits
+
+
+@torch.no_grad()
+def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Scores:
+    """Return the mean over contents that the query and the key share, plus what is added to it."""
+    model = subject.config.model
+    x, heads = contents(model.d_model, model.n_heads, model.d_head)
+    samples = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
+    sums = torch.zeros(2, model.n_heads, length)
+    for x_part, heads_part in zip(x.split(samples), heads.split(samples), strict=True):
+        queries, keys = _sides(subject, layer, x_part, heads_part, length)
+        last = slice_tokens(queries, length - 1, length)
+        scores, visible = logits(layer, last, keys, 1 / math.sqrt(model.d_head))
+        weights = weigh(layer, scores, visible, last)
+        # Scores of one sample or head hold for all.
+        sizes = (len(x_part), model.n_heads, length)
+        sums += torch.stack([part[..., 0, :].expand(sizes).sum(0) for part in (scores, weights)])
+    scores, weights = sums / len(x)
+    is_weight = layer.overrides("weights")
+    shown = weights.log().clamp(min=-1e4) if is_weight else scores
+    return Scores(shown.masked_fill(~visible[..., 0, :], math.nan).flip(-1), weights.flip(-1), is_weight)
+
+
+@torch.no_grad()
+def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool] | None:
+    """Return the dot products [T], by distance, of what is added to the last token and to those before it.
+
+    True comes with them where nothing is added to a zero, and the products are of embedded contents, of
+    one content in every place. None where the inputs are left as they are.
+    """
+    parts = [subject.encoding.base, *subject.encoding.modifiers.values()]
+    if not any(part.overrides("embed") for part in parts):
+        return None
+    width = subject.config.model.d_model
+    added = _embedded(subject, torch.zeros(1, length, width))
+    if bool((added != 0).any()):
+        return (added @ added[:, -1:].mT)[0, :, 0].flip(0), False
+    x = contents(width, 1, 1)[0][:64]
+    content = _embedded(subject, x.expand(-1, length, -1))
+    return (content @ content[:, -1:].mT)[..., 0].mean(0).flip(0), True
+
+
+def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
+    """Return 2 pi / theta of the pairs [pairs] in a window of `length` tokens, of tables that turn some."""
+    rows: list[Tensor] = []
+    for module in (module for leaf in leaves_of(layer) for module in leaf.modules()):
+        scaled = module.scaled(length) if isinstance(module, RopeScaling) else module
+        table = getattr(scaled, "frequencies", None)
+        if isinstance(table, Tensor):
+            rows += [row for row in table.detach().double().reshape(-1, table.shape[-1]) if row.any()]
+    return [2 * math.pi / row.abs() for row in rows]
+
+
+@torch.no_grad()
+def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor:
+    """Return which keys [.., n] each query [n, ..] sees in some head, of `length` or every n-th of these."""
+    model = subject.config.model
+    x, heads = contents(model.d_model, model.n_heads, model.d_head)
+    sides = _sides(subject, layer, x[:1], heads[:1], length)
+    step = max(1, length // MAX_MASK_ROWS)
+    visible = layer.visible(*(_every(side, step) for side in sides))
+    return visible if visible.dim() == 2 else visible.any(0)
+
+
+def contents(d_model: int, n_heads: int, d_head: int) -> tuple[Tensor, Tensor]:
+    """Return a layer input [S, 1, D] and head content [S, H, 1, K] of S = 2K samples, as if from N(0, 1).
+
+    Each head's are the rows of a random orthogonal matrix and their opposites, so that the mean of any
+    two features' product over the samples is what it is over the distribution, and not near it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    square = torch.randn(n_heads, d_head, d_head, generator=generator, dtype=torch.float64)
+    rows = math.sqrt(d_head) * torch.linalg.qr(square).Q
+    x = torch.randn(d_head, 1, d_model, generator=generator)
+    head = rows.transpose(0, 1).unsqueeze(2).float()
+    return torch.cat([x, -x]), torch.cat([head, -head])
+
+
+def _sides(
+    subject: ResolvedEncoding, layer: LayerEncoding, x: Tensor, heads: Tensor, length: int
+) -> tuple[Side, Side]:
+    """Return queries and keys of texts in which every token has the same content."""
+    repeated = heads.expand(-1, -1, length, -1)
+    return project(layer, x.expand(-1, length, -1), repeated, repeated, _ids(subject, len(x), length))
+
+
+def _embedded(subject: ResolvedEncoding, x: Tensor) -> Tensor:
+    batch, length, _ = x.shape
+    return subject.encoding.embed(x, _ids(subject, batch, length), _tokens(batch, length))
+
+
+def _ids(subject: ResolvedEncoding, batch: int, length: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return subject.encoding.ids(_tokens(batch, length), train=False, generator=generator)
+
+
+def _tokens(batch: int, length: int) -> Tensor:
+    """Return bytes [B, T] of a text, for encodings that read it."""
+    text = torch.tensor(list(TEXT.encode()))
+    return text.repeat(length // len(text) + 1)[:length].expand(batch, -1)
+
+
+def _every(side: Side, step: int) -> Side:
+    values = {name: value[..., ::step] for name, value in side.values.items()}
+    tensors = (side.x[..., ::step, :], side.raw[..., ::step, :], side.position[..., ::step])
+    return Side(*tensors, side.index[::step], values)

@@ -1,1 +1,0 @@
-"""A description of an encoding, as text and as a picture."""

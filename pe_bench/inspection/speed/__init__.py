@@ -1,1 +1,0 @@
-"""The cost of encodings: the time and memory of a pass at each length, relative to no encoding."""
