@@ -19,7 +19,6 @@ from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
 from pe_bench.inspection.speed import (
-    Bench,
     Request,
     Row,
     draw_rows,
@@ -296,7 +295,7 @@ def _measure(
     file: Path,
 ) -> None:
     """first: the subjects of the shortest length, which were composed to be checked."""
-    from pe_bench.inspection.passes import dtype_of
+    from pe_bench.inspection.passes import Bench, dtype_of
     from pe_bench.model.attention import is_kernel_here, training_kernel
     from pe_bench.system.machine import resolve_device
     from pe_bench.system.progress import progress_bar

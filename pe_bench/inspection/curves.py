@@ -60,7 +60,7 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     samples = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
-    sums = torch.zeros(2, model.n_heads, length)
+    sums, visible = torch.zeros(2, model.n_heads, length), torch.empty(0)
     for x_part, heads_part in zip(x.split(samples), heads.split(samples), strict=True):
         queries, keys = _sides(subject, layer, x_part, heads_part, length)
         last = slice_tokens(queries, length - 1, length)

@@ -1,12 +1,17 @@
-"""The passes that `speed` times, on random bytes: one window as `eval` scores it, or one step of `train`.
+"""How `speed` measures passes on random bytes: one window as `eval` scores it, or one step of `train`.
 
 Letters: B batch, H query heads, T tokens, K head width.
 """
 
+import gc
+import statistics
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,20 +20,38 @@ from torch import nn
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
+from pe_bench.encodings import LengthError
 from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import text_of
+from pe_bench.inspection.resolve import ResolvedEncoding
+from pe_bench.inspection.speed import Row
 from pe_bench.model.attention import choose
 from pe_bench.model.attention.paths import REFERENCE
+from pe_bench.model.checks import describe_user_code_error
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer, tokens_without_query
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
-from pe_bench.system.machine import resolve_precision, retain_freed_memory
+from pe_bench.system.machine import (
+    PeakMemory,
+    environment,
+    give_back_free_memory,
+    is_out_of_memory,
+    resolve_precision,
+    retain_freed_memory,
+)
+from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.training.optimizer import make_optimizer
-from pe_bench.training.trainer import Trainer
+from pe_bench.training.trainer import NonFiniteError, Trainer
 
 BYTES = 256
 TEXT = 2**16  # tokens from which training windows are drawn, or more where a window is longer
 NEVER = 10**9  # steps
+REPEATS = 5  # of a pass, at least
+MAX_REPEATS = 25
+SHORT = 0.5  # seconds: a pass is repeated for so long if that is not more often than `MAX_REPEATS`
+LONG = 20.0  # seconds: none begins after so long, though there be fewer than `REPEATS`
+FACTS = ("device", "processor", "threads", "torch", "pe_bench", "date")  # of the machine, in all rows
 
 
 class Pass(ABC):
@@ -157,3 +180,154 @@ def random_data(tokens: int) -> Data:
     tokenizer = ByteTokenizer()
     names = ("random", "", tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text)
     return Data(*names, split, split)
+
+
+# Measuring
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The facts that all rows of a command share."""
+
+    setting: str
+    train: bool
+    repeats: int | None
+    device: torch.device
+    threads: int
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        facts = environment(self.device, self.threads)
+        return {name: facts[name] for name in FACTS}
+
+    def rows(
+        self,
+        lengths: Sequence[int],
+        choose: Callable[[int], Sequence[ResolvedEncoding]],
+        watch: Callable[[str], None],
+    ) -> Iterator[Row]:
+        """Time short lengths first, and at each the reference, whose pass is timed with all others."""
+        with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
+            # The first pass loads libraries, which cost no encoding.
+            self._pass(choose(lengths[0])[0], lengths[0])()
+        for length in lengths:
+            reference: Pass | None = None
+            subjects = choose(length)
+            for number, subject in enumerate(subjects):
+                watch(f"{length:,} tokens, {number + 1} of {len(subjects)}: {subject.label}")
+                row, timed = self.row(subject, length, reference, is_reference=number == 0)
+                reference = timed if number == 0 else reference
+                yield row
+
+    def row(
+        self, subject: ResolvedEncoding, length: int, reference: Pass | None, *, is_reference: bool = False
+    ) -> tuple[Row, Pass | None]:
+        """Time one encoding; return its row, and the pass if there is one."""
+        kind, model = "train" if self.train else "score", subject.config.model.name
+        dtype = str(dtype_of(subject.config, self.train)).removeprefix("torch.")
+        row = Row(subject.label, self.setting, model, length, kind, dtype=dtype, **self.facts)
+        try:
+            timed = self._pass(subject, length)
+            row = replace(row, batch=timed.batch, path=timed.path)
+            timing = time_pass(timed, timed if is_reference else reference, self.repeats)
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
+            outcome = outcome_of(error)
+            if outcome is None:
+                raise
+            return replace(row, status=outcome[0], reason=outcome[1]), None
+        median, (low, middle, high) = statistics.median(timing.milliseconds), quartiles(timing.ratios)
+        numbers = {
+            "milliseconds": median,
+            "milliseconds_min": min(timing.milliseconds),
+            "milliseconds_max": max(timing.milliseconds),
+            "tokens_per_second": timed.batch * length / median * 1e3,
+            "relative": middle,
+            "relative_low": low,
+            "relative_high": high,
+            "peak_memory_mb": timing.peak_memory_mb,
+            "gflops_per_second": timed.flops / median / 1e6,
+        }
+        rounded = {name: None if value is None else round(value, 4) for name, value in numbers.items()}
+        return replace(row, repeats=len(timing.milliseconds), **rounded), timed
+
+    def _pass(self, subject: ResolvedEncoding, length: int) -> Pass:
+        kind = TrainingPass if self.train else ScoringPass
+        return kind(subject.config, subject.spec, length, self.device)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The milliseconds of each timed pass, and the ratios of each to the reference's pass just before it."""
+
+    milliseconds: list[float]
+    ratios: list[float]
+    peak_memory_mb: float | None
+
+
+def time_pass(timed: Pass, reference: Pass | None, repeats: int | None = None) -> Timing:
+    """Time `repeats` passes, or as many as are needed. The reference may be the pass itself, or missing."""
+    timing = Timing([], [], peak_of(timed))
+    other = None if reference is timed else reference
+    with timed.in_use():
+        if other is not None:
+            other()
+        began = time.perf_counter()
+        while is_due(len(timing.milliseconds), time.perf_counter() - began, repeats):
+            before = None if other is None else _milliseconds(other)
+            timing.milliseconds.append(_milliseconds(timed))
+            if reference is not None:
+                timing.ratios.append(timing.milliseconds[-1] / (before or timing.milliseconds[-1]))
+    return timing
+
+
+def _milliseconds(timed: Pass) -> float:
+    began = time.perf_counter()
+    timed()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def is_due(done: int, elapsed: float, repeats: int | None) -> bool:
+    """Return whether one more pass is timed, after so many in so many seconds."""
+    if repeats is not None:
+        return done < repeats
+    if done == 0 or elapsed > LONG:
+        return done == 0
+    return done < REPEATS or (done < MAX_REPEATS and elapsed < SHORT)
+
+
+def quartiles(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Return the median between the quartiles, which need two numbers."""
+    if len(ratios) < 2:
+        return None, ratios[0] if ratios else None, None
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return low, middle, high
+
+
+def outcome_of(error: BaseException) -> tuple[str, str] | None:
+    """Return the status and reason of a row without numbers; None if the error is our fault."""
+    reason = " ".join(text_of(error).split())
+    if isinstance(error, LengthError):
+        return "undefined", reason
+    if isinstance(error, NonFiniteError):
+        return "not_finite", reason
+    if is_out_of_memory(error):
+        return "out_of_memory", reason
+    description = describe_user_code_error(error)
+    return None if description is None else ("failed", description)
+
+
+def peak_of(first: Pass) -> float | None:
+    """Measure the megabytes that a first pass needs above what was held before it, such as the weights.
+
+    On a GPU of PyTorch's tensors, else of the whole process; None where the system cannot tell. What a first
+    pass loads and later ones find is counted too, and is a few megabytes.
+    """
+    gc.collect()
+    give_back_free_memory()
+    with PeakMemory(first.device) as before:
+        pass
+    with PeakMemory(first.device) as peak:
+        first()
+    return None if peak.mb is None or before.mb is None else max(0.0, peak.mb - before.mb)

@@ -1,18 +1,11 @@
-"""How `pe-bench speed` measures: which passes, in turns with the reference, and the rows of speed.csv.
-
-PyTorch is imported where something is timed: a mistyped argument is told before.
-"""
+"""What `pe-bench speed` is asked to time, the rows of speed.csv that it writes, their table and picture."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import os
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +15,7 @@ from filelock import FileLock
 from pe_bench.config.compose import OVERRIDES_VARIABLE, compose
 from pe_bench.config.groups import encoding_names
 from pe_bench.config.overrides import parse_override
-from pe_bench.errors import UserError, require, text_of
+from pe_bench.errors import UserError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
 from pe_bench.plot.style import DASHES, GREY, RULE, styles_of
 from pe_bench.system.files import name_write_errors, write_text
@@ -30,10 +23,7 @@ from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid
 from pe_bench.values import check_type
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
-
-    from pe_bench.inspection.passes import Pass
 
 REFERENCE = "nope"
 SCORE_PRECISION = "eval.precision"
@@ -42,10 +32,6 @@ SHARED = ("model", "train", "seed", "precision", "threads", "device", "results_d
 UNUSED = ("data", "tokenizer", "eval", "report", "experiment", "cache_dir")
 # What is measured: of two rows with the same, the later one holds.
 KEY = ["encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype"]
-REPEATS = 5  # of a pass, at least
-MAX_REPEATS = 25
-SHORT = 0.5  # seconds: a pass is repeated for so long if that is not more often than `MAX_REPEATS`
-LONG = 20.0  # seconds: none begins after so long, though there be fewer than `REPEATS`
 
 
 @dataclass(frozen=True)
@@ -182,184 +168,6 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         write_text(path, every.drop_duplicates(KEY, keep="last").to_csv(index=False))
 
 
-# Measuring
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The facts that all rows of a command share."""
-
-    setting: str
-    train: bool
-    repeats: int | None
-    device: torch.device
-    threads: int
-
-    def rows(
-        self,
-        lengths: Sequence[int],
-        choose: Callable[[int], Sequence[ResolvedEncoding]],
-        watch: Callable[[str], None],
-    ) -> Iterator[Row]:
-        """Time short lengths first, and at each the reference, whose pass is timed with all others."""
-        with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
-            # The first pass loads libraries, which cost no encoding.
-            self._pass(choose(lengths[0])[0], lengths[0])()
-        for length in lengths:
-            reference: Pass | None = None
-            subjects = choose(length)
-            for number, subject in enumerate(subjects):
-                watch(f"{length:,} tokens, {number + 1} of {len(subjects)}: {subject.label}")
-                row, timed = self.row(subject, length, reference, is_reference=number == 0)
-                reference = timed if number == 0 else reference
-                yield row
-
-    def row(
-        self, subject: ResolvedEncoding, length: int, reference: Pass | None, *, is_reference: bool = False
-    ) -> tuple[Row, Pass | None]:
-        """Time one encoding; return its row, and the pass if there is one."""
-        from pe_bench.system.signals import INTERRUPTIONS
-
-        row = self._empty_row(subject, length)
-        try:
-            timed = self._pass(subject, length)
-            row = replace(row, batch=timed.batch, path=timed.path)
-            milliseconds, ratios, memory = time_pass(
-                timed, timed if is_reference else reference, self.repeats
-            )
-        except INTERRUPTIONS:
-            raise
-        except BaseException as error:
-            outcome = outcome_of(error)
-            if outcome is None:
-                raise
-            return replace(row, status=outcome[0], reason=outcome[1]), None
-        low, middle, high = quartiles(ratios)
-        median = statistics.median(milliseconds)
-        numbers = {
-            "milliseconds": median,
-            "milliseconds_min": min(milliseconds),
-            "milliseconds_max": max(milliseconds),
-            "tokens_per_second": timed.batch * length / median * 1e3,
-            "relative": middle,
-            "relative_low": low,
-            "relative_high": high,
-            "peak_memory_mb": memory,
-            "gflops_per_second": timed.flops / median / 1e6,
-        }
-        rounded = {name: None if value is None else round(value, 4) for name, value in numbers.items()}
-        return replace(row, repeats=len(milliseconds), **rounded), timed
-
-    def _pass(self, subject: ResolvedEncoding, length: int) -> Pass:
-        from pe_bench.inspection.passes import ScoringPass, TrainingPass
-
-        kind = TrainingPass if self.train else ScoringPass
-        return kind(subject.config, subject.spec, length, self.device)
-
-    def _empty_row(self, subject: ResolvedEncoding, length: int) -> Row:
-        import torch
-
-        from pe_bench.inspection.passes import dtype_of
-        from pe_bench.system.machine import device_name, package_version, processor_name, today
-
-        return Row(
-            encoding=subject.label,
-            setting=self.setting,
-            model=subject.config.model.name,
-            length=length,
-            kind="train" if self.train else "score",
-            device=device_name(self.device),
-            processor=processor_name(),
-            dtype=str(dtype_of(subject.config, self.train)).removeprefix("torch."),
-            threads=self.threads,
-            torch=torch.__version__,
-            pe_bench=package_version(),
-            date=today(),
-        )
-
-
-def time_pass(
-    timed: Pass, reference: Pass | None, repeats: int | None = None
-) -> tuple[list[float], list[float], float | None]:
-    """Return the milliseconds of each pass, their ratios to the reference's just before, and the memory.
-
-    Passes are timed `repeats` times, or as often as is needed. The reference may be the pass itself, or
-    missing.
-    """
-    memory = peak_of(timed)
-    milliseconds: list[float] = []
-    ratios: list[float] = []
-    with timed.in_use():
-        is_compared = reference is not None and reference is not timed
-        if reference is not None and is_compared:
-            reference()
-        began = time.perf_counter()
-        while is_due(len(milliseconds), time.perf_counter() - began, repeats):
-            before = _milliseconds(reference) if reference is not None and is_compared else None
-            milliseconds.append(_milliseconds(timed))
-            if reference is not None:
-                ratios.append(milliseconds[-1] / (before or milliseconds[-1]))
-    return milliseconds, ratios, memory
-
-
-def _milliseconds(timed: Pass) -> float:
-    began = time.perf_counter()
-    timed()
-    return 1e3 * (time.perf_counter() - began)
-
-
-def is_due(done: int, elapsed: float, repeats: int | None) -> bool:
-    """Return whether one more pass is timed, after so many in so many seconds."""
-    if repeats is not None:
-        return done < repeats
-    if done == 0 or elapsed > LONG:
-        return done == 0
-    return done < REPEATS or (done < MAX_REPEATS and elapsed < SHORT)
-
-
-def quartiles(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Return the median between the quartiles, which need two numbers."""
-    if len(ratios) < 2:
-        return None, ratios[0] if ratios else None, None
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return low, middle, high
-
-
-def outcome_of(error: BaseException) -> tuple[str, str] | None:
-    """Return the status and reason of a row without numbers; None if the error is our fault."""
-    from pe_bench.encodings import LengthError
-    from pe_bench.model.checks import describe_user_code_error
-    from pe_bench.system.machine import is_out_of_memory
-    from pe_bench.training.trainer import NonFiniteError
-
-    reason = " ".join(text_of(error).split())
-    if isinstance(error, LengthError):
-        return "undefined", reason
-    if isinstance(error, NonFiniteError):
-        return "not_finite", reason
-    if is_out_of_memory(error):
-        return "out_of_memory", reason
-    description = describe_user_code_error(error)
-    return None if description is None else ("failed", description)
-
-
-def peak_of(first: Pass) -> float | None:
-    """Measure the megabytes that a first pass needs above what was held before it, such as the weights.
-
-    On a GPU of PyTorch's tensors, else of the whole process; None where the system cannot tell. What a first
-    pass loads and later ones find is counted too, and is a few megabytes.
-    """
-    from pe_bench.system.machine import PeakMemory, give_back_free_memory
-
-    gc.collect()
-    give_back_free_memory()
-    with PeakMemory(first.device) as before:
-        pass
-    with PeakMemory(first.device) as peak:
-        first()
-    return None if peak.mb is None or before.mb is None else max(0.0, peak.mb - before.mb)
-
-
 # The table: the cheapest encoding at the longest length first, with all its lengths
 
 TABLE = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "spread", "MB")
@@ -396,11 +204,13 @@ def grid_of(rows: Sequence[Row]) -> Grid:
         Column(column.format(REFERENCE), is_left=column in WORDS, least=MIN_FOLDED if column in WORDS else 0)
         for column in TABLE
     ]
-    cells = [list(map(Cell, _texts(row))) for row in ordered(rows)]
+    times = {row.length: row.milliseconds for row in rows if row.encoding == REFERENCE}
+    cells = [list(map(Cell, _texts(row, times.get(row.length)))) for row in ordered(rows)]
     return Grid(columns, cells, title(rows).split("\n"), notes=_notes(rows), keys=2)
 
 
-def _texts(row: Row) -> list[str]:
+def _texts(row: Row, reference: float | None) -> list[str]:
+    """Return a row's cells; its time is that of the reference times the ratio, which load hardly moves."""
     texts = [row.encoding, f"{row.length:,}"]
     if row.milliseconds is None:
         return [*texts, row.status.replace("_", " "), *[""] * 5]
@@ -408,11 +218,12 @@ def _texts(row: Row) -> list[str]:
     if row.relative and row.relative_low is not None and row.relative_high is not None:
         farther = max(row.relative - row.relative_low, row.relative_high - row.relative)
         spread = f"{farther / row.relative:.0%}"
+    milliseconds = (reference or 0) * (row.relative or 0) or row.milliseconds
     return [
         *texts,
         row.path,
-        number(row.milliseconds),
-        f"{row.tokens_per_second:,.0f}",
+        number(milliseconds),
+        f"{(row.tokens_per_second or 0) * row.milliseconds / milliseconds:,.0f}",
         "" if row.relative is None else f"{row.relative:.2f}",
         spread,
         "" if row.peak_memory_mb is None else f"{row.peak_memory_mb:,.0f}",
@@ -433,7 +244,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     if counts:
         several = f"{counts[0]} to {counts[-1]}" if counts[0] < counts[-1] else str(counts[0])
         passes = "pass" if counts[-1] == 1 else "passes"
-        notes.append(f"ms: median of {several} {passes}, after a warm-up pass")
+        of_reference = f"the median of {several} {passes} after a warm-up pass"
+        notes.append(f"ms: of {REFERENCE}, {of_reference}; of the others, that times their ratio")
     notes += _noise(rows)
     for row in [row for row in rows if row.encoding == REFERENCE and row.gflops_per_second][-1:]:
         notes.append(f"{row.encoding}: {number(row.gflops_per_second or 0)} GFLOP/s at {row.length:,} tokens")

@@ -1,45 +1,131 @@
-"""The pictures of `show`: panels, labels, colours and files."""
+"""What `show --plot` draws: expected scores, wavelengths and masks; panels, labels and files."""
+
+import math
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.text import Text
-from support.shown import SMALL, one
+from support.encodings import one_of_a_kind
+from support.shown import NAMES, SMALL, one
 
+from pe_bench.errors import UserError
 from pe_bench.inspection import curves
 from pe_bench.inspection.picture import draw, rows_of
 from pe_bench.inspection.resolve import resolve
 from pe_bench.plot.style import styles_of
 
+
+def scores(*arguments: str, length: int = 1_024) -> curves.Scores:
+    subject = one(*arguments)
+    return curves.scores_by_distance(subject, subject.encoding.layer(0), length)
+
+
+def test_the_expected_score_of_rope_is_the_mean_cosine_and_of_alibi_the_shared_content_with_its_bias():
+    theta = 10_000.0 ** (-torch.arange(16) / 16)
+    expected = math.sqrt(32) * (torch.arange(1_024).unsqueeze(-1) * theta).cos().mean(-1)
+    assert (scores("rope").scores - expected).abs().max() < 2e-3
+    slopes = torch.tensor([2.0 ** (-2 * head) for head in range(1, 5)])
+    expected = math.sqrt(32) - slopes.unsqueeze(-1) * torch.arange(1_024)
+    assert (scores("alibi").scores - expected).abs().max() < 1e-3
+
+
+def test_contents_have_the_moments_of_the_normal_distribution():
+    x, heads = curves.contents(d_model=6, n_heads=3, d_head=4)
+    assert heads.shape == (8, 3, 1, 4) and x.shape == (8, 1, 6)
+    products = torch.einsum("shqk,shqc->hkc", heads, heads) / len(heads)
+    assert (products - torch.eye(4)).abs().max() < 1e-5
+    assert heads.mean(0).abs().max() < 1e-6
+
+
+def test_hidden_keys_have_no_score_and_the_mask_shows_them():
+    arguments = ("sliding_window", "window=20")
+    assert torch.equal(scores(*arguments).scores[0].isnan(), torch.arange(1_024) >= 20)
+    subject = one(*arguments)
+    mask = curves.mask(subject, subject.encoding.layer(0), 64)
+    row, column = torch.arange(64).unsqueeze(-1), torch.arange(64)
+    assert torch.equal(mask, (column <= row) & (row - column < 20))
+    subject = one("nope", "train.length=1024")
+    mask = curves.mask(subject, subject.encoding.layer(0), 4_096)
+    assert torch.equal(mask, torch.ones(1_024, 1_024).tril().bool()), "every fourth token"
+
+
+def test_without_positions_attention_is_even_and_a_replaced_softmax_is_shown_by_its_weights():
+    even = scores("nope", length=64)
+    assert (even.weights - 1 / 64).abs().max() < 1e-6 and not even.is_weight
+    replaced = scores("stick_breaking", length=64)
+    assert replaced.is_weight and float(replaced.scores[0, 1]) == pytest.approx(0, abs=0.1)
+    assert float(replaced.weights.sum(-1).max()) <= 1 + 1e-5
+
+
+def test_products_of_sinusoids_are_sums_of_cosines_of_the_distance():
+    products = curves.input_products(one("sinusoidal"), 100)
+    assert products is not None and not products[1]
+    theta = 10_000.0 ** (-torch.arange(64) / 64)
+    expected = (torch.arange(100).unsqueeze(-1) * theta).cos().sum(-1)
+    assert (products[0] - expected).abs().max() < 1e-3
+    assert curves.input_products(one("rope"), 100) is None
+    products = curves.input_products(one("multiplicative"), 100)
+    assert products is not None and products[1] and float(products[0][0]) > 10, "on contents"
+
+
+def test_wavelengths_are_those_of_the_window():
+    def of(*arguments: str, length: int = 1_024) -> list[torch.Tensor]:
+        return curves.wavelengths(one(*arguments).encoding.layer(0), length)
+
+    (rope,) = of("rope", "base=500")
+    assert (rope - 2 * math.pi * 500.0 ** (torch.arange(16) / 16)).abs().max() < 1e-3
+    assert torch.allclose(of("rope_pi")[0], 8 * of("rope")[0])
+    assert torch.allclose(of("rope_pi", length=128)[0], of("rope")[0])
+    assert of("alibi") == of("p_rope", "fraction=0") == []
+    assert draw(rows_of([one("p_rope", "fraction=0", *SMALL)])).axes
+
+
+def test_layers_that_differ_are_shown_apart_and_alike_ones_once():
+    assert curves.kinds(one("rope")) == curves.kinds(one("deberta")) == [(0, 1, 2, 3)]
+    assert curves.kinds(one("swan")) == [(0,), (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
+def test_every_encoding_has_something_to_draw(name):
+    subject = one(name, *SMALL)
+    try:
+        rows = rows_of([subject])
+    except UserError as refusal:
+        pytest.skip(str(refusal))
+    assert rows
+    for row in rows:
+        assert np.isfinite(row.curves).any(1).all()
+        assert row.weights is None or np.isfinite(row.weights).all()
+
+
 # Pictures
 
 
-@pytest.mark.parametrize("name", ["p_rope", "partial_rope"])
-def test_rotations_of_no_pair_have_no_wavelengths_and_can_be_drawn(name):
-    subject = one(name, "fraction=0", *SMALL)
-    assert curves.wavelengths(subject.encoding.layer(0), 128) == []
-    assert draw(rows_of([subject])).axes
-
-
-def texts(figure) -> list[str]:
-    return [text.get_text() for axes in figure.axes for text in axes.texts]
+def shown(figure) -> list[str]:
+    figure.draw_without_rendering()
+    return [text.get_text() for text in figure.findobj(Text)]
 
 
 def test_heads_are_named_where_they_differ_with_what_the_panel_leaves_out():
-    shown = texts(draw(rows_of(resolve(["alibi"]))))
-    assert "head 3" in shown and "head 0 (to \N{MINUS SIGN}250)" in shown
-    assert "all heads" in texts(draw(rows_of(resolve(["rope"]))))
-    assert "all heads (masked from 20)" in texts(draw(rows_of(resolve(["sliding_window", "window=20"]))))
-    assert "undefined" in texts(draw(rows_of(resolve(["learned"]))))
+    texts = shown(draw(rows_of(resolve(["alibi"]))))
+    assert "head 3" in texts and "head 0 (to \N{MINUS SIGN}250)" in texts
+    assert "all heads" in shown(draw(rows_of(resolve(["rope"]))))
+    assert "all heads (masked from 20)" in shown(draw(rows_of(resolve(["sliding_window", "window=20"]))))
+    learned = rows_of(resolve(["learned"]))
+    assert learned[0].curves.shape == (1, 128) and "undefined" in shown(draw(learned))
 
 
 def test_several_encodings_have_a_row_each_and_one_panel_of_all():
-    figure = draw(rows_of(resolve(["rope", "alibi"])))
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert [title for title in titles if title in ("rope", "alibi")] == ["rope", "alibi"]
-    (legend,) = [found for axes in figure.axes if (found := axes.get_legend()) is not None]
+    rows = rows_of(resolve(["rope", "alibi", "sinusoidal"]))
+    assert [row.title for row in rows] == ["rope", "alibi", "sinusoidal: the input"]
+    styles = styles_of(["rope", "alibi", "sinusoidal"])
+    assert [row.colour for row in rows] == [styles[row.subject.label].colour for row in rows]
+    legend = draw(rows).axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == [
         "alibi: half within 19",
         "rope: half within 216",
+        "sinusoidal: changes inputs, not scores",
     ]
 
 
@@ -47,57 +133,22 @@ def test_only_a_mask_that_hides_keys_before_the_query_is_drawn():
     """All others would be the same triangle."""
     causal, window = rows_of([one("rope")]), rows_of([one("sliding_window", "window=20")])
     assert [row.mask is None for row in (*causal, *window)] == [True, False]
-    assert "A query sees all keys before it" in note_of(draw(causal))
-    assert "A query sees all keys before it" not in note_of(draw(window))
+    for rows, is_said in ((causal, True), (window, False)):
+        note = " ".join(draw(rows).get_supxlabel().split())
+        assert ("A query sees all keys before it" in note) == is_said
 
 
-def note_of(figure) -> str:
-    return " ".join(figure.subfigs[-1].get_supxlabel().split())
-
-
-def test_an_encoding_without_scores_by_distance_is_named_beside_the_panel_of_all():
-    figure = draw(rows_of(resolve(["rope", "alibi", "sinusoidal"])))
-    (legend,) = [found for axes in figure.axes if (found := axes.get_legend()) is not None]
-    assert [text.get_text() for text in legend.get_texts()][-1] == "sinusoidal: changes inputs, not scores"
-
-
-def test_pairs_that_turn_fully_are_counted_and_said_to_be_so():
-    figure = draw(rows_of(resolve(["rope"])))
-    titles = [" ".join(axes.get_title().split()) for axes in figure.axes]
-    assert "feature pairs that turn fully within the training length" in titles
-    assert "6 of 16" in texts(figure)
-
-
-def test_an_encoding_has_the_colour_of_its_curve_in_a_report():
-    found = {row.subject.label: row.colour for row in rows_of(resolve(["rope", "alibi"]))}
-    assert found == {name: style.colour for name, style in styles_of(["rope", "alibi"]).items()}
-
-
-def test_no_text_of_a_picture_is_a_formula():
-    figure = draw(rows_of(resolve(["rope", "sinusoidal", "sliding_window"])))
-    shown = [text.get_text() for text in figure.findobj(Text)]
-    assert "10,000" in shown and not [text for text in shown if "$" in text]
-
-
-def test_labels_of_a_panel_lie_apart():
-    figure = draw(rows_of(resolve(["fox", "model=small"])))
-    heights = sorted(
-        text.get_position()[1] for text in figure.axes[0].texts if text.get_text().startswith("head")
-    )
-    points = np.diff(heights) * figure.axes[0].get_window_extent().height * 72 / figure.dpi
-    assert len(heights) == 8 and points.min() > 9
+def test_pairs_that_turn_fully_are_counted_and_no_text_is_a_formula():
+    texts = shown(draw(rows_of(resolve(["rope", "sinusoidal", "sliding_window"]))))
+    assert "6 of 16 feature pairs turn fully\nwithin the training length (dashed)" in texts
+    assert "10,000" in texts and not [text for text in texts if "$" in text]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_a_picture_is_written_in_the_format_of_its_name(command, tmp_path, suffix, start):
-    file = tmp_path / f"a{suffix}"
-    outcome = command("show", "rope", *SMALL, "--plot", str(file))
-    assert outcome.code == 0 and f"wrote {file}" in outcome.err, outcome.err
-    assert "RoPE: each pair" in outcome.out
-    assert file.read_bytes().startswith(start)
-
-
-def test_a_picture_is_the_same_each_time(command, tmp_path):
-    for name in "ab":
-        assert command("show", "t5", *SMALL, "--plot", str(tmp_path / f"{name}.svg")).code == 0
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+def test_a_picture_is_written_in_the_format_of_its_name_the_same_each_time(command, tmp_path, suffix, start):
+    files = [tmp_path / f"{name}{suffix}" for name in "ab"]
+    for file in files:
+        outcome = command("show", "rope", *SMALL, "--plot", str(file))
+        assert outcome.code == 0 and f"wrote {file}" in outcome.err, outcome.err
+        assert "RoPE: each pair" in outcome.out
+    assert files[0].read_bytes() == files[1].read_bytes() and files[0].read_bytes().startswith(start)

@@ -3,8 +3,6 @@
 import csv
 from pathlib import Path
 
-import torch
-
 from pe_bench.inspection.speed import Row
 
 TINY = (
@@ -14,19 +12,14 @@ TINY = (
 )
 LENGTHS = ("--lengths", "16,32", "--repeats", "1")
 TRAINED = [argument for argument in TINY if not argument.startswith("train.length")]
-CPU = torch.device("cpu")
 
 
-def read(path: Path) -> list[dict[str, str]]:
+def written(path: Path = Path("results") / "speed.csv") -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def written() -> list[dict[str, str]]:
-    return read(Path("results") / "speed.csv")
-
-
 def row(encoding: str, length: int, relative: float | None, **values) -> Row:
     numbers = {"milliseconds": 10.0, "tokens_per_second": 1e5, "relative": relative, "repeats": 5}
-    known = {} if relative is None else numbers
-    return Row(encoding, "", "tiny", length, "score", 1, "fused", **known, **values)
+    measured = {} if relative is None else numbers
+    return Row(encoding, "", "tiny", length, "score", 1, "fused", **measured, **values)

@@ -236,11 +236,11 @@ def sight(case: Case) -> Finding:
     counts = set()
     for layer in case.layers:
         windows = [getattr(leaf, "window", None) for leaf in leaves_of(layer)]
-        for length in reversed(lengths):
-            seen = _seen(layer, length)
-            latest = length - 1 - int((~seen).nonzero().max()) if not seen.all() else length
+        seen, *_ = every = [_seen(layer, length) for length in lengths]
+        for keys in every:
+            latest = len(keys) - 1 - int((~keys).nonzero().max()) if not keys.all() else len(keys)
             for window in windows:
-                is_wrong = isinstance(window, int) and latest not in (window, length)
+                is_wrong = isinstance(window, int) and latest not in (window, len(keys))
                 expect(not is_wrong, f"window={window}, and a query sees {latest:,} of the latest keys")
         counts.add("every key" if seen.all() else f"{int(seen.sum()):,} keys")
     measured = f"sees {' or '.join(sorted(counts))}"
